@@ -1,0 +1,52 @@
+# Every target sets up what it needs: a fresh clone and Python >= 3.11 are enough.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SOURCES := src tests benchmarks docs
+
+.PHONY: help demo test test-slow test-gpu lint format figures bench clean
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# pip's own progress bar shows how far the 2 GB of torch are
+$(VENV)/.train: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[train]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@ $(VENV)/.train
+
+demo: $(VENV)/.train  ## fit a soft label with four losses, print and draw where each lands
+	$(BIN)/semidice demo
+
+test: $(VENV)/.dev lint  ## everything a change must pass: format, lint, types, imports, doctests, tests
+	$(BIN)/pytest -q
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test-slow: $(VENV)/.dev  ## the tests that take minutes
+	$(BIN)/pytest -q -m slow
+
+test-gpu: $(VENV)/.dev  ## the tests that need a CUDA device
+	$(BIN)/pytest -q -m gpu
+
+format: $(VENV)/.dev  ## rewrite the sources in the project's format
+	$(BIN)/ruff format $(SOURCES)
+	$(BIN)/ruff check --fix $(SOURCES)
+
+figures: $(VENV)/.dev  ## draw every figure of the documentation anew
+	$(BIN)/python docs/make_figures.py
+
+bench: $(VENV)/.dev  ## peak memory of the losses against MONAI and segmentation_models_pytorch
+	$(BIN)/python benchmarks/bench_memory.py
+
+clean:  ## remove the environment and every cache
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis demo_out bench_out

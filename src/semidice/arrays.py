@@ -1,0 +1,192 @@
+"""Axes, and the checks that every loss, label maker and metric applies to what a user passes.
+
+Axes: N case or image, C class, R rater, K key point, *space the voxel axes (none, one, two or three).
+
+The target contract, the same everywhere:
+  integers (N, *space)     class indices
+  floats   (N, C, *space)  soft labels, or one mask a channel for sigmoid networks
+  `valid`  (N, *space)     bool, False where a voxel does not count; or `ignore_index` for class indices
+Anything else is a ValueError that says what came and what to do.
+
+Shapes and dtypes are always checked. Values are checked where reading them is free of a device
+synchronisation: on the CPU, outside a compiled graph.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+import torch
+from jaxtyping import UInt8
+from torch import Tensor
+
+Activation = Literal["softmax", "sigmoid", "none"]
+
+
+def describe(tensor: object) -> str:
+    """Dtype and shape of a tensor in words for an error message: `float32 (2, 3, 64, 64)`."""
+    if not isinstance(tensor, Tensor):
+        return type(tensor).__name__
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+
+
+def check_choice(name: str, value: object, choices: Any) -> None:
+    """Raise unless `value` is one of the strings of the Literal type `choices`."""
+    known = get_args(choices)
+    if value not in known:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}; got {value!r}")
+
+
+def values_are_readable(tensor: Tensor) -> bool:
+    """True where looking at values costs no device synchronisation and no graph break."""
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def check_unit_range(name: str, tensor: Tensor, valid: Tensor | None = None) -> None:
+    """Raise unless every (valid) value lies in [0, 1]; NaN does not. Silent where values cannot be read."""
+    if not values_are_readable(tensor):
+        return
+    if valid is not None:
+        tensor = tensor.masked_fill(~valid.unsqueeze(1), 0)
+    low, high = tensor.detach().aminmax()
+    # NaN fails both comparisons, so it lands here as well.
+    if low >= 0 and high <= 1:
+        return
+    if low.isnan():
+        raise ValueError(f"{name} holds NaN in {int(tensor.isnan().sum())} of {tensor.numel()} values")
+    hint = "; logits go in with activation='softmax' or 'sigmoid'" if name == "prediction" else ""
+    raise ValueError(f"{name} must lie in [0, 1]; got values from {low:.4g} to {high:.4g}{hint}")
+
+
+def check_prediction(prediction: Tensor, activation: Activation) -> None:
+    """Raise unless `prediction` is a non-empty float tensor (N, C, *space) that `activation` can take."""
+    check_choice("activation", activation, Activation)
+    if not isinstance(prediction, Tensor) or not prediction.is_floating_point() or prediction.ndim < 2:
+        raise ValueError(f"prediction must be a float tensor (N, C, *space); got {describe(prediction)}")
+    if prediction.numel() == 0:
+        raise ValueError(f"prediction is empty: {describe(prediction)}; skip batches that hold nothing")
+    if activation == "softmax" and prediction.shape[1] == 1:
+        raise ValueError(
+            f"softmax over one channel is 1 everywhere; got prediction {describe(prediction)}: "
+            "use activation='sigmoid', or two channels"
+        )
+    if activation == "none":
+        check_unit_range("prediction", prediction)
+
+
+def check_target(
+    prediction: Tensor,
+    target: Tensor,
+    *,
+    activation: Activation = "none",
+    valid: Tensor | None = None,
+    ignore_index: int | None = None,
+) -> Tensor | None:
+    """Raise unless `target` and `valid` keep the contract; return `valid` with `ignore_index` folded in."""
+    if not isinstance(target, Tensor):
+        raise ValueError(f"target must be a tensor; got {describe(target)}")
+    if target.device != prediction.device:
+        raise ValueError(f"target is on {target.device} but prediction on {prediction.device}")
+    space_shape = (prediction.shape[0], *prediction.shape[2:])
+    if valid is not None and (valid.dtype != torch.bool or tuple(valid.shape) != space_shape):
+        raise ValueError(
+            f"valid must be bool {space_shape}, one flag a voxel and no channel axis; got {describe(valid)}"
+        )
+    if target.dtype == torch.bool or target.is_complex():
+        raise ValueError(
+            f"target must hold integers (class indices) or floats (soft labels); got {describe(target)}: "
+            "use .float() for one mask a channel, .long() for class indices"
+        )
+    if target.is_floating_point():
+        _check_soft_target(prediction, target, valid, ignore_index)
+        return valid
+    _check_class_map(prediction, target, activation)
+    if ignore_index is not None:
+        counted = target != ignore_index
+        valid = counted if valid is None else valid & counted
+    _check_class_range(target, valid, prediction.shape[1], ignore_index)
+    return valid
+
+
+def _check_soft_target(
+    prediction: Tensor, target: Tensor, valid: Tensor | None, ignore_index: int | None
+) -> None:
+    if target.shape != prediction.shape:
+        came = f"got target {describe(target)} for prediction {describe(prediction)}"
+        if target.shape == prediction.shape[:1] + prediction.shape[2:]:
+            raise ValueError(
+                f"a float target needs a class axis; {came}: "
+                "use .long() for class indices, .unsqueeze(1) for the one channel of a sigmoid network"
+            )
+        if target.ndim == prediction.ndim and target.shape[2:] == prediction.shape[2:]:
+            raise ValueError(f"target and prediction differ in images or channels; {came}")
+        raise ValueError(f"target and prediction differ in shape; {came}")
+    if ignore_index is not None:
+        raise ValueError(
+            f"ignore_index={ignore_index} is for integer targets; got a soft label {describe(target)}: "
+            "pass valid=..., bool (N, *space)"
+        )
+    check_unit_range("target", target, valid)
+
+
+def _check_class_map(prediction: Tensor, target: Tensor, activation: Activation) -> None:
+    came = f"got target {describe(target)} for prediction {describe(prediction)}"
+    if activation == "sigmoid" or prediction.shape[1] == 1:
+        raise ValueError(
+            f"a sigmoid or one-channel prediction takes a float target (N, C, *space), a mask a channel; {came}"
+        )
+    if target.shape == prediction.shape:
+        raise ValueError(f"an integer target holds class indices, without a class axis; {came}: use .float()")
+    if target.shape != prediction.shape[:1] + prediction.shape[2:]:
+        raise ValueError(f"class indices must have shape (N, *space) of the prediction; {came}")
+
+
+def _check_class_range(
+    target: Tensor, valid: Tensor | None, num_classes: int, ignore_index: int | None
+) -> None:
+    if not values_are_readable(target):
+        return
+    low, high = (target if valid is None else target.masked_fill(~valid, 0)).aminmax()
+    if low < 0 or high >= num_classes:
+        hint = "" if ignore_index is not None else "; pass ignore_index if one of them means 'do not count'"
+        raise ValueError(
+            f"target holds class indices {int(low)} to {int(high)}, but there are {num_classes} classes{hint}"
+        )
+
+
+def check_result(loss: Tensor, prediction: Tensor) -> Tensor:
+    """Return `loss`; raise if it is NaN, naming what the prediction holds. Silent on a GPU and when compiled."""
+    if values_are_readable(loss) and bool(loss.detach().isnan()):
+        raise ValueError(
+            f"the loss is NaN: prediction {describe(prediction)} holds {int(prediction.isnan().sum())} NaN and "
+            f"{int(prediction.isinf().sum())} infinite values"
+        )
+    return loss
+
+
+def check_non_negative(**named: float) -> None:
+    """Raise unless every named number is zero or more."""
+    for name, value in named.items():
+        if not value >= 0:
+            raise ValueError(f"{name} must be 0 or more; got {value}")
+
+
+def class_weights(weight: Sequence[float] | Tensor | None, prediction: Tensor) -> Tensor | None:
+    """Float32 tensor (C,) of the weights on the prediction's device, checked; None stays None."""
+    if weight is None:
+        return None
+    weight = torch.as_tensor(weight, dtype=torch.float32, device=prediction.device)
+    if tuple(weight.shape) != (prediction.shape[1],):
+        raise ValueError(
+            f"class_weight needs one number for each of the {prediction.shape[1]} classes; "
+            f"got shape {tuple(weight.shape)}"
+        )
+    if values_are_readable(weight) and not bool((weight >= 0).all() and weight.sum() > 0):
+        raise ValueError(f"class_weight must be 0 or more and not all 0; got {weight.tolist()}")
+    return weight
+
+
+def one_hot(class_map: Tensor, num_classes: int) -> UInt8[Tensor, "N C *space"]:
+    """One byte a class: 1 where the class map (N, *space) holds it. An index outside 0..C-1 is 0 everywhere."""
+    classes = torch.arange(num_classes, device=class_map.device, dtype=class_map.dtype)
+    classes = classes.view(-1, *[1] * (class_map.ndim - 1))
+    return (class_map.unsqueeze(1) == classes).view(torch.uint8)
