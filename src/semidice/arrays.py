@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 import torch
-from jaxtyping import UInt8
+import torch.nn.functional as F
+from jaxtyping import Float, UInt8
 from torch import Tensor
 
 Activation = Literal["softmax", "sigmoid", "none"]
@@ -97,19 +98,32 @@ def check_target(
             "use .float() for one mask a channel, .long() for class indices"
         )
     if target.is_floating_point():
-        _check_soft_target(prediction, target, valid, ignore_index)
+        _check_soft_target(prediction, target)
+        valid = fold_ignored(target, valid, ignore_index)
+        check_unit_range("target", target, valid)
         return valid
     _check_class_map(prediction, target, activation)
-    if ignore_index is not None:
-        counted = target != ignore_index
-        valid = counted if valid is None else valid & counted
+    valid = fold_ignored(target, valid, ignore_index)
     _check_class_range(target, valid, prediction.shape[1], ignore_index)
     return valid
 
 
-def _check_soft_target(
-    prediction: Tensor, target: Tensor, valid: Tensor | None, ignore_index: int | None
-) -> None:
+def fold_ignored(target: Tensor, valid: Tensor | None, ignore_index: int | None) -> Tensor | None:
+    """`valid`, less the voxels whose class index is `ignore_index`; an error for a soft target."""
+    if ignore_index is None:
+        return valid
+    if target.is_floating_point():
+        raise ValueError(
+            f"ignore_index={ignore_index} is for integer targets; got a soft label {describe(target)}: "
+            "pass valid=..., bool (N, *space)"
+        )
+    if valid is not None and valid.shape != target.shape:
+        raise ValueError(f"valid must be bool {tuple(target.shape)} as the target; got {describe(valid)}")
+    counted = target != ignore_index
+    return counted if valid is None else valid & counted
+
+
+def _check_soft_target(prediction: Tensor, target: Tensor) -> None:
     if target.shape != prediction.shape:
         came = f"got target {describe(target)} for prediction {describe(prediction)}"
         if target.shape == prediction.shape[:1] + prediction.shape[2:]:
@@ -120,19 +134,14 @@ def _check_soft_target(
         if target.ndim == prediction.ndim and target.shape[2:] == prediction.shape[2:]:
             raise ValueError(f"target and prediction differ in images or channels; {came}")
         raise ValueError(f"target and prediction differ in shape; {came}")
-    if ignore_index is not None:
-        raise ValueError(
-            f"ignore_index={ignore_index} is for integer targets; got a soft label {describe(target)}: "
-            "pass valid=..., bool (N, *space)"
-        )
-    check_unit_range("target", target, valid)
 
 
 def _check_class_map(prediction: Tensor, target: Tensor, activation: Activation) -> None:
     came = f"got target {describe(target)} for prediction {describe(prediction)}"
     if activation == "sigmoid" or prediction.shape[1] == 1:
         raise ValueError(
-            f"a sigmoid or one-channel prediction takes a float target (N, C, *space), a mask a channel; {came}"
+            f"a sigmoid or one-channel prediction takes a float target (N, C, *space), one mask a channel; "
+            f"{came}"
         )
     if target.shape == prediction.shape:
         raise ValueError(f"an integer target holds class indices, without a class axis; {came}: use .float()")
@@ -154,11 +163,11 @@ def _check_class_range(
 
 
 def check_result(loss: Tensor, prediction: Tensor) -> Tensor:
-    """Return `loss`; raise if it is NaN, naming what the prediction holds. Silent on a GPU and when compiled."""
+    """Return `loss`; raise if it is NaN, naming what came. Silent where values cannot be read."""
     if values_are_readable(loss) and bool(loss.detach().isnan()):
         raise ValueError(
-            f"the loss is NaN: prediction {describe(prediction)} holds {int(prediction.isnan().sum())} NaN and "
-            f"{int(prediction.isinf().sum())} infinite values"
+            f"the loss is NaN: prediction {describe(prediction)} holds {int(prediction.isnan().sum())} NaN "
+            f"and {int(prediction.isinf().sum())} infinite values"
         )
     return loss
 
@@ -170,10 +179,10 @@ def check_non_negative(**named: float) -> None:
             raise ValueError(f"{name} must be 0 or more; got {value}")
 
 
-def class_weights(weight: Sequence[float] | Tensor | None, prediction: Tensor) -> Tensor | None:
-    """Float32 tensor (C,) of the weights on the prediction's device, checked; None stays None."""
+def class_weights(weight: Sequence[float] | Tensor | None, prediction: Tensor) -> Float[Tensor, " C"]:
+    """Float32 weights of the C classes on the prediction's device, checked; ones for None."""
     if weight is None:
-        return None
+        return torch.ones(prediction.shape[1], device=prediction.device)
     weight = torch.as_tensor(weight, dtype=torch.float32, device=prediction.device)
     if tuple(weight.shape) != (prediction.shape[1],):
         raise ValueError(
@@ -186,7 +195,34 @@ def class_weights(weight: Sequence[float] | Tensor | None, prediction: Tensor) -
 
 
 def one_hot(class_map: Tensor, num_classes: int) -> UInt8[Tensor, "N C *space"]:
-    """One byte a class: 1 where the class map (N, *space) holds it. An index outside 0..C-1 is 0 everywhere."""
+    """One byte a class, 1 where the class map (N, *space) holds it; an index that is no class has none."""
     classes = torch.arange(num_classes, device=class_map.device, dtype=class_map.dtype)
     classes = classes.view(-1, *[1] * (class_map.ndim - 1))
     return (class_map.unsqueeze(1) == classes).view(torch.uint8)
+
+
+def downsample_target(
+    target: Tensor, valid: Tensor | None, shape: torch.Size
+) -> tuple[Tensor, Tensor | None]:
+    """`target` and `valid` at the size of an output of `shape` (N, C, *space), as probabilities, by area.
+
+    A coarse label is the mean over the valid voxels under it; it is valid if there is one. A target that
+    has the size already comes back as it is, class indices included.
+    """
+    size, num_leading = shape[2:], 2 if target.is_floating_point() else 1
+    fine = target.shape[num_leading:]
+    # A target of the wrong number of axes is left for check_target, which names it.
+    if fine == size or len(fine) != len(size):
+        return target, valid
+    if any(coarse > full for coarse, full in zip(size, fine, strict=True)):
+        raise ValueError(
+            f"an output of size {tuple(size)} is finer than the target {describe(target)}; "
+            "outputs of deep supervision must be as large as the target or smaller"
+        )
+    soft = target if target.is_floating_point() else one_hot(target, shape[1])
+    soft = soft.to(torch.promote_types(soft.dtype, torch.float32))
+    if valid is None:
+        return F.interpolate(soft, size, mode="area"), None
+    share = F.interpolate(valid.unsqueeze(1).to(soft.dtype), size, mode="area")
+    mean = F.interpolate(torch.where(valid.unsqueeze(1), soft, 0), size, mode="area")
+    return mean / torch.where(share > 0, share, 1), share.squeeze(1) > 0

@@ -16,7 +16,7 @@ label pulls nothing whatever the others do (0 lies between its one-sided derivat
 Left out: what to do with the index (losses.py), and thresholds.
 """
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -111,7 +111,8 @@ def sum_across_processes(tensor: Tensor) -> Tensor:
     """
     if not (dist.is_available() and dist.is_initialized()):
         return tensor
-    return _AllReduceSum.apply(tensor)
+    total: Tensor = _AllReduceSum.apply(tensor)
+    return total
 
 
 class _AllReduceSum(torch.autograd.Function):
@@ -122,12 +123,12 @@ class _AllReduceSum(torch.autograd.Function):
         return total
 
     @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         pass
 
     @staticmethod
-    def backward(ctx, gradient: Tensor) -> Tensor:
-        return _AllReduceSum.apply(gradient)
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return sum_across_processes(gradient)
 
 
 class _OverlapSums(torch.autograd.Function):
@@ -151,12 +152,12 @@ class _OverlapSums(torch.autograd.Function):
         return tp, (x - y).relu_().sum(space), (y - x).relu_().sum(space)
 
     @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         x, y, ctx.form = inputs
         ctx.save_for_backward(x, y)
 
     @staticmethod
-    def backward(ctx, *gradients):
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, y = ctx.saved_tensors
         to_tp, to_fp, to_fn = (g.view(*g.shape, *[1] * (x.ndim - 2)) for g in gradients)
         to_x = _voxel_gradient(x, y, ctx.form, to_tp, to_fp, to_fn) if ctx.needs_input_grad[0] else None

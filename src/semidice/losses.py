@@ -1,0 +1,374 @@
+"""Dice, Jaccard and Tversky losses that have their minimum at the soft label, cross entropy, and the mixture.
+
+    region loss = (1 - index)^gamma  or  (-log index)^gamma, averaged over classes and images
+
+where the Tversky index and its four forms are defined in `overlap`. The paper's names:
+DML1, JML1, CTL, CFTL are `form="min"`, DML2 and JML2 `"product"`, SDL, SJL, STL `"relaxed"`.
+Functions take probabilities, or logits with `activation`; modules take logits and are thin shells
+over the functions. Predictions are (N, C, *space); targets follow the contract in `arrays`.
+Left out: distances to surfaces, thresholds, and label making (`labels`).
+"""
+
+from collections.abc import Sequence
+from typing import Literal, TypedDict, Unpack, overload
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from .arrays import (
+    Activation,
+    check_choice,
+    check_non_negative,
+    check_prediction,
+    check_result,
+    check_target,
+    class_weights,
+    downsample_target,
+    fold_ignored,
+)
+from .cross_entropy import soft_cross_entropy
+from .overlap import Form, OverlapStats, sum_over_images, tversky_index, unchecked_overlap_stats
+
+Over = Literal["batch", "image", "class"]
+Classes = Literal["all", "present"]
+
+# -log of the index is held here, so a class that is missed altogether costs 16 and not infinity
+SMALLEST_INDEX = 1e-7
+
+
+class RegionOptions(TypedDict, total=False):
+    """How a region loss is computed, beside alpha and beta; meanings and defaults as in `tversky_loss`."""
+
+    activation: Activation
+    form: Form
+    gamma: float
+    log: bool
+    smooth: float
+    over: Over
+    classes: Classes
+    background: bool
+    sync: bool
+
+
+class ModuleOptions(RegionOptions, total=False):
+    """`RegionOptions`, and what depends on the classes of a task."""
+
+    class_weight: Sequence[float] | Tensor | None
+    ignore_index: int | None
+
+
+class LossOptions(ModuleOptions, total=False):
+    """`ModuleOptions`, and what comes with every batch."""
+
+    valid: Tensor | None
+
+
+def tversky_loss(
+    prediction: Tensor,
+    target: Tensor,
+    *,
+    alpha: float,
+    beta: float,
+    activation: Activation = "none",
+    form: Form = "min",
+    gamma: float = 1.0,
+    log: bool = False,
+    smooth: float = 0.0,
+    over: Over = "batch",
+    classes: Classes = "all",
+    class_weight: Sequence[float] | Tensor | None = None,
+    background: bool = True,
+    valid: Tensor | None = None,
+    ignore_index: int | None = None,
+    sync: bool = False,
+) -> Float[Tensor, ""]:
+    """Tversky loss, 0 at prediction = target: CTL, or CFTL with `gamma` (paper, appendix F).
+
+    Args:
+        prediction: probabilities (N, C, *space), or logits if `activation` is softmax or sigmoid.
+        target: class indices (N, *space) or soft labels (N, C, *space), see `arrays`.
+        alpha: weight of false positives, 0 or more.
+        beta: weight of false negatives, 0 or more.
+        form: how overlap is counted, see `overlap`; squared needs alpha = beta, else its index exceeds 1.
+        gamma: focal exponent; above 1, classes that are segmented badly weigh more.
+        log: -log(index) in place of 1 - index; an index below 1e-7 is held there.
+        smooth: added above and below in the index.
+        over: which voxels share one index. batch: one a class for the whole batch. image: one an image and
+            class, averaged over the image's classes, then over images. class: averaged over images first.
+        classes: all, or those present in the target; an image or class that is left without any leaves
+            the mean.
+        class_weight: C weights of the mean over classes, normalised by their sum.
+        background: whether class 0 takes part.
+        valid: bool (N, *space), False where a voxel does not count.
+        ignore_index: the class index that does not count, for integer targets.
+        sync: take the statistics of all processes together; needs over="batch".
+
+    Where neither prediction nor label is there, and where no voxel is valid, loss and gradient are 0.
+
+    >>> soft = torch.tensor([[[0.5, 0.8]]])
+    >>> float(tversky_loss(soft, soft, alpha=0.7, beta=0.3))
+    0.0
+    """
+    check_region_options(
+        alpha, beta, form=form, gamma=gamma, smooth=smooth, over=over, classes=classes, sync=sync
+    )
+    check_prediction(prediction, activation)
+    valid = check_target(prediction, target, activation=activation, valid=valid, ignore_index=ignore_index)
+    prob = _probability(prediction, activation)
+    stats = unchecked_overlap_stats(prob, target, form=form, valid=valid)
+    weight = class_weights(class_weight, prediction).to(prob.dtype)
+    if not background:
+        if weight.numel() == 1:
+            raise ValueError("background=False leaves no class of a one-channel prediction")
+        stats = OverlapStats(*(part[:, 1:] for part in stats))
+        weight = weight[1:]
+    if over == "batch":
+        stats = sum_over_images(stats, sync=sync)
+    index = tversky_index(stats, alpha=alpha, beta=beta, smooth=smooth)
+    loss = -index.clamp_min(SMALLEST_INDEX).log() if log else 1 - index
+    # In every form, tp + fn is 0 exactly where the target is 0 throughout.
+    counted = stats.tp + stats.fn > 0 if classes == "present" else torch.ones_like(index, dtype=torch.bool)
+    return check_result(_mean(_focal(loss, gamma), counted, weight, over), prediction)
+
+
+def dice_loss(prediction: Tensor, target: Tensor, **options: Unpack[LossOptions]) -> Float[Tensor, ""]:
+    """Dice loss: DML1, DML2 with form="product", SDL with "relaxed". Options as in `tversky_loss`.
+
+    >>> half = torch.tensor([[[0.5]]])
+    >>> float(dice_loss(half, half)), float(dice_loss(half, half, form="relaxed"))
+    (0.0, 0.5)
+    """
+    return tversky_loss(prediction, target, alpha=0.5, beta=0.5, **options)
+
+
+def jaccard_loss(prediction: Tensor, target: Tensor, **options: Unpack[LossOptions]) -> Float[Tensor, ""]:
+    """Jaccard loss: JML1, JML2 with form="product", SJL with "relaxed". Options as in `tversky_loss`.
+
+    >>> round(float(jaccard_loss(torch.tensor([[[0.25]]]), torch.tensor([[[0.5]]]))), 6)
+    0.5
+    """
+    return tversky_loss(prediction, target, alpha=1.0, beta=1.0, **options)
+
+
+class TverskyLoss(nn.Module):
+    """`tversky_loss` of logits: `TverskyLoss(alpha=0.7, beta=0.3)(logits, target, valid)`.
+
+    Options are those of `tversky_loss`, but for `activation`, which is softmax unless told otherwise.
+    The class weights are a buffer and move with the module.
+
+    >>> loss = TverskyLoss(alpha=0.7, beta=0.3, gamma=2)
+    >>> bool(loss(torch.zeros(1, 2, 4), torch.full((1, 2, 4), 0.5)) < 1e-6)
+    True
+    """
+
+    class_weight: Tensor | None
+
+    def __init__(
+        self,
+        *,
+        alpha: float,
+        beta: float,
+        class_weight: Sequence[float] | Tensor | None = None,
+        ignore_index: int | None = None,
+        **options: Unpack[RegionOptions],
+    ) -> None:
+        super().__init__()
+        options = RegionOptions(activation="softmax") | options
+        check_region_options(alpha, beta, **options)
+        weight = None if class_weight is None else torch.as_tensor(class_weight, dtype=torch.float32)
+        self.register_buffer("class_weight", weight, persistent=False)
+        self.alpha, self.beta, self.ignore_index, self.options = alpha, beta, ignore_index, options
+
+    def forward(self, logits: Tensor, target: Tensor, valid: Tensor | None = None) -> Float[Tensor, ""]:
+        return self.loss(logits, target, valid, self.ignore_index)
+
+    def loss(
+        self, logits: Tensor, target: Tensor, valid: Tensor | None, ignore_index: int | None
+    ) -> Float[Tensor, ""]:
+        """`forward`, with the ignored index given: none where it has been folded into `valid`."""
+        return tversky_loss(
+            logits,
+            target,
+            alpha=self.alpha,
+            beta=self.beta,
+            valid=valid,
+            ignore_index=ignore_index,
+            class_weight=self.class_weight,
+            **self.options,
+        )
+
+    def extra_repr(self) -> str:
+        shown: dict[str, object] = {"alpha": self.alpha, "beta": self.beta, **self.options}
+        if self.class_weight is not None:
+            shown["class_weight"] = self.class_weight.tolist()
+        if self.ignore_index is not None:
+            shown["ignore_index"] = self.ignore_index
+        return ", ".join(f"{name}={value!r}" for name, value in shown.items())
+
+
+class DiceLoss(TverskyLoss):
+    """`dice_loss` of logits; DML1 as it stands.
+
+    >>> DiceLoss(form="product")
+    DiceLoss(alpha=0.5, beta=0.5, activation='softmax', form='product')
+    """
+
+    def __init__(self, **options: Unpack[ModuleOptions]) -> None:
+        super().__init__(alpha=0.5, beta=0.5, **options)
+
+
+class JaccardLoss(TverskyLoss):
+    """`jaccard_loss` of logits; JML1 as it stands.
+
+    >>> JaccardLoss()
+    JaccardLoss(alpha=1.0, beta=1.0, activation='softmax')
+    """
+
+    def __init__(self, **options: Unpack[ModuleOptions]) -> None:
+        super().__init__(alpha=1.0, beta=1.0, **options)
+
+
+class SegmentationLoss(nn.Module):
+    """Cross entropy and a region loss in one: 0.25 CE + 0.75 DML1 unless told otherwise (paper, section 4).
+
+    The activation, ignore_index, class_weight and sync of `region` hold for both terms. A term of
+    weight 0 is not computed. Given a list of outputs (deep supervision, finest first), the target is averaged
+    by area to the size of each one as a probability, and the losses are summed with `scale_weights`, by
+    default 1, 1/2, 1/4, ... divided by their sum.
+
+    >>> loss = SegmentationLoss(TverskyLoss(alpha=0.7, beta=0.3))
+    >>> total, parts = loss(torch.zeros(1, 2, 4, 4), torch.zeros(1, 4, 4, dtype=torch.long), parts=True)
+    >>> sorted(parts)
+    ['cross_entropy', 'region']
+    """
+
+    def __init__(
+        self,
+        region: TverskyLoss | None = None,
+        *,
+        cross_entropy_weight: float = 0.25,
+        region_weight: float = 0.75,
+        scale_weights: Sequence[float] | None = None,
+    ) -> None:
+        super().__init__()
+        check_non_negative(cross_entropy_weight=cross_entropy_weight, region_weight=region_weight)
+        self.region = DiceLoss() if region is None else region
+        self.cross_entropy_weight, self.region_weight = cross_entropy_weight, region_weight
+        self.scale_weights = None if scale_weights is None else tuple(scale_weights)
+
+    @overload
+    def forward(
+        self, logits: Tensor | Sequence[Tensor], target: Tensor, valid: Tensor | None = None
+    ) -> Tensor: ...
+    @overload
+    def forward(
+        self,
+        logits: Tensor | Sequence[Tensor],
+        target: Tensor,
+        valid: Tensor | None = None,
+        *,
+        parts: Literal[True],
+    ) -> tuple[Tensor, dict[str, Tensor]]: ...
+    def forward(
+        self,
+        logits: Tensor | Sequence[Tensor],
+        target: Tensor,
+        valid: Tensor | None = None,
+        *,
+        parts: bool = False,
+    ) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
+        """The total; with `parts`, also the unweighted terms by name, detached, for a log."""
+        scales = [logits] if isinstance(logits, Tensor) else list(logits)
+        weights = self._weights_of_scales(len(scales))
+        valid = fold_ignored(target, valid, self.region.ignore_index)
+        cross_entropy = region = torch.zeros((), device=target.device)
+        for scale, weight in zip(scales, weights, strict=True):
+            at_scale = downsample_target(target, valid, scale.shape)
+            if self.cross_entropy_weight > 0:
+                cross_entropy = cross_entropy + weight * self._cross_entropy(scale, *at_scale)
+            if self.region_weight > 0:
+                region = region + weight * self.region.loss(scale, *at_scale, ignore_index=None)
+        total = self.cross_entropy_weight * cross_entropy + self.region_weight * region
+        if not parts:
+            return total
+        return total, {"cross_entropy": cross_entropy.detach(), "region": region.detach()}
+
+    def _cross_entropy(self, logits: Tensor, target: Tensor, valid: Tensor | None) -> Tensor:
+        options = self.region.options
+        return soft_cross_entropy(
+            logits,
+            target,
+            activation=options["activation"],
+            valid=valid,
+            class_weight=self.region.class_weight,
+            sync=options.get("sync", False),
+        )
+
+    def _weights_of_scales(self, num_scales: int) -> Sequence[float]:
+        halved = [0.5**level for level in range(num_scales)]
+        weights = self.scale_weights or [weight / sum(halved) for weight in halved]
+        if num_scales == 0 or len(weights) != num_scales:
+            raise ValueError(
+                f"scale_weights needs one number an output; got {len(weights)} for {num_scales} outputs"
+            )
+        return weights
+
+    def extra_repr(self) -> str:
+        return f"cross_entropy_weight={self.cross_entropy_weight}, region_weight={self.region_weight}"
+
+
+def check_region_options(alpha: float, beta: float, **options: Unpack[RegionOptions]) -> None:
+    """Raise on the first option of a region loss that is unknown or out of its range."""
+    known = LossOptions.__annotations__
+    for name in options:
+        if name not in known:
+            raise TypeError(f"a region loss has no option {name!r}; it has alpha, beta, {', '.join(known)}")
+    form, over = options.get("form", "min"), options.get("over", "batch")
+    check_choice("form", form, Form)
+    check_choice("over", over, Over)
+    check_choice("classes", options.get("classes", "all"), Classes)
+    check_choice("activation", options.get("activation", "none"), Activation)
+    check_non_negative(alpha=alpha, beta=beta, smooth=options.get("smooth", 0.0))
+    if alpha == beta == 0:
+        raise ValueError("alpha and beta are both 0: nothing would be penalised")
+    if not options.get("gamma", 1.0) > 0:
+        raise ValueError(f"gamma must be greater than 0; got {options['gamma']}")
+    if form == "squared" and alpha != beta:
+        raise ValueError(
+            f"form='squared' needs alpha = beta, or its index exceeds 1; got alpha={alpha}, beta={beta}: "
+            "use form='min'"
+        )
+    if options.get("sync", False) and over != "batch":
+        raise ValueError(f"sync sums the statistics of the whole batch and needs over='batch'; got {over!r}")
+
+
+def _probability(prediction: Tensor, activation: Activation) -> Tensor:
+    # Half precision is left here, before the exponential, and never comes back.
+    dtype = torch.promote_types(prediction.dtype, torch.float32)
+    if activation == "softmax":
+        return prediction.softmax(1, dtype=dtype)
+    return prediction.to(dtype).sigmoid() if activation == "sigmoid" else prediction.to(dtype)
+
+
+def _focal(loss: Tensor, gamma: float) -> Tensor:
+    if gamma == 1:
+        return loss
+    # The slope of loss ** gamma at 0 is infinite for gamma < 1; at the minimum the gradient is to be 0.
+    positive = loss > 0
+    return torch.where(positive, torch.where(positive, loss, 1) ** gamma, 0)
+
+
+def _mean(loss: Tensor, counted: Tensor, weight: Tensor, over: Over) -> Tensor:
+    """Mean of `loss` (N, C) over classes then images, or over images then classes, of what is counted."""
+    weights = counted * weight
+    if over == "class":
+        per_class = _weighted_mean(loss, counted.to(loss.dtype), dim=0)
+        return _weighted_mean(per_class, weights.amax(0), dim=0)
+    per_image = _weighted_mean(loss, weights, dim=1)
+    return _weighted_mean(per_image, (weights.amax(1) > 0).to(loss.dtype), dim=0)
+
+
+def _weighted_mean(values: Tensor, weight: Tensor, *, dim: int) -> Tensor:
+    total = weight.sum(dim)
+    return (values * weight).sum(dim) / torch.where(total > 0, total, 1)

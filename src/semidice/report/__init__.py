@@ -1,0 +1,1 @@
+"""Figures and pages that answer a question a person has."""
