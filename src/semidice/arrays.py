@@ -38,8 +38,10 @@ def check_choice(name: str, value: object, choices: Any) -> None:
 
 
 def values_are_readable(tensor: Tensor) -> bool:
-    """True where looking at values costs no device synchronisation and no graph break."""
-    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+    """True where looking at values costs no device synchronisation, no graph break and no vmap error."""
+    if torch.compiler.is_compiling() or tensor.device.type != "cpu":
+        return False
+    return not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def check_unit_range(name: str, tensor: Tensor, valid: Tensor | None = None) -> None:

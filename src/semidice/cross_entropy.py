@@ -37,10 +37,13 @@ def soft_cross_entropy(
     """
     check_prediction(prediction, activation)
     valid = check_target(prediction, target, activation=activation, valid=valid, ignore_index=ignore_index)
+    if valid is not None:
+        # An ignored voxel may hold NaN, or an index that is no class, such as 255.
+        target = torch.where(valid.unsqueeze(1) if target.is_floating_point() else valid, target, 0)
     if activation == "sigmoid":
         entropy, mass = _binary_entropy(prediction, target, class_weight)
     else:
-        entropy, mass = _categorical_entropy(prediction, target, valid, activation, class_weight)
+        entropy, mass = _categorical_entropy(prediction, target, activation, class_weight)
     mass = mass.expand_as(entropy)
     if valid is not None:
         entropy, mass = torch.where(valid, entropy, 0), torch.where(valid, mass, 0)
@@ -65,7 +68,6 @@ def _binary_entropy(
 def _categorical_entropy(
     prediction: Tensor,
     target: Tensor,
-    valid: Tensor | None,
     activation: Activation,
     class_weight: Sequence[float] | Tensor | None,
 ) -> tuple[Tensor, Tensor]:
@@ -81,8 +83,7 @@ def _categorical_entropy(
         log_prob = prediction.to(dtype).clamp_min(torch.finfo(dtype).tiny).log()
     weight = class_weights(class_weight, prediction).to(dtype)
     if not target.is_floating_point():
-        # An ignored voxel may hold an index that is no class, such as 255.
-        index = target.long() if valid is None else torch.where(valid, target, 0).long()
+        index = target.long()
         mass = log_prob.new_ones(()) if class_weight is None else weight[index]
         return -log_prob.gather(1, index.unsqueeze(1)).squeeze(1) * mass, mass
     soft = target.to(dtype)

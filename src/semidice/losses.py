@@ -28,7 +28,7 @@ from .arrays import (
     fold_ignored,
 )
 from .cross_entropy import soft_cross_entropy
-from .overlap import Form, OverlapStats, sum_over_images, tversky_index, unchecked_overlap_stats
+from .overlap import Form, OverlapStats, sum_over_images, tversky_error, unchecked_overlap_stats
 
 Over = Literal["batch", "image", "class"]
 Classes = Literal["all", "present"]
@@ -125,10 +125,11 @@ def tversky_loss(
         weight = weight[1:]
     if over == "batch":
         stats = sum_over_images(stats, sync=sync)
-    index = tversky_index(stats, alpha=alpha, beta=beta, smooth=smooth)
-    loss = -index.clamp_min(SMALLEST_INDEX).log() if log else 1 - index
+    loss = tversky_error(stats, alpha=alpha, beta=beta, smooth=smooth)
+    if log:
+        loss = -torch.log1p(-loss.clamp_max(1 - SMALLEST_INDEX))
     # In every form, tp + fn is 0 exactly where the target is 0 throughout.
-    counted = stats.tp + stats.fn > 0 if classes == "present" else torch.ones_like(index, dtype=torch.bool)
+    counted = stats.tp + stats.fn > 0 if classes == "present" else torch.ones_like(loss, dtype=torch.bool)
     return check_result(_mean(_focal(loss, gamma), counted, weight, over), prediction)
 
 
@@ -284,7 +285,7 @@ class SegmentationLoss(nn.Module):
         valid = fold_ignored(target, valid, self.region.ignore_index)
         cross_entropy = region = torch.zeros((), device=target.device)
         for scale, weight in zip(scales, weights, strict=True):
-            at_scale = downsample_target(target, valid, scale.shape)
+            at_scale = (target, valid) if scale is logits else downsample_target(target, valid, scale.shape)
             if self.cross_entropy_weight > 0:
                 cross_entropy = cross_entropy + weight * self._cross_entropy(scale, *at_scale)
             if self.region_weight > 0:

@@ -88,11 +88,20 @@ def tversky_index(
     >>> round(float(tversky_index(stats, alpha=0.5, beta=0.5)[0, 1]), 4)
     0.7692
     """
-    numerator = stats.tp + smooth
-    denominator = numerator + alpha * stats.fp + beta * stats.fn
-    something = denominator > 0
-    # the inner where keeps 0/0 out of the backward pass, where it would turn into NaN
-    return torch.where(something, numerator / torch.where(something, denominator, 1), 1)
+    return 1 - tversky_error(stats, alpha=alpha, beta=beta, smooth=smooth)
+
+
+def tversky_error(
+    stats: OverlapStats, *, alpha: float, beta: float, smooth: float = 0.0
+) -> Float[Tensor, "N C"]:
+    """1 - index, as (alpha fp + beta fn) / (tp + alpha fp + beta fn + s).
+
+    Written so, it keeps its digits near 0, and at fp = fn = 0 its derivative in tp is 0 to the bit.
+    """
+    errors = alpha * stats.fp + beta * stats.fn
+    denominator = stats.tp + errors + smooth
+    # 1 in place of 0 keeps 0/0 out of the backward pass, where it would turn into NaN
+    return errors / torch.where(denominator > 0, denominator, 1)
 
 
 def sum_over_images(stats: OverlapStats, *, sync: bool = False) -> OverlapStats:

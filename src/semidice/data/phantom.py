@@ -1,0 +1,224 @@
+"""CT-like slices with ambiguous lesions: images, raters' masks, and the probability the masks are drawn from.
+
+A structure k (an organ, lesions in it) has a star-shaped outline. In direction θ, rater r of case n draws
+it displaced outwards by
+
+    f(θ) (bias b_rk + offset e_nrk + wobble W_nrk(θ)),      b, e, W(θ) ~ N(0, 1) independent,
+
+f the fuzziness of the edge there, b the same in every case, and does not draw a lesion at all with
+probability m_nk. With d the distance inwards from the outline, the chance that k is drawn at a voxel is
+
+    q_k = (1 - m_nk) Φ(d / (f(θ) s)),      s² = bias² + offset² + wobble²,
+
+and as later structures are painted over earlier ones, p*(class k) = q_k Π_{j>k} (1 - q_j). p* is given the
+scene: outlines, fuzziness, contrast. The image is a noisy view of it, each edge blurred as Φ(d / (f(θ) s)).
+Left out: cases without a lesion, volumes, and raters of different populations.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Float32, Int64
+from torch import Tensor
+
+from ..arrays import check_non_negative
+
+# Lengths below are in pixels of an image whose shorter side has this many; others are scaled.
+_REFERENCE_SIDE = 64
+_CONTRAST = (0.1, 0.3)
+_NUM_HARMONICS = 4
+
+
+@dataclass(frozen=True)
+class Phantom:
+    """Images of a phantom, the true class probabilities, and what each rater drew.
+
+    prob is the probability that a rater drawn at random, as the raters were, gives a voxel each class.
+    masks are bool for two classes and class maps for more.
+    """
+
+    image: Float32[Tensor, "N 1 H W"]
+    prob: Float32[Tensor, "N C H W"]
+    masks: Bool[Tensor, "N R H W"] | Int64[Tensor, "N R H W"]
+
+
+def make_phantom(
+    num_cases: int,
+    *,
+    size: Sequence[int] = (64, 64),
+    num_raters: int = 4,
+    num_classes: int = 2,
+    seed: int = 0,
+    bias: float = 0.8,
+    offset: float = 0.6,
+    wobble: float = 0.7,
+    miss: float = 0.05,
+    noise: float = 0.04,
+) -> Phantom:
+    """Images in about [0, 1], true class probabilities and raters' masks of `num_cases` seeded slices.
+
+    Two classes: a lesion (1) in an organ that is not labelled. More: the organ is 1 and lesions are 2, 3, ...
+    The same seed gives the same bits; more cases leave the first ones as they were, and the images and
+    probabilities depend neither on `num_raters` nor on what the raters drew.
+
+    bias, offset, wobble: standard deviations of a rater's own habit, of a whole outline in one case, and of
+    its local course, in pixels when the shorter side has 64. All 0: every rater draws the outline itself.
+    miss: mean probability of overlooking a lesion, at most 0.5; a case's own falls linearly from twice that
+    at the lowest contrast to 0 at the highest. An organ is never missed. noise: of the image, per pixel.
+
+    >>> phantom = make_phantom(3, size=(32, 48), num_raters=5)
+    >>> tuple(phantom.image.shape), tuple(phantom.prob.shape), tuple(phantom.masks.shape)
+    ((3, 1, 32, 48), (3, 2, 32, 48), (3, 5, 32, 48))
+    """
+    _check(num_cases, size, num_raters, num_classes, seed, miss)
+    check_non_negative(bias=bias, offset=offset, wobble=wobble, noise=noise)
+    num_structures = max(2, num_classes - 1)
+    habit = _rng(seed, 0).standard_normal((num_raters, num_structures))
+    images, probs, masks = [], [], []
+    for case in range(num_cases):
+        scene = _Scene(
+            _rng(seed, 1, case), size, num_structures, spread=np.hypot(np.hypot(bias, offset), wobble)
+        )
+        images.append(scene.image + noise * _rng(seed, 2, case).standard_normal(scene.image.shape))
+        missed = scene.miss_probability(miss)
+        drawn = _drawn(scene, _rng(seed, 3, case), habit, missed, bias=bias, offset=offset, wobble=wobble)
+        seen = scene.edge * (1 - missed)[:, None, None]
+        # with two classes the organ is scenery: it is in the image but nobody labels it
+        labelled = slice(1, None) if num_classes == 2 else slice(None)
+        probs.append(_painted_prob(seen[labelled]))
+        masks.append(_painted_classes(drawn[:, labelled]))
+    classes = torch.from_numpy(np.stack(masks))
+    return Phantom(
+        image=torch.from_numpy(np.stack(images)[:, None]).float(),
+        prob=torch.from_numpy(np.stack(probs)).float(),
+        masks=classes.bool() if num_classes == 2 else classes,
+    )
+
+
+class _Scene:
+    """One case without raters: of each structure (organ first), its level, fuzziness and edge profile."""
+
+    def __init__(
+        self, rng: np.random.Generator, size: Sequence[int], num_structures: int, *, spread: float
+    ) -> None:
+        height, width = size
+        side = min(height, width)
+        self.scale = side / _REFERENCE_SIDE
+        rows, columns = np.mgrid[:height, :width] + 0.5
+        organ_radius = rng.uniform(0.32, 0.4) * side
+        centre = np.array([height, width]) / 2 + rng.uniform(-0.06, 0.06, 2) * side
+        levels, angles, fuzziness = [], [], []
+        for structure in range(num_structures):
+            radius, middle = organ_radius, centre
+            if structure > 0:
+                radius = organ_radius * rng.uniform(0.25, 0.5)
+                away, direction = rng.uniform(0, 0.5) * organ_radius, rng.uniform(0, 2 * np.pi)
+                middle = centre + away * np.array([np.sin(direction), np.cos(direction)])
+            down, right = rows - middle[0], columns - middle[1]
+            angle = np.arctan2(down, right)
+            levels.append(radius * _outline(rng, angle) - np.hypot(down, right))
+            angles.append(angle)
+            # one side of an outline is sharper than the other
+            fuzziness.append(rng.uniform(0.6, 1.4) * (1 + 0.5 * np.cos(angle + rng.uniform(0, 2 * np.pi))))
+        self.level, self.angle = np.stack(levels), np.stack(angles)
+        self.fuzziness = np.stack(fuzziness) * self.scale
+        self.edge = _normal_cdf(self.level, self.fuzziness * spread)
+        self.contrast = rng.uniform(*_CONTRAST, num_structures)
+        self.image = self._render()
+
+    def _render(self) -> Float[np.ndarray, "H W"]:
+        """Grey values without noise: a bright organ, lesions in it darker and brighter in turn."""
+        image: np.ndarray = 0.2 + 0.3 * self.edge[0]
+        for structure in range(1, len(self.edge)):
+            sign = -1 if structure % 2 else 1
+            grey = 0.5 + sign * self.contrast[structure] * (1 + 0.5 * ((structure - 1) // 2))
+            image = image + self.edge[structure] * (grey - image)
+        return image
+
+    def miss_probability(self, miss: float) -> Float[np.ndarray, " structures"]:
+        """Chance that a rater overlooks each structure: the fainter the more, the organ never."""
+        low, high = _CONTRAST
+        missed = 2 * miss * (high - self.contrast) / (high - low)
+        missed[0] = 0
+        return missed
+
+
+def _drawn(
+    scene: _Scene,
+    rng: np.random.Generator,
+    habit: Float[np.ndarray, "R structures"],
+    missed: Float[np.ndarray, " structures"],
+    *,
+    bias: float,
+    offset: float,
+    wobble: float,
+) -> Bool[np.ndarray, "R structures H W"]:
+    """Where each rater draws each structure."""
+    num_raters, num_structures = habit.shape
+    drawn = np.empty((num_raters, *scene.level.shape), dtype=bool)
+    for structure in range(num_structures):
+        angle = scene.angle[structure]
+        whole = bias * habit[:, structure] + offset * rng.standard_normal(num_raters)
+        # a cos(kθ) + b sin(kθ) with a, b ~ N(0, 1/K) and K orders: variance 1 at every θ
+        orders = np.arange(1, _NUM_HARMONICS + 1)[:, None, None] * angle
+        waves = np.concatenate([np.cos(orders), np.sin(orders)]) / np.sqrt(_NUM_HARMONICS)
+        local = np.tensordot(rng.standard_normal((num_raters, len(waves))), waves, axes=1)
+        displaced = scene.fuzziness[structure] * (whole[:, None, None] + wobble * local)
+        sees = rng.random(num_raters) >= missed[structure]
+        drawn[:, structure] = (scene.level[structure] + displaced > 0) & sees[:, None, None]
+    return drawn
+
+
+def _outline(rng: np.random.Generator, angle: Float[np.ndarray, "H W"]) -> Float[np.ndarray, "H W"]:
+    """Radius in each direction relative to the mean one: an ellipse-like stretch and smaller dents."""
+    radius = np.ones_like(angle)
+    for order, size in ((2, 0.2), (3, 0.08), (4, 0.05)):
+        radius += rng.uniform(0, size) * np.cos(order * angle + rng.uniform(0, 2 * np.pi))
+    return radius
+
+
+def _normal_cdf(
+    level: Float[np.ndarray, "*any"], spread: Float[np.ndarray, "*any"]
+) -> Float[np.ndarray, "*any"]:
+    # without any spread the division must still give a step, not 0/0
+    ratio = level / np.maximum(spread, 1e-9)
+    probability: np.ndarray = torch.special.ndtr(torch.from_numpy(ratio)).numpy()
+    return probability
+
+
+def _painted_prob(seen: Float[np.ndarray, "structures H W"]) -> Float[np.ndarray, "C H W"]:
+    """Class probabilities when structures are painted in turn, each where it is seen, over earlier ones."""
+    prob = np.ones((1, *seen.shape[1:]))
+    for chance in seen:
+        prob = np.concatenate([prob * (1 - chance), chance[None]])
+    return prob
+
+
+def _painted_classes(drawn: Bool[np.ndarray, "R structures H W"]) -> np.ndarray:
+    """Class maps (R, H, W): the last structure drawn at a voxel, 0 where there is none."""
+    classes = np.arange(1, drawn.shape[1] + 1)[:, None, None]
+    painted: np.ndarray = (drawn * classes).max(axis=1)
+    return painted
+
+
+def _rng(*key: int) -> np.random.Generator:
+    return np.random.default_rng(key)
+
+
+def _check(
+    num_cases: int, size: Sequence[int], num_raters: int, num_classes: int, seed: int, miss: float
+) -> None:
+    for name, value, least in (
+        ("num_cases", num_cases, 1),
+        ("num_raters", num_raters, 1),
+        ("num_classes", num_classes, 2),
+        ("seed", seed, 0),
+    ):
+        if value < least:
+            raise ValueError(f"{name} must be {least} or more; got {value}")
+    if len(size) != 2 or min(size) < 8:
+        raise ValueError(f"size must be (height, width) of at least 8 pixels each; got {tuple(size)}")
+    if not 0 <= miss <= 0.5:
+        raise ValueError(f"miss must lie in [0, 0.5], as faint lesions are missed twice as often; got {miss}")

@@ -1,0 +1,113 @@
+"""The core is light, the command line says what it lacks, and the README's examples run."""
+
+import re
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+# Hides every module that is not in the standard library, semidice, or in what the core requires.
+HIDE = """
+import sys
+
+ALLOWED = set({allowed!r}) | set(sys.stdlib_module_names) | {{"semidice"}}
+
+class Filtered:
+    def __init__(self, finder):
+        self.finder = finder
+    def find_spec(self, name, path=None, target=None):
+        return self.finder.find_spec(name, path, target) if name.partition(".")[0] in ALLOWED else None
+    def find_distributions(self, *args, **kwargs):
+        return getattr(self.finder, "find_distributions", lambda *a, **k: ())(*args, **kwargs)
+
+sys.meta_path = [Filtered(finder) for finder in sys.meta_path]
+"""
+
+
+def required_distributions(name, seen):
+    """Names of the distributions that `name` pulls in without any extra."""
+    for requirement in metadata.requires(name) or []:
+        dependency = re.match(r"[\w.-]+", requirement)[0].lower().replace("_", "-")
+        if "extra ==" in requirement or dependency in seen:
+            continue
+        seen.add(dependency)
+        try:
+            required_distributions(dependency, seen)
+        except metadata.PackageNotFoundError:
+            continue
+    return seen
+
+
+def importable_core():
+    core = required_distributions("semidice", set())
+    by_module = metadata.packages_distributions()
+    return sorted(
+        module for module, owners in by_module.items() if {o.lower().replace("_", "-") for o in owners} & core
+    )
+
+
+def run_with_core_alone(code):
+    program = HIDE.format(allowed=importable_core()) + code
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+
+
+def test_the_core_imports_and_works_where_everything_else_is_hidden():
+    code = """
+import torch, semidice
+logits = torch.randn(2, 3, 8, 8, requires_grad=True)
+semidice.SegmentationLoss()(logits, torch.randint(0, 3, (2, 8, 8))).backward()
+assert logits.grad.abs().sum() > 0
+for name in semidice.__all__:
+    getattr(semidice, name)
+print("core", len(semidice.__all__))
+"""
+    done = run_with_core_alone(code)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("core")
+
+
+@pytest.mark.parametrize("module", ["matplotlib", "monai", "scipy", "typer", "rich", "beartype"])
+def test_what_is_hidden_cannot_be_imported(module):
+    assert f"No module named '{module}'" in run_with_core_alone(f"import {module}").stderr
+
+
+def test_the_command_line_without_its_extra_is_one_line_saying_what_to_install():
+    done = run_with_core_alone("from semidice.__main__ import main; main()")
+    assert done.returncode == 1
+    assert done.stderr.strip() == (
+        "semidice: the command line needs typer; run: pip install 'semidice[train]'"
+    )
+
+
+def test_importing_the_package_loads_nothing_heavy_beside_torch():
+    heavy = ("matplotlib", "typer", "monai", "triton")
+    code = f"import sys, semidice; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_an_array_that_is_no_tensor_is_refused_by_name():
+    code = "import numpy, torch, semidice; semidice.dice_loss(torch.rand(1, 2, 3), numpy.zeros((1, 3)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "ValueError: target must be a tensor; got ndarray" in done.stderr
+
+
+def python_blocks(path):
+    return re.findall(r"```python\n(.*?)```", path.read_text(), flags=re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    "page", sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")]), ids=lambda p: p.name
+)
+def test_the_examples_of_a_page_run(page):
+    scope: dict[str, object] = {}
+    for number, block in enumerate(python_blocks(page)):
+        exec(compile(block, f"{page.name} example {number + 1}", "exec"), scope)
+
+
+def test_the_readme_has_examples():
+    assert len(python_blocks(ROOT / "README.md")) >= 2

@@ -1,0 +1,125 @@
+"""The phantom: its stated probability is the one its raters are drawn from, and a seed fixes every bit."""
+
+import math
+
+import pytest
+import torch
+
+from semidice.data.phantom import make_phantom
+
+
+def within_monte_carlo_error(masks, prob, failure=1e-6):
+    """Whether the raters' class frequencies keep Bernstein's bound around prob, in all voxels together.
+
+    For R independent draws, P(|mean - p| > t) <= 2 exp(-L) with t = sqrt(2 p (1-p) L / R) + 2 L / (3 R).
+    """
+    num_raters, num_classes = masks.shape[1], prob.shape[1]
+    frequency = torch.stack([(masks == k).double().mean(1) for k in range(num_classes)], 1)
+    budget = math.log(2 * prob.numel() / failure)
+    variance = (prob * (1 - prob)).double()
+    bound = (2 * variance * budget / num_raters).sqrt() + 2 * budget / (3 * num_raters)
+    return bool(((frequency - prob).abs() <= bound).all())
+
+
+@pytest.mark.parametrize("num_classes", [2, 3, 5])
+def test_the_mean_of_many_raters_is_the_stated_probability(num_classes):
+    phantom = make_phantom(2, size=(16, 20), num_raters=10_000, num_classes=num_classes, miss=0.3, seed=1)
+    assert within_monte_carlo_error(phantom.masks, phantom.prob)
+
+
+def test_the_monte_carlo_check_notices_a_probability_that_is_slightly_wrong():
+    phantom = make_phantom(2, size=(16, 20), num_raters=10_000, miss=0.3, seed=1)
+    wrong = phantom.prob.lerp(phantom.prob.round(), 0.15)
+    assert not within_monte_carlo_error(phantom.masks, wrong)
+
+
+@pytest.mark.parametrize("part", ["bias", "offset", "wobble"])
+def test_every_source_of_disagreement_alone_keeps_the_stated_probability(part):
+    alone = {"bias": 0.0, "offset": 0.0, "wobble": 0.0, "miss": 0.0, part: 1.5}
+    phantom = make_phantom(1, size=(24, 24), num_raters=5_000, **alone)
+    assert within_monte_carlo_error(phantom.masks, phantom.prob)
+    assert ((phantom.prob > 0.1) & (phantom.prob < 0.9)).any()
+
+
+def test_raters_without_any_error_all_draw_the_same_and_the_probability_is_hard():
+    phantom = make_phantom(3, num_raters=3, bias=0.0, offset=0.0, wobble=0.0, miss=0.0)
+    assert torch.equal(phantom.masks, phantom.masks[:, :1].expand_as(phantom.masks))
+    assert torch.equal(phantom.prob[:, 1], phantom.masks[:, 0].float())
+
+
+def test_a_missed_lesion_is_an_empty_mask_and_the_peak_probability_is_the_chance_to_see_it():
+    exact = {"bias": 0.0, "offset": 0.0, "wobble": 0.0}
+    phantom = make_phantom(20, size=(16, 16), num_raters=200, miss=0.4, **exact)
+    seen = phantom.masks.flatten(2).any(2)
+    peak = phantom.prob[:, 1].flatten(1).amax(1)
+    # five standard deviations of the mean of 200 draws
+    assert ((seen.float().mean(1) - peak).abs() <= 5 * (peak * (1 - peak) / 200).sqrt() + 1e-6).all()
+    assert 0.2 < 1 - peak.mean() < 0.6
+
+
+def test_a_rater_who_draws_wide_in_one_case_tends_to_in_the_others():
+    phantom = make_phantom(30, size=(32, 32), num_raters=8, bias=1.5, offset=0.3, wobble=0.3, miss=0.0)
+    area = phantom.masks.flatten(2).sum(2).double()
+    relative = area / area.mean(1, keepdim=True)
+    odd, even = relative[::2].mean(0), relative[1::2].mean(0)
+    assert torch.corrcoef(torch.stack([odd, even]))[0, 1] > 0.9
+
+
+@pytest.mark.parametrize("num_classes", [2, 3, 4])
+def test_shapes_dtypes_and_ranges_are_as_stated_for_a_non_square_size(num_classes):
+    phantom = make_phantom(3, size=(24, 40), num_raters=5, num_classes=num_classes)
+    assert phantom.image.shape == (3, 1, 24, 40)
+    assert phantom.image.dtype == phantom.prob.dtype == torch.float32
+    assert phantom.image.min() > -0.3
+    assert phantom.image.max() < 1.3
+    assert phantom.prob.shape == (3, num_classes, 24, 40)
+    assert phantom.prob.min() >= 0
+    torch.testing.assert_close(phantom.prob.sum(1), torch.ones(3, 24, 40))
+    assert phantom.masks.shape == (3, 5, 24, 40)
+    assert phantom.masks.dtype == (torch.bool if num_classes == 2 else torch.int64)
+    assert phantom.masks.unique().tolist() == list(range(num_classes))
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_seed_another_phantom():
+    first, again, other = (make_phantom(2, size=(16, 16), seed=seed) for seed in (3, 3, 4))
+    for name in ("image", "prob", "masks"):
+        assert torch.equal(getattr(first, name), getattr(again, name))
+    assert not torch.equal(first.image, other.image)
+
+
+def test_more_cases_leave_the_first_ones_as_they_were_and_raters_do_not_touch_image_or_probability():
+    few = make_phantom(2, size=(16, 16))
+    more = make_phantom(4, size=(16, 16))
+    crowd = make_phantom(2, size=(16, 16), num_raters=9)
+    for name in ("image", "prob", "masks"):
+        assert torch.equal(getattr(few, name), getattr(more, name)[:2])
+    assert torch.equal(few.image, crowd.image)
+    assert torch.equal(few.prob, crowd.prob)
+
+
+def test_without_noise_a_lesion_is_blurred_where_raters_disagree():
+    phantom = make_phantom(6, noise=0.0, miss=0.0)
+    prob = phantom.prob[:, 1]
+    for image, chance in zip(phantom.image[:, 0], prob, strict=True):
+        inside, edge = image[chance > 0.99], image[(chance > 0.4) & (chance < 0.6)]
+        assert inside.std() < 0.02
+        # half way between the lesion and the organ at 0.5
+        assert abs(float(edge.mean() - (inside.mean() + 0.5) / 2)) < 0.03
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_cases": 0}, "num_cases must be 1 or more; got 0"),
+        ({"num_raters": 0}, "num_raters must be 1 or more; got 0"),
+        ({"num_classes": 1}, "num_classes must be 2 or more; got 1"),
+        ({"seed": -1}, "seed must be 0 or more; got -1"),
+        ({"size": (4, 64)}, r"size must be \(height, width\).*got \(4, 64\)"),
+        ({"size": (16, 16, 16)}, r"size must be \(height, width\)"),
+        ({"miss": 0.6}, r"miss must lie in \[0, 0.5\].*got 0.6"),
+        ({"noise": -1.0}, "noise must be 0 or more"),
+    ],
+)
+def test_an_impossible_phantom_is_refused_by_name(options, message):
+    with pytest.raises(ValueError, match=message):
+        make_phantom(**({"num_cases": 1, "size": (16, 16)} | options))
