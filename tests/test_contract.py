@@ -112,10 +112,8 @@ def test_another_device_is_named():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"form": "l2"}, "form must be one of 'min', 'product', 'squared', 'relaxed'; got 'l2'"),
         ({"over": "voxel"}, "over must be one of 'batch', 'image', 'class'; got 'voxel'"),
         ({"classes": "some"}, "classes must be one of 'all', 'present'"),
-        ({"activation": "relu"}, "activation must be one of 'softmax', 'sigmoid', 'none'"),
         ({"alpha": -0.1}, "alpha must be 0 or more; got -0.1"),
         ({"beta": float("nan")}, "beta must be 0 or more; got nan"),
         ({"alpha": 0.0, "beta": 0.0}, "both 0"),

@@ -20,7 +20,7 @@ from laws import (
 
 import semidice
 from semidice.arrays import one_hot
-from semidice.overlap import Form
+from semidice.forms import Form
 
 each_loss = pytest.mark.parametrize("entry", ENTRIES, ids=str)
 each_compatible_loss = pytest.mark.parametrize("entry", COMPATIBLE, ids=str)

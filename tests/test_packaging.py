@@ -7,6 +7,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parent.parent
 
@@ -90,10 +91,27 @@ def test_importing_the_package_loads_nothing_heavy_beside_torch():
     assert done.stdout.strip() == "[]"
 
 
-def test_an_array_that_is_no_tensor_is_refused_by_name():
-    code = "import numpy, torch, semidice; semidice.dice_loss(torch.rand(1, 2, 3), numpy.zeros((1, 3)))"
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ("dice_loss(torch.rand(1, 2, 3), numpy.zeros((1, 3)))", "target must be a tensor; got ndarray"),
+        ("DiceLoss(form='l2')", "form must be one of 'min', 'product', 'squared', 'relaxed'; got 'l2'"),
+        ("DiceLoss(activation='relu')", "activation must be one of 'softmax', 'sigmoid', 'none'; got 'relu'"),
+    ],
+)
+def test_what_the_type_checks_of_pytest_would_catch_is_refused_by_name_without_them(call, message):
+    code = f"import numpy, torch, semidice; semidice.{call}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "ValueError: target must be a tensor; got ndarray" in done.stderr
+    assert f"ValueError: {message}" in done.stderr
+
+
+def test_shapes_in_annotations_are_checked_under_pytest():
+    from semidice.forms import form_sums
+    from semidice.overlap import unchecked_overlap_stats
+
+    assert form_sums(torch.ones(1, 2, 3), torch.ones(1, 2, 3), "min")[0].tolist() == [[3.0, 3.0]]
+    with pytest.raises(TypeError, match="Type-check error"):
+        unchecked_overlap_stats(torch.zeros(3), torch.zeros(3), form="min", valid=None)
 
 
 def python_blocks(path):

@@ -10,6 +10,8 @@
 Everything named here needs torch, numpy and jaxtyping alone.
 """
 
+from .cross_entropy import soft_cross_entropy
+from .kernels import use_kernels
 from .losses import (
     DiceLoss,
     JaccardLoss,
@@ -17,7 +19,6 @@ from .losses import (
     TverskyLoss,
     dice_loss,
     jaccard_loss,
-    soft_cross_entropy,
     tversky_loss,
 )
 from .overlap import OverlapStats, overlap_stats, tversky_index
@@ -36,4 +37,5 @@ __all__ = [
     "soft_cross_entropy",
     "tversky_index",
     "tversky_loss",
+    "use_kernels",
 ]

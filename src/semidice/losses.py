@@ -27,8 +27,11 @@ from .arrays import (
     downsample_target,
     fold_ignored,
 )
-from .cross_entropy import soft_cross_entropy
-from .overlap import Form, OverlapStats, sum_over_images, tversky_error, unchecked_overlap_stats
+from .cross_entropy import check_entropy, cross_entropy_of
+from .forms import Form
+from .kernels import segmentation_sums
+from .overlap import OverlapStats, sum_over_images, tversky_error
+from .sums import SegmentationSums
 
 Over = Literal["batch", "image", "class"]
 Classes = Literal["all", "present"]
@@ -37,11 +40,9 @@ Classes = Literal["all", "present"]
 SMALLEST_INDEX = 1e-7
 
 
-class RegionOptions(TypedDict, total=False):
-    """How a region loss is computed, beside alpha and beta; meanings and defaults as in `tversky_loss`."""
+class IndexOptions(TypedDict, total=False):
+    """What becomes of the overlap; meanings and defaults as in `tversky_loss`."""
 
-    activation: Activation
-    form: Form
     gamma: float
     log: bool
     smooth: float
@@ -51,9 +52,11 @@ class RegionOptions(TypedDict, total=False):
     sync: bool
 
 
-class ModuleOptions(RegionOptions, total=False):
-    """`RegionOptions`, and what depends on the classes of a task."""
+class ModuleOptions(IndexOptions, total=False):
+    """`IndexOptions`, how overlap is counted, and what depends on the classes of a task."""
 
+    activation: Activation
+    form: Form
     class_weight: Sequence[float] | Tensor | None
     ignore_index: int | None
 
@@ -110,19 +113,47 @@ def tversky_loss(
     >>> float(tversky_loss(soft, soft, alpha=0.7, beta=0.3))
     0.0
     """
-    check_region_options(
-        alpha, beta, form=form, gamma=gamma, smooth=smooth, over=over, classes=classes, sync=sync
-    )
+    check_region_options(alpha, beta, form, gamma=gamma, smooth=smooth, over=over, classes=classes, sync=sync)
     check_prediction(prediction, activation)
     valid = check_target(prediction, target, activation=activation, valid=valid, ignore_index=ignore_index)
-    prob = _probability(prediction, activation)
-    stats = unchecked_overlap_stats(prob, target, form=form, valid=valid)
-    weight = class_weights(class_weight, prediction).to(prob.dtype)
+    sums = segmentation_sums(prediction, target, activation=activation, valid=valid, form=form, entropy=False)
+    loss = region_loss_of(
+        sums,
+        class_weights(class_weight, prediction),
+        alpha,
+        beta,
+        gamma=gamma,
+        log=log,
+        smooth=smooth,
+        over=over,
+        classes=classes,
+        background=background,
+        sync=sync,
+    )
+    return check_result(loss, prediction)
+
+
+def region_loss_of(
+    sums: SegmentationSums,
+    weight: Float[Tensor, " C"],
+    alpha: float,
+    beta: float,
+    *,
+    gamma: float = 1.0,
+    log: bool = False,
+    smooth: float = 0.0,
+    over: Over = "batch",
+    classes: Classes = "all",
+    background: bool = True,
+    sync: bool = False,
+) -> Float[Tensor, ""]:
+    """`tversky_loss` from the sums of a batch."""
+    assert sums.overlap is not None
+    stats, weight = sums.overlap, weight.to(sums.overlap.tp.dtype)
     if not background:
         if weight.numel() == 1:
             raise ValueError("background=False leaves no class of a one-channel prediction")
-        stats = OverlapStats(*(part[:, 1:] for part in stats))
-        weight = weight[1:]
+        stats, weight = OverlapStats(*(part[:, 1:] for part in stats)), weight[1:]
     if over == "batch":
         stats = sum_over_images(stats, sync=sync)
     loss = tversky_error(stats, alpha=alpha, beta=beta, smooth=smooth)
@@ -130,7 +161,7 @@ def tversky_loss(
         loss = -torch.log1p(-loss.clamp_max(1 - SMALLEST_INDEX))
     # In every form, tp + fn is 0 exactly where the target is 0 throughout.
     counted = stats.tp + stats.fn > 0 if classes == "present" else torch.ones_like(loss, dtype=torch.bool)
-    return check_result(_mean(_focal(loss, gamma), counted, weight, over), prediction)
+    return _mean(_focal(loss, gamma), counted, weight, over)
 
 
 def dice_loss(prediction: Tensor, target: Tensor, **options: Unpack[LossOptions]) -> Float[Tensor, ""]:
@@ -170,37 +201,37 @@ class TverskyLoss(nn.Module):
         *,
         alpha: float,
         beta: float,
+        activation: Activation = "softmax",
+        form: Form = "min",
         class_weight: Sequence[float] | Tensor | None = None,
         ignore_index: int | None = None,
-        **options: Unpack[RegionOptions],
+        **options: Unpack[IndexOptions],
     ) -> None:
         super().__init__()
-        options = RegionOptions(activation="softmax") | options
-        check_region_options(alpha, beta, **options)
+        check_choice("activation", activation, Activation)
+        check_region_options(alpha, beta, form, **options)
         weight = None if class_weight is None else torch.as_tensor(class_weight, dtype=torch.float32)
         self.register_buffer("class_weight", weight, persistent=False)
-        self.alpha, self.beta, self.ignore_index, self.options = alpha, beta, ignore_index, options
+        self.alpha, self.beta, self.activation, self.form = alpha, beta, activation, form
+        self.ignore_index, self.options = ignore_index, options
 
     def forward(self, logits: Tensor, target: Tensor, valid: Tensor | None = None) -> Float[Tensor, ""]:
-        return self.loss(logits, target, valid, self.ignore_index)
-
-    def loss(
-        self, logits: Tensor, target: Tensor, valid: Tensor | None, ignore_index: int | None
-    ) -> Float[Tensor, ""]:
-        """`forward`, with the ignored index given: none where it has been folded into `valid`."""
         return tversky_loss(
             logits,
             target,
             alpha=self.alpha,
             beta=self.beta,
+            activation=self.activation,
+            form=self.form,
             valid=valid,
-            ignore_index=ignore_index,
+            ignore_index=self.ignore_index,
             class_weight=self.class_weight,
             **self.options,
         )
 
     def extra_repr(self) -> str:
-        shown: dict[str, object] = {"alpha": self.alpha, "beta": self.beta, **self.options}
+        shown = {name: getattr(self, name) for name in ("alpha", "beta", "activation", "form")}
+        shown.update(self.options)
         if self.class_weight is not None:
             shown["class_weight"] = self.class_weight.tolist()
         if self.ignore_index is not None:
@@ -223,7 +254,7 @@ class JaccardLoss(TverskyLoss):
     """`jaccard_loss` of logits; JML1 as it stands.
 
     >>> JaccardLoss()
-    JaccardLoss(alpha=1.0, beta=1.0, activation='softmax')
+    JaccardLoss(alpha=1.0, beta=1.0, activation='softmax', form='min')
     """
 
     def __init__(self, **options: Unpack[ModuleOptions]) -> None:
@@ -286,25 +317,32 @@ class SegmentationLoss(nn.Module):
         cross_entropy = region = torch.zeros((), device=target.device)
         for scale, weight in zip(scales, weights, strict=True):
             at_scale = (target, valid) if scale is logits else downsample_target(target, valid, scale.shape)
-            if self.cross_entropy_weight > 0:
-                cross_entropy = cross_entropy + weight * self._cross_entropy(scale, *at_scale)
-            if self.region_weight > 0:
-                region = region + weight * self.region.loss(scale, *at_scale, ignore_index=None)
+            terms = self._terms(scale, *at_scale)
+            cross_entropy, region = cross_entropy + weight * terms[0], region + weight * terms[1]
         total = self.cross_entropy_weight * cross_entropy + self.region_weight * region
         if not parts:
             return total
         return total, {"cross_entropy": cross_entropy.detach(), "region": region.detach()}
 
-    def _cross_entropy(self, logits: Tensor, target: Tensor, valid: Tensor | None) -> Tensor:
-        options = self.region.options
-        return soft_cross_entropy(
-            logits,
-            target,
-            activation=options["activation"],
-            valid=valid,
-            class_weight=self.region.class_weight,
-            sync=options.get("sync", False),
+    def _terms(self, logits: Tensor, target: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Cross entropy and region loss of one output, from one pass over it; 0 for a term of weight 0."""
+        region, activation = self.region, self.region.activation
+        with_entropy, with_region = self.cross_entropy_weight > 0, self.region_weight > 0
+        check_prediction(logits, activation)
+        check_target(logits, target, activation=activation, valid=valid)
+        if with_entropy:
+            check_entropy(logits, activation)
+        form = region.form if with_region else None
+        sums = segmentation_sums(
+            logits, target, activation=activation, valid=valid, form=form, entropy=with_entropy
         )
+        weight = class_weights(region.class_weight, logits)
+        entropy_term = region_term = torch.zeros((), device=logits.device)
+        if with_entropy:
+            entropy_term = cross_entropy_of(sums, weight, sync=region.options.get("sync", False))
+        if with_region:
+            region_term = region_loss_of(sums, weight, region.alpha, region.beta, **region.options)
+        return check_result(entropy_term, logits), check_result(region_term, logits)
 
     def _weights_of_scales(self, num_scales: int) -> Sequence[float]:
         halved = [0.5**level for level in range(num_scales)]
@@ -319,17 +357,16 @@ class SegmentationLoss(nn.Module):
         return f"cross_entropy_weight={self.cross_entropy_weight}, region_weight={self.region_weight}"
 
 
-def check_region_options(alpha: float, beta: float, **options: Unpack[RegionOptions]) -> None:
+def check_region_options(alpha: float, beta: float, form: Form, **options: Unpack[IndexOptions]) -> None:
     """Raise on the first option of a region loss that is unknown or out of its range."""
     known = LossOptions.__annotations__
     for name in options:
         if name not in known:
             raise TypeError(f"a region loss has no option {name!r}; it has alpha, beta, {', '.join(known)}")
-    form, over = options.get("form", "min"), options.get("over", "batch")
+    over = options.get("over", "batch")
     check_choice("form", form, Form)
     check_choice("over", over, Over)
     check_choice("classes", options.get("classes", "all"), Classes)
-    check_choice("activation", options.get("activation", "none"), Activation)
     check_non_negative(alpha=alpha, beta=beta, smooth=options.get("smooth", 0.0))
     if alpha == beta == 0:
         raise ValueError("alpha and beta are both 0: nothing would be penalised")
@@ -342,14 +379,6 @@ def check_region_options(alpha: float, beta: float, **options: Unpack[RegionOpti
         )
     if options.get("sync", False) and over != "batch":
         raise ValueError(f"sync sums the statistics of the whole batch and needs over='batch'; got {over!r}")
-
-
-def _probability(prediction: Tensor, activation: Activation) -> Tensor:
-    # Half precision is left here, before the exponential, and never comes back.
-    dtype = torch.promote_types(prediction.dtype, torch.float32)
-    if activation == "softmax":
-        return prediction.softmax(1, dtype=dtype)
-    return prediction.to(dtype).sigmoid() if activation == "sigmoid" else prediction.to(dtype)
 
 
 def _focal(loss: Tensor, gamma: float) -> Tensor:

@@ -1,22 +1,13 @@
 """Soft true positives, false positives and false negatives of a prediction, and the Tversky index of them.
 
-For prob x and target y in [0, 1], summed over the valid voxels of one image and class:
-
-    form      tp          fp           fn           on hard labels, and on soft ones
-    min       min(x, y)   relu(x-y)    relu(y-x)    JML1, DML1, CTL, CFTL: maximal index exactly at x = y
-    product   x y         relu(x-y)    relu(y-x)    JML2, DML2: maximal index exactly at x = y
-    squared   x y         x (x-y)      y (y-x)      the squared L2 forms
-    relaxed   x y         x (1-y)      y (1-x)      SDL, SJL, STL: right on hard labels only, kept to compare
-
     index = (tp + s) / (tp + alpha fp + beta fn + s)        Dice: alpha = beta = 1/2; Jaccard: 1
 
-Ties: where x = y, the derivative of `min`'s three sums and of `product`'s fp and fn is taken as 0. So the
-gradient of the index at x = y is exactly 0 for any alpha and beta, and in `min` a voxel that equals its
-label pulls nothing whatever the others do (0 lies between its one-sided derivatives).
-Left out: what to do with the index (losses.py), and thresholds.
+with tp, fp and fn summed over the valid voxels of one image and class, in one of the four forms of `forms`.
+Because a tie has derivative 0 there, the gradient of the index at prob = target is exactly 0 for `min`
+and `product`, whatever alpha and beta. Left out: what to do with the index (`losses`), and thresholds.
 """
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -24,8 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from .arrays import check_choice, check_prediction, check_target, one_hot
-
-Form = Literal["min", "product", "squared", "relaxed"]
+from .forms import Form, form_gradient, form_sums
 
 
 class OverlapStats(NamedTuple):
@@ -48,7 +38,7 @@ def overlap_stats(
 
     prob is (N, C, *space) in [0, 1]; target, valid and ignore_index follow the contract in `arrays`.
     Sums are float32 whatever the inputs (float64 stays float64); an image without a valid voxel has
-    zeros. See the module's docstring for the forms and the convention at ties (paper, eqs. 1-8).
+    zeros. See `forms` for their definitions and the convention at ties (paper, eqs. 1-8).
 
     >>> stats = overlap_stats(torch.tensor([[0.2, 0.8]]), torch.tensor([[0.5, 0.5]]))
     >>> [round(float(s[0, 1]), 2) for s in stats]
@@ -151,14 +141,7 @@ class _OverlapSums(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, y: Tensor, form: Form) -> tuple[Tensor, Tensor, Tensor]:
-        space = tuple(range(2, x.ndim))
-        # One temporary of the size of x at a time: each is summed before the next is made.
-        tp = (torch.minimum(x, y) if form == "min" else x * y).sum(space)
-        if form == "relaxed":
-            return tp, (x * (1 - y)).sum(space), (y * (1 - x)).sum(space)
-        if form == "squared":
-            return tp, (x * (x - y)).sum(space), (y * (y - x)).sum(space)
-        return tp, (x - y).relu_().sum(space), (y - x).relu_().sum(space)
+        return form_sums(x, y, form)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -169,18 +152,6 @@ class _OverlapSums(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, y = ctx.saved_tensors
         to_tp, to_fp, to_fn = (g.view(*g.shape, *[1] * (x.ndim - 2)) for g in gradients)
-        to_x = _voxel_gradient(x, y, ctx.form, to_tp, to_fp, to_fn) if ctx.needs_input_grad[0] else None
-        # Every form is symmetric: exchanging prob and target exchanges fp and fn.
-        to_y = _voxel_gradient(y, x, ctx.form, to_tp, to_fn, to_fp) if ctx.needs_input_grad[1] else None
+        to_x = form_gradient(x, y, ctx.form, to_tp, to_fp, to_fn) if ctx.needs_input_grad[0] else None
+        to_y = form_gradient(y, x, ctx.form, to_tp, to_fn, to_fp) if ctx.needs_input_grad[1] else None
         return to_x, to_y, None
-
-
-def _voxel_gradient(x: Tensor, y: Tensor, form: Form, to_tp: Tensor, to_fp: Tensor, to_fn: Tensor) -> Tensor:
-    """Gradient in x of to_tp * tp + to_fp * fp + to_fn * fn, made of differentiable operations."""
-    if form == "min":
-        return torch.where(x < y, to_tp - to_fn, torch.where(x > y, to_fp, 0))
-    if form == "product":
-        return torch.where(x < y, -to_fn, torch.where(x > y, to_fp, 0)) + to_tp * y
-    if form == "squared":
-        return (to_tp - to_fp - to_fn) * y + 2 * to_fp * x
-    return to_fp + (to_tp - to_fp - to_fn) * y

@@ -1,0 +1,274 @@
+"""Calibration bins against scikit-learn, torchmetrics and sums by hand; exact merging, memory and speed."""
+
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from laws import class_map, soft_label
+from sklearn.calibration import calibration_curve
+
+from semidice.arrays import one_hot
+from semidice.metrics import calibration_bins, calibration_error, classwise_calibration_error
+from semidice.metrics.slabs import slabs
+
+BINNINGS = ["equal_width", "equal_mass"]
+each_binning = pytest.mark.parametrize("binning", BINNINGS)
+
+
+def ece_by_hand(confidence, accuracy, bin_of):
+    """The definition, bin by bin, in float64."""
+    confidence, accuracy = confidence.double().flatten(), accuracy.double().flatten()
+    total = 0.0
+    for number in bin_of.unique():
+        inside = bin_of.flatten() == number
+        total += (accuracy[inside].mean() - confidence[inside].mean()).abs() * inside.sum() / len(confidence)
+    return float(total)
+
+
+def equal_mass_bin(confidence, num_bins):
+    """The bin of the middle of each distinct value's voxels: exact equal-mass bins, ties kept together."""
+    _, inverse, count = confidence.flatten().unique(return_inverse=True, return_counts=True)
+    middle = count.cumsum(0) - count / 2
+    return (middle * num_bins / count.sum()).long().clamp(max=num_bins - 1)[inverse]
+
+
+@pytest.mark.parametrize("channels", [1, 2, 4])
+def test_top_class_error_equals_the_definition(channels):
+    prob = torch.rand(1, 1, 500) if channels == 1 else soft_label(1, channels, 500)
+    target = class_map((1, 500), max(2, channels))
+    if channels == 1:
+        confidence = torch.maximum(prob, 1 - prob)
+        correct = (prob > 0.5) == (target.unsqueeze(1) == 1)
+        target = target.unsqueeze(1).float()
+    else:
+        confidence, decided = prob.max(1)
+        correct = decided == target
+    by_hand = ece_by_hand(confidence, correct, (confidence * 10).long())
+    assert calibration_error(prob, target).item() == pytest.approx(by_hand, abs=1e-7)
+
+
+def test_classwise_error_of_a_channel_equals_scikit_learns_curve():
+    prob, target = torch.rand(1, 1, 2000), None
+    target = (torch.rand(1, 1, 2000) < prob**2).float()
+    accuracy, confidence = calibration_curve(target.flatten().numpy(), prob.flatten().numpy(), n_bins=10)
+    means = calibration_bins(prob, target, confidence="classwise").means()
+    np.testing.assert_allclose(means.accuracy[0, 0], accuracy, atol=1e-6)
+    np.testing.assert_allclose(means.confidence[0, 0], confidence, atol=1e-6)
+    expected = (means.share[0, 0].numpy() * np.abs(accuracy - confidence)).sum()
+    assert classwise_calibration_error(prob, target).item() == pytest.approx(expected, abs=1e-6)
+
+
+def test_classwise_error_is_that_of_each_channel_alone():
+    prob, target = soft_label(2, 3, 200), class_map((2, 200), 3)
+    together = classwise_calibration_error(prob, target)
+    for channel in range(3):
+        alone = classwise_calibration_error(
+            prob[:, channel : channel + 1], (target == channel).unsqueeze(1).float()
+        )
+        torch.testing.assert_close(together[:, channel], alone[:, 0], rtol=0, atol=0)
+
+
+def test_confidence_1_falls_in_the_last_bin_where_torchmetrics_gives_it_a_bin_of_its_own():
+    peers = pytest.importorskip("torchmetrics.functional.classification")
+    prob, target = torch.tensor([0.95, 1.0]), torch.tensor([1, 0])
+    # one bin: mean confidence 0.975 against an accuracy of 0.5
+    bins = calibration_bins(prob.view(1, 1, 2), target.view(1, 1, 2).float(), confidence="classwise")
+    assert bins.count.flatten().tolist() == [0] * 9 + [2]
+    assert bins.error().item() == pytest.approx(0.475)
+    # torchmetrics 1.9: (0.05 + 1) / 2, as if 1.0 were an eleventh bin
+    assert peers.binary_calibration_error(prob, target, n_bins=10).item() == pytest.approx(0.525)
+
+
+@pytest.mark.parametrize("num_bins", [5, 10, 15])
+def test_torchmetrics_agrees_where_no_confidence_is_1(num_bins):
+    peers = pytest.importorskip("torchmetrics.functional.classification")
+    prob, target = soft_label(1, 3, 1000), class_map((1, 1000), 3)
+    theirs = peers.multiclass_calibration_error(prob, target, num_classes=3, n_bins=num_bins)
+    ours = calibration_error(prob, target, num_bins=num_bins)
+    torch.testing.assert_close(ours.float()[0], theirs, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_every_edge_belongs_to_the_bin_above_it_in_every_dtype(dtype):
+    edges = torch.arange(11, dtype=torch.float64) / 10
+    prob = edges.to(dtype).view(1, 1, -1)
+    bins = calibration_bins(prob, torch.zeros_like(prob), confidence="classwise")
+    assert bins.count.flatten().tolist() == [1] * 9 + [2]
+    below = (edges[1:] - 1e-6).to(dtype).view(1, 1, -1)
+    bins = calibration_bins(below, torch.zeros_like(below), confidence="classwise")
+    assert bins.count.flatten().tolist() == [1] * 10
+
+
+def test_one_channel_at_a_half_is_background_with_confidence_a_half():
+    prob = torch.full((1, 1, 2), 0.5)
+    assert calibration_error(prob, torch.zeros(1, 1, 2)).item() == 0.5
+    assert calibration_error(prob, torch.ones(1, 1, 2)).item() == 0.5
+    assert calibration_error(prob, torch.tensor([[[0.0, 1.0]]])).item() == 0
+
+
+# soft references
+
+
+@each_binning
+@pytest.mark.parametrize("confidence", ["top_class", "classwise"])
+def test_a_soft_reference_is_the_mean_over_raters_of_a_hard_one(binning, confidence):
+    prob = soft_label(1, 3, 300)
+    raters = [class_map((1, 300), 3, seed=seed) for seed in range(4)]
+    mean = torch.stack([one_hot(rater, 3).float() for rater in raters]).mean(0)
+    options = {"binning": binning, "confidence": confidence}
+    soft = calibration_bins(prob, mean, **options)
+    hard = [calibration_bins(prob, rater, **options) for rater in raters]
+    assert torch.equal(soft.count, hard[0].count)
+    assert torch.equal(4 * soft.accuracy, sum(bins.accuracy for bins in hard))
+
+
+def test_a_prediction_that_is_the_soft_label_is_calibrated_in_every_class():
+    soft = soft_label(3, 3, 100)
+    assert classwise_calibration_error(soft, soft).abs().max() < 1e-7
+    assert calibration_error(soft, soft).abs().max() < 1e-7
+
+
+@given(seed=st.integers(0, 10_000))
+def test_the_error_lies_between_0_and_1(seed):
+    generator = torch.Generator().manual_seed(seed)
+    prob = torch.rand(1, 1, 50, generator=generator).round(decimals=1)
+    target = torch.rand(1, 1, 50, generator=generator)
+    for binning in BINNINGS:
+        assert 0 <= calibration_error(prob, target, binning=binning).item() <= 1
+
+
+# equal mass
+
+
+def skewed_prob(size, seed=0):
+    """Probabilities as a network gives them: nearly all close to 0 or 1, and many exactly 0 or 1."""
+    logits = 12 * torch.randn(size, generator=torch.Generator().manual_seed(seed)) - 6
+    return logits.sigmoid()
+
+
+@pytest.mark.parametrize("num_bins", [5, 10, 20])
+@pytest.mark.parametrize("seed", range(4))
+def test_equal_mass_bins_are_within_their_bound_of_exact_ones(num_bins, seed):
+    prob = skewed_prob((1, 1, 20_000), seed)
+    target = (torch.rand(1, 1, 20_000) < prob.sqrt()).float()
+    bins = calibration_bins(prob, target, confidence="classwise", binning="equal_mass", num_bins=num_bins)
+    exact = ece_by_hand(prob, target, equal_mass_bin(prob, num_bins))
+    bound = bins.cut_bound().item()
+    assert bound < 0.02
+    assert abs(bins.error().item() - exact) <= bound + 1e-9
+    # and the bound is not idle talk: the difference is far less
+    assert abs(bins.error().item() - exact) < 2e-3
+
+
+def test_equal_mass_bins_hold_equal_shares_where_values_differ():
+    prob = torch.rand(1, 1, 100_000)
+    means = calibration_bins(prob, prob, confidence="classwise", binning="equal_mass").means()
+    torch.testing.assert_close(means.share, torch.full_like(means.share, 0.1), rtol=0, atol=2e-3)
+
+
+def test_voxels_of_one_confidence_stay_in_one_equal_mass_bin():
+    prob = torch.tensor([[[0.2] * 90 + [0.9] * 10]])
+    target = torch.tensor([[[1.0] * 45 + [0.0] * 45 + [1.0] * 10]])
+    bins = calibration_bins(prob, target, confidence="classwise", binning="equal_mass")
+    assert sorted(bins.means().share[0, 0].tolist())[-2:] == pytest.approx([0.1, 0.9])
+    assert bins.error().item() == pytest.approx(0.9 * 0.3 + 0.1 * 0.1, abs=1e-6)
+
+
+def test_equal_width_bins_have_no_cut_to_be_off_by():
+    assert calibration_bins(torch.rand(2, 1, 9), torch.rand(2, 1, 9)).cut_bound().tolist() == [0, 0]
+
+
+# merging
+
+
+@each_binning
+@pytest.mark.parametrize("confidence", ["top_class", "classwise"])
+def test_cases_batches_and_slabs_merge_to_the_same_bits_in_any_order(binning, confidence):
+    prob, target = soft_label(5, 3, 40, 30), soft_label(5, 3, 40, 30, seed=8)
+    options = {"binning": binning, "confidence": confidence}
+    whole = calibration_bins(prob, target, per_case=False, **options)
+    cases = calibration_bins(prob, target, **options).over_cases()
+    back = [
+        calibration_bins(prob[i : i + 1], target[i : i + 1], per_case=False, **options)
+        for i in (4, 2, 0, 1, 3)
+    ]
+    merged = back[0] + back[1] + back[2] + back[3] + back[4]
+    shuffled = torch.randperm(40 * 30)
+    order = calibration_bins(
+        prob.flatten(2)[..., shuffled], target.flatten(2)[..., shuffled], per_case=False, **options
+    )
+    for other in (cases, merged, order):
+        for name in ("count", "confidence", "accuracy"):
+            assert torch.equal(getattr(other, name), getattr(whole, name))
+    assert whole.count.sum(-1).flatten()[0] == 5 * 40 * 30
+
+
+def test_bins_of_different_kinds_do_not_merge():
+    one = calibration_bins(torch.rand(1, 1, 9), torch.rand(1, 1, 9))
+    with pytest.raises(ValueError, match="cannot merge 10 equal_width bins with 5 equal_width"):
+        _ = one + calibration_bins(torch.rand(1, 1, 9), torch.rand(1, 1, 9), num_bins=5)
+
+
+@pytest.mark.parametrize("shape", [(3, 2, 7), (2, 1, 5, 6, 7), (5, 3), (1, 1, 1), (2, 4, 33, 2)])
+@pytest.mark.parametrize("size", [1, 8, 31, 1000])
+def test_slabs_hold_every_voxel_once(shape, size):
+    prob = torch.arange(torch.Size(shape).numel(), dtype=torch.float32).view(shape)
+    valid = torch.rand(shape[0], *shape[2:]) < 0.5
+    pieces = list(slabs(prob, prob, valid, size=size))
+    assert sorted(torch.cat([piece.prob.flatten() for piece in pieces]).tolist()) == prob.flatten().tolist()
+    assert sum(int(piece.valid.sum()) for piece in pieces) == int(valid.sum())
+    for piece in pieces:
+        assert piece.prob.numel() <= max(size, shape[1])
+        assert torch.equal(piece.prob, piece.target)
+        first = prob[piece.first_case].flatten()[0]
+        assert piece.prob.min() >= first
+
+
+def test_wrong_options_are_named():
+    prob = torch.rand(1, 1, 4)
+    with pytest.raises(ValueError, match="num_bins must be 1 or more; got 0"):
+        calibration_bins(prob, prob, num_bins=0)
+
+
+MEASURE = """
+import resource, sys, time, torch
+from semidice.metrics import calibration_bins
+torch.set_num_threads(2)
+prob = torch.rand(1, 1, 512, 512, 100).pow_(4)
+target = (torch.rand_like(prob) < prob).float()
+calibration_bins(prob[..., :1], target[..., :1])
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+start = time.perf_counter()
+error = calibration_bins(prob, target, binning=sys.argv[1]).error()
+print(time.perf_counter() - start, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+"""
+
+
+@each_binning
+def test_a_volume_of_26_million_voxels_takes_under_2_seconds_and_200_mb(binning):
+    # a process of its own: the peak of this one may lie anywhere. Best of two: the machine is shared
+    seconds, megabytes = [], []
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", MEASURE, binning], capture_output=True, text=True, check=True
+        )
+        took, used = map(float, done.stdout.split())
+        seconds.append(took)
+        megabytes.append(used)
+        if took < 2:
+            break
+    assert min(seconds) < 2
+    assert max(megabytes) < 200
+
+
+def test_many_small_cases_are_binned_together_and_not_one_by_one():
+    prob = soft_label(50_000, 3)
+    start = time.perf_counter()
+    bins = calibration_bins(prob, class_map((50_000,), 3), per_case=False)
+    assert int(bins.count.sum()) == 50_000
+    assert time.perf_counter() - start < 2
