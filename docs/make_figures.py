@@ -1,0 +1,155 @@
+"""Draw the figures of the documentation: `.venv/bin/python docs/make_figures.py`, or `--only NAME` for one.
+
+Each figure is a function without arguments in `FIGURES`; its key is the name of the PNG in docs/figures.
+Everything drawn is computed here by the package itself, with fixed seeds.
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from semidice import dice_loss, overlap_stats, tversky_index
+from semidice.demo import SHOWN_LOSSES, Loss, fit_free_logits
+from semidice.report.figures import (
+    COLOURS,
+    LINES,
+    MARKERS,
+    draw_focal_curves,
+    draw_landing,
+    new_axes,
+    save_figure,
+)
+
+OUT = Path(__file__).parent / "figures"
+
+DICE_LOSSES: Mapping[str, Loss] = {
+    "soft Dice (SDL)": partial(dice_loss, form="relaxed"),
+    "DML1": dice_loss,
+    "DML2": partial(dice_loss, form="product"),
+    "squared (L2)": partial(dice_loss, form="squared"),
+}
+
+
+def draw_one_voxel(label: float) -> Figure:
+    """Four Dice losses of one voxel against its prediction; a dot where the soft Dice loss is lowest."""
+    figure, axes = new_axes(width=5.0)
+    target = torch.tensor([[[label]]], dtype=torch.float64)
+    probs = torch.linspace(0, 1, 401, dtype=torch.float64)
+    axes.axvline(label, color="0.4", linewidth=1, label=f"label {label:g}")
+    for (name, loss), colour, line in zip(DICE_LOSSES.items(), COLOURS, LINES, strict=False):
+        values = torch.stack([loss(p.reshape(1, 1, 1), target) for p in probs])
+        axes.plot(probs, values, color=colour, linestyle=line, label=name)
+        lowest = int(values.argmin())
+        # The other three are lowest at the label, where the marks would hide one another.
+        if probs[lowest] != label:
+            axes.plot(probs[lowest], values[lowest], "o", color=colour, clip_on=False)
+    axes.set(
+        xlabel="prediction",
+        ylabel="loss",
+        title=f"One voxel, label {label:g}: the soft Dice loss falls until 1",
+        xlim=(0, 1),
+        ylim=(0, 1),
+    )
+    axes.legend(loc="upper right", framealpha=1)
+    return figure
+
+
+def draw_landing_of_losses() -> Figure:
+    """Where free predictions end for the soft labels 0, 0.05, ... 1: the fit of `semidice demo`."""
+    target = torch.linspace(0, 1, 21).reshape(1, 1, -1)
+    landed: dict[str, Tensor] = {}
+    for name, loss in SHOWN_LOSSES.items():
+        print(f"      fitting {name}", flush=True)
+        landed[name] = fit_free_logits(loss, target).flatten()
+    return draw_landing(target.flatten(), landed)
+
+
+def draw_triangle_ratio() -> Figure:
+    """How far triples of vectors stretch the triangle inequality of DML1, and the bound of the proof."""
+    figure, axes = new_axes(width=6.6, height=4.4)
+    generator = torch.Generator().manual_seed(0)
+    spread = torch.rand(3, 800, 3, generator=generator, dtype=torch.float64)
+    extreme = (5 * torch.randn(3, 800, 3, generator=generator, dtype=torch.float64)).sigmoid()
+    for name, triples, colour, marker in (
+        ("uniform triples", spread, COLOURS[5], "."),
+        ("triples near 0 and 1", extreme, COLOURS[3], "+"),
+    ):
+        total, ratio = _triangle_ratio(*triples)
+        axes.plot(total, ratio, marker, color=colour, markersize=3, label=name)
+    total, ratio = _triangle_ratio(*_extremal_triples())
+    axes.plot(
+        total, ratio, MARKERS[4], color=COLOURS[0], markersize=5, fillstyle="none", label="extremal triples"
+    )
+    total = torch.linspace(0.01, 2, 400, dtype=torch.float64)
+    bound = torch.where(total <= 1, (2 - total / 2) / (2 - total.clamp_max(1)), (2 - total / 2) / total)
+    axes.plot(total, bound, color="0.2", linewidth=1.2, label="bound of the proof")
+    for height, words in ((1.5, "3/2: tight"), ((1 + 5**0.5) / 2, "1.62: the paper's bound")):
+        axes.axhline(height, color="0.4", linewidth=1, linestyle="--")
+        axes.annotate(words, (2, height), xytext=(0, 3), textcoords="offset points", ha="right", color="0.3")
+    axes.set(
+        xlabel="u = JML1(a, b) + JML1(b, c)",
+        ylabel="DML1(a, c) / (DML1(a, b) + DML1(b, c))",
+        title="No triple exceeds 3/2, and some attain the bound at every u",
+        xlim=(0, 2),
+        ylim=(0, 1.75),
+    )
+    axes.legend(loc="lower left", framealpha=1)
+    return figure
+
+
+def _triangle_ratio(
+    a: Float[Tensor, "n p"], b: Float[Tensor, "n p"], c: Float[Tensor, "n p"]
+) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+    """JML1(a, b) + JML1(b, c), and DML1(a, c) as a share of DML1(a, b) + DML1(b, c), a triple a row."""
+
+    def distance(x: Tensor, y: Tensor, weight: float) -> Tensor:
+        stats = overlap_stats(x.unsqueeze(1), y.unsqueeze(1))
+        return 1 - tversky_index(stats, alpha=weight, beta=weight)[:, 0]
+
+    ratio = distance(a, c, 0.5) / (distance(a, b, 0.5) + distance(b, c, 0.5))
+    return distance(a, b, 1) + distance(b, c, 1), ratio
+
+
+def _extremal_triples() -> Float[Tensor, "3 n p"]:
+    """[0, 1], [t, t], [1, 0] for u >= 1; for u <= 1, k shared voxels beside [0, 1], [1, 1], [1, 0]."""
+    rows: list[list[list[float]]] = []
+    for t in torch.linspace(0, 1, 13).tolist():
+        rows.append([[0.0, 1.0] + [0.0] * 24, [t, t] + [0.0] * 24, [1.0, 0.0] + [0.0] * 24])
+    for k in (1, 2, 3, 4, 6, 8, 12, 24):
+        shared = [1.0] * k + [0.0] * (24 - k)
+        rows.append([[0.0, 1.0, *shared], [1.0, 1.0, *shared], [1.0, 0.0, *shared]])
+    return torch.tensor(rows, dtype=torch.float64).transpose(0, 1)
+
+
+FIGURES: Mapping[str, Callable[[], Figure]] = {
+    "one_voxel_50": partial(draw_one_voxel, 0.5),
+    "one_voxel_80": partial(draw_one_voxel, 0.8),
+    "cftl": partial(draw_focal_curves, alpha=0.7, beta=0.3, label=0.8, gammas=(0.5, 1.0, 2.0, 3.0, 4.0)),
+    "landing": draw_landing_of_losses,
+    "triangle_ratio": draw_triangle_ratio,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Draw the figures of the documentation into docs/figures.")
+    parser.add_argument("--only", choices=FIGURES, metavar="NAME", help=f"one of: {', '.join(FIGURES)}")
+    only = parser.parse_args().only
+    names = [only] if only else list(FIGURES)
+    OUT.mkdir(exist_ok=True)
+    for number, name in enumerate(names, start=1):
+        print(f"[{number}/{len(names)}] {name}", flush=True)
+        started = time.perf_counter()
+        path = OUT / f"{name}.png"
+        save_figure(FIGURES[name](), path)
+        print(f"      {path.stat().st_size // 1024} KB in {time.perf_counter() - started:.1f} s")
+
+
+if __name__ == "__main__":
+    main()
