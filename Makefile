@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-SOURCES := src tests benchmarks docs
+SOURCES := src tests benchmarks docs conftest.py
 
 .PHONY: help demo test test-slow test-gpu lint format figures bench clean
 help:  ## list the targets

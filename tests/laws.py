@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import semidice
-from semidice.overlap import Form
+from semidice.arrays import one_hot
+from semidice.forms import Form
 
 FORMS: tuple[Form, ...] = get_args(Form)
 REGION_FUNCTIONS = {"dice_loss": {}, "jaccard_loss": {}, "tversky_loss": {"alpha": 0.7, "beta": 0.3}}
@@ -29,6 +30,8 @@ class Entry:
     compatible: bool
     # and the minimum is 0, which that of cross entropy is not
     zero_at_label: bool
+    # a target that asks for a gradient gets all of it
+    target_gradient: bool = True
 
     def __str__(self) -> str:
         return f"{self.public}-{self.form}" if self.form else self.public
@@ -64,6 +67,23 @@ def _mixture(form: Form) -> Entry:
     return Entry("SegmentationLoss", form, build, compatible=form != "relaxed", zero_at_label=False)
 
 
+def _distillation(form: Form) -> Entry:
+    """A teacher that says what the label says; the loss keeps gradients away from it."""
+
+    def build(activation: str = "none", **options: object) -> Call:
+        mix = semidice.SegmentationLoss(semidice.DiceLoss(form=form, activation=activation, **options))
+        loss = semidice.DistillationLoss(mix)
+
+        def call(prediction: Tensor, target: Tensor, valid: Tensor | None = None) -> Tensor:
+            soft = target.is_floating_point()
+            teacher = target if soft else one_hot(target, prediction.shape[1]).to(prediction.dtype)
+            return loss(prediction, target, teacher, valid)
+
+        return call
+
+    return Entry("DistillationLoss", form, build, form != "relaxed", False, target_gradient=False)
+
+
 def _cross_entropy() -> Entry:
     def build(activation: str = "none", **options: object) -> Call:
         known = {name: value for name, value in options.items() if name in ("ignore_index", "class_weight")}
@@ -78,6 +98,7 @@ ENTRIES: list[Entry] = [
     *(_function(name, form) for name in REGION_FUNCTIONS for form in FORMS),
     *(_module(name, form) for name in REGION_MODULES for form in FORMS),
     *(_mixture(form) for form in FORMS),
+    *(_distillation(form) for form in FORMS),
     _cross_entropy(),
 ]
 COMPATIBLE = [entry for entry in ENTRIES if entry.compatible]

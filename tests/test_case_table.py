@@ -214,7 +214,7 @@ def test_tables_are_selected_from_and_put_together():
     assert rows_equal(concatenate([first, second]).sorted().rows(), table.sorted().rows())
     with pytest.raises(ValueError, match="same thing twice"):
         concatenate([table, first])
-    with pytest.raises(ValueError, match="has columns case.*got 'klass'"):
+    with pytest.raises(ValueError, match=r"has columns case.*got 'klass'"):
         table.select(klass="mean")
     with pytest.raises(ValueError, match="at least one"):
         concatenate([])

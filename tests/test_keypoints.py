@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import ndimage, stats
 
-from semidice.keypoints import boundary_band, calibration_region, sample_keys, take_keys
+from semidice.boundary import boundary_band
+from semidice.keypoints import calibration_region, sample_keys, take_keys
 
 
 def class_counts(target, keys):

@@ -97,7 +97,7 @@ def test_the_relaxed_form_is_lower_at_a_vertex_than_at_the_label(name):
 def test_the_gradient_agrees_with_finite_differences_once_and_twice(entry, activation):
     logits = random_logits(2, 2, 2, dtype=torch.float64)
     prediction = (logits if activation != "none" else logits.softmax(1)).requires_grad_()
-    target = soft_label(2, 2, 2, dtype=torch.float64).requires_grad_()
+    target = soft_label(2, 2, 2, dtype=torch.float64).requires_grad_(entry.target_gradient)
     # values are checked on the CPU: a probability must not leave [0, 1] by the step of gradcheck
     loss = entry.build(activation=activation)
     assert torch.autograd.gradcheck(loss, (prediction, target))

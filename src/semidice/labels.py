@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from typing import Any, Generic
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Integer
 from torch import Tensor
 
 from .arrays import one_hot, values_are_readable
+from .boundary import boundary_band
 from .overlap import overlap_stats, tversky_index
 from .raters import Array, Present, Raters, give_back, read_label, read_raters
 
@@ -253,11 +253,8 @@ def boundary_smooth_label(label: Array, *, eps: float = 0.5, width: int = 3, bat
     soft = read_label(label, batched, has_space=True)
     if width < 1 or width % 2 == 0:
         raise ValueError(f"width must be odd and 1 or more, so that a voxel is in the middle; got {width}")
-    pool = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[soft.ndim - 3]
-    # a window that holds one class only has the same largest and smallest index; float for max_pool
-    index = soft.argmax(1, keepdim=True).float()
-    largest, smallest = (sign * pool(sign * index, width, stride=1, padding=width // 2) for sign in (1, -1))
-    return give_back(torch.where(largest > smallest, _smoothed(soft, eps), soft), label, batched)
+    near = boundary_band(soft.argmax(1), width=width // 2).unsqueeze(1)
+    return give_back(torch.where(near, _smoothed(soft, eps), soft), label, batched)
 
 
 def spatially_smooth_label(label: Array, *, sigma: float = 1.0, batched: bool = False) -> Array:

@@ -311,17 +311,21 @@ class SegmentationLoss(nn.Module):
         parts: bool = False,
     ) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
         """The total; with `parts`, also the unweighted terms by name, detached, for a log."""
+        total, terms = self.over_valid(logits, target, fold_ignored(target, valid, self.region.ignore_index))
+        return (total, terms) if parts else total
+
+    def over_valid(
+        self, logits: Tensor | Sequence[Tensor], target: Tensor, valid: Tensor | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Total and terms, whose ignored voxels are in `valid` already: `ignore_index` is not looked at."""
         scales = [logits] if isinstance(logits, Tensor) else list(logits)
         weights = self._weights_of_scales(len(scales))
-        valid = fold_ignored(target, valid, self.region.ignore_index)
         cross_entropy = region = torch.zeros((), device=target.device)
         for scale, weight in zip(scales, weights, strict=True):
             at_scale = (target, valid) if scale is logits else downsample_target(target, valid, scale.shape)
             terms = self._terms(scale, *at_scale)
             cross_entropy, region = cross_entropy + weight * terms[0], region + weight * terms[1]
         total = self.cross_entropy_weight * cross_entropy + self.region_weight * region
-        if not parts:
-            return total
         return total, {"cross_entropy": cross_entropy.detach(), "region": region.detach()}
 
     def _terms(self, logits: Tensor, target: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -69,7 +69,7 @@ def unchecked_overlap_stats(
 def tversky_index(
     stats: OverlapStats, *, alpha: float, beta: float, smooth: float = 0.0
 ) -> Float[Tensor, "N C"]:
-    """Tversky index in [0, 1] of each entry of `stats`; 1 is perfect overlap.
+    """Tversky index of each entry of `stats`, in [0, 1]; 1 is perfect overlap. (`squared`: if alpha = beta.)
 
     alpha weighs false positives and beta false negatives. Where nothing is there (a denominator of 0:
     neither prediction nor target, and smooth = 0) the index is 1 and its gradient 0.

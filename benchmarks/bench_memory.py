@@ -1,0 +1,173 @@
+"""Peak memory and time of 0.25 cross entropy + 0.75 soft-label Dice, forward and backward, against peers.
+
+    python benchmarks/bench_memory.py [--device cuda] [--out bench_out]
+
+Memory is what a step needs beyond logits, target and gradient. On the CPU it is the growth of the resident
+set of a fresh process (the kernel's high-water mark), on a GPU that of the allocator. Both are given in
+units of the logits' size, times as a ratio to MONAI in the same run. Writes memory.jsonl and memory.md.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import semidice
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+SHAPES = {"cpu": [(1, 14, 96, 96, 96), (8, 3, 512, 512)], "cuda": [(2, 14, 128, 128, 128), (8, 2, 512, 512)]}
+CONTENDERS = ("semidice", "MONAI", "smp")
+
+
+def build(name: str, target_kind: str) -> Loss:
+    """The loss of a contender on logits and a soft label (N, C, *space) or class indices (N, *space)."""
+    if name == "semidice":
+        return semidice.SegmentationLoss()
+    if name == "MONAI":
+        import monai.losses
+
+        dice = monai.losses.DiceLoss(softmax=True, soft_label=target_kind == "soft", batch=True)
+        hard = monai.losses.DiceLoss(softmax=True, to_onehot_y=True, batch=True)
+        if target_kind == "soft":
+            return lambda logits, target: 0.25 * F.cross_entropy(logits, target) + 0.75 * dice(logits, target)
+        return lambda logits, target: (
+            0.25 * F.cross_entropy(logits, target) + 0.75 * hard(logits, target.unsqueeze(1))
+        )
+    import segmentation_models_pytorch as smp
+
+    if target_kind == "soft":
+        raise ValueError("smp's multiclass losses take class indices only")
+    dice = smp.losses.DiceLoss("multiclass")
+    return lambda logits, target: 0.25 * F.cross_entropy(logits, target) + 0.75 * dice(logits, target)
+
+
+def make_case(shape: tuple[int, ...], target_kind: str, device: str) -> tuple[Tensor, Tensor]:
+    """Random logits that ask for a gradient, and a target."""
+    torch.manual_seed(0)
+    logits = torch.randn(shape, device=device).requires_grad_()
+    if target_kind == "soft":
+        return logits, torch.randn(shape, device=device).softmax(1)
+    return logits, torch.randint(0, shape[1], (shape[0], *shape[2:]), device=device)
+
+
+def status_bytes(field: str) -> int:
+    """A memory figure of this process from the kernel, in bytes."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    raise ValueError(f"/proc/self/status has no field {field}")
+
+
+def step(loss: Loss, logits: Tensor, target: Tensor) -> None:
+    """One forward and backward pass into a fresh gradient."""
+    logits.grad = None
+    loss(logits, target).backward()
+
+
+def measure(name: str, shape: tuple[int, ...], target_kind: str, device: str) -> dict[str, object]:
+    """Extra peak memory in units of the logits, and seconds of a step, measured in this process."""
+    loss = build(name, target_kind)
+    # first calls load code and start threads; that is not the step's memory
+    small = (shape[0], shape[1], *[8] * (len(shape) - 2))
+    step(loss, *make_case(small, target_kind, device))
+    logits, target = make_case(shape, target_kind, device)
+    size = logits.numel() * logits.element_size()
+    if device == "cuda":
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        step(loss, logits, target)
+        peak = torch.cuda.max_memory_allocated()
+    else:
+        before = status_bytes("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")
+        step(loss, logits, target)
+        peak = status_bytes("VmHWM")
+    seconds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        step(loss, logits, target)
+        if device == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - start)
+    return {
+        "contender": name,
+        "shape": shape,
+        "target": target_kind,
+        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+        "torch": torch.__version__,
+        "extra_over_logits": (peak - before - size) / size,
+        "seconds": statistics.median(seconds),
+    }
+
+
+def measure_in_process(name: str, shape: tuple[int, ...], target_kind: str, device: str) -> dict[str, object]:
+    """`measure` in a fresh process, so that nobody inherits another's memory."""
+    command = [sys.executable, __file__, "--one", name, target_kind, device, *map(str, shape)]
+    # every block of more than 64 KiB straight from the kernel: freed memory leaves the resident set at once
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    if done.returncode != 0:
+        raise RuntimeError(f"measuring {name} on {shape} failed:\n{done.stderr}")
+    result: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def as_markdown(rows: list[dict[str, object]], device: str) -> str:
+    """The table of the results, one line a contender and case."""
+    lines = [
+        f"Forward and backward of 0.25 cross entropy + 0.75 Dice, {rows[0]['device']}, torch {rows[0]['torch']}.",
+        f"Made by `python benchmarks/bench_memory.py --device {device}`.",
+        "",
+        "| logits | target | loss | extra memory / logits | time / MONAI's |",
+        "|---|---|---|---:|---:|",
+    ]
+    for row in rows:
+        same = (r for r in rows if (r["shape"], r["target"]) == (row["shape"], row["target"]))
+        monai = next(r["seconds"] for r in same if r["contender"] == "MONAI")
+        shape = "x".join(map(str, row["shape"]))  # type: ignore[call-overload]
+        ratio = row["seconds"] / monai  # type: ignore[operator]
+        lines.append(
+            f"| {shape} | {row['target']} | {row['contender']} | {row['extra_over_logits']:.2f} | {ratio:.2f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--out", type=Path, default=Path("bench_out"))
+    parser.add_argument("--one", nargs="+", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.one:
+        name, target_kind, device, *shape = arguments.one
+        print(json.dumps(measure(name, tuple(map(int, shape)), target_kind, device)))
+        return
+    rows = []
+    cases = [(shape, kind) for shape in SHAPES[arguments.device] for kind in ("soft", "hard")]
+    for shape, kind in cases:
+        for name in CONTENDERS:
+            if (name, kind) == ("smp", "soft"):
+                continue
+            print(f"measuring {name} on {shape}, {kind} target", file=sys.stderr, flush=True)
+            rows.append(measure_in_process(name, shape, kind, arguments.device))
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    (arguments.out / "memory.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    table = as_markdown(rows, arguments.device)
+    (arguments.out / "memory.md").write_text(table)
+    print(table)
+
+
+if __name__ == "__main__":
+    main()

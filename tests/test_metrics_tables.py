@@ -1,0 +1,127 @@
+"""Tables and figures of a comparison: what they say is what was computed, marked and escaped right."""
+
+import csv
+import io
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from semidice.metrics import CaseRow, CaseTable, calibration_bins, compare_cases, means_table, pairs_table
+
+METHODS = ("uniform_DML1 & 50%", "majority|SDL", "soft")
+
+
+@pytest.fixture(scope="module")
+def table():
+    rng = np.random.default_rng(0)
+    base = rng.uniform(0.6, 0.8, 40)
+    rows = []
+    for method, gain in zip(METHODS, (0.1, 0.0, 0.1), strict=True):
+        for case in range(40):
+            value = base[case] + gain + 0.02 * rng.standard_normal()
+            for metric, score in (("dice_score", value), ("hausdorff_error_mm", 20 * (1 - value))):
+                rows.append(CaseRow(f"c{case}", f"p{case // 2}", 0, method, "mean", metric, score))
+    return CaseTable.from_rows(rows)
+
+
+@pytest.fixture(scope="module")
+def comparisons(table):
+    return [compare_cases(table, metric, unit="patient") for metric in ("dice_score", "hausdorff_error_mm")]
+
+
+def test_markdown_marks_the_best_set_and_names_the_test(comparisons):
+    text = means_table(comparisons).markdown()
+    lines = text.splitlines()
+    assert lines[0] == "| method | dice_score (%) ↑ | hausdorff_error_mm ↓ |"
+    bold = {line.split(" | ")[0].strip("| "): line.count("**") // 2 for line in lines[2:5]}
+    assert bold == {METHODS[0]: 2, r"majority\|SDL": 0, "soft": 2}
+    mean = comparisons[0].mean[1]
+    assert f"{100 * mean:.2f} [" in lines[3]
+    assert "p < 0.05, paired bootstrap over 40 cases of 20 patients, Holm-corrected over pairs" in lines[-1]
+
+
+def test_latex_is_escaped_and_has_as_many_cells_in_every_row(comparisons):
+    text = means_table(comparisons, intervals=False).latex()
+    assert r"uniform\_DML1 \& 50\%" in text
+    assert text.count(r"\textbf{") == 4
+    body = [line for line in text.splitlines() if line.endswith(r"\\")]
+    assert len(body) == 4
+    assert {len(re.findall(r"(?<!\\)&", line)) for line in body} == {2}
+    assert text.count(r"\begin{tabular}{lrr}") == text.count(r"\end{tabular}") == 1
+    assert not re.search(r"[^\x00-\x7f]", text.split("\\toprule")[1])
+
+
+def test_the_csv_holds_every_digit(comparisons):
+    records = list(csv.DictReader(io.StringIO(means_table(comparisons).csv())))
+    assert len(records) == 6
+    assert [float(record["mean"]) for record in records[:3]] == comparisons[0].mean.tolist()
+    assert [record["best"] for record in records[:3]] == ["True", "False", "True"]
+    pairs = list(csv.DictReader(io.StringIO(pairs_table(comparisons[0]).csv())))
+    assert float(pairs[0]["p_holm"]) == comparisons[0].p_holm[0, 1]
+    assert (pairs[0]["first"], pairs[0]["second"], pairs[0]["significant"]) == (*METHODS[:2], "True")
+
+
+def test_pairs_show_sign_interval_and_all_three_p_values(comparisons):
+    table = pairs_table(comparisons[0])
+    assert table.header == ("method", "minus", "difference (%)", "p", "Holm p", "perm. p")
+    first = [cell.text for cell in table.rows[0]]
+    assert first[2].startswith("+")
+    assert first[3] == "< 0.001"
+    assert [row[2].best for row in table.rows] == [True, False, True]
+    assert table.rows[2][2].text.startswith("−")
+
+
+def test_the_terminal_shows_brackets_stars_and_whole_numbers(comparisons):
+    console = pytest.importorskip("rich.console")
+    for table in (means_table(comparisons), pairs_table(comparisons[0])):
+        out = console.Console(file=io.StringIO(), width=80, no_color=True)
+        out.print(table.rich())
+        text = out.file.getvalue()
+        assert "★" in text
+        assert "…" not in text
+        assert re.search(r"\[[+−]?\d+\.\d\d, [+−]?\d+\.\d\d\]", text)
+
+
+def test_tables_of_different_methods_or_of_one_are_refused(table, comparisons):
+    other = compare_cases(table, "dice_score", methods=METHODS[:2])
+    with pytest.raises(ValueError, match="all of the same methods"):
+        means_table([*comparisons, other])
+    with pytest.raises(ValueError, match="two methods at least"):
+        pairs_table(compare_cases(table, "dice_score", methods=METHODS[:1]))
+
+
+def test_figures_say_what_was_computed(table, comparisons, tmp_path):
+    pytest.importorskip("matplotlib")
+    from semidice.report.case_figures import draw_case_scores, draw_reliability, draw_significance
+    from semidice.report.figures import save_figure
+
+    prob = torch.rand(3, 1, 500)
+    bins = {
+        name: calibration_bins(prob, (torch.rand_like(prob) < prob**power).float(), per_case=False)
+        for name, power in (("calibrated", 1.0), ("overconfident", 2.0))
+    }
+    figures = {
+        "reliability": draw_reliability(bins),
+        "cases": draw_case_scores(table.paired("dice_score")),
+        "significance": draw_significance(comparisons[0]),
+    }
+    for name, figure in figures.items():
+        save_figure(figure, tmp_path / f"{name}.png")
+        assert (tmp_path / f"{name}.png").stat().st_size > 10_000
+    above = figures["reliability"].axes[0]
+    means = bins["overconfident"].means()
+    there = means.share > 0
+    np.testing.assert_allclose(above.lines[2].get_ydata(), means.accuracy[there])
+    assert "ECE" in above.get_legend().texts[1].get_text()
+    # told apart without colour
+    assert len({(line.get_linestyle(), line.get_marker()) for line in above.lines}) == 3
+    cells = [text.get_text() for text in figures["significance"].axes[0].texts]
+    assert sum("▲" in cell for cell in cells) == sum("▼" in cell for cell in cells) == 2
+    marked = [label.get_text() for label in figures["significance"].axes[0].get_yticklabels()]
+    assert marked == [f"{METHODS[0]} ★", METHODS[1], "soft ★"]
+    with pytest.raises(ValueError, match="leading axes"):
+        draw_reliability({"per case": calibration_bins(prob, prob)})
+    with pytest.raises(ValueError, match="1 to 6 methods; got 0"):
+        draw_reliability({})

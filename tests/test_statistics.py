@@ -1,0 +1,400 @@
+"""Paired tests against SciPy, plain loops and closed forms; their level and power by simulation (slow)."""
+
+import time
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from semidice.metrics import (
+    CaseRow,
+    CaseTable,
+    compare_cases,
+    compare_scores,
+    holm,
+    paired_bootstrap,
+    permutation_test,
+)
+from semidice.metrics.cases import PairedScores
+
+INTERVALS = ["studentised", "percentile", "bca"]
+
+
+def differences(num_cases=40, shift=0.3, seed=0):
+    """Skewed differences, one column."""
+    return np.random.default_rng(seed).exponential(1, (num_cases, 1)) - 1 + shift
+
+
+def paired(values, methods=None, patients=None, metric="dice_score"):
+    values = np.asarray(values, dtype=float)
+    cases = tuple(f"case{number:04}" for number in range(len(values)))
+    methods = methods or tuple(f"method{number}" for number in range(values.shape[1]))
+    return PairedScores(metric, "mean", cases, patients or cases, methods, values, 0)
+
+
+# oracles
+
+
+@pytest.mark.parametrize(("interval", "scipy_name"), [("percentile", "percentile"), ("bca", "BCa")])
+def test_intervals_equal_scipys_within_resampling_error(interval, scipy_name):
+    column = differences()
+    ours = paired_bootstrap(column, interval=interval, num_resamples=20_000)
+    theirs = stats.bootstrap(
+        (column[:, 0],), np.mean, method=scipy_name, n_resamples=20_000, rng=np.random.default_rng(5)
+    )
+    error = column.std(ddof=1) / np.sqrt(len(column))
+    assert ours.low[0] == pytest.approx(theirs.confidence_interval.low, abs=0.06 * error)
+    assert ours.high[0] == pytest.approx(theirs.confidence_interval.high, abs=0.06 * error)
+
+
+def test_the_studentised_test_equals_a_plain_loop_within_resampling_error():
+    column = differences(shift=0.25)[:, 0]
+    rng = np.random.default_rng(3)
+
+    def t_value(sample, centre):
+        return (sample.mean() - centre) / (sample.std(ddof=1) / np.sqrt(len(sample)))
+
+    drawn = [t_value(rng.choice(column, len(column)), column.mean()) for _ in range(20_000)]
+    p = np.mean(np.abs(drawn) >= abs(t_value(column, 0)))
+    reach = np.quantile(np.abs(drawn), 0.95) * column.std(ddof=1) / np.sqrt(len(column))
+    ours = paired_bootstrap(column[:, None], num_resamples=20_000)
+    assert ours.p[0] == pytest.approx(p, abs=0.01)
+    assert ours.high[0] - ours.value[0] == pytest.approx(reach, rel=0.03)
+    assert ours.value[0] - ours.low[0] == pytest.approx(reach, rel=0.03)
+
+
+def test_on_normal_differences_the_studentised_test_equals_students():
+    rng = np.random.default_rng(8)
+    columns = rng.standard_normal((30, 12)) + np.linspace(0, 0.6, 12)
+    ours = paired_bootstrap(columns, num_resamples=20_000)
+    theirs = stats.ttest_1samp(columns, 0)
+    np.testing.assert_allclose(ours.p, theirs.pvalue, atol=0.025)
+    interval = theirs.confidence_interval()
+    np.testing.assert_allclose(ours.low, interval.low, atol=0.05)
+    np.testing.assert_allclose(ours.high, interval.high, atol=0.05)
+
+
+def test_the_percentile_p_is_twice_the_smaller_tail():
+    column = differences(shift=0.25)
+    rng = np.random.default_rng(1)
+    drawn = rng.choice(column[:, 0], (20_000, len(column))).mean(1)
+    expected = 2 * min((drawn < 0).mean(), (drawn > 0).mean())
+    assert paired_bootstrap(column, interval="percentile").p[0] == pytest.approx(expected, abs=0.01)
+
+
+def test_the_exact_permutation_test_equals_scipys():
+    columns = np.random.default_rng(2).standard_normal((11, 6)) + np.linspace(0, 1, 6)
+    ours = permutation_test(columns)
+    theirs = stats.permutation_test(
+        (columns,), lambda x, axis: x.mean(axis=axis), permutation_type="samples", n_resamples=np.inf
+    )
+    np.testing.assert_allclose(ours, theirs.pvalue, atol=1e-12)
+
+
+def test_the_sampled_permutation_test_equals_scipys_within_resampling_error():
+    columns = np.random.default_rng(4).standard_normal((60, 4)) + np.array([0, 0.15, 0.3, 0.5])
+    theirs = stats.permutation_test(
+        (columns,),
+        lambda x, axis: x.mean(axis=axis),
+        permutation_type="samples",
+        n_resamples=10_000,
+        rng=np.random.default_rng(6),
+    )
+    np.testing.assert_allclose(permutation_test(columns), theirs.pvalue, atol=0.02)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=6))
+def test_holm_equals_closed_testing_with_bonferroni(p):
+    p = np.array(p)
+    corrected = holm(p)
+    for one in range(len(p)):
+        others = [number for number in range(len(p)) if number != one]
+        groups = [(one, *rest) for size in range(len(p)) for rest in combinations(others, size)]
+        closed = max(min(1.0, len(group) * p[list(group)].min()) for group in groups)
+        assert corrected[one] == pytest.approx(closed, abs=1e-12)
+
+
+# clusters
+
+
+def test_patients_are_drawn_with_all_their_cases():
+    rng = np.random.default_rng(7)
+    sizes = rng.integers(1, 6, 15)
+    groups = np.repeat([f"p{number}" for number in range(15)], sizes)
+    column = (rng.standard_normal(15).repeat(sizes) + 0.3 * rng.standard_normal(len(groups)))[:, None]
+    members = [column[groups == f"p{number}", 0] for number in range(15)]
+    drawn = [np.concatenate([members[k] for k in rng.integers(0, 15, 15)]).mean() for _ in range(20_000)]
+    ours = paired_bootstrap(column, groups=groups.tolist(), interval="percentile", num_resamples=20_000)
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    spread = np.std(drawn)
+    assert ours.low[0] == pytest.approx(low, abs=0.06 * spread)
+    assert ours.high[0] == pytest.approx(high, abs=0.06 * spread)
+    # cases of a patient are alike, so taking them for independent would be far too sure
+    naive = paired_bootstrap(column, interval="percentile")
+    assert naive.high[0] - naive.low[0] < 0.8 * (high - low)
+    studentised = paired_bootstrap(column, groups=groups.tolist())
+    assert studentised.high[0] - studentised.low[0] > high - low
+
+
+def test_patients_of_one_case_each_are_the_cases():
+    column = differences()
+    groups = [f"p{number:03}" for number in range(len(column))]
+    for interval in INTERVALS:
+        for ours, theirs in zip(
+            paired_bootstrap(column, groups=groups, interval=interval),
+            paired_bootstrap(column, interval=interval),
+            strict=True,
+        ):
+            np.testing.assert_allclose(ours, theirs)
+    np.testing.assert_array_equal(permutation_test(column, groups=groups), permutation_test(column))
+
+
+def test_flipping_the_sign_of_a_patient_flips_all_their_cases():
+    column = np.array([[1.0], [1.0], [2.0], [-1.0], [0.5], [0.25]])
+    groups = ["a", "a", "b", "c", "d", "d"]
+    sums = np.array([2.0, 2.0, -1.0, 0.75])
+    signs = np.array(np.meshgrid(*[[-1, 1]] * 4)).reshape(4, -1).T
+    expected = (np.abs(signs @ sums) >= abs(sums.sum()) - 1e-12).mean()
+    assert permutation_test(column, groups=groups)[0] == expected
+
+
+# laws
+
+
+@pytest.mark.parametrize("interval", INTERVALS)
+def test_the_interval_leaves_out_0_where_p_is_below_the_level(interval):
+    rng = np.random.default_rng(9)
+    columns = rng.standard_normal((25, 300)) + rng.uniform(-0.6, 0.6, 300)
+    ours = paired_bootstrap(columns, interval=interval, num_resamples=2000)
+    outside = (ours.low > 0) | (ours.high < 0)
+    near_the_edge = np.abs(ours.p - 0.05) < 0.003
+    assert 30 < outside.sum() < 270
+    assert (outside == (ours.p < 0.05))[~near_the_edge].all()
+
+
+@pytest.mark.parametrize("interval", INTERVALS)
+def test_swapping_two_methods_changes_signs_and_nothing_else(interval):
+    rng = np.random.default_rng(10)
+    values = rng.random((30, 2))
+    there = compare_scores(paired(values), interval=interval)
+    back = compare_scores(paired(values[:, ::-1]), interval=interval)
+    assert there.difference[0, 1] == pytest.approx(-back.difference[0, 1])
+    assert there.low[0, 1] == pytest.approx(-back.high[0, 1], abs=1e-4)
+    assert there.p[0, 1] == pytest.approx(back.p[0, 1], abs=1e-3)
+    np.testing.assert_allclose(there.difference, -there.difference.T)
+    np.testing.assert_allclose(there.low, -there.high.T)
+    assert there.difference[0, 1] == pytest.approx(values[:, 0].mean() - values[:, 1].mean())
+
+
+def test_the_same_seed_gives_the_same_bits_whatever_the_order_of_the_rows():
+    rng = np.random.default_rng(11)
+    rows = [
+        CaseRow(f"c{number}", f"p{number // 2}", 0, method, "mean", "dice_score", rng.random())
+        for number in range(30)
+        for method in ("SDL", "DML1", "DML2")
+    ]
+    first = compare_cases(
+        CaseTable.from_rows(rows), "dice_score", unit="patient", methods=["SDL", "DML1", "DML2"]
+    )
+    mixed = [rows[number] for number in rng.permutation(len(rows))]
+    again = compare_cases(
+        CaseTable.from_rows(mixed), "dice_score", unit="patient", methods=["SDL", "DML1", "DML2"]
+    )
+    for name in ("mean", "difference", "low", "high", "p", "p_holm", "p_permutation"):
+        np.testing.assert_array_equal(getattr(first, name), getattr(again, name))
+    other = compare_cases(CaseTable.from_rows(rows), "dice_score", seed=1)
+    assert (other.p != first.p).any()
+    assert (first.num_cases, first.num_patients) == (30, 15)
+
+
+@pytest.mark.parametrize("interval", INTERVALS)
+def test_equal_methods_have_p_1_and_an_interval_of_0(interval):
+    same = np.random.default_rng(12).random((20, 1)).repeat(2, axis=1)
+    comparison = compare_scores(paired(same), interval=interval)
+    assert comparison.p[0, 1] == comparison.p_permutation[0, 1] == 1
+    assert comparison.low[0, 1] == comparison.high[0, 1] == 0
+    assert comparison.best() == comparison.methods
+
+
+@pytest.mark.parametrize("interval", INTERVALS)
+def test_five_cases_are_never_significant_and_six_can_be(interval):
+    for num_cases, significant in ((2, False), (5, False), (6, True)):
+        column = 1 + 1e-3 * np.arange(num_cases)[:, None]
+        assert (paired_bootstrap(column, interval=interval).p[0] < 0.05) == significant
+        assert (permutation_test(column)[0] < 0.05) == significant
+
+
+def test_p_is_never_0():
+    column = 10 + np.random.default_rng(0).standard_normal((100, 1))
+    for interval in INTERVALS:
+        assert paired_bootstrap(column, interval=interval).p[0] >= 1 / 10_001
+    assert permutation_test(column)[0] == 1 / 10_001
+
+
+# the best set
+
+
+def ladder(gains, *, noise=0.02, num_cases=60, metric="dice_score"):
+    rng = np.random.default_rng(13)
+    base = rng.uniform(0.5, 0.8, (num_cases, 1))
+    values = base + np.asarray(gains) + noise * rng.standard_normal((num_cases, len(gains)))
+    return paired(values, methods=tuple("abcd"[: len(gains)]), metric=metric)
+
+
+def test_best_is_whom_no_other_method_significantly_beats():
+    comparison = compare_scores(ladder([0.0, 0.05, 0.0501, 0.02]))
+    assert comparison.best() == ("b", "c")
+    assert comparison.superior()[1].tolist() == [True, False, False, True]
+    lower = compare_scores(ladder([0.0, 0.05, 0.0501, 0.02], metric="calibration_error"))
+    assert lower.best() == ("a",)
+    assert compare_scores(ladder([0.0, 0.0, 0.0])).best() == ("a", "b", "c")
+
+
+def test_holm_can_keep_a_method_in_the_best_set_that_plain_p_values_exclude():
+    rng = np.random.default_rng(21)
+    for _ in range(200):
+        comparison = compare_scores(
+            paired(rng.standard_normal((12, 5)) + np.array([0, 0, 0, 0, 0.9])), num_resamples=200
+        )
+        assert set(comparison.best(correction="none")) <= set(comparison.best())
+        if comparison.best(correction="none") != comparison.best():
+            return
+    pytest.fail("200 comparisons and Holm never made a difference")
+
+
+def test_intervals_of_means_are_those_of_the_method_alone():
+    scores = ladder([0.0, 0.1])
+    comparison = compare_scores(scores)
+    alone = paired_bootstrap(scores.values)
+    np.testing.assert_allclose(comparison.mean, alone.value)
+    np.testing.assert_allclose(comparison.mean_low, alone.low)
+    np.testing.assert_allclose(comparison.mean_high, alone.high)
+
+
+# what is refused
+
+
+@pytest.mark.parametrize(
+    ("column", "options", "message"),
+    [
+        (np.zeros((1, 1)), {}, "two cases or patients at least; got 1"),
+        (np.full((5, 1), np.nan), {}, r"finite numbers.*5 that are not"),
+        (np.zeros(5), {}, r"\(cases, columns\); got shape \(5,\)"),
+        (np.zeros((5, 1)), {"num_resamples": 10}, "num_resamples must be 100 or more; got 10"),
+        (np.zeros((5, 1)), {"level": 0.0}, "level must lie between 0 and 1"),
+        (np.zeros((5, 1)), {"groups": ["a"]}, "one name a case; got 1 for 5"),
+    ],
+)
+def test_wrong_input_is_named(column, options, message):
+    with pytest.raises(ValueError, match=message):
+        paired_bootstrap(column, **options)
+
+
+def test_a_metric_without_a_direction_needs_one():
+    with pytest.raises(ValueError, match="does not say whether higher is better"):
+        compare_scores(ladder([0.0, 0.1], metric="hd95"))
+    assert compare_scores(ladder([0.0, 0.1], metric="hd95"), higher_is_better=False).best() == ("a",)
+
+
+# speed, level and power
+
+
+def test_ten_methods_on_a_thousand_cases_take_under_5_seconds():
+    rng = np.random.default_rng(14)
+    scores = paired(rng.uniform(0.5, 0.9, (1000, 1)) + 0.05 * rng.standard_normal((1000, 10)))
+    start = time.perf_counter()
+    comparison = compare_scores(scores, num_resamples=10_000)
+    assert time.perf_counter() - start < 5
+    assert comparison.p.shape == (10, 10)
+
+
+def null_differences(kind, num_cases, num_trials, seed):
+    """Differences of two methods that are equally good: one trial a column."""
+    rng = np.random.default_rng(seed)
+    shape = (num_cases, num_trials)
+    if kind == "normal":
+        return rng.standard_normal(shape)
+    # Dice of two exchangeable methods: bounded, skewed, and each fails now and then
+    base = rng.beta(8, 2, shape)
+    scores = [
+        np.clip(
+            base + 0.03 * rng.standard_normal(shape) - (rng.random(shape) < 0.05) * 0.3 * rng.random(shape),
+            0,
+            1,
+        )
+        for _ in range(2)
+    ]
+    return scores[0] - scores[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_cases", [24, 60, 200])
+def test_the_level_is_5_percent_within_sampling_error(num_cases):
+    num_trials = 4000
+    three_errors = 3 * np.sqrt(0.05 * 0.95 / num_trials)
+    normal = null_differences("normal", num_cases, num_trials, seed=num_cases)
+    dice = null_differences("dice", num_cases, num_trials, seed=num_cases + 1)
+    rate = {
+        ("bootstrap", "normal"): (paired_bootstrap(normal, num_resamples=2000).p < 0.05).mean(),
+        ("permutation", "normal"): (permutation_test(normal, num_resamples=2000) < 0.05).mean(),
+        ("permutation", "dice"): (permutation_test(dice, num_resamples=2000) < 0.05).mean(),
+    }
+    for name, found in rate.items():
+        assert abs(found - 0.05) < three_errors, (name, found)
+    # with rare failures the studentised bootstrap may be cautious, and must not be bold
+    assert (paired_bootstrap(dice, num_resamples=2000).p < 0.05).mean() < 0.05 + three_errors
+    # why it is the default: the percentile bootstrap is bold on few cases
+    if num_cases == 24:
+        bold = paired_bootstrap(normal, num_resamples=2000, interval="percentile").p
+        assert (bold < 0.05).mean() > 0.05 + three_errors
+
+
+@pytest.mark.slow
+def test_the_level_over_patients_holds_where_cases_taken_one_by_one_do_not():
+    num_trials, rng = 2000, np.random.default_rng(15)
+    groups = np.repeat(np.arange(40), 4)
+    columns = rng.standard_normal((40, num_trials))[groups] + 0.5 * rng.standard_normal((160, num_trials))
+    names = [f"p{number:02}" for number in groups]
+    three_errors = 3 * np.sqrt(0.05 * 0.95 / num_trials)
+    assert (
+        abs((paired_bootstrap(columns, groups=names, num_resamples=2000).p < 0.05).mean() - 0.05)
+        < three_errors
+    )
+    assert (
+        abs((permutation_test(columns, groups=names, num_resamples=2000) < 0.05).mean() - 0.05) < three_errors
+    )
+    assert (paired_bootstrap(columns, num_resamples=2000).p < 0.05).mean() > 0.2
+
+
+@pytest.mark.slow
+def test_the_family_wise_error_stays_below_5_percent_after_holm():
+    rng = np.random.default_rng(16)
+    wrong = sum(
+        len(compare_scores(paired(rng.standard_normal((40, 4))), num_resamples=400).best()) < 4
+        for _ in range(1000)
+    )
+    assert wrong / 1000 < 0.05 + 3 * np.sqrt(0.05 * 0.95 / 1000)
+
+
+@pytest.mark.slow
+def test_a_difference_of_half_a_standard_deviation_is_found_in_80_percent_of_34_cases():
+    # the textbook's example: effect 0.5, n = 34, power 0.81 for the paired t-test
+    columns = np.random.default_rng(17).standard_normal((34, 4000)) + 0.5
+    expected = 1 - stats.nct.cdf(stats.t.ppf(0.975, 33), 33, 0.5 * np.sqrt(34))
+    assert expected == pytest.approx(0.81, abs=0.01)
+    assert (paired_bootstrap(columns, num_resamples=2000).p < 0.05).mean() == pytest.approx(
+        expected, abs=0.03
+    )
+    assert (permutation_test(columns, num_resamples=2000) < 0.05).mean() == pytest.approx(expected, abs=0.03)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("interval", INTERVALS)
+def test_intervals_cover_the_truth_nearly_as_often_as_they_say(interval):
+    columns = np.random.default_rng(18).exponential(1, (60, 3000))
+    ours = paired_bootstrap(columns, num_resamples=2000, interval=interval)
+    covered = ((ours.low <= 1) & (ours.high >= 1)).mean()
+    assert 0.92 < covered < 0.965
