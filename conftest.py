@@ -1,9 +1,26 @@
-"""Settings of every test: memory that was not written is NaN, and randomness is seeded."""
+"""Settings of every test: checked shapes, poisoned memory, seeded randomness, one thread."""
+
+import os
+from pathlib import Path
+
+import torch
+
+if not torch.cuda.is_available():
+    # Triton reads this when a kernel is defined: without a GPU they run in its interpreter.
+    os.environ["TRITON_INTERPRET"] = "1"
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import settings
+from jaxtyping import install_import_hook
+
+# Shapes in annotations are checked under pytest only. Not in kernels/: Triton compiles the source of its
+# functions and cannot have them wrapped.
+_PACKAGE = Path(__file__).parent / "src" / "semidice"
+_CHECKED = [
+    f"semidice.{path.stem}" for path in _PACKAGE.iterdir() if path.stem not in ("kernels", "__init__")
+]
+install_import_hook(_CHECKED, "shapecheck.check")
 
 # Tensors here are tiny: a second thread costs more than it gives, a hundredfold on a busy machine.
 torch.set_num_threads(1)

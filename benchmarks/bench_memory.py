@@ -33,10 +33,10 @@ def build(name: str, target_kind: str) -> Loss:
     if name == "semidice":
         return semidice.SegmentationLoss()
     if name == "MONAI":
-        import monai.losses
+        from monai.losses.dice import DiceLoss as MonaiDice
 
-        dice = monai.losses.DiceLoss(softmax=True, soft_label=target_kind == "soft", batch=True)
-        hard = monai.losses.DiceLoss(softmax=True, to_onehot_y=True, batch=True)
+        dice = MonaiDice(softmax=True, soft_label=target_kind == "soft", batch=True)
+        hard = MonaiDice(softmax=True, to_onehot_y=True, batch=True)
         if target_kind == "soft":
             return lambda logits, target: 0.25 * F.cross_entropy(logits, target) + 0.75 * dice(logits, target)
         return lambda logits, target: (
@@ -125,7 +125,8 @@ def measure_in_process(name: str, shape: tuple[int, ...], target_kind: str, devi
 def as_markdown(rows: list[dict[str, object]], device: str) -> str:
     """The table of the results, one line a contender and case."""
     lines = [
-        f"Forward and backward of 0.25 cross entropy + 0.75 Dice, {rows[0]['device']}, torch {rows[0]['torch']}.",
+        "Forward and backward of 0.25 cross entropy + 0.75 Dice, "
+        f"{rows[0]['device']}, torch {rows[0]['torch']}.",
         f"Made by `python benchmarks/bench_memory.py --device {device}`.",
         "",
         "| logits | target | loss | extra memory / logits | time / MONAI's |",
@@ -136,9 +137,8 @@ def as_markdown(rows: list[dict[str, object]], device: str) -> str:
         monai = next(r["seconds"] for r in same if r["contender"] == "MONAI")
         shape = "x".join(map(str, row["shape"]))  # type: ignore[call-overload]
         ratio = row["seconds"] / monai  # type: ignore[operator]
-        lines.append(
-            f"| {shape} | {row['target']} | {row['contender']} | {row['extra_over_logits']:.2f} | {ratio:.2f} |"
-        )
+        extra = f"{row['extra_over_logits']:.2f}"
+        lines.append(f"| {shape} | {row['target']} | {row['contender']} | {extra} | {ratio:.2f} |")
     return "\n".join(lines) + "\n"
 
 

@@ -57,3 +57,16 @@ def test_ignored_voxels_do_not_count_and_a_case_without_voxels_is_nan():
     assert torch.equal(error[1], kde_calibration_error(changed, target, valid=valid)[1])
     ignored = torch.where(valid, target, 255)
     assert torch.equal(error[1], kde_calibration_error(prob, ignored, ignore_index=255)[1])
+
+
+def test_of_a_large_case_some_voxels_are_drawn_and_the_estimate_stays_near(monkeypatch):
+    prob = torch.rand(1, 1, 200_000)
+    target = sampled(prob.square())
+    whole = kde_calibration_error(prob, target)
+    monkeypatch.setattr("semidice.metrics.density.MOST_VOXELS", 20_000)
+    part = kde_calibration_error(prob, target)
+    assert part.item() != whole.item()
+    torch.testing.assert_close(part, whole, rtol=0, atol=0.03)
+    # only half of what is drawn is valid
+    valid = torch.arange(200_000).unsqueeze(0) % 2 == 0
+    torch.testing.assert_close(kde_calibration_error(prob, target, valid=valid), whole, rtol=0, atol=0.03)

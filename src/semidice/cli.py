@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 
 from . import __version__
+from .agreement import run_agreement
 from .demo import run_demo
 
 app = typer.Typer(
@@ -48,4 +49,25 @@ def demo(
         typer.echo(
             f"semidice demo: cannot write to {out}: {error.strerror}; choose another folder with --out"
         )
+        raise typer.Exit(1) from None
+
+
+@app.command()
+def agreement(
+    folder: Annotated[Path, typer.Argument(help="Folder that holds raters/NAME/CASE.png.")],
+    csv: Annotated[Path | None, typer.Option(help="Also write every case and rater to this file.")] = None,
+) -> None:
+    """How far do raters agree? Mean Dice of each against the majority and against the others.
+
+    Masks are PNG files, any pixel above 0 is lesion. Cases are matched by file name; a rater without a file
+    did not look at that case.
+    """
+    try:
+        run_agreement(folder, csv, Console())
+    except ValueError as error:
+        typer.echo(f"semidice agreement: {error}", err=True)
+        raise typer.Exit(1) from None
+    except OSError as error:
+        name = error.filename2 or error.filename
+        typer.echo(f"semidice agreement: {name}: {error.strerror}", err=True)
         raise typer.Exit(1) from None

@@ -10,7 +10,7 @@ Left out: distances to surfaces, thresholds, and label making (`labels`).
 """
 
 from collections.abc import Sequence
-from typing import Literal, TypedDict, Unpack, overload
+from typing import Any, Literal, NamedTuple, Unpack, overload
 
 import torch
 from jaxtyping import Float
@@ -29,27 +29,8 @@ from .arrays import (
 )
 from .cross_entropy import check_entropy, cross_entropy_of
 from .forms import Form
-from .kernels import segmentation_sums
-from .overlap import OverlapStats, sum_over_images, tversky_error
-from .sums import SegmentationSums
-
-Over = Literal["batch", "image", "class"]
-Classes = Literal["all", "present"]
-
-# -log of the index is held here, so a class that is missed altogether costs 16 and not infinity
-SMALLEST_INDEX = 1e-7
-
-
-class IndexOptions(TypedDict, total=False):
-    """What becomes of the overlap; meanings and defaults as in `tversky_loss`."""
-
-    gamma: float
-    log: bool
-    smooth: float
-    over: Over
-    classes: Classes
-    background: bool
-    sync: bool
+from .kernels import fused_applies, segmentation_sums
+from .region import Classes, IndexOptions, Over, region_loss_of
 
 
 class ModuleOptions(IndexOptions, total=False):
@@ -57,6 +38,7 @@ class ModuleOptions(IndexOptions, total=False):
 
     activation: Activation
     form: Form
+    sync: bool
     class_weight: Sequence[float] | Tensor | None
     ignore_index: int | None
 
@@ -113,55 +95,29 @@ def tversky_loss(
     >>> float(tversky_loss(soft, soft, alpha=0.7, beta=0.3))
     0.0
     """
-    check_region_options(alpha, beta, form, gamma=gamma, smooth=smooth, over=over, classes=classes, sync=sync)
+    check_region_options(alpha, beta, form, sync, gamma=gamma, smooth=smooth, over=over, classes=classes)
     check_prediction(prediction, activation)
     valid = check_target(prediction, target, activation=activation, valid=valid, ignore_index=ignore_index)
-    sums = segmentation_sums(prediction, target, activation=activation, valid=valid, form=form, entropy=False)
-    loss = region_loss_of(
-        sums,
-        class_weights(class_weight, prediction),
+    losses = _losses(
+        prediction,
+        target,
+        valid,
+        activation,
+        form,
+        class_weight,
         alpha,
         beta,
+        cross_entropy_weight=0.0,
+        region_weight=1.0,
+        sync=sync,
         gamma=gamma,
         log=log,
         smooth=smooth,
         over=over,
         classes=classes,
         background=background,
-        sync=sync,
     )
-    return check_result(loss, prediction)
-
-
-def region_loss_of(
-    sums: SegmentationSums,
-    weight: Float[Tensor, " C"],
-    alpha: float,
-    beta: float,
-    *,
-    gamma: float = 1.0,
-    log: bool = False,
-    smooth: float = 0.0,
-    over: Over = "batch",
-    classes: Classes = "all",
-    background: bool = True,
-    sync: bool = False,
-) -> Float[Tensor, ""]:
-    """`tversky_loss` from the sums of a batch."""
-    assert sums.overlap is not None
-    stats, weight = sums.overlap, weight.to(sums.overlap.tp.dtype)
-    if not background:
-        if weight.numel() == 1:
-            raise ValueError("background=False leaves no class of a one-channel prediction")
-        stats, weight = OverlapStats(*(part[:, 1:] for part in stats)), weight[1:]
-    if over == "batch":
-        stats = sum_over_images(stats, sync=sync)
-    loss = tversky_error(stats, alpha=alpha, beta=beta, smooth=smooth)
-    if log:
-        loss = -torch.log1p(-loss.clamp_max(1 - SMALLEST_INDEX))
-    # In every form, tp + fn is 0 exactly where the target is 0 throughout.
-    counted = stats.tp + stats.fn > 0 if classes == "present" else torch.ones_like(loss, dtype=torch.bool)
-    return _mean(_focal(loss, gamma), counted, weight, over)
+    return check_result(losses.region, prediction)
 
 
 def dice_loss(prediction: Tensor, target: Tensor, **options: Unpack[LossOptions]) -> Float[Tensor, ""]:
@@ -205,15 +161,16 @@ class TverskyLoss(nn.Module):
         form: Form = "min",
         class_weight: Sequence[float] | Tensor | None = None,
         ignore_index: int | None = None,
+        sync: bool = False,
         **options: Unpack[IndexOptions],
     ) -> None:
         super().__init__()
         check_choice("activation", activation, Activation)
-        check_region_options(alpha, beta, form, **options)
+        check_region_options(alpha, beta, form, sync, **options)
         weight = None if class_weight is None else torch.as_tensor(class_weight, dtype=torch.float32)
         self.register_buffer("class_weight", weight, persistent=False)
         self.alpha, self.beta, self.activation, self.form = alpha, beta, activation, form
-        self.ignore_index, self.options = ignore_index, options
+        self.ignore_index, self.sync, self.options = ignore_index, sync, options
 
     def forward(self, logits: Tensor, target: Tensor, valid: Tensor | None = None) -> Float[Tensor, ""]:
         return tversky_loss(
@@ -226,12 +183,15 @@ class TverskyLoss(nn.Module):
             valid=valid,
             ignore_index=self.ignore_index,
             class_weight=self.class_weight,
+            sync=self.sync,
             **self.options,
         )
 
     def extra_repr(self) -> str:
         shown = {name: getattr(self, name) for name in ("alpha", "beta", "activation", "form")}
         shown.update(self.options)
+        if self.sync:
+            shown["sync"] = True
         if self.class_weight is not None:
             shown["class_weight"] = self.class_weight.tolist()
         if self.ignore_index is not None:
@@ -318,35 +278,38 @@ class SegmentationLoss(nn.Module):
         self, logits: Tensor | Sequence[Tensor], target: Tensor, valid: Tensor | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Total and terms, whose ignored voxels are in `valid` already: `ignore_index` is not looked at."""
-        scales = [logits] if isinstance(logits, Tensor) else list(logits)
-        weights = self._weights_of_scales(len(scales))
-        cross_entropy = region = torch.zeros((), device=target.device)
-        for scale, weight in zip(scales, weights, strict=True):
-            at_scale = (target, valid) if scale is logits else downsample_target(target, valid, scale.shape)
-            terms = self._terms(scale, *at_scale)
-            cross_entropy, region = cross_entropy + weight * terms[0], region + weight * terms[1]
-        total = self.cross_entropy_weight * cross_entropy + self.region_weight * region
-        return total, {"cross_entropy": cross_entropy.detach(), "region": region.detach()}
+        if isinstance(logits, Tensor):
+            losses = self._losses(logits, target, valid)
+        else:
+            weights = self._weights_of_scales(len(logits))
+            each = [self._losses(scale, *downsample_target(target, valid, scale.shape)) for scale in logits]
+            losses = Losses(*(_weighted_sum(weights, part) for part in zip(*each, strict=True)))
+        parts = {"cross_entropy": losses.cross_entropy.detach(), "region": losses.region.detach()}
+        return losses.total, parts
 
-    def _terms(self, logits: Tensor, target: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Cross entropy and region loss of one output, from one pass over it; 0 for a term of weight 0."""
-        region, activation = self.region, self.region.activation
-        with_entropy, with_region = self.cross_entropy_weight > 0, self.region_weight > 0
-        check_prediction(logits, activation)
-        check_target(logits, target, activation=activation, valid=valid)
-        if with_entropy:
-            check_entropy(logits, activation)
-        form = region.form if with_region else None
-        sums = segmentation_sums(
-            logits, target, activation=activation, valid=valid, form=form, entropy=with_entropy
+    def _losses(self, logits: Tensor, target: Tensor, valid: Tensor | None) -> "Losses":
+        """The losses of one output, from one pass over it; 0 for a term of weight 0."""
+        region = self.region
+        check_prediction(logits, region.activation)
+        check_target(logits, target, activation=region.activation, valid=valid)
+        if self.cross_entropy_weight > 0:
+            check_entropy(logits, region.activation)
+        losses = _losses(
+            logits,
+            target,
+            valid,
+            region.activation,
+            region.form,
+            region.class_weight,
+            region.alpha,
+            region.beta,
+            cross_entropy_weight=self.cross_entropy_weight,
+            region_weight=self.region_weight,
+            sync=region.sync,
+            **region.options,
         )
-        weight = class_weights(region.class_weight, logits)
-        entropy_term = region_term = torch.zeros((), device=logits.device)
-        if with_entropy:
-            entropy_term = cross_entropy_of(sums, weight, sync=region.options.get("sync", False))
-        if with_region:
-            region_term = region_loss_of(sums, weight, region.alpha, region.beta, **region.options)
-        return check_result(entropy_term, logits), check_result(region_term, logits)
+        check_result(losses.total, logits)
+        return losses
 
     def _weights_of_scales(self, num_scales: int) -> Sequence[float]:
         halved = [0.5**level for level in range(num_scales)]
@@ -361,7 +324,69 @@ class SegmentationLoss(nn.Module):
         return f"cross_entropy_weight={self.cross_entropy_weight}, region_weight={self.region_weight}"
 
 
-def check_region_options(alpha: float, beta: float, form: Form, **options: Unpack[IndexOptions]) -> None:
+class Losses(NamedTuple):
+    """The weighted total, and its terms; a term of weight 0 is 0."""
+
+    total: Tensor
+    cross_entropy: Tensor
+    region: Tensor
+
+
+def _losses(
+    prediction: Tensor,
+    target: Tensor,
+    valid: Tensor | None,
+    activation: Activation,
+    form: Form,
+    class_weight: Sequence[float] | Tensor | None,
+    alpha: float,
+    beta: float,
+    *,
+    cross_entropy_weight: float,
+    region_weight: float,
+    sync: bool,
+    **options: Unpack[IndexOptions],
+) -> Losses:
+    """Both losses of checked inputs: by one kernel, or from the sums of a batch."""
+    with_entropy, with_region = cross_entropy_weight > 0, region_weight > 0
+    if with_region and not options.get("background", True) and prediction.shape[1] == 1:
+        raise ValueError("background=False leaves no class of a one-channel prediction")
+    weight = None if class_weight is None else class_weights(class_weight, prediction)
+    which: dict[str, Any] = {
+        "activation": activation,
+        "valid": valid,
+        "form": form if with_region else None,
+        "entropy": with_entropy,
+    }
+    # Compiled, the sums are an operator and the rest is for the compiler; synced, others must be asked first.
+    if fused_applies(prediction, target) and not sync and not torch.compiler.is_compiling():
+        from .kernels.fused import fused_mixture
+        from .kernels.overlap import MixtureOptions
+
+        mixture = MixtureOptions(alpha, beta, cross_entropy_weight, region_weight, **options)
+        total, entropy_term, region_term = fused_mixture(
+            prediction, target, class_weight=weight, options=mixture, **which
+        )
+        # alone, the region loss is the total, which has the gradient
+        return Losses(total, entropy_term, region_term if with_entropy else total / region_weight)
+    sums = segmentation_sums(prediction, target, **which)
+    weight = class_weights(class_weight, prediction)
+    entropy_term = region_term = torch.zeros((), device=prediction.device)
+    if with_entropy:
+        entropy_term = cross_entropy_of(sums, weight, sync)
+    if with_region:
+        region_term = region_loss_of(sums, weight, alpha, beta, sync=sync, **options)
+    total = cross_entropy_weight * entropy_term + region_weight * region_term
+    return Losses(total, entropy_term, region_term)
+
+
+def _weighted_sum(weights: Sequence[float], terms: Sequence[Tensor]) -> Tensor:
+    return torch.stack([weight * term for weight, term in zip(weights, terms, strict=True)]).sum()
+
+
+def check_region_options(
+    alpha: float, beta: float, form: Form, sync: bool, **options: Unpack[IndexOptions]
+) -> None:
     """Raise on the first option of a region loss that is unknown or out of its range."""
     known = LossOptions.__annotations__
     for name in options:
@@ -381,28 +406,5 @@ def check_region_options(alpha: float, beta: float, form: Form, **options: Unpac
             f"form='squared' needs alpha = beta, or its index exceeds 1; got alpha={alpha}, beta={beta}: "
             "use form='min'"
         )
-    if options.get("sync", False) and over != "batch":
+    if sync and over != "batch":
         raise ValueError(f"sync sums the statistics of the whole batch and needs over='batch'; got {over!r}")
-
-
-def _focal(loss: Tensor, gamma: float) -> Tensor:
-    if gamma == 1:
-        return loss
-    # The slope of loss ** gamma at 0 is infinite for gamma < 1; at the minimum the gradient is to be 0.
-    positive = loss > 0
-    return torch.where(positive, torch.where(positive, loss, 1) ** gamma, 0)
-
-
-def _mean(loss: Tensor, counted: Tensor, weight: Tensor, over: Over) -> Tensor:
-    """Mean of `loss` (N, C) over classes then images, or over images then classes, of what is counted."""
-    weights = counted * weight
-    if over == "class":
-        per_class = _weighted_mean(loss, counted.to(loss.dtype), dim=0)
-        return _weighted_mean(per_class, weights.amax(0), dim=0)
-    per_image = _weighted_mean(loss, weights, dim=1)
-    return _weighted_mean(per_image, (weights.amax(1) > 0).to(loss.dtype), dim=0)
-
-
-def _weighted_mean(values: Tensor, weight: Tensor, *, dim: int) -> Tensor:
-    total = weight.sum(dim)
-    return (values * weight).sum(dim) / torch.where(total > 0, total, 1)

@@ -8,6 +8,7 @@ Scores and losses are small functions of these numbers. Here they are defined, i
 `kernels` give the same numbers with less memory traffic.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -46,6 +47,24 @@ def reference_sums(
         overlap = unchecked_overlap_stats(prob, target, form=form, valid=valid)
     entropy_sums = _entropy_sums(prediction, target, activation, valid) if entropy else (None, None)
     return SegmentationSums(overlap, *entropy_sums)
+
+
+def reference_gradient(
+    prediction: Tensor,
+    target: Tensor,
+    gradients: Sequence[Tensor],
+    *,
+    activation: Activation,
+    valid: Tensor | None,
+    form: Form | None,
+    entropy: bool,
+) -> Tensor:
+    """Gradient in the prediction from those of tp, fp, fn and entropy, itself differentiable."""
+    sums = reference_sums(prediction, target, activation=activation, valid=valid, form=form, entropy=entropy)
+    outputs = [*(sums.overlap or ()), *(() if sums.entropy is None else (sums.entropy,))]
+    incoming = [*(gradients[:3] if sums.overlap else ()), *(gradients[3:4] if entropy else ())]
+    (gradient,) = torch.autograd.grad(outputs, prediction, incoming, create_graph=True)
+    return gradient
 
 
 def probability(prediction: Tensor, activation: Activation) -> Tensor:

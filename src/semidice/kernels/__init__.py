@@ -1,10 +1,14 @@
 """The sums of `sums`, computed with less memory traffic; a kernel imitates the definition and never is one.
 
-    blocked   CPU: a few hundred kilobytes of voxels at a time, so that temporaries stay in the cache
+    blocked   CPU: half a megabyte of voxels at a time, so that temporaries stay in the cache
+    overlap   GPU (Triton): logits are read once forward and once backward; `fused` gives them a gradient
 
 They are used by themselves where they apply: `use_kernels(False)` keeps this process to the definition.
 """
 
+from importlib.util import find_spec
+
+import torch
 from torch import Tensor
 
 from ..arrays import Activation, values_are_readable
@@ -13,6 +17,9 @@ from ..sums import SegmentationSums, reference_sums
 from .blocked import SMALLEST_SIZE, blocked_sums
 
 _enabled = True
+_has_triton = find_spec("triton") is not None
+_FUSED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_MOST_FUSED_CLASSES = 1024
 
 
 def use_kernels(enabled: bool) -> None:
@@ -31,10 +38,25 @@ def segmentation_sums(
     entropy: bool,
 ) -> SegmentationSums:
     """`reference_sums`, by a kernel where one applies: the same numbers to rounding, and gradients too."""
-    # Readable: on the CPU, neither compiled nor under vmap, which want plain operations to look into.
-    blocks = values_are_readable(prediction) and not target.requires_grad
-    if _enabled and blocks and prediction.numel() >= SMALLEST_SIZE:
-        return blocked_sums(
-            prediction, target, activation=activation, valid=valid, form=form, entropy=entropy
-        )
-    return reference_sums(prediction, target, activation=activation, valid=valid, form=form, entropy=entropy)
+    sums = reference_sums
+    if fused_applies(prediction, target):
+        from .fused import fused_sums
+
+        sums = fused_sums
+    elif _enabled and values_are_readable(prediction) and prediction.numel() >= SMALLEST_SIZE:
+        # Readable: neither compiled nor under vmap, which want plain operations to look into.
+        sums = reference_sums if target.requires_grad else blocked_sums
+    return sums(prediction, target, activation=activation, valid=valid, form=form, entropy=entropy)
+
+
+def fused_applies(prediction: Tensor, target: Tensor) -> bool:
+    """Whether the Triton kernels can take these: on a CUDA device, not float64, no gradient in the target."""
+    if not (_enabled and _has_triton and prediction.is_cuda):
+        return False
+    if target.requires_grad or prediction.dtype not in _FUSED_DTYPES:
+        return False
+    # vmap wants plain operations; inside a compiled graph there is none
+    wrapped = not torch.compiler.is_compiling() and torch._C._functorch.is_functorch_wrapped_tensor(
+        prediction
+    )
+    return prediction.shape[1] <= _MOST_FUSED_CLASSES and not wrapped

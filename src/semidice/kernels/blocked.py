@@ -19,7 +19,7 @@ from torch import Tensor
 from ..arrays import Activation, one_hot
 from ..forms import Form, form_gradient
 from ..overlap import OverlapStats
-from ..sums import SegmentationSums, probability, reference_sums
+from ..sums import SegmentationSums, probability, reference_gradient, reference_sums
 
 # In elements of the prediction: half a MiB of float32, so that a block and its temporaries stay in the cache.
 BLOCK_SIZE = 2**17
@@ -82,7 +82,8 @@ class _BlockedSums(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         prediction, target, valid = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return _reference_gradient(prediction, target, valid, ctx.options, gradients), None, None, None
+            again = reference_gradient(prediction, target, gradients, valid=valid, **ctx.options._asdict())
+            return again, None, None, None
         gradient = torch.empty_like(prediction)
         # cut as the prediction is, so that a block's gradient has its place
         out = _with_space(gradient, 2, flat=_can_be_flat(prediction, target, valid))
@@ -121,17 +122,6 @@ def _block_gradient(
         held = prob.clamp_min(torch.finfo(prob.dtype).tiny)
         gradient.sub_(torch.where(prob >= held, soft * to_entropy / held, 0))
     return gradient if block.valid is None else gradient.masked_fill_(~block.valid.unsqueeze(1), 0)
-
-
-def _reference_gradient(
-    prediction: Tensor, target: Tensor, valid: Tensor | None, options: _Options, gradients: tuple[Tensor, ...]
-) -> Tensor:
-    """The gradient as a differentiable function of the prediction and of the incoming gradients."""
-    sums = reference_sums(prediction, target, valid=valid, **options._asdict())
-    outputs = [*(sums.overlap or ()), *(part for part in (sums.entropy,) if part is not None)]
-    incoming = [*(gradients[:3] if sums.overlap else ()), *(gradients[3:4] if options.entropy else ())]
-    (gradient,) = torch.autograd.grad(outputs, prediction, incoming, create_graph=True)
-    return gradient
 
 
 def _blocks(prediction: Tensor, target: Tensor, valid: Tensor | None) -> Iterator[_Block]:

@@ -1,0 +1,205 @@
+"""What docs/labels.md shows: each label maker on phantoms whose true probability p* is known.
+
+The error of a label is the mean over all voxels of |label - p*| for the lesion, in percent, and the mean over
+`NUM_PANELS` panels of raters with `CASES` cases each.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from pathlib import Path
+
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from semidice import (
+    boundary_smooth_label,
+    dice_weighted_label,
+    majority_label,
+    mean_label,
+    random_rater_label,
+    smooth_label,
+    spatially_smooth_label,
+    staple_label,
+)
+from semidice.agreement import folder_agreement
+from semidice.data.phantom import make_phantom
+from semidice.report.figures import COLOURS, LINES, MARKERS, new_axes
+from semidice.report.label_figures import draw_labels
+
+Maker = Callable[[Tensor], Tensor]
+Row = Sequence[str]
+
+NUM_PANELS, CASES, MOST_RATERS = 10, 6, 12
+RATER_COUNTS = (1, 2, 3, 4, 6, 9, 12)
+LIDC = Path(__file__).parent.parent.parent / "shared" / "data" / "lidc"
+
+
+def _of_majority(smoothing: Callable[..., Tensor], **options: float) -> Maker:
+    def make(masks: Tensor) -> Tensor:
+        return smoothing(majority_label(masks, batched=True), batched=True, **options)
+
+    return make
+
+
+MAKERS: Mapping[str, Maker] = {
+    "random rater": partial(random_rater_label, generator=0, batched=True),
+    "majority": partial(majority_label, batched=True),
+    "mean": partial(mean_label, batched=True),
+    "Dice-weighted": partial(dice_weighted_label, batched=True),
+    "STAPLE": partial(staple_label, batched=True),
+    "majority, smoothed, eps 0.1": _of_majority(smooth_label, eps=0.1),
+    "majority, boundary-smoothed": _of_majority(boundary_smooth_label),
+    "majority, spatially smoothed, σ 1": _of_majority(spatially_smooth_label, sigma=1.0),
+    "majority, spatially smoothed, σ 2": _of_majority(spatially_smooth_label, sigma=2.0),
+}
+# A random rater is as good as one rater, and label smoothing is off the scale.
+DRAWN = (
+    "majority",
+    "mean",
+    "Dice-weighted",
+    "STAPLE",
+    "majority, spatially smoothed, σ 1",
+)
+
+
+def _alike(seed: int) -> tuple[Tensor, Tensor]:
+    phantom = make_phantom(CASES, num_raters=MOST_RATERS, seed=seed, miss=0.0)
+    return phantom.masks, phantom.prob
+
+
+def _overlooking(seed: int) -> tuple[Tensor, Tensor]:
+    phantom = make_phantom(CASES, num_raters=MOST_RATERS, seed=seed, miss=0.2)
+    return phantom.masks, phantom.prob
+
+
+def _overlooking_is_a_mistake(seed: int) -> tuple[Tensor, Tensor]:
+    # the scene of a seed is the same for every `miss`
+    return _overlooking(seed)[0], _alike(seed)[1]
+
+
+def _careless(seed: int) -> tuple[Tensor, Tensor]:
+    masks, prob = _alike(seed)
+    careless = make_phantom(
+        CASES, num_raters=MOST_RATERS, seed=seed, miss=0.0, bias=0.0, offset=3.0, wobble=3.0
+    )
+    chance = torch.rand(masks.shape[:2], generator=torch.Generator().manual_seed(seed))
+    return torch.where((chance < 0.25)[:, :, None, None], careless.masks, masks), prob
+
+
+# raters' masks and the probability that a label should come to, of one panel
+RATER_MODELS: Mapping[str, Callable[[int], tuple[Tensor, Tensor]]] = {
+    "raters alike": _alike,
+    "20 % overlook it, p* counts that": _overlooking,
+    "20 % overlook it, a mistake": _overlooking_is_a_mistake,
+    "25 % of drawings careless": _careless,
+}
+
+
+@cache
+def label_errors(model: str, num_raters: int) -> dict[str, float]:
+    """Error in percent of every maker with that many raters."""
+    total = dict.fromkeys(MAKERS, 0.0)
+    for seed in range(NUM_PANELS):
+        masks, prob = _panel(model, seed)
+        for name, make in MAKERS.items():
+            error = (make(masks[:, :num_raters]) - prob)[:, 1].abs().mean()
+            total[name] += 100 * float(error) / NUM_PANELS
+    return total
+
+
+@cache
+def _panel(model: str, seed: int) -> tuple[Tensor, Tensor]:
+    return RATER_MODELS[model](seed)
+
+
+def label_error_rows() -> list[Row]:
+    """A row a maker, a column a rater model, four raters; the lowest error of a column in bold."""
+    errors = {model: label_errors(model, 4) for model in RATER_MODELS}
+    rows: list[Row] = [["label of 4 raters", *RATER_MODELS]]
+    for name in MAKERS:
+        cells = []
+        for by_maker in errors.values():
+            text = f"{by_maker[name]:.2f}"
+            cells.append(f"**{text}**" if by_maker[name] == min(by_maker.values()) else text)
+        rows.append([name, *cells])
+    return rows
+
+
+def lidc_rows() -> list[Row] | None:
+    """What `semidice agreement` prints for the LIDC slices; None where they are not beside the repository."""
+    if not LIDC.is_dir():
+        return None
+    found = folder_agreement(LIDC)
+    majority, others = found.majority.nanmean(0), found.others().nanmean(0)
+    rows: list[Row] = [["rater", "cases", "Dice to majority", "Dice to others"]]
+    for number, rater in enumerate(found.raters):
+        seen = int((~found.majority[:, number].isnan()).sum())
+        rows.append([rater, str(seen), f"{majority[number]:.3f}", f"{others[number]:.3f}"])
+    rows.append(["mean", "", f"{majority.mean():.3f}", f"{found.mean_pairwise():.3f}"])
+    return rows
+
+
+def draw_makers() -> Figure:
+    """One phantom lesion: image, five raters, p*, and the label of each maker."""
+    phantom = make_phantom(1, size=(96, 96), num_raters=5, seed=SHOWN_SEED, bias=1.2, offset=0.9, wobble=1.2, miss=0.0)
+    titles = {
+        "majority": "majority",
+        "mean": "mean",
+        "Dice-weighted": "Dice-weighted",
+        "STAPLE": "STAPLE",
+        "majority, smoothed, eps 0.1": "smoothed, eps 0.1",
+        "majority, boundary-smoothed": "boundary-smoothed",
+        "majority, spatially smoothed, σ 2": "spatially, σ 2",
+    }
+    labels = {"true probability p*": phantom.prob[0, 1]}
+    labels |= {title: MAKERS[name](phantom.masks)[0, 1] for name, title in titles.items()}
+    return draw_labels(phantom.image[0, 0], phantom.masks[0], labels)
+
+
+SHOWN_SEED = 18
+
+
+def draw_label_errors() -> Figure:
+    """Error of each maker's label against the number of raters, a panel a rater model."""
+    figure, first = new_axes(width=6.8, height=5.6)
+    first.remove()
+    panels: Sequence[Axes] = list(figure.subplots(2, 2, sharex=True, sharey=True).flat)
+    for axes, (title, model) in zip(panels, _TITLES.items(), strict=True):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.3)
+        errors = [label_errors(model, count) for count in RATER_COUNTS]
+        for name, colour, line, marker in zip(DRAWN, COLOURS, LINES, MARKERS, strict=False):
+            axes.plot(
+                RATER_COUNTS,
+                [by_maker[name] for by_maker in errors],
+                color=colour,
+                linestyle=line,
+                marker=marker,
+                fillstyle="none",
+                label=name,
+            )
+        axes.set_title(title, fontsize=10)
+        axes.set(xticks=RATER_COUNTS, ylim=(0, 3.4))
+    for axes in panels[2:]:
+        axes.set_xlabel("raters")
+    for axes in (panels[0], panels[2]):
+        axes.set_ylabel("mean |label − p*| (%)")
+    handles, names = panels[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=3, fontsize=9, frameon=False)
+    return figure
+
+
+_TITLES = {
+    "Raters alike: they differ at the edge": "raters alike",
+    "One in five overlooks a lesion, and p* counts it": "20 % overlook it, p* counts that",
+    "One in five overlooks it, and p* does not": "20 % overlook it, a mistake",
+    "One drawing in four is careless": "25 % of drawings careless",
+}
+
+FIGURES: Mapping[str, Callable[[], Figure]] = {"label_makers": draw_makers, "label_errors": draw_label_errors}
+TABLES: Mapping[str, Callable[[], list[Row] | None]] = {
+    "label_errors": label_error_rows,
+    "lidc_agreement": lidc_rows,
+}

@@ -1,0 +1,67 @@
+"""Scores of predictions, tables of them, and tests of which method is better.
+
+    prob, target --scores, bins, density, raters, surfaces--> a number a case (and class)
+    batches, processes --accumulators--> case table --statistics--> comparison --tables--> something to read
+
+Everything named here needs torch and numpy alone, except MONAI for distances, pyarrow for Parquet and rich
+for the terminal, when they are asked for. `metrics.accumulators` needs torchmetrics and is imported by name.
+"""
+
+from .bins import CalibrationBins, calibration_bins, calibration_error, classwise_calibration_error
+from .cases import CaseRow, CaseTable, concatenate, higher_is_better, read_cases, write_cases
+from .decision import decide
+from .density import kde_calibration_error
+from .raters import generalised_energy_distance, level_masks, rater_agreement_table, rater_dice_score
+from .resampling import paired_bootstrap, permutation_test
+from .scores import (
+    binarized_dice_score,
+    brier_error,
+    dice_score,
+    foreground_mean,
+    iou_score,
+    negative_log_likelihood,
+    soft_dice_score,
+    volume_error_ml,
+    volume_ml,
+)
+from .statistics import Comparison, compare_cases, compare_scores, holm
+from .surfaces import hausdorff_error_mm, surface_dice_score
+from .tables import means_table, pairs_table
+
+__all__ = [
+    "CalibrationBins",
+    "CaseRow",
+    "CaseTable",
+    "Comparison",
+    "binarized_dice_score",
+    "brier_error",
+    "calibration_bins",
+    "calibration_error",
+    "classwise_calibration_error",
+    "compare_cases",
+    "compare_scores",
+    "concatenate",
+    "decide",
+    "dice_score",
+    "foreground_mean",
+    "generalised_energy_distance",
+    "hausdorff_error_mm",
+    "higher_is_better",
+    "holm",
+    "iou_score",
+    "kde_calibration_error",
+    "level_masks",
+    "means_table",
+    "negative_log_likelihood",
+    "paired_bootstrap",
+    "pairs_table",
+    "permutation_test",
+    "rater_agreement_table",
+    "rater_dice_score",
+    "read_cases",
+    "soft_dice_score",
+    "surface_dice_score",
+    "volume_error_ml",
+    "volume_ml",
+    "write_cases",
+]

@@ -1,0 +1,351 @@
+"""The case table: one score a row, from which every comparison, table and figure is made.
+
+    column    type     meaning
+    case      string   one image or volume; unique within its dataset
+    patient   string   the same for all cases of one person; the case's own name where nothing is known
+    fold      integer  validation fold of the case, 0, 1, ...; -1 where there are no folds
+    method    string   what produced the prediction (a recipe, a rater)
+    class     string   a class's name; "mean" over the foreground classes; "all" for scores without a class
+    metric    string   name of the function that made the score, such as dice_score
+    value     float64  the score; NaN where it is not defined
+
+(case, method, class, metric) is unique, a case has one patient, and one fold a method. Stored as Parquet or
+CSV, by the file's name; a CSV keeps every bit of a value. Left out: how scores are made, and aggregation.
+"""
+
+import csv
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+SCHEMA_VERSION = "1"
+COLUMNS = ("case", "patient", "fold", "method", "class", "metric", "value")
+_KEY = ("case", "method", "class", "metric")
+_DTYPES = {"fold": np.dtype(np.int64), "value": np.dtype(np.float64)}
+# names that do not end in a direction
+_LOWER_IS_BETTER = ("negative_log_likelihood", "generalised_energy_distance")
+
+Missing = Literal["error", "drop"]
+
+
+class CaseRow(NamedTuple):
+    """One row of the table; `class_name` is the column `class`, which is no name in Python."""
+
+    case: str
+    patient: str
+    fold: int
+    method: str
+    class_name: str
+    metric: str
+    value: float
+
+
+class PairedScores(NamedTuple):
+    """Scores of one metric and class with a row a case and a column a method, and no gap."""
+
+    metric: str
+    class_name: str
+    cases: tuple[str, ...]
+    patients: tuple[str, ...]
+    methods: tuple[str, ...]
+    # float64 (cases, methods)
+    values: np.ndarray
+    # cases that were left out because a method has no score of them
+    num_dropped: int
+
+
+@dataclass(frozen=True, eq=False)
+class CaseTable:
+    """Columns of equal length, checked when made: a ValueError names the first row that breaks the schema."""
+
+    columns: dict[str, np.ndarray]
+
+    def __post_init__(self) -> None:
+        check_columns(self.columns)
+
+    @classmethod
+    def from_rows(cls, rows: Iterable[CaseRow]) -> "CaseTable":
+        """The table of these rows.
+
+        >>> table = CaseTable.from_rows([CaseRow("a", "p1", 0, "DML1", "mean", "dice_score", 0.9)])
+        >>> len(table), table.methods
+        (1, ('DML1',))
+        """
+        parts: Sequence[Sequence[Any]] = list(zip(*rows, strict=True)) or [()] * len(COLUMNS)
+        return cls({name: _column(name, part) for name, part in zip(COLUMNS, parts, strict=True)})
+
+    def __len__(self) -> int:
+        return len(self.columns["value"])
+
+    def rows(self) -> Iterator[CaseRow]:
+        """The rows in order."""
+        for row in zip(*(self.columns[name].tolist() for name in COLUMNS), strict=True):
+            yield CaseRow(*row)
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Methods in order of appearance."""
+        return _in_order(self.columns["method"])
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Metrics in order of appearance."""
+        return _in_order(self.columns["metric"])
+
+    def select(self, **wanted: str | int) -> "CaseTable":
+        """The rows in which each named column has the wanted value; `class_name` stands for `class`."""
+        keep = np.ones(len(self), dtype=bool)
+        for name, value in wanted.items():
+            column = "class" if name == "class_name" else name
+            if column not in self.columns:
+                raise ValueError(f"the case table has columns {', '.join(COLUMNS)}; got {name!r}")
+            keep &= self.columns[column] == value
+        return CaseTable({name: column[keep] for name, column in self.columns.items()})
+
+    def sorted(self) -> "CaseTable":
+        """The rows by metric, class, method and case: the same table whatever order it was made in."""
+        order = np.lexsort([self.columns[name] for name in ("case", "method", "class", "metric")])
+        return CaseTable({name: column[order] for name, column in self.columns.items()})
+
+    def paired(
+        self,
+        metric: str,
+        *,
+        class_name: str | None = None,
+        methods: Sequence[str] | None = None,
+        missing: Missing = "error",
+    ) -> PairedScores:
+        """Scores of one metric, a row a case (sorted) and a column a method, for paired statistics.
+
+        class_name: "mean" where the metric has it, else "all", unless named. missing: a case that lacks a
+        score of a method, or has NaN there, is an error, or dropped for every method.
+        """
+        table = self.select(metric=metric)
+        classes = _in_order(table.columns["class"])
+        if class_name is None:
+            class_name = "mean" if "mean" in classes else "all"
+        table = table.select(class_name=class_name)
+        methods = tuple(table.methods if methods is None else methods)
+        unknown = [method for method in methods if method not in table.methods]
+        if len(table) == 0 or unknown:
+            raise ValueError(
+                f"the case table has no {metric} of class {class_name!r}"
+                + (f" for {', '.join(unknown)}" if unknown else "")
+                + f"; it has metrics {', '.join(self.metrics)}, methods {', '.join(self.methods)}"
+                + (f", and {metric} for classes {', '.join(classes)}" if classes else "")
+            )
+        return _pair(table, metric, class_name, methods, missing)
+
+
+def concatenate(tables: Iterable[CaseTable]) -> CaseTable:
+    """One table of the rows of all; a score that comes twice is an error."""
+    tables = list(tables)
+    if not tables:
+        raise ValueError("concatenate needs at least one case table; got none")
+    return CaseTable({name: np.concatenate([table.columns[name] for table in tables]) for name in COLUMNS})
+
+
+def higher_is_better(metric: str) -> bool:
+    """Direction of a metric, which its name tells: *_score and *_index up; *_error, *_loss (and units) down.
+
+    >>> higher_is_better("dice_score"), higher_is_better("volume_error_ml")
+    (True, False)
+    """
+    if metric in _LOWER_IS_BETTER:
+        return False
+    stem = metric.removesuffix("_ml").removesuffix("_mm")
+    if stem.endswith(("_score", "_index")):
+        return True
+    if stem.endswith(("_error", "_loss")):
+        return False
+    raise ValueError(
+        f"the name {metric!r} does not say whether higher is better: "
+        "end it in _score or _error, or pass higher_is_better=..."
+    )
+
+
+def check_columns(columns: dict[str, np.ndarray], source: str = "case table") -> None:
+    """Raise unless the columns keep the schema; `source` names them in the message."""
+    if tuple(columns) != COLUMNS:
+        missing = [name for name in COLUMNS if name not in columns]
+        unknown = [name for name in columns if name not in COLUMNS]
+        what = f"lacks {', '.join(missing)}" if missing else f"has {', '.join(unknown) or 'another order'}"
+        raise ValueError(f"{source} must have the columns {', '.join(COLUMNS)} in this order; it {what}")
+    lengths = {name: len(column) for name, column in columns.items()}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"{source} has columns of different lengths: {lengths}")
+    for name, column in columns.items():
+        wanted = _DTYPES.get(name)
+        if column.dtype.kind != "U" if wanted is None else column.dtype != wanted:
+            raise ValueError(f"{source}: column {name} must be {wanted or 'strings'}; got {column.dtype}")
+        if wanted is None and (column == "").any():
+            raise ValueError(f"{source}: column {name} is empty in row {int((column == '').argmax())}")
+    _check_consistent(columns, source)
+
+
+def _check_consistent(columns: dict[str, np.ndarray], source: str) -> None:
+    if (columns["fold"] < -1).any():
+        raise ValueError(f"{source}: fold must be -1 (no folds) or more; got {int(columns['fold'].min())}")
+    for key, single in ((_KEY, None), (("case",), "patient"), (("case", "method"), "fold")):
+        codes = _codes([columns[name] for name in key])
+        order = np.argsort(codes, kind="stable")
+        repeated = codes[order][1:] == codes[order][:-1]
+        if single is not None:
+            repeated &= columns[single][order][1:] != columns[single][order][:-1]
+        if not repeated.any():
+            continue
+        first, second = sorted(order[[int(repeated.argmax()), int(repeated.argmax()) + 1]].tolist())
+        which = ", ".join(f"{name} {columns[name][second]}" for name in key)
+        if single is None:
+            raise ValueError(f"{source}: rows {first} and {second} score the same thing twice: {which}")
+        values = f"{columns[single][first]} and {columns[single][second]}"
+        raise ValueError(
+            f"{source}: {which} has two values of {single}, {values}, in rows {first} and {second}"
+        )
+
+
+def _codes(columns: Sequence[np.ndarray]) -> np.ndarray:
+    """One integer a row, equal where the rows agree in every column."""
+    codes = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        names, inverse = np.unique(column, return_inverse=True)
+        codes = np.unique(codes * max(1, len(names)) + inverse, return_inverse=True)[1]
+    return codes
+
+
+def _pair(
+    table: CaseTable, metric: str, class_name: str, methods: tuple[str, ...], missing: Missing
+) -> PairedScores:
+    columns = table.columns
+    cases, first, row = np.unique(columns["case"], return_index=True, return_inverse=True)
+    values = np.full((len(cases), len(methods)), np.nan)
+    for column, method in enumerate(methods):
+        of_method = columns["method"] == method
+        values[row[of_method], column] = columns["value"][of_method]
+    gaps = np.isnan(values)
+    if gaps.any() and missing == "error":
+        case, column = np.argwhere(gaps)[0]
+        raise ValueError(
+            f"{metric} of class {class_name!r} is missing or NaN in {int(gaps.any(1).sum())} of {len(cases)} "
+            f"cases, first for case {cases[case]} and method {methods[column]}: score it, or pass "
+            "missing='drop' to leave such cases out for every method"
+        )
+    whole = ~gaps.any(1)
+    return PairedScores(
+        metric,
+        class_name,
+        tuple(cases[whole].tolist()),
+        tuple(columns["patient"][first][whole].tolist()),
+        methods,
+        values[whole],
+        int((~whole).sum()),
+    )
+
+
+def write_cases(table: CaseTable, path: str | Path) -> None:
+    """Write the table, sorted, to a .parquet or .csv file; the name appears once the file is whole."""
+    path = Path(path)
+    half_written = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        if _suffix(path) == ".csv":
+            with half_written.open("w", newline="", encoding="utf-8") as file:
+                writer = csv.writer(file, lineterminator="\n")
+                writer.writerow(COLUMNS)
+                # repr gives the shortest text that reads back as the same float
+                writer.writerows((*row[:-1], repr(row.value)) for row in table.sorted().rows())
+        else:
+            pyarrow, parquet = _import_pyarrow()
+            arrow = pyarrow.table({name: table.sorted().columns[name].tolist() for name in COLUMNS})
+            arrow = arrow.cast(_arrow_schema(pyarrow))
+            parquet.write_table(arrow, half_written)
+        half_written.replace(path)
+    finally:
+        half_written.unlink(missing_ok=True)
+
+
+def read_cases(path: str | Path) -> CaseTable:
+    """The table in a .parquet or .csv file; a ValueError names the file, and the line of what is wrong."""
+    path = Path(path)
+    if _suffix(path) == ".csv":
+        columns = _read_csv(path)
+    else:
+        pyarrow, parquet = _import_pyarrow()
+        try:
+            arrow = parquet.read_table(path)
+        except pyarrow.ArrowException as error:
+            raise ValueError(f"{path} is no Parquet file, or not a whole one: {error}") from error
+        version = (arrow.schema.metadata or {}).get(b"semidice_case_table", b"").decode()
+        if version not in ("", SCHEMA_VERSION):
+            raise ValueError(
+                f"{path} is a case table of version {version}; this semidice reads {SCHEMA_VERSION}"
+            )
+        if any(arrow.column(name).null_count for name in arrow.column_names):
+            raise ValueError(f"{path} has empty cells; write NaN for a score that is not defined")
+        columns = {name: _column(name, arrow.column(name).to_pylist()) for name in arrow.column_names}
+    check_columns(columns, str(path))
+    return CaseTable(columns)
+
+
+def _read_csv(path: Path) -> dict[str, np.ndarray]:
+    with path.open(newline="", encoding="utf-8") as file:
+        reader = csv.reader(file)
+        header = next(reader, [])
+        if tuple(header) != COLUMNS:
+            check_columns({name: np.array([], dtype=np.str_) for name in header}, str(path))
+        rows = []
+        for row in reader:
+            if len(row) != len(COLUMNS):
+                raise ValueError(
+                    f"{path}, line {reader.line_num}: expected {len(COLUMNS)} cells, got {len(row)}"
+                )
+            rows.append(row)
+            for name, parse in (("fold", int), ("value", float)):
+                cell = row[COLUMNS.index(name)]
+                try:
+                    parse(cell)
+                except ValueError:
+                    raise ValueError(
+                        f"{path}, line {reader.line_num}: {name} must be a number; got {cell!r}"
+                    ) from None
+    parts = list(zip(*rows, strict=True)) or [()] * len(COLUMNS)
+    return {name: _column(name, part) for name, part in zip(COLUMNS, parts, strict=True)}
+
+
+def _column(name: str, values: Sequence[Any]) -> np.ndarray:
+    wanted = _DTYPES.get(name)
+    if wanted is not None:
+        return np.array(values, dtype=wanted)
+    return np.array(values, dtype=np.str_)
+
+
+def _in_order(column: np.ndarray) -> tuple[str, ...]:
+    names, first = np.unique(column, return_index=True)
+    return tuple(names[np.argsort(first)].tolist())
+
+
+def _suffix(path: Path) -> str:
+    if path.suffix not in (".parquet", ".csv"):
+        raise ValueError(f"a case table is a .parquet or a .csv file; got {path}")
+    return path.suffix
+
+
+def _arrow_schema(pyarrow: ModuleType) -> Any:
+    types = {"fold": pyarrow.int64(), "value": pyarrow.float64()}
+    fields = [(name, types.get(name, pyarrow.string())) for name in COLUMNS]
+    return pyarrow.schema(fields, metadata={"semidice_case_table": SCHEMA_VERSION})
+
+
+def _import_pyarrow() -> tuple[ModuleType, ModuleType]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise ImportError(
+            "Parquet needs pyarrow: pip install 'semidice[train]', or write a .csv file"
+        ) from None
+    return pyarrow, pyarrow.parquet

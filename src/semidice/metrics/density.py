@@ -1,0 +1,91 @@
+"""Calibration error of each case by a kernel density estimate on key points, in bounded time.
+
+A case's valid voxels are split at random in two halves. Key points of one half (class-balanced, weighted
+back to the frequencies of the classes, `keypoints.sample_keys`) say what label to expect at a probability;
+points of the other, drawn uniformly, are where the error is taken. So no voxel vouches for itself, and the
+cost is num_points x num_keys whatever the size of the case. Left out: the estimator itself (`calibration`).
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..calibration import Kind
+from ..calibration import kde_calibration_error as error_of_points
+from ..keypoints import sample_keys, take_keys
+from .decision import check_scored
+
+# of a larger case, this many voxels are drawn first: sorting all of a volume would take seconds and gigabytes
+MOST_VOXELS = 1 << 20
+
+
+def kde_calibration_error(
+    prob: Tensor,
+    target: Tensor,
+    *,
+    kind: Kind = "top_label",
+    p: int = 1,
+    bandwidth: float = 0.01,
+    num_keys: int = 1024,
+    num_points: int = 4096,
+    seed: int = 0,
+    valid: Tensor | None = None,
+    ignore_index: int | None = None,
+) -> Float[Tensor, " N"]:
+    """Kernel estimate of each case's calibration error, against a hard or soft reference; lower is better.
+
+    kind, p and bandwidth as in `calibration.kde_calibration_error`; errors at different bandwidths do not
+    compare. The same seed gives a case the same points in any batch. A case with fewer than two valid voxels
+    has NaN.
+
+    >>> prob, target = torch.full((1, 1, 400), 0.8), torch.ones(1, 1, 400)
+    >>> round(float(kde_calibration_error(prob, target)), 4)
+    0.2
+    """
+    valid = check_scored(prob, target, valid=valid, ignore_index=ignore_index)
+    errors = []
+    for case in range(len(prob)):
+        generator = torch.Generator(prob.device).manual_seed(seed)
+        voxels = _drawn_voxels(prob[case], None if valid is None else valid[case], generator)
+        if len(voxels) < 2:
+            errors.append(torch.full((), torch.nan, device=prob.device))
+            continue
+        key_half, point_half = voxels.tensor_split(2)
+        # the case as a row of its key voxels, which is all that sample_keys looks at
+        key_prob, key_target = (_at(side[case], key_half).unsqueeze(0) for side in (prob, target))
+        keys = sample_keys(key_target, num_keys, generator=generator)
+        points = point_half[:num_points]
+        errors.append(
+            error_of_points(
+                _at(prob[case], points).movedim(0, -1),
+                _at(target[case], points).movedim(0, -1),
+                bandwidth=bandwidth,
+                kind=kind,
+                p=p,
+                key_prob=take_keys(key_prob, keys),
+                key_target=take_keys(key_target, keys),
+                key_weight=keys.weight,
+            )
+        )
+    return torch.stack(errors).float()
+
+
+def _drawn_voxels(prob: Tensor, valid: Tensor | None, generator: torch.Generator) -> Tensor:
+    """Numbers of a case's valid voxels in random order; of a volume, of about a million drawn from it."""
+    num_voxels, device = prob[0].numel(), prob.device
+    if num_voxels > MOST_VOXELS:
+        voxels = torch.randint(num_voxels, (MOST_VOXELS,), generator=generator, device=device)
+        voxels = torch.unique(voxels)
+    else:
+        voxels = torch.arange(num_voxels, device=device)
+    if valid is not None:
+        voxels = voxels[valid.flatten()[voxels]]
+    return voxels[torch.randperm(len(voxels), generator=generator, device=device)]
+
+
+def _at(side: Tensor, voxels: Tensor) -> Tensor:
+    """(C, n) of one case's floats (C, *space) at some voxels, one channel as two; (n,) of class indices."""
+    if not side.is_floating_point():
+        return side.flatten()[voxels]
+    taken = side.reshape(len(side), -1)[:, voxels]
+    return torch.cat([1 - taken, taken]) if len(side) == 1 else taken

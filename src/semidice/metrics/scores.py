@@ -1,0 +1,339 @@
+"""Scores of each case: overlap, binarised and soft overlap, Brier, likelihood, and volume in millilitres.
+
+    dice_score, iou_score        Dice and IoU of decided masks; hard target       the paper's Dice
+    binarized_dice_score         mean Dice at the thresholds 0.1, ..., 0.9        the paper's BDice (QUBIQ)
+    soft_dice_score              1 - DML1: sum min(x, y) / sum (x + y)/2          1 exactly at x = y
+    brier_error                  mean over voxels of sum_c (x_c - y_c)^2 / 2
+    negative_log_likelihood      mean over voxels of -sum_c y_c log x_c, in nats
+    volume_ml, volume_error_ml   voxels or probability mass times the voxel's volume
+
+prob (N, C, *space) in [0, 1]; target, `valid` and `ignore_index` keep the contract of `arrays`; one channel
+is a foreground of its own. Overlap comes out per case and class, (N, C); the mean over the foreground is
+`foreground_mean`. A case without a valid voxel scores NaN, not 1: nothing was seen of it.
+Left out: calibration (`bins`), raters (`raters`), distances (`surfaces`), tables of cases (`cases`).
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal, TypedDict, Unpack
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..arrays import check_choice, check_prediction, one_hot
+from ..cross_entropy import soft_cross_entropy
+from ..overlap import OverlapStats, tversky_index, unchecked_overlap_stats
+from .decision import (
+    Decision,
+    cases_with_voxels,
+    check_hard_target,
+    check_scored,
+    chosen_rule,
+    decided_masks,
+)
+from .slabs import Slab, check_sums_to_one, slabs
+
+VolumeOf = Literal["mask", "probability"]
+
+THRESHOLDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+# 3/10 summed in another order is off by a rounding error and must not change sides of the threshold 0.3
+_AT_THRESHOLD = 1e-6
+
+
+class HardOptions(TypedDict, total=False):
+    """Options of scores of decided masks; meanings and defaults as in `dice_score`."""
+
+    decision: Decision | None
+    threshold: float
+    empty: float
+    valid: Tensor | None
+    ignore_index: int | None
+
+
+def dice_score(prob: Tensor, target: Tensor, **options: Unpack[HardOptions]) -> Float[Tensor, "N C"]:
+    """Dice 2 tp / (2 tp + fp + fn) of each case and class, of decided masks; the paper's Dice column.
+
+    Options:
+        decision: threshold (one channel), argmax (several), or the one named; see `decision`.
+        threshold: foreground is prob above it, for the rule threshold; 0.5.
+        empty: score where neither prediction nor target has the class; 1. NaN leaves it out of means.
+        valid, ignore_index: what does not count, as everywhere.
+
+    The target must be hard: class indices, or floats of 0 and 1. A soft one is a ValueError.
+
+    >>> prob = torch.tensor([[[0.9, 0.8, 0.2, 0.1]]])
+    >>> round(float(dice_score(prob, torch.tensor([[[1.0, 0.0, 0.0, 0.0]]]))), 4)
+    0.6667
+    """
+    return _decided_index("dice_score", prob, target, alpha=0.5, **options)
+
+
+def iou_score(prob: Tensor, target: Tensor, **options: Unpack[HardOptions]) -> Float[Tensor, "N C"]:
+    """Intersection over union tp / (tp + fp + fn) of each case and class; options as in `dice_score`.
+
+    >>> prob = torch.tensor([[[0.9, 0.8, 0.2, 0.1]]])
+    >>> float(iou_score(prob, torch.tensor([[[1.0, 0.0, 0.0, 0.0]]])))
+    0.5
+    """
+    return _decided_index("iou_score", prob, target, alpha=1.0, **options)
+
+
+def binarized_dice_score(
+    prob: Tensor,
+    target: Tensor,
+    *,
+    thresholds: Sequence[float] = THRESHOLDS,
+    empty: float = 1.0,
+    valid: Tensor | None = None,
+    ignore_index: int | None = None,
+) -> Float[Tensor, "N C"]:
+    """Mean over thresholds t of the Dice of prob > t and target > t: BDice, the QUBIQ metric (paper, sec. 4).
+
+    Exactly 1 where prob equals the soft label; conversely, 1 means that no threshold tells them apart. A
+    value within 1e-6 of a threshold is at it, so not above. At a threshold where neither is there it counts
+    `empty`; NaN leaves that threshold out. The paper's column is the foreground channel.
+
+    >>> soft = torch.tensor([[[0.0, 0.35, 0.65, 1.0]]])
+    >>> float(binarized_dice_score(soft, soft)), round(float(binarized_dice_score(soft.round(), soft)), 4)
+    (1.0, 0.8222)
+    """
+    valid = check_scored(prob, target, valid=valid, ignore_index=ignore_index)
+    if not thresholds or not all(0 <= threshold < 1 for threshold in thresholds):
+        raise ValueError(f"thresholds must be one or more numbers in [0, 1); got {tuple(thresholds)}")
+    levels = [threshold + _AT_THRESHOLD for threshold in thresholds]
+
+    def above(slab: Slab) -> Iterator[OverlapStats]:
+        for level in levels:
+            for channel in range(prob.shape[1]):
+                ours, theirs = slab.prob[:, channel] > level, _channel(slab.target, channel) > level
+                yield _stats(ours, theirs, slab.valid)
+
+    index = _index(_over_slabs(prob, target, valid, above), alpha=0.5, empty=empty)
+    per_level = index.view(len(prob), len(levels), prob.shape[1])
+    return _seen(per_level.nanmean(1), prob, valid)
+
+
+def soft_dice_score(
+    prob: Tensor,
+    target: Tensor,
+    *,
+    empty: float = 1.0,
+    valid: Tensor | None = None,
+    ignore_index: int | None = None,
+) -> Float[Tensor, "N C"]:
+    """1 - DML1 of each case and class: sum of min(x, y) over the mean of both sums; 1 exactly at x = y.
+
+    For hard prob and target it is their Dice. `empty` is the score where both are 0 throughout.
+
+    >>> soft = torch.tensor([[[0.2, 0.7]]])
+    >>> float(soft_dice_score(soft, soft)), round(float(soft_dice_score(soft, soft.round())), 4)
+    (1.0, 0.7368)
+    """
+    valid = check_scored(prob, target, valid=valid, ignore_index=ignore_index)
+
+    def soft(slab: Slab) -> Iterator[OverlapStats]:
+        for channel in range(prob.shape[1]):
+            yield _stats(slab.prob[:, channel], _channel(slab.target, channel), slab.valid)
+
+    return _seen(_index(_over_slabs(prob, target, valid, soft), alpha=0.5, empty=empty), prob, valid)
+
+
+def brier_error(
+    prob: Tensor, target: Tensor, *, valid: Tensor | None = None, ignore_index: int | None = None
+) -> Float[Tensor, " N"]:
+    """Mean over a case's voxels of sum_c (x_c - y_c)^2 / 2, in [0, 1]; 0 exactly at the (soft) label.
+
+    The half makes one sigmoid channel and its two-class softmax the same number, (x - y)^2. Sums in float64.
+
+    >>> float(brier_error(torch.tensor([[[0.75]]]), torch.tensor([[[1.0]]])))
+    0.0625
+    """
+    valid = check_scored(prob, target, valid=valid, ignore_index=ignore_index)
+    total = torch.zeros(len(prob), dtype=torch.float64, device=prob.device)
+    count = torch.zeros_like(total)
+    for slab in slabs(prob, target, valid):
+        check_sums_to_one(slab.prob, slab.valid)
+        hard = not slab.target.is_floating_point()
+        soft = one_hot(slab.target, prob.shape[1]) if hard else slab.target
+        square = (slab.prob - soft).square().sum(1)
+        if slab.valid is not None:
+            square = torch.where(slab.valid, square, 0)
+        cases = slice(slab.first_case, slab.first_case + len(square))
+        total[cases] += square.sum(1, dtype=torch.float64)
+        count[cases] += square.shape[1] if slab.valid is None else slab.valid.sum(1)
+    # 0/0 is NaN: no valid voxel
+    return (total / count / min(2, prob.shape[1])).float()
+
+
+def negative_log_likelihood(
+    prob: Tensor, target: Tensor, *, valid: Tensor | None = None, ignore_index: int | None = None
+) -> Float[Tensor, " N"]:
+    """Mean over a case's voxels of -sum_c y_c log x_c, in nats; lower is better.
+
+    Against a soft label it is smallest at x = y, where it is the label's entropy, not 0. A probability of
+    exactly 0 counts as the smallest normal float, so it costs 87 nats and not infinity. One channel: the
+    binary cross entropy.
+
+    >>> round(float(negative_log_likelihood(torch.tensor([[[0.5]]]), torch.tensor([[[1.0]]]))), 4)
+    0.6931
+    """
+    valid = check_scored(prob, target, valid=valid, ignore_index=ignore_index)
+    total = torch.zeros(len(prob), dtype=torch.float64, device=prob.device)
+    count = torch.zeros_like(total)
+    for slab in slabs(prob, target, valid):
+        check_sums_to_one(slab.prob, slab.valid)
+        pair = [slab.prob, slab.target]
+        if prob.shape[1] == 1:
+            pair = [torch.cat([1 - channel, channel], 1) for channel in pair]
+        for row in range(len(slab.prob)):
+            counted = None if slab.valid is None else slab.valid[row : row + 1]
+            num_voxels = slab.prob.shape[2] if counted is None else counted.sum()
+            mean = soft_cross_entropy(pair[0][row : row + 1], pair[1][row : row + 1], valid=counted)
+            total[slab.first_case + row] += mean.double() * num_voxels
+            count[slab.first_case + row] += num_voxels
+    return (total / count).float()
+
+
+def volume_ml(
+    prob: Tensor,
+    *,
+    spacing_mm: Sequence[float] | Tensor,
+    of: VolumeOf = "mask",
+    decision: Decision | None = None,
+    threshold: float = 0.5,
+    valid: Tensor | None = None,
+) -> Float[Tensor, "N C"]:
+    """Volume of each case and class in ml: of the decided mask, or expected from the probabilities.
+
+    spacing_mm: the three sides of a voxel, or (N, 3), one triple a case; for a 2D image with its slice
+    thickness. of: "mask" counts decided voxels, "probability" sums prob, which is unbiased if prob is
+    calibrated. A case without a valid voxel has NaN.
+
+    >>> float(volume_ml(torch.full((1, 1, 10, 10, 10), 0.4), spacing_mm=(1, 1, 2), of="probability"))
+    0.800000011920929
+    """
+    check_choice("of", of, VolumeOf)
+    check_prediction(prob, "none")
+    voxel_ml = _voxel_ml(spacing_mm, prob)
+    if of == "probability":
+        voxels = [_sum_valid(prob[:, channel], valid) for channel in range(prob.shape[1])]
+    else:
+        rule = chosen_rule(decision, prob.shape[1])
+        voxels = [_sum_valid(mask, valid) for mask in decided_masks(prob, rule=rule, threshold=threshold)]
+    return _seen((torch.stack(voxels, 1) * voxel_ml).float(), prob, valid)
+
+
+def volume_error_ml(
+    prob: Tensor,
+    target: Tensor,
+    *,
+    spacing_mm: Sequence[float] | Tensor,
+    of: VolumeOf = "mask",
+    decision: Decision | None = None,
+    threshold: float = 0.5,
+    valid: Tensor | None = None,
+    ignore_index: int | None = None,
+) -> Float[Tensor, "N C"]:
+    """Absolute difference in ml between the volume of prob, as in `volume_ml`, and that of the target.
+
+    of="mask" needs a hard target; of="probability" takes a soft one, whose volume is its sum.
+
+    >>> prob, target = torch.full((1, 1, 10, 10, 10), 0.4), torch.ones(1, 1, 10, 10, 10)
+    >>> float(volume_error_ml(prob, target, spacing_mm=(1, 1, 1)))
+    1.0
+    """
+    valid = check_scored(prob, target, valid=valid, ignore_index=ignore_index)
+    if of == "mask":
+        check_hard_target(
+            "volume_error_ml(of='mask')", target, rule=chosen_rule(decision, prob.shape[1]), valid=valid
+        )
+    predicted = volume_ml(
+        prob, spacing_mm=spacing_mm, of=of, decision=decision, threshold=threshold, valid=valid
+    )
+    voxels = [_sum_valid(_channel(target, channel), valid) for channel in range(prob.shape[1])]
+    return (predicted - torch.stack(voxels, 1) * _voxel_ml(spacing_mm, prob)).abs().float()
+
+
+def foreground_mean(scores: Float[Tensor, "N C"]) -> Float[Tensor, " N"]:
+    """Mean of each case's scores over classes 1, 2, ...; of one channel, that channel. NaN is left out.
+
+    >>> foreground_mean(torch.tensor([[0.9, 0.5, 0.7], [0.9, float("nan"), 0.7]]))
+    tensor([0.6000, 0.7000])
+    """
+    return scores[:, 0] if scores.shape[1] == 1 else scores[:, 1:].nanmean(1)
+
+
+def _decided_index(
+    metric: str,
+    prob: Tensor,
+    target: Tensor,
+    *,
+    alpha: float,
+    decision: Decision | None = None,
+    threshold: float = 0.5,
+    empty: float = 1.0,
+    valid: Tensor | None = None,
+    ignore_index: int | None = None,
+) -> Tensor:
+    valid = check_scored(prob, target, valid=valid, ignore_index=ignore_index)
+    rule = chosen_rule(decision, prob.shape[1])
+
+    def decided(slab: Slab) -> Iterator[OverlapStats]:
+        check_hard_target(metric, slab.target, rule=rule, valid=slab.valid, whole=target)
+        for channel, mask in enumerate(decided_masks(slab.prob, rule=rule, threshold=threshold)):
+            yield _stats(mask, _channel(slab.target, channel), slab.valid)
+
+    return _seen(_index(_over_slabs(prob, target, valid, decided), alpha=alpha, empty=empty), prob, valid)
+
+
+def _over_slabs(
+    prob: Tensor, target: Tensor, valid: Tensor | None, stats_of: Callable[[Slab], Iterator[OverlapStats]]
+) -> OverlapStats:
+    """Statistics of whole cases (N, columns) in float64, from the columns (n,) that each slab has.
+
+    A slab's float32 counts are exact, which those of a volume of more than 2^24 voxels would not be.
+    """
+    totals: list[Tensor] = []
+    for slab in slabs(prob, target, valid):
+        columns = [torch.stack(column) for column in stats_of(slab)]
+        found = torch.stack(columns, -1).double()
+        if not totals:
+            totals.append(found.new_zeros(3, len(prob), found.shape[-1]))
+        totals[0][:, slab.first_case : slab.first_case + found.shape[1]] += found
+    return OverlapStats(*totals[0])
+
+
+def _stats(ours: Tensor, theirs: Tensor, valid: Tensor | None) -> OverlapStats:
+    """tp, fp and fn (n,) of one channel of a slab, masks or probabilities (n, v)."""
+    ours, theirs = (side.float() if side.dtype == torch.bool else side for side in (ours, theirs))
+    stats = unchecked_overlap_stats(ours.unsqueeze(1), theirs.unsqueeze(1), form="min", valid=valid)
+    return OverlapStats(*(part.squeeze(1) for part in stats))
+
+
+def _channel(target: Tensor, channel: int) -> Tensor:
+    """A channel (n, v) of a slab's target, or the mask of a class."""
+    return target[:, channel] if target.is_floating_point() else target == channel
+
+
+def _index(stats: OverlapStats, *, alpha: float, empty: float) -> Float[Tensor, "N C"]:
+    nothing = stats.tp + stats.fp + stats.fn == 0
+    return torch.where(nothing, empty, tversky_index(stats, alpha=alpha, beta=alpha)).float()
+
+
+def _seen(scores: Float[Tensor, "N C"], prob: Tensor, valid: Tensor | None) -> Float[Tensor, "N C"]:
+    return torch.where(cases_with_voxels(prob, valid).unsqueeze(1), scores, torch.nan)
+
+
+def _sum_valid(mass: Tensor, valid: Tensor | None) -> Float[Tensor, " N"]:
+    mass = mass if valid is None else torch.where(valid, mass, 0)
+    return mass.reshape(len(mass), -1).sum(1, dtype=torch.float64)
+
+
+def _voxel_ml(spacing_mm: Sequence[float] | Tensor, prob: Tensor) -> Float[Tensor, "N 1"]:
+    spacing = torch.as_tensor(spacing_mm, dtype=torch.float64, device=prob.device)
+    if tuple(spacing.shape) not in ((3,), (len(prob), 3)) or not bool((spacing > 0).all()):
+        raise ValueError(
+            f"spacing_mm needs three positive sides of a voxel, or (N, 3) = ({len(prob)}, 3); got "
+            f"{spacing.tolist()}: give a 2D image its slice thickness as the third"
+        )
+    return (spacing.prod(-1) / 1000).expand(len(prob)).unsqueeze(1)

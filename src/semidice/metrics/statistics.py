@@ -1,0 +1,176 @@
+"""Which method is better: every pair compared on the same cases, Holm's correction, and the best set.
+
+The tests are those of `resampling`: a paired bootstrap over cases, or over patients with all their cases, and
+as a second opinion a permutation test. A method is in the best set if no other is significantly superior to
+it, the rule by which the paper marks its tables. Holm's correction is over the pairs of one metric.
+Left out: the resampling itself, drawing and printing (`tables`, `report`), comparisons that are not paired.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Literal
+
+import numpy as np
+
+from ..arrays import check_choice
+from .cases import CaseTable, Missing, PairedScores, higher_is_better
+from .resampling import Estimate, Interval, paired_bootstrap, permutation_test
+
+Unit = Literal["case", "patient"]
+Correction = Literal["holm", "none"]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Every method's mean and every pair's difference, for one metric and class.
+
+    Matrices are (methods, methods); entry [i, j] is about method i minus method j. The diagonal has
+    difference 0 and p 1. p_holm corrects `p` for the number of pairs of this metric.
+    """
+
+    metric: str
+    class_name: str
+    methods: tuple[str, ...]
+    higher_is_better: bool
+    num_cases: int
+    num_patients: int
+    num_dropped: int
+    unit: Unit
+    mean: np.ndarray
+    mean_low: np.ndarray
+    mean_high: np.ndarray
+    difference: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    p: np.ndarray
+    p_holm: np.ndarray
+    p_permutation: np.ndarray
+
+    def superior(self, *, level: float = 0.05, correction: Correction = "holm") -> np.ndarray:
+        """Bool (methods, methods): whether method i is significantly better than method j."""
+        check_choice("correction", correction, Correction)
+        p = self.p_holm if correction == "holm" else self.p
+        gain = self.difference if self.higher_is_better else -self.difference
+        better: np.ndarray = (gain > 0) & (p < level)
+        return better
+
+    def best(self, *, level: float = 0.05, correction: Correction = "holm") -> tuple[str, ...]:
+        """The methods to which no other is significantly superior: the paper's rule for its red cells."""
+        superior = self.superior(level=level, correction=correction)
+        return tuple(method for number, method in enumerate(self.methods) if not superior[:, number].any())
+
+
+def compare_cases(
+    table: CaseTable,
+    metric: str,
+    *,
+    class_name: str | None = None,
+    methods: Sequence[str] | None = None,
+    unit: Unit = "case",
+    missing: Missing = "error",
+    interval: Interval = "studentised",
+    num_resamples: int = 10_000,
+    level: float = 0.05,
+    seed: int = 0,
+    higher_is_better: bool | None = None,
+) -> Comparison:
+    """All pairs of methods of a case table on one metric, tested and corrected; see the module's docstring.
+
+    unit: "patient" resamples patients with all their cases, which is right where a patient has several.
+    missing: see `CaseTable.paired`. level: 1 minus the intervals' coverage. higher_is_better: for a metric
+    whose name does not say. The same seed gives the same result, whatever the order of the table's rows.
+
+    >>> from semidice.metrics.cases import CaseRow
+    >>> rows = [
+    ...     CaseRow(f"case{i}", f"case{i}", 0, method, "mean", "dice_score", 0.8 + gain * (i % 3))
+    ...     for i in range(20)
+    ...     for method, gain in (("SDL", 0.0), ("DML1", 0.02))
+    ... ]
+    >>> compare_cases(CaseTable.from_rows(rows), "dice_score").best()
+    ('DML1',)
+    """
+    scores = table.paired(metric, class_name=class_name, methods=methods, missing=missing)
+    return compare_scores(
+        scores,
+        unit=unit,
+        interval=interval,
+        num_resamples=num_resamples,
+        level=level,
+        seed=seed,
+        higher_is_better=higher_is_better,
+    )
+
+
+def compare_scores(
+    scores: PairedScores,
+    *,
+    unit: Unit = "case",
+    interval: Interval = "studentised",
+    num_resamples: int = 10_000,
+    level: float = 0.05,
+    seed: int = 0,
+    higher_is_better: bool | None = None,
+) -> Comparison:
+    """`compare_cases` of scores that are paired already."""
+    check_choice("unit", unit, Unit)
+    num_methods = len(scores.methods)
+    pairs = list(combinations(range(num_methods), 2))
+    contrasts = np.zeros((len(pairs) + num_methods, num_methods))
+    for row, (first, second) in enumerate(pairs):
+        contrasts[row, first], contrasts[row, second] = 1, -1
+    contrasts[len(pairs) :] = np.eye(num_methods)
+    per_case = scores.values @ contrasts.T
+    groups = scores.patients if unit == "patient" else None
+    estimate = paired_bootstrap(
+        per_case, groups=groups, interval=interval, num_resamples=num_resamples, level=level, seed=seed
+    )
+    p_permutation = permutation_test(
+        per_case[:, : len(pairs)], groups=groups, num_resamples=num_resamples, seed=seed
+    )
+    of_pairs = Estimate(*(part[: len(pairs)] for part in estimate))
+    of_methods = Estimate(*(part[len(pairs) :] for part in estimate))
+
+    def matrix(upper: np.ndarray, lower: np.ndarray, diagonal: float) -> np.ndarray:
+        full = np.full((num_methods, num_methods), diagonal)
+        for (first, second), above, below in zip(pairs, upper, lower, strict=True):
+            full[first, second], full[second, first] = above, below
+        return full
+
+    p_holm = holm(of_pairs.p)
+    return Comparison(
+        metric=scores.metric,
+        class_name=scores.class_name,
+        methods=scores.methods,
+        higher_is_better=_direction(scores.metric, higher_is_better),
+        num_cases=len(scores.cases),
+        num_patients=len(set(scores.patients)),
+        num_dropped=scores.num_dropped,
+        unit=unit,
+        mean=of_methods.value,
+        mean_low=of_methods.low,
+        mean_high=of_methods.high,
+        difference=matrix(of_pairs.value, -of_pairs.value, 0.0),
+        low=matrix(of_pairs.low, -of_pairs.high, 0.0),
+        high=matrix(of_pairs.high, -of_pairs.low, 0.0),
+        p=matrix(of_pairs.p, of_pairs.p, 1.0),
+        p_holm=matrix(p_holm, p_holm, 1.0),
+        p_permutation=matrix(p_permutation, p_permutation, 1.0),
+    )
+
+
+def holm(p: np.ndarray) -> np.ndarray:
+    """Holm's step-down correction: the family-wise error over all of `p` stays at the level p is tested at.
+
+    >>> holm(np.array([0.01, 0.04, 0.03])).round(2).tolist()
+    [0.03, 0.06, 0.06]
+    """
+    order = np.argsort(p)
+    stepped = np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1))
+    corrected = np.empty_like(p)
+    corrected[order] = np.minimum(1.0, stepped)
+    return corrected
+
+
+def _direction(metric: str, given: bool | None) -> bool:
+    return higher_is_better(metric) if given is None else given

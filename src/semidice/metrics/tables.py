@@ -1,0 +1,253 @@
+"""Tables of a comparison for the terminal, Markdown, LaTeX and CSV, with the best set marked.
+
+    means_table   a row a method, a column a metric: mean and confidence interval, best set bold
+    pairs_table   a row a pair of methods: difference, interval and p-values
+
+Scores, indices and calibration errors are shown in percent, everything else in its own unit; the CSV has the
+plain numbers, one row a mean or pair. Left out: how the figures are made (`statistics`).
+"""
+
+import csv
+import io
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import TYPE_CHECKING, NamedTuple
+
+from .statistics import Comparison, Correction
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
+
+
+# bootstrap, the same after Holm's correction, and by permutation of signs
+_P_HEADER = ("p", "Holm p", "perm. p")
+
+
+class Cell(NamedTuple):
+    """What one cell shows, and whether it is marked as best."""
+
+    text: str
+    best: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table to show, and the records behind it."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    note: str
+    records: tuple[dict[str, object], ...]
+
+    def markdown(self) -> str:
+        """GitHub's tables; best cells are bold."""
+
+        def line(cells: Sequence[str]) -> str:
+            return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
+
+        rule = line(["---", *["---:"] * (len(self.header) - 1)])
+        body = [line([f"**{cell.text}**" if cell.best else cell.text for cell in row]) for row in self.rows]
+        return "\n".join([line(self.header), rule, *body, "", self.note]) + "\n"
+
+    def latex(self) -> str:
+        """A tabular with rules of booktabs; best cells are bold. Nothing else needs a package."""
+        columns = "l" + "r" * (len(self.header) - 1)
+        body = [
+            " & ".join(rf"\textbf{{{_latex(cell.text)}}}" if cell.best else _latex(cell.text) for cell in row)
+            for row in self.rows
+        ]
+        lines = [
+            f"% {self.title}. {self.note}",
+            rf"\begin{{tabular}}{{{columns}}}",
+            r"\toprule",
+            " & ".join(map(_latex, self.header)) + r" \\",
+            r"\midrule",
+            *(row + r" \\" for row in body),
+            r"\bottomrule",
+            r"\end{tabular}",
+        ]
+        return "\n".join(lines) + "\n"
+
+    def csv(self) -> str:
+        """The records with every digit, one line each."""
+        file = io.StringIO()
+        writer = csv.DictWriter(file, list(self.records[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(self.records)
+        return file.getvalue()
+
+    def rich(self) -> "RichTable":
+        """For `rich.print`: best cells are bold, green, and marked with a star."""
+        try:
+            from rich import box
+            from rich.table import Table as RichTable
+            from rich.text import Text
+        except ImportError:
+            raise ImportError("tables in the terminal need rich: pip install 'semidice[train]'") from None
+        table = RichTable(title=self.title, caption=self.note, box=box.SIMPLE_HEAD)
+        for number, name in enumerate(self.header):
+            # names of methods give way on a narrow terminal, numbers do not
+            named = number == 0 or name == "minus"
+            table.add_column(
+                Text(name), justify="left" if named else "right", no_wrap=not named, overflow="fold"
+            )
+        for row in self.rows:
+            # Text takes brackets as they are: "[0.1, 0.2]" is no markup
+            table.add_row(
+                *(
+                    Text(f"{cell.text} ★" if cell.best else cell.text, "bold green" if cell.best else "")
+                    for cell in row
+                )
+            )
+        return table
+
+
+def means_table(
+    comparisons: Sequence[Comparison],
+    *,
+    level: float = 0.05,
+    correction: Correction = "holm",
+    intervals: bool = True,
+    title: str = "Mean over cases",
+) -> Table:
+    """Every method's mean of each compared metric, the best set of each marked, by the paper's rule.
+
+    The comparisons are of the same methods. intervals: show the confidence intervals they were made with.
+    """
+    if not comparisons or any(one.methods != comparisons[0].methods for one in comparisons):
+        raise ValueError(
+            "means_table needs comparisons, one or more, all of the same methods in the same order"
+        )
+    records = []
+    columns = []
+    for one in comparisons:
+        best = one.best(level=level, correction=correction)
+        scale = display_scale(one.metric)
+        column = []
+        for method, mean, low, high in zip(one.methods, one.mean, one.mean_low, one.mean_high, strict=True):
+            text = _number(mean * scale)
+            if intervals:
+                text += f" [{_number(low * scale)}, {_number(high * scale)}]"
+            column.append(Cell(text, method in best))
+            records.append(
+                {
+                    "method": method,
+                    "metric": one.metric,
+                    "class": one.class_name,
+                    "num_cases": one.num_cases,
+                    "mean": float(mean),
+                    "low": float(low),
+                    "high": float(high),
+                    "best": method in best,
+                }
+            )
+        columns.append(column)
+    rows = tuple(
+        (Cell(method), *(column[row] for column in columns))
+        for row, method in enumerate(comparisons[0].methods)
+    )
+    header = ("method", *map(_heading, comparisons))
+    note = f"Marked: no other method is significantly superior {_test(comparisons, level, correction)}"
+    return Table(title, header, rows, note, tuple(records))
+
+
+def pairs_table(comparison: Comparison, *, level: float = 0.05, correction: Correction = "holm") -> Table:
+    """Difference of every pair of methods with its interval and p-values; significant ones are marked."""
+    scale = display_scale(comparison.metric)
+    superior = comparison.superior(level=level, correction=correction)
+    rows, records = [], []
+    for i, j in combinations(range(len(comparison.methods)), 2):
+        marked = bool(superior[i, j] or superior[j, i])
+        difference, low, high = (
+            float(part[i, j]) for part in (comparison.difference, comparison.low, comparison.high)
+        )
+        p_values = {name: float(getattr(comparison, name)[i, j]) for name in ("p", "p_holm", "p_permutation")}
+        first, second = comparison.methods[i], comparison.methods[j]
+        interval = f"[{_number(low * scale, signed=True)}, {_number(high * scale, signed=True)}]"
+        rows.append(
+            (
+                Cell(first),
+                Cell(second),
+                Cell(f"{_number(difference * scale, signed=True)} {interval}", marked),
+                *(Cell(p_text(value)) for value in p_values.values()),
+            )
+        )
+        records.append(
+            {
+                "metric": comparison.metric,
+                "class": comparison.class_name,
+                "first": first,
+                "second": second,
+                "num_cases": comparison.num_cases,
+                "difference": difference,
+                "low": low,
+                "high": high,
+                **p_values,
+                "significant": marked,
+            }
+        )
+    if not records:
+        raise ValueError(f"pairs_table needs two methods at least; got {', '.join(comparison.methods)}")
+    header = ("method", "minus", "difference (%)" if scale == 100 else "difference", *_P_HEADER)
+    title = f"Pairs of methods: {_heading(comparison)}"
+    note = f"Marked: the difference is significant {_test([comparison], level, correction)}"
+    return Table(title, header, tuple(rows), note, tuple(records))
+
+
+def display_scale(metric: str) -> float:
+    """100 for what is shown in percent, else 1.
+
+    >>> display_scale("dice_score"), display_scale("volume_error_ml")
+    (100.0, 1.0)
+    """
+    return 100.0 if metric.endswith(("_score", "_index", "calibration_error")) else 1.0
+
+
+def p_text(p: float) -> str:
+    """A p-value as one writes it.
+
+    >>> p_text(0.00009), p_text(0.0312), p_text(1.0)
+    ('< 0.001', '0.031', '1.000')
+    """
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def _number(value: float, *, signed: bool = False) -> str:
+    # a minus sign, not a hyphen
+    return f"{value:{'+' if signed else ''}.2f}".replace("-", "−")
+
+
+def _heading(comparison: Comparison) -> str:
+    arrow = "↑" if comparison.higher_is_better else "↓"
+    percent = " (%)" if display_scale(comparison.metric) == 100 else ""
+    of_class = "" if comparison.class_name in ("mean", "all") else f", {comparison.class_name}"
+    return f"{comparison.metric}{of_class}{percent} {arrow}"
+
+
+def _test(comparisons: Sequence[Comparison], level: float, correction: Correction) -> str:
+    first = comparisons[0]
+    counts = sorted({one.num_cases for one in comparisons})
+    cases = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    unit = "cases" if first.unit == "case" else f"cases of {first.num_patients} patients"
+    corrected = ", Holm-corrected over pairs" if correction == "holm" else ", not corrected for pairs"
+    dropped = max(one.num_dropped for one in comparisons)
+    left_out = f" Up to {dropped} cases without a score were left out." if dropped else ""
+    return f"(p < {level:g}, paired bootstrap over {cases} {unit}{corrected}).{left_out}"
+
+
+def _latex(text: str) -> str:
+    escaped = re.sub(r"([&%$#_{}])", r"\\\1", text.replace("\\", r"\textbackslash "))
+    for sign, code in (
+        ("−", "$-$"),
+        ("↑", r"$\uparrow$"),
+        ("↓", r"$\downarrow$"),
+        ("~", r"\textasciitilde "),
+        ("^", r"\textasciicircum "),
+        ("<", "$<$"),
+        (">", "$>$"),
+    ):
+        escaped = escaped.replace(sign, code)
+    return escaped

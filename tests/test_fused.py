@@ -1,0 +1,178 @@
+"""The Triton kernels give the numbers and gradients of the definition.
+
+Without a GPU they run in Triton's interpreter, on the CPU; on a GPU (`make test-gpu`) compiled.
+"""
+
+import pytest
+import torch
+from laws import FORMS, class_map, random_logits, soft_label
+
+from semidice.cross_entropy import cross_entropy_of
+from semidice.region import region_loss_of
+from semidice.sums import reference_sums
+
+pytest.importorskip("triton")
+from semidice.kernels import fused
+from semidice.kernels.overlap import MixtureOptions, choose_tiling
+
+ON_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if ON_GPU else "cpu"
+pytestmark = pytest.mark.gpu if ON_GPU else []
+BLOCK = choose_tiling(1, 3, 10**6).voxel_block
+# 1, a block and its neighbours, primes, plain classification, many classes
+SHAPES = [
+    (1, 2, 1),
+    (2, 3, BLOCK - 1),
+    (1, 3, BLOCK),
+    (1, 3, BLOCK + 1),
+    (2, 5, 13, 17),
+    (9, 4),
+    (1, 19, 3, 5, 7),
+    (1, 150, 37),
+]
+
+
+def sums_and_gradient(function, prediction, target, valid, **options):
+    free = prediction.detach().requires_grad_()
+    sums = function(free, target, valid=valid, **options)
+    parts = [part for part in (*(sums.overlap or ()), sums.entropy, sums.mass) if part is not None]
+    incoming = [
+        random_logits(*part.shape, seed=seed).to(DEVICE, part.dtype) for seed, part in enumerate(parts)
+    ]
+    wanted = [(part, g) for part, g in zip(parts, incoming, strict=True) if part.requires_grad]
+    # the mass depends on the target alone; the fused tensor holds it beside the others
+    wanted = wanted[: 3 * bool(options["form"]) + options["entropy"]]
+    torch.autograd.backward(*zip(*wanted, strict=True))
+    return [part.detach() for part in parts], free.grad
+
+
+def assert_equal_to_the_definition(prediction, target, valid=None, **options):
+    prediction, target = prediction.to(DEVICE), target.to(DEVICE)
+    valid = None if valid is None else valid.to(DEVICE)
+    ours = sums_and_gradient(fused.fused_sums, prediction, target, valid, **options)
+    theirs = sums_and_gradient(reference_sums, prediction, target, valid, **options)
+    for mine, defined in zip(ours[0], theirs[0], strict=True):
+        # sums of a few hundred float32 in another order
+        torch.testing.assert_close(mine, defined, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(ours[1], theirs[1])
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("activation", ["softmax", "sigmoid", "none"])
+def test_sums_and_gradients_of_soft_targets(shape, form, activation):
+    prediction = soft_label(*shape, seed=4) if activation == "none" else random_logits(*shape)
+    valid = random_logits(shape[0], *shape[2:], seed=6) > -1
+    for mask in (None, valid):
+        assert_equal_to_the_definition(
+            prediction, soft_label(*shape), mask, form=form, activation=activation, entropy=True
+        )
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
+def test_sums_and_gradients_of_class_indices(shape, dtype):
+    target = class_map((shape[0], *shape[2:]), shape[1]).to(dtype)
+    for form in FORMS:
+        assert_equal_to_the_definition(
+            random_logits(*shape), target, form=form, activation="softmax", entropy=True
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("target_dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_half_precision_logits_and_targets(dtype, target_dtype):
+    logits, target = random_logits(2, 3, 9, 10).to(dtype), soft_label(2, 3, 9, 10).to(target_dtype)
+    assert_equal_to_the_definition(logits, target, form="min", activation="softmax", entropy=True)
+
+
+def test_only_what_is_asked_for():
+    logits, target = random_logits(2, 3, 40), soft_label(2, 3, 40)
+    for form, entropy in (("min", False), (None, True)):
+        assert_equal_to_the_definition(logits, target, form=form, activation="softmax", entropy=entropy)
+
+
+def test_any_strides():
+    logits, target = random_logits(2, 3, 8, 12), soft_label(2, 3, 8, 12)
+    options = {"form": "min", "activation": "softmax", "entropy": True}
+    channels_last = logits.contiguous(memory_format=torch.channels_last)
+    assert_equal_to_the_definition(channels_last, target, **options)
+    assert_equal_to_the_definition(
+        channels_last, target.contiguous(memory_format=torch.channels_last), **options
+    )
+    assert_equal_to_the_definition(logits[..., ::2], target[..., ::2], **options)
+    assert_equal_to_the_definition(logits.transpose(2, 3), target.transpose(2, 3), **options)
+
+
+def test_a_second_derivative_goes_through_the_definition():
+    logits, target = random_logits(1, 2, 5).to(DEVICE).requires_grad_(), soft_label(1, 2, 5).to(DEVICE)
+
+    def curvature(function):
+        sums = function(logits, target, activation="softmax", valid=None, form="product", entropy=True)
+        (slope,) = torch.autograd.grad(
+            sums.entropy.sum() + sums.overlap.tp.square().sum(), logits, create_graph=True
+        )
+        return torch.autograd.grad(slope.square().sum(), logits)[0]
+
+    torch.testing.assert_close(curvature(fused.fused_sums), curvature(reference_sums))
+
+
+MIXTURES = {
+    "default": {},
+    "focal": {"gamma": 2.0},
+    "root": {"gamma": 0.5},
+    "log": {"log": True},
+    "log and focal": {"log": True, "gamma": 1.5},
+    "smooth": {"smooth": 0.7},
+    "no background": {"background": False},
+    "present": {"classes": "present"},
+    "over image": {"over": "image"},
+    "over class": {"over": "class"},
+    "over image, present": {"over": "image", "classes": "present", "background": False},
+    "over class, present": {"over": "class", "classes": "present", "gamma": 2.0},
+}
+
+
+@pytest.mark.parametrize("weighted", [False, True], ids=["", "weighted"])
+@pytest.mark.parametrize("kind", ["soft", "hard", "nothing valid"])
+@pytest.mark.parametrize("name", MIXTURES)
+def test_the_mixture_in_three_launches_equals_the_definition(name, kind, weighted):
+    logits = random_logits(3, 4, 37).to(DEVICE)
+    target = soft_label(3, 4, 37) if kind == "soft" else class_map((3, 37), 4)
+    if kind == "hard":
+        # class 3 nowhere, class 2 in one image only, an image of background alone
+        target = torch.where(target == 3, 0, target)
+        target[1:] = torch.where(target[1:] == 2, 1, target[1:])
+        target[2] = 0
+    target = target.to(DEVICE)
+    valid = torch.zeros(3, 37, dtype=torch.bool, device=DEVICE) if kind == "nothing valid" else None
+    weight = torch.tensor([0.5, 1.0, 2.0, 0.0], device=DEVICE) if weighted else None
+    which = {"activation": "softmax", "form": "min", "entropy": True, "valid": valid}
+    options = MixtureOptions(alpha=0.7, beta=0.3, entropy_weight=0.25, region_weight=0.75, **MIXTURES[name])
+
+    free = logits.clone().requires_grad_()
+    total, entropy, region = fused.fused_mixture(free, target, class_weight=weight, options=options, **which)
+    (2.5 * total).backward()
+
+    defined = logits.clone().requires_grad_()
+    sums = reference_sums(defined, target, **which)
+    ones = torch.ones(4, device=DEVICE) if weight is None else weight
+    defined_entropy = cross_entropy_of(sums, ones, sync=False)
+    defined_region = region_loss_of(sums, ones, 0.7, 0.3, **MIXTURES[name])
+    (2.5 * (0.25 * defined_entropy + 0.75 * defined_region)).backward()
+
+    torch.testing.assert_close(entropy, defined_entropy.detach())
+    # one log and one exp more than a power has
+    torch.testing.assert_close(region, defined_region.detach(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(total.detach(), (0.25 * entropy + 0.75 * region))
+    torch.testing.assert_close(free.grad, defined.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_at_the_label_the_gradient_is_exactly_zero():
+    options = MixtureOptions(alpha=0.7, beta=0.3, entropy_weight=0.0, region_weight=1.0)
+    prob = soft_label(1, 2, 64).to(DEVICE).requires_grad_()
+    which = {"activation": "none", "form": "min", "entropy": False, "valid": None}
+    total, *_ = fused.fused_mixture(prob, prob.detach(), class_weight=None, options=options, **which)
+    total.backward()
+    assert total.item() == 0
+    assert torch.count_nonzero(prob.grad) == 0
