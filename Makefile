@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := src tests benchmarks docs conftest.py
 
-.PHONY: help demo test test-slow test-gpu lint format figures bench clean
+.PHONY: help demo test test-slow test-gpu lint format figures bench bench-gpu clean
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
@@ -45,8 +45,12 @@ format: $(VENV)/.dev  ## rewrite the sources in the project's format
 figures: $(VENV)/.dev  ## draw every figure of the documentation anew
 	$(BIN)/python docs/make_figures.py
 
-bench: $(VENV)/.dev  ## peak memory of the losses against MONAI and segmentation_models_pytorch
-	$(BIN)/python benchmarks/bench_memory.py
+bench: $(VENV)/.dev  ## time and memory of the losses on the CPU, against peers, into docs/performance.md
+	$(BIN)/python benchmarks/bench_loss.py --docs docs/performance.md
+	$(BIN)/python benchmarks/bench_memory.py --docs docs/performance.md
+
+bench-gpu: $(VENV)/.dev  ## the same on a CUDA device, and the KDE kernel
+	$(BIN)/python benchmarks/bench_loss.py --device cuda --docs docs/performance.md
 
 clean:  ## remove the environment and every cache
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis demo_out bench_out

@@ -4,7 +4,7 @@
 
 Memory is what a step needs beyond logits, target and gradient. On the CPU it is the growth of the resident
 set of a fresh process (the kernel's high-water mark), on a GPU that of the allocator. Both are given in
-units of the logits' size, times as a ratio to MONAI in the same run. Writes memory.jsonl and memory.md.
+units of the logits' size, times as a ratio to MONAI in the same run. Writes memory.jsonl.
 """
 
 import argparse
@@ -142,12 +142,23 @@ def as_markdown(rows: list[dict[str, object]], device: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def write_between_markers(page: Path, name: str, table: str) -> None:
+    """Replace what stands between the markers of `name` in a page."""
+    start, end = f"<!-- made by benchmarks: {name} -->", "<!-- end -->"
+    text = page.read_text()
+    if start not in text:
+        raise SystemExit(f"{page} has no marker {start}")
+    before, rest = text.split(start, 1)
+    page.write_text(f"{before}{start}\n{table}{end}{rest.split(end, 1)[1]}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--out", type=Path, default=Path("bench_out"))
+    parser.add_argument("--docs", type=Path, help="page whose table to replace")
     parser.add_argument("--one", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
@@ -165,8 +176,9 @@ def main() -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     (arguments.out / "memory.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     table = as_markdown(rows, arguments.device)
-    (arguments.out / "memory.md").write_text(table)
     print(table)
+    if arguments.docs:
+        write_between_markers(arguments.docs, f"memory {arguments.device}", table)
 
 
 if __name__ == "__main__":

@@ -1,18 +1,28 @@
-"""Draw the figures of the documentation: `.venv/bin/python docs/make_figures.py`, or `--only NAME` for one.
+"""Make the figures and tables of the documentation: `python docs/make_figures.py`, or `--only NAME`.
 
 Each figure is a function without arguments in `FIGURES`; its key is the name of the PNG in docs/figures.
-Everything drawn is computed here by the package itself, with fixed seeds.
+Each table is one in `TABLES`, by page; it is written into the page between the two lines
+
+    <!-- made by docs/make_figures.py: NAME -->
+    <!-- end -->
+
+Everything shown is computed here by the package itself, with fixed seeds: figures of the theory below, those
+of labels and calibration in the modules named so.
 """
 
 import argparse
+import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+import calibration_study
+import label_study
 import torch
 from jaxtyping import Float
 from matplotlib.figure import Figure
+from PIL import Image
 from torch import Tensor
 
 from semidice import dice_loss, overlap_stats, tversky_index
@@ -27,7 +37,9 @@ from semidice.report.figures import (
     save_figure,
 )
 
-OUT = Path(__file__).parent / "figures"
+PAGES = Path(__file__).parent
+OUT = PAGES / "figures"
+LARGEST = 150_000
 
 DICE_LOSSES: Mapping[str, Loss] = {
     "soft Dice (SDL)": partial(dice_loss, form="relaxed"),
@@ -134,21 +146,80 @@ FIGURES: Mapping[str, Callable[[], Figure]] = {
     "cftl": partial(draw_focal_curves, alpha=0.7, beta=0.3, label=0.8, gammas=(0.5, 1.0, 2.0, 3.0, 4.0)),
     "landing": draw_landing_of_losses,
     "triangle_ratio": draw_triangle_ratio,
+    **label_study.FIGURES,
+    **calibration_study.FIGURES,
+}
+
+# rows of cells, the first being the heads of the columns; None where the data are not here
+TABLES: Mapping[str, Mapping[str, Callable[[], list[Sequence[str]] | None]]] = {
+    "labels.md": label_study.TABLES,
+    "calibration.md": calibration_study.TABLES,
 }
 
 
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """The rows as a Markdown table, names to the left and numbers to the right."""
+    head, *body = rows
+    rule = ["---", *["---:"] * (len(head) - 1)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, rule, *body))
+
+
+def table_in(text: str, name: str) -> str:
+    """The table that stands in a page under `name`."""
+    found = re.findall(_between(name), text)
+    if len(found) != 1:
+        raise ValueError(
+            f"the page needs one place for the table {name!r}, between its markers; found {len(found)}"
+        )
+    return str(found[0]).strip()
+
+
+def with_table(text: str, name: str, table: str) -> str:
+    """The page with that table in its place."""
+    table_in(text, name)
+    start, end = f"<!-- made by docs/make_figures.py: {name} -->\n", "<!-- end -->"
+    before, _, after = text.partition(start)
+    return f"{before}{start}{table}\n{end}{after.partition(end)[2]}"
+
+
+def _between(name: str) -> str:
+    return rf"<!-- made by docs/make_figures\.py: {name} -->\n([^<]*)<!-- end -->"
+
+
+def save_compact(figure: Figure, path: Path) -> None:
+    """Write the figure; with a palette, a third of the size for lines, if it would exceed `LARGEST`."""
+    save_figure(figure, path)
+    if path.stat().st_size <= LARGEST:
+        return
+    with Image.open(path) as image:
+        compact = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    compact.save(path, optimize=True)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Draw the figures of the documentation into docs/figures.")
-    parser.add_argument("--only", choices=FIGURES, metavar="NAME", help=f"one of: {', '.join(FIGURES)}")
+    parser = argparse.ArgumentParser(description="Make the figures and tables of the documentation.")
+    tables = {name: page for page, makers in TABLES.items() for name in makers}
+    known = [*FIGURES, *tables]
+    parser.add_argument("--only", choices=known, metavar="NAME", help=f"one of: {', '.join(known)}")
     only = parser.parse_args().only
-    names = [only] if only else list(FIGURES)
+    names = [only] if only else known
     OUT.mkdir(exist_ok=True)
+    # tensors here are small: on two cores a second thread doubles the time
+    torch.set_num_threads(1)
     for number, name in enumerate(names, start=1):
         print(f"[{number}/{len(names)}] {name}", flush=True)
         started = time.perf_counter()
-        path = OUT / f"{name}.png"
-        save_figure(FIGURES[name](), path)
-        print(f"      {path.stat().st_size // 1024} KB in {time.perf_counter() - started:.1f} s")
+        if name in FIGURES:
+            path = OUT / f"{name}.png"
+            save_compact(FIGURES[name](), path)
+            done = f"{path.stat().st_size // 1024} KB"
+        else:
+            page = PAGES / tables[name]
+            rows = TABLES[tables[name]][name]()
+            if rows is not None:
+                page.write_text(with_table(page.read_text(), name, markdown(rows)))
+            done = f"in {page.name}" if rows is not None else "left as it is: its data are not here"
+        print(f"      {done}, {time.perf_counter() - started:.1f} s")
 
 
 if __name__ == "__main__":

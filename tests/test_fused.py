@@ -13,18 +13,18 @@ from semidice.sums import reference_sums
 
 pytest.importorskip("triton")
 from semidice.kernels import fused
-from semidice.kernels.overlap import MixtureOptions, choose_tiling
+from semidice.kernels.overlap import MixtureOptions, forward_tiling, split_classes
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
 pytestmark = pytest.mark.gpu if ON_GPU else []
-BLOCK = choose_tiling(1, 3, 10**6).voxel_block
+BLOCK = forward_tiling(sum(split_classes(5)), half=False).voxel_block
 # 1, a block and its neighbours, primes, plain classification, many classes
 SHAPES = [
     (1, 2, 1),
-    (2, 3, BLOCK - 1),
-    (1, 3, BLOCK),
-    (1, 3, BLOCK + 1),
+    (2, 5, BLOCK - 1),
+    (1, 5, BLOCK),
+    (1, 5, 8 * BLOCK + 1),
     (2, 5, 13, 17),
     (9, 4),
     (1, 19, 3, 5, 7),
@@ -166,6 +166,26 @@ def test_the_mixture_in_three_launches_equals_the_definition(name, kind, weighte
     torch.testing.assert_close(region, defined_region.detach(), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(total.detach(), (0.25 * entropy + 0.75 * region))
     torch.testing.assert_close(free.grad, defined.grad, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("num_classes", "rows"),
+    [
+        (1, (1, 0, 0)),
+        (3, (2, 1, 0)),
+        (14, (16, 0, 0)),
+        (19, (16, 4, 0)),
+        (150, (128, 32, 0)),
+        (100, (64, 32, 4)),
+    ],
+)
+def test_classes_are_padded_little(num_classes, rows):
+    assert split_classes(num_classes) == rows
+
+
+def test_no_number_of_classes_is_cut_or_padded_by_more_than_a_seventh():
+    for num_classes in range(1, 1025):
+        assert num_classes <= sum(split_classes(num_classes)) <= max(1.15 * num_classes, num_classes + 1)
 
 
 def test_at_the_label_the_gradient_is_exactly_zero():

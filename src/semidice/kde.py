@@ -8,7 +8,8 @@ a softmax over keys of a product plus a bias per key, times their labels.
 Probabilities are held above 1e-7 and a key's are then scaled to sum to one; a query's scale cancels.
 
 Scores reach 16/h, too much for float32: its errors are 4e-4 (2 classes) to 1e-2 (64) at h = 2e-4. So they
-are float64 here, in chunks; that product needs no further care. Left out: checks of inputs (`calibration`).
+are float64 here, in chunks; that product needs no further care. On a GPU `kernels.kde` does the same in one
+pass. Left out: checks of inputs (`calibration`).
 """
 
 import math
@@ -22,13 +23,17 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-Method = Literal["auto", "reference", "attention"]
+from .kernels import fused_applies
+
+Method = Literal["auto", "reference", "attention", "triton"]
 
 SMALLEST_PROB = 1e-7
 # the score of a key that is not there; finite, so that a row without any key stays free of NaN
 _ABSENT = -1e30
 # elements of one chunk of the (points, keys) matrix: 2 MB of float64 stay in a CPU's cache, a GPU wants more
 _CPU_CHUNK, _GPU_CHUNK = 2**18, 2**22
+# where the Triton kernel is within 1e-4 of exact; its tests say so
+_MOST_TRITON_CLASSES, _SMALLEST_TRITON_BANDWIDTH = 256, 1e-6
 
 
 def kernel_mean(
@@ -39,22 +44,42 @@ def kernel_mean(
     bandwidth: float,
     weight: Tensor | None,
     leave_one_out: bool = False,
+    region: Tensor | None = None,
     method: Method = "auto",
 ) -> Float[Tensor, "B C n"]:
     """E[y | f] of B sets of points, each with keys of its own or all with the same (B2 = 1), unchecked.
 
-    weight (B2, K) is bool, or 0 and more. Where no key counts the result is the point. At least float32.
-    Method and leave_one_out are those of `calibration.kde_recalibrate`.
+    weight (B2, K) is bool, or 0 and more. Where no key counts the result is the point, and outside region
+    (B, n), bool, too: there "triton" computes nothing. At least float32.
+    Method and leave_one_out are those of `calibration.kde_recalibrate`; "triton" is `kernels.kde`, which
+    "auto" takes on a CUDA device unless a point is left out, a gradient is asked for, or points are float64.
 
     >>> points, keys = torch.tensor([[[0.2], [0.8]]]), torch.tensor([[[0.1, 0.9], [0.3, 0.7]]])
     >>> kernel_mean(points, keys, torch.eye(2).unsqueeze(0), bandwidth=0.05, weight=None).squeeze()
     tensor([0.5565, 0.4435])
     """
     precision = torch.promote_types(points.dtype, torch.float32)
-    if method == "auto":
-        wants_gradient = torch.is_grad_enabled() and (points.requires_grad or key_prob.requires_grad)
-        exact_enough = precision == torch.float32 and bandwidth >= 0.005 * math.sqrt(points.shape[1])
-        method = "attention" if exact_enough and not (wants_gradient or leave_one_out) else "reference"
+    wants_gradient = torch.is_grad_enabled() and (points.requires_grad or key_prob.requires_grad)
+    plain = precision == torch.float32 and not (wants_gradient or leave_one_out)
+    suits_triton = (
+        plain and bandwidth >= _SMALLEST_TRITON_BANDWIDTH and points.shape[1] <= _MOST_TRITON_CLASSES
+    )
+    if method == "auto" and suits_triton and _has_kernel(points, label):
+        method = "triton"
+    elif method == "auto":
+        method = "attention" if plain and bandwidth >= 0.005 * math.sqrt(points.shape[1]) else "reference"
+    if method == "triton":
+        if not suits_triton:
+            raise ValueError(
+                "method 'triton' is for float32 or less, without a gradient or a point left out, up to "
+                f"{_MOST_TRITON_CLASSES} classes, bandwidth {_SMALLEST_TRITON_BANDWIDTH} or more: use 'auto'"
+            )
+        from .kernels.kde import kernel_mean_triton
+
+        return kernel_mean_triton(
+            points, key_prob, label,
+            bandwidth=bandwidth, weight=weight, smallest_prob=SMALLEST_PROB, region=region,
+        )  # fmt: skip
     # autocast would round the scores to bfloat16
     with torch.autocast(points.device.type, enabled=False):
         alpha, bias = key_terms(key_prob, bandwidth, weight)
@@ -64,11 +89,20 @@ def kernel_mean(
             raise ValueError("method 'attention' cannot leave a point out: use 'reference' or 'auto'")
         else:
             mean = _fused_attention(points.to(precision), alpha, bias, label)
+    if region is not None:
+        mean = torch.where(region.unsqueeze(1), mean, points.to(precision))
     if weight is None and not leave_one_out:
         return mean
     real = torch.ones_like(bias, dtype=torch.bool) if weight is None else weight > 0
     others = real.sum(-1, keepdim=True) - real.long() if leave_one_out else real.sum(-1, keepdim=True)
     return torch.where(others.unsqueeze(1) > 0, mean, points.to(precision))
+
+
+def _has_kernel(points: Tensor, label: Tensor) -> bool:
+    """Whether the Triton kernel can run here: float64 products want compute capability 8."""
+    if torch.compiler.is_compiling() or not fused_applies(points, label):
+        return False
+    return torch.cuda.get_device_capability(points.device) >= (8, 0)
 
 
 def key_terms(key_prob: Tensor, bandwidth: float, weight: Tensor | None) -> tuple[Tensor, Tensor]:

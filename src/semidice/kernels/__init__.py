@@ -55,8 +55,11 @@ def fused_applies(prediction: Tensor, target: Tensor) -> bool:
         return False
     if target.requires_grad or prediction.dtype not in _FUSED_DTYPES:
         return False
+    # images are the second axis of a CUDA grid, which ends at 65535
+    if prediction.shape[0] > 65535 or prediction.shape[1] > _MOST_FUSED_CLASSES:
+        return False
     # vmap wants plain operations; inside a compiled graph there is none
     wrapped = not torch.compiler.is_compiling() and torch._C._functorch.is_functorch_wrapped_tensor(
         prediction
     )
-    return prediction.shape[1] <= _MOST_FUSED_CLASSES and not wrapped
+    return not wrapped

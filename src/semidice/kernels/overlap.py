@@ -4,7 +4,7 @@
     loss       one program: totals, cross entropy, region loss, and d loss / d sums  (N, 4, C)
     gradient   one pass: probabilities again, and the gradient, the only tensor of the logits' size
 
-Rows of the tile are all classes (padded to a power of two), columns voxels. Every sum has a fixed order, so
+Rows of a tile are all classes (in chunks of powers of two), columns voxels. Every sum has a fixed order, so
 results are the same in every run. Offsets are 64 bit. The formulas are those of `forms`, `blocked`, `losses`.
 """
 
@@ -30,76 +30,172 @@ SMALLEST_NORMAL = tl.constexpr(1.1754943508222875e-38)
 
 
 class Tiling(NamedTuple):
-    """How the voxels of an image are dealt out: programs of `num_tiles` tiles of classes x voxels."""
+    """A tile of all classes by `voxel_block` voxels, and how programs go through them."""
 
-    class_block: int
     voxel_block: int
-    num_tiles: int
     num_warps: int
+    # tiles that a program adds up, and how many of them are in flight
+    num_tiles: int = 1
+    num_stages: int = 1
 
 
-def choose_tiling(num_images: int, num_classes: int, num_voxels: int) -> Tiling:
-    """About 1024 elements a tile, rows of at least 16 voxels, and enough programs to fill the device."""
-    class_block = triton.next_power_of_2(num_classes)
-    voxel_block = min(1024, max(16, 1024 // class_block))
-    num_warps = max(2, min(16, class_block * voxel_block // 1024))
-    tiles = triton.cdiv(num_voxels, voxel_block)
-    num_tiles = max(1, min(16, tiles * num_images // 2048))
-    return Tiling(class_block, voxel_block, num_tiles, num_warps)
+def split_classes(num_classes: int) -> tuple[int, int, int]:
+    """Powers of two that add up to the classes or little more: one alone would waste 41 % on 150 classes."""
+    single = triton.next_power_of_2(num_classes)
+    if single <= 1.15 * num_classes:
+        return single, 0, 0
+    first = single // 2
+    second = triton.next_power_of_2(num_classes - first)
+    if first + second <= 1.15 * num_classes:
+        return first, second, 0
+    second //= 2
+    return first, second, triton.next_power_of_2(num_classes - first - second)
+
+
+def forward_tiling(num_rows: int, half: bool) -> Tiling:
+    """Best of those tried on an H200 with 2, 3, 14, 19 and 150 classes."""
+    if num_rows <= 4:
+        return Tiling(1024, 8)
+    if num_rows <= 32:
+        return Tiling(64, 1) if half else Tiling(32, 1, num_tiles=8, num_stages=3)
+    return Tiling(16 if num_rows <= 256 else 8, max(2, min(8, num_rows // 32)))
+
+
+def backward_tiling(num_rows: int, half: bool) -> Tiling:
+    """Best of those tried on an H200 with 2, 3, 14, 19 and 150 classes."""
+    if num_rows <= 4:
+        return Tiling(1024, 8)
+    if num_rows <= 32:
+        return Tiling(32, 1) if half else Tiling(64, 2)
+    if half:
+        return Tiling(16, max(2, min(8, num_rows // 64)))
+    return Tiling(32 if num_rows <= 256 else 8, max(2, min(8, num_rows // 16)))
 
 
 @triton.jit
-def _load_tile(
+def _rows_of_chunk(
     logits,
     target,
-    valid,
-    n,
+    index,
     v,
+    counted_v,
     num_voxels,
     num_classes,
-    logits_n,
     logits_c,
     logits_v,
-    target_n,
     target_c,
     target_v,
     ACTIVATION: tl.constexpr,
     HARD: tl.constexpr,
-    HAS_VALID: tl.constexpr,
-    CLASS_BLOCK: tl.constexpr,
+    WIDE: tl.constexpr,
+    FIRST: tl.constexpr,
+    ROWS: tl.constexpr,
 ):
-    """Logits, probabilities, logarithm of their total, soft target, and which entries count."""
-    c = tl.arange(0, CLASS_BLOCK)[:, None]
+    """Class numbers, logits (-inf in rows that only pad a softmax), soft target and counted entries."""
+    c = FIRST + tl.arange(0, ROWS)[:, None]
     inside = (c < num_classes) & (v < num_voxels)[None, :]
-    c64, v64 = c.to(tl.int64), v.to(tl.int64)[None, :]
-    x = tl.load(logits + n * logits_n + c64 * logits_c + v64 * logits_v, mask=inside, other=0.0)
-    x = x.to(tl.float32)
+    row, column = c, v[None, :]
+    if WIDE:
+        row, column = c.to(tl.int64), v.to(tl.int64)[None, :]
+    x = tl.load(logits + row * logits_c + column * logits_v, mask=inside, other=0.0).to(tl.float32)
+    if ACTIVATION == SOFTMAX:
+        x = tl.where(c < num_classes, x, float("-inf"))
+    if HARD:
+        y = (index[None, :] == c).to(tl.float32)
+    else:
+        y = tl.load(target + row * target_c + column * target_v, mask=inside, other=0.0).to(tl.float32)
+    counted = (c < num_classes) & counted_v[None, :]
+    return c, x, tl.where(counted, y, 0.0), counted
+
+
+@triton.jit
+def _voxels(
+    target, valid, n, v, num_voxels, target_v, HARD: tl.constexpr, HAS_VALID: tl.constexpr, WIDE: tl.constexpr
+):
+    """Class index of each voxel (0 for soft targets), and whether the voxel counts."""
+    inside = v < num_voxels
+    column = v
+    if WIDE:
+        column = v.to(tl.int64)
     counted = inside
     if HAS_VALID:
-        flag = tl.load(valid + n * num_voxels + v.to(tl.int64), mask=v < num_voxels, other=0)
-        counted = counted & (flag != 0)[None, :]
+        counted = inside & (tl.load(valid + n * num_voxels + column, mask=inside, other=0) != 0)
+    index = tl.zeros(v.shape, tl.int32)
     if HARD:
-        index = tl.load(target + n * target_n + v.to(tl.int64) * target_v, mask=v < num_voxels, other=0)
-        y = (index.to(tl.int32)[None, :] == c).to(tl.float32)
-    else:
-        y = tl.load(target + n * target_n + c64 * target_c + v64 * target_v, mask=inside, other=0.0)
-        y = y.to(tl.float32)
-    y = tl.where(counted, y, 0.0)
+        index = tl.load(target + column * target_v, mask=inside, other=0).to(tl.int32)
+    return index, counted
+
+
+@triton.jit
+def _probability(x, largest, inverse, ACTIVATION: tl.constexpr):
     if ACTIVATION == SOFTMAX:
-        # a class that only pads the tile has probability 0; its x stays 0, and 0 times it too
-        padded = tl.where(c < num_classes, x, float("-inf"))
-        largest = tl.max(padded, 0)[None, :]
-        power = tl.exp(padded - largest)
-        total = tl.sum(power, 0)[None, :]
-        prob = power / total
-        log_total = largest + tl.log(total)
+        prob = tl.exp(x - largest[None, :]) * inverse[None, :]
     elif ACTIVATION == SIGMOID:
         prob = 1.0 / (1.0 + tl.exp(-x))
-        log_total = x
     else:
         prob = x
-        log_total = x
-    return x, prob, log_total, y, counted
+    return prob
+
+
+@triton.jit
+def _terms_of_chunk(
+    x,
+    y,
+    counted,
+    largest,
+    inverse,
+    log_total,
+    ACTIVATION: tl.constexpr,
+    FORM: tl.constexpr,
+    ENTROPY: tl.constexpr,
+):
+    """tp, fp, fn, entropy and mass of every voxel and class of a chunk, 0 where not counted."""
+    prob = _probability(x, largest, inverse, ACTIVATION)
+    p = tl.where(counted, prob, 0.0)
+    tp, fp, fn, entropy, mass = p, p, p, p, y
+    if FORM == MIN:
+        tp = tl.minimum(p, y)
+        fp = p - tp
+        fn = y - tp
+    elif FORM == PRODUCT:
+        tp = p * y
+        fp = tl.maximum(p - y, 0.0)
+        fn = tl.maximum(y - p, 0.0)
+    elif FORM == SQUARED:
+        tp = p * y
+        fp = p * (p - y)
+        fn = y * (y - p)
+    elif FORM != NO_FORM:
+        tp = p * y
+        fp = p * (1.0 - y)
+        fn = y * (1.0 - p)
+    if ENTROPY:
+        if ACTIVATION == SOFTMAX:
+            # a row that only pads has x = -inf and y = 0
+            entropy = y * (log_total[None, :] - tl.where(counted, x, 0.0))
+        elif ACTIVATION == SIGMOID:
+            entropy = tl.maximum(x, 0.0) - x * y + tl.log(1.0 + tl.exp(-tl.abs(x)))
+            entropy = tl.where(counted, entropy, 0.0)
+            mass = counted.to(tl.float32)
+        else:
+            entropy = tl.where(counted, -y * tl.log(tl.maximum(prob, SMALLEST_NORMAL)), 0.0)
+    return tp, fp, fn, entropy, mass
+
+
+@triton.jit
+def _store_sums(
+    row, tp, fp, fn, entropy, mass, num_classes,
+    FORM: tl.constexpr, BY_CLASS: tl.constexpr, FIRST: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    c = FIRST + tl.arange(0, ROWS)
+    inside = c < num_classes
+    if FORM != NO_FORM:
+        tl.store(row + c, tl.sum(tp, 1), mask=inside)
+        tl.store(row + num_classes + c, tl.sum(fp, 1), mask=inside)
+        tl.store(row + 2 * num_classes + c, tl.sum(fn, 1), mask=inside)
+    if BY_CLASS:
+        tl.store(row + 3 * num_classes + c, tl.sum(entropy, 1), mask=inside)
+        tl.store(row + 4 * num_classes + c, tl.sum(mass, 1), mask=inside)
 
 
 @triton.jit
@@ -119,66 +215,192 @@ def _sums_kernel(
     ACTIVATION: tl.constexpr,
     FORM: tl.constexpr,
     ENTROPY: tl.constexpr,
+    BY_CLASS: tl.constexpr,
     HARD: tl.constexpr,
     HAS_VALID: tl.constexpr,
-    CLASS_BLOCK: tl.constexpr,
+    WIDE: tl.constexpr,
+    ROWS_A: tl.constexpr,
+    ROWS_B: tl.constexpr,
+    ROWS_C: tl.constexpr,
     VOXEL_BLOCK: tl.constexpr,
     NUM_TILES: tl.constexpr,
+    NUM_STAGES: tl.constexpr,
 ):
     program, n = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    tp = tl.zeros([CLASS_BLOCK, VOXEL_BLOCK], tl.float32)
-    fp = tl.zeros([CLASS_BLOCK, VOXEL_BLOCK], tl.float32)
-    fn = tl.zeros([CLASS_BLOCK, VOXEL_BLOCK], tl.float32)
-    entropy = tl.zeros([CLASS_BLOCK, VOXEL_BLOCK], tl.float32)
-    mass = tl.zeros([CLASS_BLOCK, VOXEL_BLOCK], tl.float32)
-    for tile in range(NUM_TILES):
+    logits += n * logits_n
+    target += n * target_n
+    # voxel by voxel and class by class, and summed over voxels only at the end: that takes shuffles
+    tp_a = tl.zeros([ROWS_A, VOXEL_BLOCK], tl.float32)
+    fp_a, fn_a, entropy_a, mass_a = tp_a, tp_a, tp_a, tp_a
+    if ROWS_B > 0:
+        tp_b = tl.zeros([ROWS_B, VOXEL_BLOCK], tl.float32)
+        fp_b, fn_b, entropy_b, mass_b = tp_b, tp_b, tp_b, tp_b
+    if ROWS_C > 0:
+        tp_c = tl.zeros([ROWS_C, VOXEL_BLOCK], tl.float32)
+        fp_c, fn_c, entropy_c, mass_c = tp_c, tp_c, tp_c, tp_c
+    entropy = tl.zeros([VOXEL_BLOCK], tl.float32)
+    mass = tl.zeros([VOXEL_BLOCK], tl.float32)
+    for tile in tl.range(0, NUM_TILES, num_stages=NUM_STAGES):
         v = (program * NUM_TILES + tile) * VOXEL_BLOCK + tl.arange(0, VOXEL_BLOCK)
-        x, prob, log_total, y, counted = _load_tile(
-            logits, target, valid, n, v, num_voxels, num_classes,
-            logits_n, logits_c, logits_v, target_n, target_c, target_v,
-            ACTIVATION, HARD, HAS_VALID, CLASS_BLOCK,
+        index, counted_v = _voxels(target, valid, n, v, num_voxels, target_v, HARD, HAS_VALID, WIDE)
+        _, x_a, y_a, counted_a = _rows_of_chunk(
+            logits, target, index, v, counted_v, num_voxels, num_classes,
+            logits_c, logits_v, target_c, target_v, ACTIVATION, HARD, WIDE, 0, ROWS_A,
         )  # fmt: skip
+        if ROWS_B > 0:
+            _, x_b, y_b, counted_b = _rows_of_chunk(
+                logits, target, index, v, counted_v, num_voxels, num_classes,
+                logits_c, logits_v, target_c, target_v, ACTIVATION, HARD, WIDE, ROWS_A, ROWS_B,
+            )  # fmt: skip
+        if ROWS_C > 0:
+            _, x_c, y_c, counted_c = _rows_of_chunk(
+                logits, target, index, v, counted_v, num_voxels, num_classes,
+                logits_c, logits_v, target_c, target_v, ACTIVATION, HARD, WIDE, ROWS_A + ROWS_B, ROWS_C,
+            )  # fmt: skip
+        largest = tl.zeros([VOXEL_BLOCK], tl.float32)
+        inverse = largest
+        log_total = largest
+        if ACTIVATION == SOFTMAX:
+            largest = tl.max(x_a, 0)
+            if ROWS_B > 0:
+                largest = tl.maximum(largest, tl.max(x_b, 0))
+            if ROWS_C > 0:
+                largest = tl.maximum(largest, tl.max(x_c, 0))
+            total = tl.sum(tl.exp(x_a - largest[None, :]), 0)
+            if ROWS_B > 0:
+                total += tl.sum(tl.exp(x_b - largest[None, :]), 0)
+            if ROWS_C > 0:
+                total += tl.sum(tl.exp(x_c - largest[None, :]), 0)
+            inverse = 1.0 / total
+            log_total = largest + tl.log(total)
+        tp, fp, fn, each, weight = _terms_of_chunk(
+            x_a, y_a, counted_a, largest, inverse, log_total, ACTIVATION, FORM, ENTROPY
+        )
         if FORM != NO_FORM:
-            p = tl.where(counted, prob, 0.0)
-            if FORM == MIN:
-                both = tl.minimum(p, y)
-                tp += both
-                fp += p - both
-                fn += y - both
-            elif FORM == PRODUCT:
-                tp += p * y
-                fp += tl.maximum(p - y, 0.0)
-                fn += tl.maximum(y - p, 0.0)
-            elif FORM == SQUARED:
-                tp += p * y
-                fp += p * (p - y)
-                fn += y * (y - p)
-            else:
-                tp += p * y
-                fp += p * (1.0 - y)
-                fn += y * (1.0 - p)
+            tp_a += tp
+            fp_a += fp
+            fn_a += fn
         if ENTROPY:
-            if ACTIVATION == SOFTMAX:
-                each = y * (log_total - x)
-            elif ACTIVATION == SIGMOID:
-                each = tl.maximum(x, 0.0) - x * y + tl.log(1.0 + tl.exp(-tl.abs(x)))
+            if BY_CLASS:
+                entropy_a += each
+                mass_a += weight
             else:
-                each = -y * tl.log(tl.maximum(prob, SMALLEST_NORMAL))
-            entropy += tl.where(counted, each, 0.0)
-            if ACTIVATION == SIGMOID:
-                mass += counted.to(tl.float32)
-            else:
-                mass += y
-    c = tl.arange(0, CLASS_BLOCK)
-    row = partials + (n * tl.num_programs(0) + program) * 5 * num_classes + c
+                entropy += tl.sum(each, 0)
+                mass += tl.sum(weight, 0)
+        if ROWS_B > 0:
+            tp, fp, fn, each, weight = _terms_of_chunk(
+                x_b, y_b, counted_b, largest, inverse, log_total, ACTIVATION, FORM, ENTROPY
+            )
+            if FORM != NO_FORM:
+                tp_b += tp
+                fp_b += fp
+                fn_b += fn
+            if ENTROPY:
+                if BY_CLASS:
+                    entropy_b += each
+                    mass_b += weight
+                else:
+                    entropy += tl.sum(each, 0)
+                    mass += tl.sum(weight, 0)
+        if ROWS_C > 0:
+            tp, fp, fn, each, weight = _terms_of_chunk(
+                x_c, y_c, counted_c, largest, inverse, log_total, ACTIVATION, FORM, ENTROPY
+            )
+            if FORM != NO_FORM:
+                tp_c += tp
+                fp_c += fp
+                fn_c += fn
+            if ENTROPY:
+                if BY_CLASS:
+                    entropy_c += each
+                    mass_c += weight
+                else:
+                    entropy += tl.sum(each, 0)
+                    mass += tl.sum(weight, 0)
+    row = partials + (n * tl.num_programs(0) + program) * 5 * num_classes
+    _store_sums(row, tp_a, fp_a, fn_a, entropy_a, mass_a, num_classes, FORM, BY_CLASS, 0, ROWS_A)
+    if ROWS_B > 0:
+        _store_sums(row, tp_b, fp_b, fn_b, entropy_b, mass_b, num_classes, FORM, BY_CLASS, ROWS_A, ROWS_B)
+    if ROWS_C > 0:
+        _store_sums(
+            row, tp_c, fp_c, fn_c, entropy_c, mass_c, num_classes, FORM, BY_CLASS, ROWS_A + ROWS_B, ROWS_C
+        )
+    if ENTROPY and not BY_CLASS:
+        # classes weigh alike: their sum goes in the place of class 0, the other places are not read
+        tl.store(row + 3 * num_classes, tl.sum(entropy, 0))
+        tl.store(row + 4 * num_classes, tl.sum(mass, 0))
+
+
+@triton.jit
+def _weighted_rows(
+    to_sums,
+    c,
+    x,
+    y,
+    counted,
+    largest,
+    inverse,
+    factor,
+    num_classes,
+    ACTIVATION: tl.constexpr,
+    FORM: tl.constexpr,
+    ENTROPY: tl.constexpr,
+):
+    """Probabilities, and for a softmax w = p dL/dp - e y, else the gradient itself."""
+    prob = _probability(x, largest, inverse, ACTIVATION)
+    place = to_sums + c
     inside = c < num_classes
+    to_prob = tl.zeros(x.shape, tl.float32)
     if FORM != NO_FORM:
-        tl.store(row, tl.sum(tp, 1), mask=inside)
-        tl.store(row + num_classes, tl.sum(fp, 1), mask=inside)
-        tl.store(row + 2 * num_classes, tl.sum(fn, 1), mask=inside)
+        to_tp = tl.load(place, mask=inside, other=0.0) * factor
+        to_fp = tl.load(place + num_classes, mask=inside, other=0.0) * factor
+        to_fn = tl.load(place + 2 * num_classes, mask=inside, other=0.0) * factor
+        if FORM == MIN:
+            to_prob = tl.where(prob < y, to_tp - to_fn, tl.where(prob > y, to_fp, 0.0))
+        elif FORM == PRODUCT:
+            to_prob = tl.where(prob < y, -to_fn, tl.where(prob > y, to_fp, 0.0)) + to_tp * y
+        elif FORM == SQUARED:
+            to_prob = (to_tp - to_fp - to_fn) * y + 2.0 * to_fp * prob
+        else:
+            to_prob = to_fp + (to_tp - to_fp - to_fn) * y
+    to_entropy = tl.zeros([1, 1], tl.float32)
     if ENTROPY:
-        tl.store(row + 3 * num_classes, tl.sum(entropy, 1), mask=inside)
-        tl.store(row + 4 * num_classes, tl.sum(mass, 1), mask=inside)
+        to_entropy = tl.load(place + 3 * num_classes, mask=inside, other=0.0) * factor
+    if ACTIVATION == SOFTMAX:
+        result = prob * to_prob - to_entropy * y
+    elif ACTIVATION == SIGMOID:
+        result = prob * (1.0 - prob) * to_prob + to_entropy * (prob - y)
+    else:
+        held = prob < SMALLEST_NORMAL
+        result = to_prob - tl.where(held, 0.0, to_entropy * y / tl.where(held, 1.0, prob))
+    return prob, tl.where(counted, result, 0.0)
+
+
+@triton.jit
+def _store_rows(
+    gradient,
+    c,
+    v,
+    prob,
+    weighted,
+    counted,
+    summed,
+    num_voxels,
+    num_classes,
+    gradient_c,
+    gradient_v,
+    ACTIVATION: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    result = weighted
+    if ACTIVATION == SOFTMAX:
+        result = tl.where(counted, weighted - prob * summed[None, :], 0.0)
+    row, column = c, v[None, :]
+    if WIDE:
+        row, column = c.to(tl.int64), v.to(tl.int64)[None, :]
+    place = gradient + row * gradient_c + column * gradient_v
+    mask = (c < num_classes) & (v < num_voxels)[None, :]
+    tl.store(place, result.to(gradient.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -205,47 +427,98 @@ def _gradient_kernel(
     ENTROPY: tl.constexpr,
     HARD: tl.constexpr,
     HAS_VALID: tl.constexpr,
-    CLASS_BLOCK: tl.constexpr,
+    WIDE: tl.constexpr,
+    ROWS_A: tl.constexpr,
+    ROWS_B: tl.constexpr,
+    ROWS_C: tl.constexpr,
     VOXEL_BLOCK: tl.constexpr,
 ):
     n = tl.program_id(1).to(tl.int64)
     v = tl.program_id(0) * VOXEL_BLOCK + tl.arange(0, VOXEL_BLOCK)
-    _, prob, _, y, counted = _load_tile(
-        logits, target, valid, n, v, num_voxels, num_classes,
-        logits_n, logits_c, logits_v, target_n, target_c, target_v,
-        ACTIVATION, HARD, HAS_VALID, CLASS_BLOCK,
-    )  # fmt: skip
-    c = tl.arange(0, CLASS_BLOCK)[:, None]
-    row = to_sums + n * 4 * num_classes + c
-    inside = c < num_classes
+    logits += n * logits_n
+    target += n * target_n
+    gradient += n * gradient_n
+    to_sums += n * 4 * num_classes
     factor = tl.load(scale)
-    to_prob = tl.zeros_like(prob)
-    if FORM != NO_FORM:
-        to_tp = tl.load(row, mask=inside, other=0.0) * factor
-        to_fp = tl.load(row + num_classes, mask=inside, other=0.0) * factor
-        to_fn = tl.load(row + 2 * num_classes, mask=inside, other=0.0) * factor
-        if FORM == MIN:
-            to_prob = tl.where(prob < y, to_tp - to_fn, tl.where(prob > y, to_fp, 0.0))
-        elif FORM == PRODUCT:
-            to_prob = tl.where(prob < y, -to_fn, tl.where(prob > y, to_fp, 0.0)) + to_tp * y
-        elif FORM == SQUARED:
-            to_prob = (to_tp - to_fp - to_fn) * y + 2.0 * to_fp * prob
-        else:
-            to_prob = to_fp + (to_tp - to_fp - to_fn) * y
-    to_entropy = tl.zeros_like(prob)
-    if ENTROPY:
-        to_entropy = tl.load(row + 3 * num_classes, mask=inside, other=0.0) * factor
+    index, counted_v = _voxels(target, valid, n, v, num_voxels, target_v, HARD, HAS_VALID, WIDE)
+    c_a, x_a, y_a, counted_a = _rows_of_chunk(
+        logits, target, index, v, counted_v, num_voxels, num_classes,
+        logits_c, logits_v, target_c, target_v, ACTIVATION, HARD, WIDE, 0, ROWS_A,
+    )  # fmt: skip
+    if ROWS_B > 0:
+        c_b, x_b, y_b, counted_b = _rows_of_chunk(
+            logits, target, index, v, counted_v, num_voxels, num_classes,
+            logits_c, logits_v, target_c, target_v, ACTIVATION, HARD, WIDE, ROWS_A, ROWS_B,
+        )  # fmt: skip
+    if ROWS_C > 0:
+        c_c, x_c, y_c, counted_c = _rows_of_chunk(
+            logits, target, index, v, counted_v, num_voxels, num_classes,
+            logits_c, logits_v, target_c, target_v, ACTIVATION, HARD, WIDE, ROWS_A + ROWS_B, ROWS_C,
+        )  # fmt: skip
+    largest = tl.zeros([VOXEL_BLOCK], tl.float32)
+    inverse = largest
     if ACTIVATION == SOFTMAX:
-        weighted = prob * to_prob - to_entropy * y
-        result = weighted - prob * tl.sum(weighted, 0)[None, :]
-    elif ACTIVATION == SIGMOID:
-        result = prob * (1.0 - prob) * to_prob + to_entropy * (prob - y)
-    else:
-        held = prob < SMALLEST_NORMAL
-        result = to_prob - tl.where(held, 0.0, to_entropy * y / tl.where(held, 1.0, prob))
-    result = tl.where(counted, result, 0.0)
-    place = gradient + n * gradient_n + c.to(tl.int64) * gradient_c + v.to(tl.int64)[None, :] * gradient_v
-    tl.store(place, result.to(gradient.dtype.element_ty), mask=inside & (v < num_voxels)[None, :])
+        largest = tl.max(x_a, 0)
+        if ROWS_B > 0:
+            largest = tl.maximum(largest, tl.max(x_b, 0))
+        if ROWS_C > 0:
+            largest = tl.maximum(largest, tl.max(x_c, 0))
+        total = tl.sum(tl.exp(x_a - largest[None, :]), 0)
+        if ROWS_B > 0:
+            total += tl.sum(tl.exp(x_b - largest[None, :]), 0)
+        if ROWS_C > 0:
+            total += tl.sum(tl.exp(x_c - largest[None, :]), 0)
+        inverse = 1.0 / total
+    p_a, w_a = _weighted_rows(
+        to_sums, c_a, x_a, y_a, counted_a, largest, inverse, factor, num_classes, ACTIVATION, FORM, ENTROPY
+    )
+    summed = tl.sum(w_a, 0)
+    if ROWS_B > 0:
+        p_b, w_b = _weighted_rows(
+            to_sums,
+            c_b,
+            x_b,
+            y_b,
+            counted_b,
+            largest,
+            inverse,
+            factor,
+            num_classes,
+            ACTIVATION,
+            FORM,
+            ENTROPY,
+        )
+        summed += tl.sum(w_b, 0)
+    if ROWS_C > 0:
+        p_c, w_c = _weighted_rows(
+            to_sums,
+            c_c,
+            x_c,
+            y_c,
+            counted_c,
+            largest,
+            inverse,
+            factor,
+            num_classes,
+            ACTIVATION,
+            FORM,
+            ENTROPY,
+        )
+        summed += tl.sum(w_c, 0)
+    _store_rows(
+        gradient, c_a, v, p_a, w_a, counted_a, summed, num_voxels, num_classes,
+        gradient_c, gradient_v, ACTIVATION, WIDE,
+    )  # fmt: skip
+    if ROWS_B > 0:
+        _store_rows(
+            gradient, c_b, v, p_b, w_b, counted_b, summed, num_voxels, num_classes,
+            gradient_c, gradient_v, ACTIVATION, WIDE,
+        )  # fmt: skip
+    if ROWS_C > 0:
+        _store_rows(
+            gradient, c_c, v, p_c, w_c, counted_c, summed, num_voxels, num_classes,
+            gradient_c, gradient_v, ACTIVATION, WIDE,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -337,9 +610,13 @@ def _loss_kernel(
     if ENTROPY:
         entropy = tl.zeros([CLASS_BLOCK], tl.float32)
         mass = tl.zeros([CLASS_BLOCK], tl.float32)
+        read = inside
+        if not HAS_WEIGHT:
+            # summed over classes already, in the place of class 0
+            read = c == 0
         for n in range(num_images):
-            entropy += tl.load(sums + (n * 5 + 3) * num_classes + c, mask=inside, other=0.0)
-            mass += tl.load(sums + (n * 5 + 4) * num_classes + c, mask=inside, other=0.0)
+            entropy += tl.load(sums + (n * 5 + 3) * num_classes + c, mask=read, other=0.0)
+            mass += tl.load(sums + (n * 5 + 4) * num_classes + c, mask=read, other=0.0)
         weighted_mass = tl.sum(mass * weight, 0)
         weighted_mass = tl.where(weighted_mass > 0.0, weighted_mass, 1.0)
         cross_entropy = tl.sum(entropy * weight, 0) / weighted_mass
@@ -444,7 +721,15 @@ class Inputs(NamedTuple):
             "ENTROPY": self.entropy,
             "HARD": self.hard,
             "HAS_VALID": self.valid is not None,
+            # offsets within an image; between images they are always 64 bit
+            "WIDE": max(self._extent(self.logits), self._extent(self.target)) >= 2**31,
         }
+
+    @staticmethod
+    def _extent(tensor: Tensor) -> int:
+        """One more than the largest offset within an image."""
+        pairs = zip(tensor.shape[1:], tensor.stride()[1:], strict=True)
+        return 1 + sum((length - 1) * stride for length, stride in pairs)
 
 
 def flat_inputs(
@@ -475,10 +760,14 @@ def _flat(tensor: Tensor, num_leading: int) -> Tensor:
     return tensor.flatten(num_leading)
 
 
-def partial_sums(inputs: Inputs) -> Tensor:
-    """Sums (N, T, 5, C) of T programs an image; those that were not asked for hold anything."""
+def partial_sums(inputs: Inputs, *, by_class: bool = True) -> Tensor:
+    """Sums (N, T, 5, C) of T programs an image; those that were not asked for hold anything.
+
+    Unless `by_class`, entropy and mass are summed over classes and stand in the place of class 0.
+    """
     num_images, num_classes, num_voxels = inputs.logits.shape
-    tiling = choose_tiling(num_images, num_classes, num_voxels)
+    rows = split_classes(num_classes)
+    tiling = forward_tiling(sum(rows), half=inputs.logits.element_size() < 4)
     num_programs = triton.cdiv(num_voxels, tiling.voxel_block * tiling.num_tiles)
     shape = num_images, num_programs, NUM_SUMS, num_classes
     partials = torch.empty(shape, device=inputs.logits.device, dtype=torch.float32)
@@ -491,9 +780,13 @@ def partial_sums(inputs: Inputs) -> Tensor:
         num_classes,
         *inputs.strides(),
         **inputs.constants(),
-        CLASS_BLOCK=tiling.class_block,
+        BY_CLASS=by_class,
+        ROWS_A=rows[0],
+        ROWS_B=rows[1],
+        ROWS_C=rows[2],
         VOXEL_BLOCK=tiling.voxel_block,
         NUM_TILES=tiling.num_tiles,
+        NUM_STAGES=tiling.num_stages,
         num_warps=tiling.num_warps,
     )
     return partials
@@ -502,7 +795,8 @@ def partial_sums(inputs: Inputs) -> Tensor:
 def logits_gradient(inputs: Inputs, to_sums: Tensor, scale: Tensor, like: Tensor) -> Tensor:
     """Gradient in the logits, in the shape and layout of `like`, of to_sums (N, 4, C) times `scale`."""
     num_images, num_classes, num_voxels = inputs.logits.shape
-    tiling = choose_tiling(num_images, num_classes, num_voxels)
+    rows = split_classes(num_classes)
+    tiling = backward_tiling(sum(rows), half=inputs.logits.element_size() < 4)
     gradient = torch.empty_like(like)
     flat = _flat(gradient, 2)
     if flat.data_ptr() != gradient.data_ptr():
@@ -520,7 +814,9 @@ def logits_gradient(inputs: Inputs, to_sums: Tensor, scale: Tensor, like: Tensor
         *inputs.strides(),
         *flat.stride(),
         **inputs.constants(),
-        CLASS_BLOCK=tiling.class_block,
+        ROWS_A=rows[0],
+        ROWS_B=rows[1],
+        ROWS_C=rows[2],
         VOXEL_BLOCK=tiling.voxel_block,
         num_warps=tiling.num_warps,
     )
@@ -547,7 +843,7 @@ def mixture_losses(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Total, cross entropy and region loss, and d total / d sums (N, 4, C)."""
     num_images, num_classes, _ = inputs.logits.shape
-    partials = partial_sums(inputs)
+    partials = partial_sums(inputs, by_class=class_weight is not None)
     # one program adds up a few hundred kilobytes in no time; more is work for the whole device
     if partials.numel() > 2**18:
         partials = partials.sum(1, keepdim=True)

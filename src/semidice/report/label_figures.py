@@ -19,7 +19,7 @@ def draw_labels(
     *,
     columns: int = 5,
 ) -> Figure:
-    """The image, the raters' outlines on it, and the foreground of each label, cut to where anything is drawn.
+    """The image, the raters' outlines on it and the foreground of each label, cut to what is drawn.
 
     labels are probabilities by title. Raters are told apart by colour and line; one who drew nothing has no
     outline.
@@ -49,10 +49,14 @@ def draw_labels(
 
 def _outline(axes: Axes, masks: Bool[np.ndarray, "R H W"]) -> None:
     for number, mask in enumerate(masks):
-        colour, line = COLOURS[number % len(COLOURS)], LINES[number % len(LINES)]
         # matplotlib warns of a contour that is nowhere
-        if mask.any() and not mask.all():
-            axes.contour(mask.astype(float), levels=[0.5], colors=[colour], linestyles=[line], linewidths=1.4)
+        if not mask.any() or mask.all():
+            continue
+        colour, line = COLOURS[number % len(COLOURS)], LINES[number % len(LINES)]
+        drawn = mask.astype(float)
+        # a dark line beneath shows in the gaps of the other, on light and dark tissue
+        axes.contour(drawn, levels=[0.5], colors=["0.1"], linewidths=2.2)
+        axes.contour(drawn, levels=[0.5], colors=[colour], linestyles=[line], linewidths=1.5)
 
 
 def _window(masks: Tensor, labels: Mapping[str, Tensor], margin: float = 0.25) -> tuple[slice, slice]:

@@ -1,0 +1,161 @@
+"""Time, memory and error of kernel density recalibration: direct formula, attention, float64, Triton.
+
+    python benchmarks/bench_kde.py [--device cuda] [--out bench_out] [--docs docs/performance.md]
+
+E[y | f] at the pixels of an image from 1024 keys with hard labels. The direct formula is the one of the
+paper, the (pixels, keys) matrix of Dirichlet densities in float32, in log space, in as many chunks as it
+takes to hold 8 GB. "attention" and "reference" are methods of `kde_recalibrate`, "triton" is what "auto"
+takes on a GPU; "triton, a tenth" computes the tenth of the pixels that lie in a band. The error is the
+largest distance from the reference in float64. Times are medians of the whole call. The tests of the kernel
+run first, and a red one stops the benchmark. Writes kde.jsonl, and with --docs the table between its markers.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from bench_loss import seconds_of, write_between_markers
+from torch import Tensor
+
+from semidice.kde import SMALLEST_PROB, kernel_mean
+
+Mean = Callable[[Tensor, Tensor, Tensor, float], Tensor]
+NUM_KEYS = 1024
+SIZES = {"cuda": 512 * 512, "cpu": 32 * 32}
+CLASSES = (2, 3, 4, 14, 64, 200)
+BANDWIDTHS = (5e-5, 1e-3, 1e-2, 1e-1)
+TIMED_BANDWIDTH = 1e-3
+# bytes of one float32 matrix of the direct formula
+DIRECT_BYTES = 8 * 2**30
+
+
+def direct(points: Tensor, keys: Tensor, label: Tensor, bandwidth: float) -> Tensor:
+    """The mathematics as it stands: log densities, their largest taken off, exponentials, two sums."""
+    alpha = keys[0].clamp(min=SMALLEST_PROB) / bandwidth
+    log_normaliser = torch.lgamma(alpha.sum(1) + alpha.shape[1]) - torch.lgamma(alpha + 1).sum(1)
+    means = []
+    for part in points[0].t().split(max(1, DIRECT_BYTES // (4 * len(alpha)))):
+        log_density = part.clamp(min=SMALLEST_PROB).log() @ alpha.t() + log_normaliser
+        density = (log_density - log_density.amax(1, keepdim=True)).exp()
+        means.append(density @ label[0] / density.sum(1, keepdim=True))
+    return torch.cat(means).t().unsqueeze(0)
+
+
+def by_method(method: Any, *, share: float = 1.0) -> Mean:
+    """`kernel_mean` by a method; with a share below one, in a band of the pixels alone."""
+
+    def mean(points: Tensor, keys: Tensor, label: Tensor, bandwidth: float) -> Tensor:
+        region = None
+        if share < 1:
+            region = torch.arange(points.shape[2], device=points.device).unsqueeze(0) % 500 < 500 * share
+        return kernel_mean(
+            points, keys, label, bandwidth=bandwidth, weight=None, region=region, method=method
+        )
+
+    return mean
+
+
+def contenders(device: str) -> dict[str, Mean]:
+    """The ways to compute it, by name."""
+    found = {"direct": direct, "attention": by_method("attention"), "reference": by_method("reference")}
+    if device == "cuda":
+        found |= {"triton": by_method("triton"), "triton, a tenth": by_method("triton", share=0.1)}
+    return found
+
+
+def problem(num_points: int, num_classes: int, device: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Pixels (1, C, n) and keys (1, K, C) from the middle to the corners, one in seven saturated; labels."""
+    torch.manual_seed(0)
+    prob = torch.randn(num_points + NUM_KEYS, num_classes, device=device)
+    prob = torch.softmax(8 * torch.rand(len(prob), 1, device=device) * prob, dim=1)
+    prob[::7] = torch.eye(num_classes, device=device)[prob[::7].argmax(1)]
+    label = torch.eye(num_classes, device=device)[torch.randint(num_classes, (NUM_KEYS,), device=device)]
+    points, keys = prob[NUM_KEYS:].t().contiguous(), prob[:NUM_KEYS]
+    return points.unsqueeze(0), keys.unsqueeze(0), label.unsqueeze(0)
+
+
+def measure(
+    name: str, mean: Mean, points: Tensor, keys: Tensor, label: Tensor, device: str
+) -> dict[str, Any]:
+    """Time and peak memory beyond the result at one bandwidth, and the error at each."""
+    extra = None
+    if device == "cuda":
+        mean(points, keys, label, TIMED_BANDWIDTH)
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        result = mean(points, keys, label, TIMED_BANDWIDTH)
+        size = result.numel() * result.element_size()
+        extra = (torch.cuda.max_memory_allocated() - before - size) / 1e6
+        del result
+    errors = {}
+    if "tenth" not in name:
+        for bandwidth in BANDWIDTHS:
+            exact = by_method("reference")(points.double(), keys, label, bandwidth)
+            errors[str(bandwidth)] = float((mean(points, keys, label, bandwidth) - exact).abs().max())
+    return {
+        "method": name,
+        "num_points": points.shape[2],
+        "num_keys": NUM_KEYS,
+        "num_classes": points.shape[1],
+        "bandwidth": TIMED_BANDWIDTH,
+        "ms": 1e3 * seconds_of(lambda: mean(points, keys, label, TIMED_BANDWIDTH), device),
+        "extra_mb": extra,
+        "error": errors,
+    }
+
+
+def table_of(rows: list[dict[str, Any]], device: str) -> str:
+    """Markdown: one line a number of classes and a method."""
+    first = rows[0]
+    lines = [
+        f"{first['device']}, torch {first['torch']}; `python benchmarks/bench_kde.py --device {device}`. "
+        f"{first['num_points']} pixels, {NUM_KEYS} keys; error to float64 by bandwidth.",
+        "",
+        "| classes | method | ms | extra MB | " + " | ".join(f"h = {h:g}" for h in BANDWIDTHS) + " |",
+        "|---:|---|---:|---:|" + "---:|" * len(BANDWIDTHS),
+    ]
+    for row in rows:
+        extra = "" if row["extra_mb"] is None else f"{row['extra_mb']:.1f}"
+        errors = " | ".join(f"{row['error'][str(h)]:.0e}" if row["error"] else "" for h in BANDWIDTHS)
+        lines.append(f"| {row['num_classes']} | {row['method']} | {row['ms']:.3f} | {extra} | {errors} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--out", type=Path, default=Path("bench_out"))
+    parser.add_argument("--docs", type=Path, help="page whose table to replace")
+    parser.add_argument("--skip-tests", action="store_true", help="the tests of the kernel have just run")
+    parser.add_argument("--classes", type=int, nargs="+", default=CLASSES)
+    arguments = parser.parse_args()
+    device: str = arguments.device
+    if not arguments.skip_tests:
+        marks = ["-m", "gpu"] if device == "cuda" else []
+        subprocess.run([sys.executable, "-m", "pytest", "-q", *marks, "tests/test_kde_kernel.py"], check=True)
+    name = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    rows = []
+    for num_classes in arguments.classes:
+        inputs = problem(SIZES[device], num_classes, device)
+        for contender, mean in contenders(device).items():
+            print(f"{num_classes} classes, {contender}", file=sys.stderr, flush=True)
+            row = measure(contender, mean, *inputs, device)
+            rows.append(row | {"device": name, "torch": torch.__version__})
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    (arguments.out / f"kde_{device}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    table = table_of(rows, device)
+    print(table)
+    if arguments.docs:
+        write_between_markers(arguments.docs, f"kde {device}", table)
+
+
+if __name__ == "__main__":
+    main()
