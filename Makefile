@@ -42,7 +42,7 @@ format: $(VENV)/.dev  ## rewrite the sources in the project's format
 	$(BIN)/ruff format $(SOURCES)
 	$(BIN)/ruff check --fix $(SOURCES)
 
-figures: $(VENV)/.dev  ## draw every figure of the documentation anew
+figures: $(VENV)/.dev  ## make every figure and table of the documentation anew
 	$(BIN)/python docs/make_figures.py
 
 bench: $(VENV)/.dev  ## time and memory of the losses on the CPU, against peers, into docs/performance.md

@@ -228,8 +228,8 @@ def test_class_weights_move_with_the_module_and_are_not_saved():
 
 def test_a_loss_says_what_it_is():
     assert repr(TverskyLoss(alpha=0.7, beta=0.3, gamma=2.0, class_weight=[1.0, 2.0], ignore_index=255)) == (
-        "TverskyLoss(alpha=0.7, beta=0.3, activation='softmax', form='min', gamma=2.0, class_weight=[1.0, 2.0], "
-        "ignore_index=255)"
+        "TverskyLoss(alpha=0.7, beta=0.3, activation='softmax', form='min', gamma=2.0, "
+        "class_weight=[1.0, 2.0], ignore_index=255)"
     )
 
 
