@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench_loss import seconds_of, write_between_markers
+from bench_loss import seconds_of
+from bench_memory import write_between_markers
 from torch import Tensor
 
 from semidice.kde import SMALLEST_PROB, kernel_mean

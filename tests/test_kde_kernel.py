@@ -167,7 +167,12 @@ def test_what_it_cannot_do_is_refused(points_dtype, options):
 
 def test_auto_takes_it_where_it_applies(monkeypatch):
     taken = []
-    monkeypatch.setattr("semidice.kernels.kde.kernel_mean_triton", lambda points, *_, **__: taken.append(1))
+
+    def kernel(points, *_, **__):
+        taken.append(points)
+        return points
+
+    monkeypatch.setattr("semidice.kernels.kde.kernel_mean_triton", kernel)
     monkeypatch.setattr(kde, "_has_kernel", lambda *_: True)
     points, keys, label = one_set(20, 20, 3)
     plain = {"bandwidth": 1e-3, "weight": None}

@@ -1,15 +1,15 @@
 """`kde.kernel_mean` on a GPU: one pass over the points, and never a (points, keys) matrix in memory.
 
-    energy   E_ji = Σ_c α_ic (-log2 f_jc) + Σ_c log2 Γ(α_ic + 1) - log2 w_i  of key i at point j, less a constant
-    mean     Σ_i 2^(-E_ji) y_i / Σ_i 2^(-E_ji)
+    energy   E_ji = -Σ_c α_ic log2 f_jc + Σ_c log2 Γ(α_ic + 1) - log2 w_i     of key i at point j
+    mean     Σ_i 2^-E_ji y_i / Σ_i 2^-E_ji
 
-Energies are float64: at h = 5e-5 they reach 4e5, of which float32 loses 0.03. Half the float32 rate on the
-GPUs this is for, that is cheaper than three float32 products. What follows the subtraction of the least
-energy is float32; an error of that least energy cancels, so float32 finds it.
+Energies reach 5e5 at h = 5e-5, of which float32 loses 0.03. Logarithms are float64, and then:
 
-    keys         α, bias and label of each key, class by class, padded to whole blocks
-    few classes  up to 4: keys in the lanes, points in registers; the least energy first, then the sums
-    classes      up to 256: energies are a float64 product, sums are rescaled as the least energy falls
+    few classes  up to 4: α and log f are split into 11 bits and a rest. Products of the 11 bits, and their
+                 sums, are exact in float32; less the least energy they are small, and the rests add to that.
+                 Keys are in the lanes and points in registers; a first, rough round finds the least energy.
+    classes      up to 256: energies are a float64 product (tensor cores from compute capability 8), and
+                 sums are rescaled as the least energy falls.
 """
 
 import math
@@ -32,8 +32,8 @@ _X_UNIT = 2.0**-7
 _CHUNK = 2**22
 LOG2_E = tl.constexpr(1.4426950408889634)
 HALF_LOG_2_PI = tl.constexpr(0.9189385332046727)
-# energy of a key that is not there; above HALF_ABSENT there is no key at all
-ABSENT, HALF_ABSENT = tl.constexpr(1e30), tl.constexpr(1e29)
+# energy of a key that is not there, the same in float32 and float64; above half of it there is no key at all
+ABSENT, HALF_ABSENT = tl.constexpr(2.0**100), tl.constexpr(2.0**99)
 
 
 class Tile(NamedTuple):
@@ -210,7 +210,7 @@ def _split_keys_kernel(
     unit, SMALLEST: tl.constexpr, HAS_WEIGHT: tl.constexpr, NUM_CLASSES: tl.constexpr,
     X_UNIT: tl.constexpr, KEY_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """4 C rows of a tile of keys: rough energy and α; energy and α in units; the rest of α; weight, labels."""
+    """4 C rows of a tile of keys: rough energy and α; both in units; the rest of α; weight, labels."""
     b = tl.program_id(1).to(tl.int64)
     k = tl.program_id(0).to(tl.int64) * KEY_BLOCK + tl.arange(0, KEY_BLOCK)
     factor, own, real = _keys_of(
@@ -258,7 +258,7 @@ def _few_classes_kernel(
     SMALLEST: tl.constexpr, HAS_REGION: tl.constexpr, NUM_CLASSES: tl.constexpr, X_UNIT: tl.constexpr,
     POINT_BLOCK: tl.constexpr, KEY_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Every class but the last, relative to the last: Σ_c α_ic is the same for all keys, so that one cancels."""
+    """All classes relative to the last: Σ_c α_ic is the same for all keys, so that the last cancels."""
     b = tl.program_id(1).to(tl.int64)
     n = tl.program_id(0).to(tl.int64) * POINT_BLOCK + tl.arange(0, POINT_BLOCK)
     inside = n < num_points
