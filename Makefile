@@ -50,7 +50,8 @@ bench: $(VENV)/.dev  ## time and memory of the losses on the CPU, against peers,
 	$(BIN)/python benchmarks/bench_memory.py --docs docs/performance.md
 
 bench-gpu: $(VENV)/.dev  ## the same on a CUDA device, and the KDE kernel
-	$(BIN)/python benchmarks/bench_loss.py --device cuda --docs docs/performance.md
+	$(BIN)/python benchmarks/bench_loss.py --device cuda --compiled --docs docs/performance.md
+	$(BIN)/python benchmarks/bench_kde.py --device cuda
 
 clean:  ## remove the environment and every cache
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis demo_out bench_out

@@ -5,7 +5,8 @@
 The limit is the time a device copy takes to move as many bytes as the work must: logits and target once for
 the forward pass, both again and the gradient once for the backward pass; the copy is timed in the same run.
 Times are medians. On a CPU, where machines are noisy, read the ratios. The tests of the kernels run first,
-and a red one stops the benchmark. Writes loss.jsonl, and with --docs the table between its markers.
+and a red one stops the benchmark. Writes loss_DEVICE.jsonl, and with --docs the
+table between its markers.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from typing import Any
 import torch
 import torch._functorch.config
 import torch.nn.functional as F
-from bench_memory import write_between_markers
+from pages import write_between_markers
 from torch import Tensor
 
 import semidice
@@ -203,6 +204,7 @@ def main() -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--out", type=Path, default=Path("bench_out"))
     parser.add_argument("--docs", type=Path, help="page whose table to replace")
+    parser.add_argument("--compiled", action="store_true", help="also the definition under torch.compile")
     parser.add_argument("--skip-tests", action="store_true", help="the tests of the kernels have just run")
     arguments = parser.parse_args()
     device: str = arguments.device
@@ -215,6 +217,8 @@ def main() -> None:
     bandwidth = bandwidth_of(device)
     name = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     rows = []
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    results = (arguments.out / f"loss_{device}.jsonl").open("w")
     for shape in SHAPES[device]:
         for kind, (dtype, target_dtype) in KINDS.items():
             if device == "cpu" and "bf16" in kind:
@@ -228,15 +232,20 @@ def main() -> None:
                 if hard
                 else torch.randn(shape, device=device).softmax(1)
             )
-            # compiling takes ten seconds a case: one kind on a GPU is enough to compare
-            for contender, loss in contenders(hard, kind == "fp32, soft" and device == "cuda").items():
+            # compiling takes ten seconds a case: one kind is enough to compare
+            for contender, loss in contenders(hard, kind == "fp32, soft" and arguments.compiled).items():
                 print(f"{shape} {kind} {contender}", file=sys.stderr, flush=True)
-                row = measure(contender, loss, logits, target, bandwidth, device)
+                try:
+                    row = measure(contender, loss, logits, target, bandwidth, device)
+                except RuntimeError as error:
+                    # a peer that runs out of memory, or a compiler that gives up, is left out and said
+                    print(f"  failed: {str(error).splitlines()[0]}", file=sys.stderr, flush=True)
+                    continue
                 row |= {"kind": kind, "device": name, "torch": torch.__version__, "bandwidth": bandwidth}
                 rows.append(row)
+                # at once, so that nothing measured is lost when the run is stopped
+                print(json.dumps(row), file=results, flush=True)
                 torch.compiler.reset()
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / f"loss_{device}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     table = table_of(rows, device)
     print(table)
     if arguments.docs:

@@ -1,6 +1,6 @@
 """Peak memory and time of 0.25 cross entropy + 0.75 soft-label Dice, forward and backward, against peers.
 
-    python benchmarks/bench_memory.py [--device cuda] [--out bench_out]
+    python benchmarks/bench_memory.py [--device cuda] [--out bench_out] [--docs docs/performance.md]
 
 Memory is what a step needs beyond logits, target and gradient. On the CPU it is the growth of the resident
 set of a fresh process (the kernel's high-water mark), on a GPU that of the allocator. Both are given in
@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from pages import write_between_markers
 from torch import Tensor
 
 import semidice
@@ -140,16 +141,6 @@ def as_markdown(rows: list[dict[str, object]], device: str) -> str:
         extra = f"{row['extra_over_logits']:.2f}"
         lines.append(f"| {shape} | {row['target']} | {row['contender']} | {extra} | {ratio:.2f} |")
     return "\n".join(lines) + "\n"
-
-
-def write_between_markers(page: Path, name: str, table: str) -> None:
-    """Replace what stands between the markers of `name` in a page."""
-    start, end = f"<!-- made by benchmarks: {name} -->", "<!-- end -->"
-    text = page.read_text()
-    if start not in text:
-        raise SystemExit(f"{page} has no marker {start}")
-    before, rest = text.split(start, 1)
-    page.write_text(f"{before}{start}\n{table}{end}{rest.split(end, 1)[1]}")
 
 
 def main() -> None:

@@ -1,18 +1,21 @@
 """Time and memory of the metrics, and the level of the tests on simulated null data, as Markdown.
 
-python benchmarks/bench_metrics.py           seconds: calibration, overlap, statistics
-python benchmarks/bench_metrics.py --level   a minute: how often each test calls a true null significant
+    python benchmarks/bench_metrics.py           seconds: calibration, overlap, statistics
+    python benchmarks/bench_metrics.py --level   a minute: how often each test calls a true null significant
+
+With --docs docs/metrics.md the tables are written into that page.
 """
 
 import argparse
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
+from pages import write_between_markers
 
 from semidice.metrics import (
     binarized_dice_score,
@@ -75,24 +78,25 @@ def paired_scores(num_cases: int, num_methods: int) -> PairedScores:
     return PairedScores("dice_score", "mean", cases, patients, methods, values, 0)
 
 
-def print_speed() -> None:
+def speed_table() -> Iterator[str]:
     """Each metric of a 512 x 512 x 100 volume, then the statistics of ten methods on a thousand cases."""
-    print("| binary volume of 512 x 512 x 100 | seconds | extra MB |\n| --- | ---: | ---: |")
+    yield f"{torch.get_num_threads()} threads, torch {torch.__version__}.\n"
+    yield "| binary volume of 512 x 512 x 100 | seconds | extra MB |\n| --- | ---: | ---: |"
     for name in OF_VOLUME:
         done = subprocess.run(
             [sys.executable, __file__, "--volume", name], capture_output=True, text=True, check=True
         )
         seconds, megabytes = map(float, done.stdout.split())
-        print(f"| {name} | {seconds:.2f} | {megabytes:.0f} |", flush=True)
-    print("\n| 10 000 resamples, 1 000 cases, 10 methods, 45 pairs | seconds |\n| --- | ---: |")
+        yield f"| {name} | {seconds:.2f} | {megabytes:.0f} |"
+    yield ("\n| 10 000 resamples, 1 000 cases, 10 methods, 45 pairs | seconds |\n| --- | ---: |")
     scores = paired_scores(1000, 10)
     for interval in ("studentised", "percentile", "bca"):
         start = time.perf_counter()
         compare_scores(scores, interval=interval)
-        print(f"| {interval}, over cases, with the permutation test | {time.perf_counter() - start:.2f} |")
+        yield f"| {interval}, over cases, with the permutation test | {time.perf_counter() - start:.2f} |"
     start = time.perf_counter()
     compare_scores(scores, unit="patient")
-    print(f"| studentised, over 500 patients | {time.perf_counter() - start:.2f} |")
+    yield f"| studentised, over 500 patients | {time.perf_counter() - start:.2f} |"
 
 
 def null_differences(kind: str, num_cases: int, num_trials: int, rng: np.random.Generator) -> np.ndarray:
@@ -115,10 +119,10 @@ def null_differences(kind: str, num_cases: int, num_trials: int, rng: np.random.
     return scores[0] - scores[1]
 
 
-def print_level(num_trials: int = 4000, num_resamples: int = 2000) -> None:
+def level_table(num_trials: int = 4000, num_resamples: int = 2000) -> Iterator[str]:
     """Share of trials with p < 0.05 where there is no difference; it should be 5 %, give or take 0.7."""
     intervals: tuple[Interval, ...] = ("studentised", "percentile", "bca")
-    print(f"| differences | cases | {' | '.join(intervals)} | permutation |\n|{' --- |' * 6}")
+    yield f"| differences | cases | {' | '.join(intervals)} | permutation |\n|{' --- |' * 6}"
     rng = np.random.default_rng(1)
     for kind in ("normal", "Dice with failures", "skewed"):
         for num_cases in (12, 24, 60, 200):
@@ -129,7 +133,7 @@ def print_level(num_trials: int = 4000, num_resamples: int = 2000) -> None:
             ]
             p_values.append(permutation_test(columns, num_resamples=num_resamples))
             rates = " | ".join(f"{100 * (p < 0.05).mean():.1f} %" for p in p_values)
-            print(f"| {kind} | {num_cases} | {rates} |", flush=True)
+            yield f"| {kind} | {num_cases} | {rates} |"
 
 
 def main() -> None:
@@ -139,14 +143,18 @@ def main() -> None:
     )
     parser.add_argument("--level", action="store_true", help="simulate the level of the tests")
     parser.add_argument("--volume", choices=list(OF_VOLUME), help="measure one metric and print two numbers")
+    parser.add_argument("--docs", type=Path, help="page whose table to replace")
     chosen = parser.parse_args()
     torch.set_num_threads(2)
     if chosen.volume:
         measure_volume(chosen.volume)
-    elif chosen.level:
-        print_level()
-    else:
-        print_speed()
+        return
+    lines = []
+    for line in level_table() if chosen.level else speed_table():
+        print(line, flush=True)
+        lines.append(line + "\n")
+    if chosen.docs:
+        write_between_markers(chosen.docs, "level" if chosen.level else "speed", "".join(lines))
 
 
 if __name__ == "__main__":

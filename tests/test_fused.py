@@ -13,7 +13,7 @@ from semidice.sums import reference_sums
 
 pytest.importorskip("triton")
 from semidice.kernels import fused
-from semidice.kernels.overlap import MixtureOptions, forward_tiling, split_classes
+from semidice.kernels.overlap import MixtureOptions, backward_tiling, forward_tiling, split_classes
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -184,8 +184,19 @@ def test_classes_are_padded_little(num_classes, rows):
 
 
 def test_no_number_of_classes_is_cut_or_padded_by_more_than_a_seventh():
-    for num_classes in range(1, 1025):
+    for num_classes in range(1, 257):
         assert num_classes <= sum(split_classes(num_classes)) <= max(1.15 * num_classes, num_classes + 1)
+
+
+def test_every_tile_can_be_launched():
+    """Triton's interpreter takes any number of warps, the compiler powers of two."""
+    for num_classes in range(1, 257):
+        rows = split_classes(num_classes)
+        for tiling in (forward_tiling, backward_tiling):
+            for half in (False, True):
+                chosen = tiling(sum(rows), half=half)
+                for number in (*filter(None, rows), chosen.voxel_block, chosen.num_warps):
+                    assert number & (number - 1) == 0
 
 
 def test_at_the_label_the_gradient_is_exactly_zero():

@@ -32,8 +32,9 @@ SMALLEST_PROB = 1e-7
 _ABSENT = -1e30
 # elements of one chunk of the (points, keys) matrix: 2 MB of float64 stay in a CPU's cache, a GPU wants more
 _CPU_CHUNK, _GPU_CHUNK = 2**18, 2**22
-# where the Triton kernel is within 1e-4 of exact; its tests say so
+# what the Triton kernel can do, always within 1e-4 of exact, and up to where it is faster than the others
 _MOST_TRITON_CLASSES, _SMALLEST_TRITON_BANDWIDTH = 256, 1e-6
+_MOST_AUTO_CLASSES = 64
 
 
 def kernel_mean(
@@ -52,7 +53,8 @@ def kernel_mean(
     weight (B2, K) is bool, or 0 and more. Where no key counts the result is the point, and outside region
     (B, n), bool, too: there "triton" computes nothing. At least float32.
     Method and leave_one_out are those of `calibration.kde_recalibrate`; "triton" is `kernels.kde`, which
-    "auto" takes on a CUDA device unless a point is left out, a gradient is asked for, or points are float64.
+    "auto" takes on a CUDA device for up to 64 classes, unless a point is left out, a gradient is asked for,
+    or points are float64.
 
     >>> points, keys = torch.tensor([[[0.2], [0.8]]]), torch.tensor([[[0.1, 0.9], [0.3, 0.7]]])
     >>> kernel_mean(points, keys, torch.eye(2).unsqueeze(0), bandwidth=0.05, weight=None).squeeze()
@@ -64,7 +66,8 @@ def kernel_mean(
     suits_triton = (
         plain and bandwidth >= _SMALLEST_TRITON_BANDWIDTH and points.shape[1] <= _MOST_TRITON_CLASSES
     )
-    if method == "auto" and suits_triton and _has_kernel(points, label):
+    faster = points.shape[1] <= _MOST_AUTO_CLASSES
+    if method == "auto" and suits_triton and faster and _has_kernel(points, label):
         method = "triton"
     elif method == "auto":
         method = "attention" if plain and bandwidth >= 0.005 * math.sqrt(points.shape[1]) else "reference"

@@ -44,7 +44,7 @@ class Tile(NamedTuple):
     num_warps: int
 
 
-FEW_TILE = Tile(32, 32, 4)
+FEW_TILE = Tile(32, 16, 2)
 MANY_TILE = Tile(64, 32, 4)
 WIDE_TILE = Tile(64, 64, 8)
 

@@ -19,7 +19,6 @@ from ..arrays import Activation
 from ..forms import Form
 
 NUM_SUMS = 5
-LARGEST_NUM_CLASSES = 1024
 _ACTIVATIONS = {"softmax": 0, "sigmoid": 1, "none": 2}
 _FORMS = {None: -1, "min": 0, "product": 1, "squared": 2, "relaxed": 3}
 _OVERS = {"batch": 0, "image": 1, "class": 2}
@@ -58,7 +57,7 @@ def forward_tiling(num_rows: int, half: bool) -> Tiling:
         return Tiling(1024, 8)
     if num_rows <= 32:
         return Tiling(64, 1) if half else Tiling(32, 1, num_tiles=8, num_stages=3)
-    return Tiling(16 if num_rows <= 256 else 8, max(2, min(8, num_rows // 32)))
+    return Tiling(16, 4)
 
 
 def backward_tiling(num_rows: int, half: bool) -> Tiling:
@@ -67,9 +66,7 @@ def backward_tiling(num_rows: int, half: bool) -> Tiling:
         return Tiling(1024, 8)
     if num_rows <= 32:
         return Tiling(32, 1) if half else Tiling(64, 2)
-    if half:
-        return Tiling(16, max(2, min(8, num_rows // 64)))
-    return Tiling(32 if num_rows <= 256 else 8, max(2, min(8, num_rows // 16)))
+    return Tiling(16, 2) if half else Tiling(32, 8)
 
 
 @triton.jit
