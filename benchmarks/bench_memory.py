@@ -1,19 +1,17 @@
-"""Peak memory and time of 0.25 cross entropy + 0.75 soft-label Dice, forward and backward, against peers.
+"""Peak memory of 0.25 cross entropy + 0.75 soft-label Dice, forward and backward, against peers.
 
     python benchmarks/bench_memory.py [--device cuda] [--out bench_out] [--docs docs/performance.md]
 
 Memory is what a step needs beyond logits, target and gradient. On the CPU it is the growth of the resident
-set of a fresh process (the kernel's high-water mark), on a GPU that of the allocator. Both are given in
-units of the logits' size, times as a ratio to MONAI in the same run. Writes memory.jsonl.
+set of a fresh process (the kernel's high-water mark), on a GPU that of the allocator, in units of the logits'
+size. Writes memory.jsonl, and with --docs the table between its markers.
 """
 
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -75,7 +73,7 @@ def step(loss: Loss, logits: Tensor, target: Tensor) -> None:
 
 
 def measure(name: str, shape: tuple[int, ...], target_kind: str, device: str) -> dict[str, object]:
-    """Extra peak memory in units of the logits, and seconds of a step, measured in this process."""
+    """Extra peak memory of a step in units of the logits, measured in this process."""
     loss = build(name, target_kind)
     # first calls load code and start threads; that is not the step's memory
     small = (shape[0], shape[1], *[8] * (len(shape) - 2))
@@ -93,13 +91,6 @@ def measure(name: str, shape: tuple[int, ...], target_kind: str, device: str) ->
         Path("/proc/self/clear_refs").write_text("5")
         step(loss, logits, target)
         peak = status_bytes("VmHWM")
-    seconds = []
-    for _ in range(5):
-        start = time.perf_counter()
-        step(loss, logits, target)
-        if device == "cuda":
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - start)
     return {
         "contender": name,
         "shape": shape,
@@ -107,7 +98,6 @@ def measure(name: str, shape: tuple[int, ...], target_kind: str, device: str) ->
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
         "torch": torch.__version__,
         "extra_over_logits": (peak - before - size) / size,
-        "seconds": statistics.median(seconds),
     }
 
 
@@ -130,16 +120,13 @@ def as_markdown(rows: list[dict[str, object]], device: str) -> str:
         f"{rows[0]['device']}, torch {rows[0]['torch']}.",
         f"Made by `python benchmarks/bench_memory.py --device {device}`.",
         "",
-        "| logits | target | loss | extra memory / logits | time / MONAI's |",
-        "|---|---|---|---:|---:|",
+        "| logits | target | loss | extra memory / logits |",
+        "|---|---|---|---:|",
     ]
     for row in rows:
-        same = (r for r in rows if (r["shape"], r["target"]) == (row["shape"], row["target"]))
-        monai = next(r["seconds"] for r in same if r["contender"] == "MONAI")
         shape = "x".join(map(str, row["shape"]))  # type: ignore[call-overload]
-        ratio = row["seconds"] / monai  # type: ignore[operator]
         extra = f"{row['extra_over_logits']:.2f}"
-        lines.append(f"| {shape} | {row['target']} | {row['contender']} | {extra} | {ratio:.2f} |")
+        lines.append(f"| {shape} | {row['target']} | {row['contender']} | {extra} |")
     return "\n".join(lines) + "\n"
 
 

@@ -110,11 +110,11 @@ def test_it_is_used_for_large_tensors_until_it_is_turned_off(monkeypatch):
     monkeypatch.setattr(
         "semidice.kernels.blocked_sums", lambda *args, **_: used.append(args) or reference_sums(*args, **_)
     )
-    large, small = random_logits(1, 2, 400, 400), random_logits(1, 2, 9)
+    large, small = random_logits(1, 2, 600, 600), random_logits(1, 2, 9)
     options = {"activation": "softmax", "valid": None, "form": "min", "entropy": False}
     segmentation_sums(small, soft_label(1, 2, 9), **options)
     assert not used
-    target = soft_label(1, 2, 400, 400)
+    target = soft_label(1, 2, 600, 600)
     segmentation_sums(large, target, **options)
     assert len(used) == 1
     # a target that asks for a gradient has one in the definition only

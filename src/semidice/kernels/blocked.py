@@ -21,8 +21,9 @@ from ..forms import Form, form_gradient
 from ..overlap import OverlapStats
 from ..sums import SegmentationSums, probability, reference_gradient, reference_sums
 
-# In elements of the prediction: half a MiB of float32, so that a block and its temporaries stay in the cache.
-BLOCK_SIZE = 2**17
+# In elements of the prediction: one MiB of float32. Smaller blocks stay nearer in the cache, but with two
+# threads the start of an operation costs more than that gives.
+BLOCK_SIZE = 2**18
 # below this the whole is no more than a few blocks, and plain operations are as good
 SMALLEST_SIZE = 2 * BLOCK_SIZE
 
@@ -71,7 +72,8 @@ class _BlockedSums(torch.autograd.Function):
         ctx.options = options
         totals = torch.zeros(5, *prediction.shape[:2], dtype=torch.float64)
         for block in _blocks(prediction, target, valid):
-            sums = reference_sums(block.prediction, block.target, valid=block.valid, **options._asdict())
+            soft = _soft_target(block)
+            sums = reference_sums(block.prediction, soft, valid=block.valid, **options._asdict())
             if sums.overlap is not None:
                 totals[:3, block.images] += torch.stack(sums.overlap)
             if sums.entropy is not None and sums.mass is not None:
@@ -102,9 +104,7 @@ def _block_gradient(
     to_entropy: Tensor,
     _: Tensor,
 ) -> Tensor:
-    prediction = block.prediction.to(to_tp.dtype)
-    soft = block.target if block.target.is_floating_point() else one_hot(block.target, prediction.shape[1])
-    soft = soft.to(to_tp.dtype)
+    prediction, soft = block.prediction.to(to_tp.dtype), _soft_target(block)
     prob = probability(prediction, options.activation)
     gradient = torch.zeros_like(prob)
     if options.form is not None:
@@ -122,6 +122,15 @@ def _block_gradient(
         held = prob.clamp_min(torch.finfo(prob.dtype).tiny)
         gradient.sub_(torch.where(prob >= held, soft * to_entropy / held, 0))
     return gradient if block.valid is None else gradient.masked_fill_(~block.valid.unsqueeze(1), 0)
+
+
+def _soft_target(block: _Block) -> Tensor:
+    """Class indices as a float label, once for all that is done with it: bytes and floats mix slowly."""
+    dtype = torch.promote_types(block.prediction.dtype, torch.float32)
+    soft = block.target
+    if not soft.is_floating_point():
+        soft = one_hot(soft, block.prediction.shape[1])
+    return soft.to(dtype)
 
 
 def _blocks(prediction: Tensor, target: Tensor, valid: Tensor | None) -> Iterator[_Block]:
