@@ -172,7 +172,7 @@ def measure(
 
 
 def table_of(rows: list[dict[str, Any]], device: str) -> str:
-    """Markdown: one line a shape, kind and loss; on a CPU only ratios, since the machine's noise is in times."""
+    """Markdown: one line a shape, kind and loss; on a CPU ratios only, since machines are noisy."""
     first = rows[0]
     command = f"`python benchmarks/bench_loss.py --device {device}`"
     where = f"{first['device']}, torch {first['torch']}"
@@ -185,8 +185,8 @@ def table_of(rows: list[dict[str, Any]], device: str) -> str:
         ]
     else:
         lines = [
-            f"{where}, copy {first['bandwidth'] / 1e12:.2f} TB/s; {command}. Times in ms; ratio to the memory limit; "
-            "speed against MONAI; memory beyond logits, target and gradient.",
+            f"{where}, copy {first['bandwidth'] / 1e12:.2f} TB/s; {command}. Times in ms; ratio to the memory "
+            "limit; speed against MONAI; memory beyond logits, target and gradient.",
             "",
             "| logits | kind | loss | forward | backward | both | / limit | MONAI / it | extra MB |",
             "|---|---|---|---:|---:|---:|---:|---:|---:|",
