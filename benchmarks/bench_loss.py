@@ -185,8 +185,8 @@ def table_of(rows: list[dict[str, Any]], device: str) -> str:
         ]
     else:
         lines = [
-            f"{where}, copy {first['bandwidth'] / 1e12:.2f} TB/s; {command}. Times in ms; ratio to the memory "
-            "limit; speed against MONAI; memory beyond logits, target and gradient.",
+            f"{where}, copy {first['bandwidth'] / 1e12:.2f} TB/s; {command}. Times in ms; ratio to the "
+            "memory limit; speed against MONAI; memory beyond logits, target and gradient.",
             "",
             "| logits | kind | loss | forward | backward | both | / limit | MONAI / it | extra MB |",
             "|---|---|---|---:|---:|---:|---:|---:|---:|",
