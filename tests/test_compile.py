@@ -41,3 +41,35 @@ def test_the_losses_compile_into_one_graph_with_equal_results():
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("equal:") == 9
+
+
+# The kernels of a GPU, in Triton's interpreter: what chooses them is told that they apply.
+ON_A_GPU = """
+import os
+os.environ["TRITON_INTERPRET"] = "1"
+import torch
+import semidice.kernels, semidice.losses
+from semidice import DiceLoss, SegmentationLoss, use_kernels
+
+applies = lambda prediction, target: semidice.kernels._enabled
+semidice.kernels.fused_applies = semidice.losses.fused_applies = applies
+logits, label = torch.randn(2, 3, 40), torch.randn(2, 3, 40).softmax(1)
+for loss in (SegmentationLoss(DiceLoss(class_weight=[1.0, 2.0, 3.0])), DiceLoss(over="image", gamma=2.0)):
+    results = []
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    for call, kernels in ((loss, False), (loss, True), (compiled, True)):
+        use_kernels(kernels)
+        free = logits.clone().requires_grad_()
+        value = call(free, label)
+        value.backward()
+        results.append((value.detach(), free.grad))
+    torch.testing.assert_close(results[1], results[0])
+    torch.testing.assert_close(results[2], results[0])
+    print("equal")
+"""
+
+
+def test_the_kernels_of_a_gpu_are_operators_that_the_compiler_leaves_alone():
+    done = subprocess.run([sys.executable, "-c", ON_A_GPU], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("equal") == 2

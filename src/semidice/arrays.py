@@ -200,7 +200,7 @@ def one_hot(class_map: Tensor, num_classes: int) -> UInt8[Tensor, "N C *space"]:
     """One byte a class, 1 where the class map (N, *space) holds it; an index that is no class has none."""
     classes = torch.arange(num_classes, device=class_map.device, dtype=class_map.dtype)
     classes = classes.view(-1, *[1] * (class_map.ndim - 1))
-    return (class_map.unsqueeze(1) == classes).view(torch.uint8)
+    return (class_map.unsqueeze(1) == classes).to(torch.uint8)
 
 
 def downsample_target(

@@ -367,8 +367,10 @@ def _losses(
         total, entropy_term, region_term = fused_mixture(
             prediction, target, class_weight=weight, options=mixture, **which
         )
-        # alone, the region loss is the total, which has the gradient
-        return Losses(total, entropy_term, region_term if with_entropy else total / region_weight)
+        # alone and unweighted, the region loss is the total, which has the gradient
+        return Losses(
+            total, entropy_term, total if (with_entropy, region_weight) == (False, 1.0) else region_term
+        )
     sums = segmentation_sums(prediction, target, **which)
     weight = class_weights(class_weight, prediction)
     entropy_term = region_term = torch.zeros((), device=prediction.device)
