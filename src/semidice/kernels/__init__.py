@@ -59,8 +59,9 @@ def fused_applies(prediction: Tensor, target: Tensor) -> bool:
     # images are the second axis of a CUDA grid, which ends at 65535
     if prediction.shape[0] > 65535 or prediction.shape[1] > _MOST_FUSED_CLASSES:
         return False
-    # vmap wants plain operations; inside a compiled graph there is none
-    wrapped = not torch.compiler.is_compiling() and torch._C._functorch.is_functorch_wrapped_tensor(
-        prediction
-    )
-    return not wrapped
+    if torch.compiler.is_compiling():
+        return True
+    # vmap wants plain operations, and Triton a device of compute capability 8 or more
+    if torch._C._functorch.is_functorch_wrapped_tensor(prediction):
+        return False
+    return torch.cuda.get_device_capability(prediction.device) >= (8, 0)

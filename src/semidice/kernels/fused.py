@@ -100,7 +100,9 @@ class _FusedMixture(torch.autograd.Function):
         options: MixtureOptions,
     ) -> tuple[Tensor, Tensor, Tensor]:
         inputs = flat_inputs(prediction, target, valid, **which._asdict())
-        total, cross_entropy, region, to_sums = mixture_losses(inputs, class_weight, options)
+        # Triton launches on the current device, which need not be that of the tensors
+        with torch.cuda.device_of(prediction):
+            total, cross_entropy, region, to_sums = mixture_losses(inputs, class_weight, options)
         ctx.save_for_backward(prediction, target, valid, to_sums)
         ctx.which = which
         ctx.mark_non_differentiable(cross_entropy, region)
@@ -111,7 +113,8 @@ class _FusedMixture(torch.autograd.Function):
     def backward(ctx: Any, to_total: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         prediction, target, valid, to_sums = ctx.saved_tensors
         inputs = flat_inputs(prediction, target, valid, **ctx.which._asdict())
-        gradient = logits_gradient(inputs, to_sums, to_total, like=prediction)
+        with torch.cuda.device_of(prediction):
+            gradient = logits_gradient(inputs, to_sums, to_total, like=prediction)
         return gradient, None, None, None, None, None
 
 
@@ -119,7 +122,8 @@ def _sums(
     prediction: Tensor, target: Tensor, valid: Tensor | None, activation: str, form: str, entropy: bool
 ) -> Tensor:
     inputs = _inputs(prediction, target, valid, activation, form, entropy)
-    return partial_sums(inputs).sum(1)
+    with torch.cuda.device_of(prediction):
+        return partial_sums(inputs).sum(1)
 
 
 def _gradient(
@@ -133,7 +137,8 @@ def _gradient(
 ) -> Tensor:
     inputs = _inputs(prediction, target, valid, activation, form, entropy)
     four = to_sums[:, :4].to(torch.float32).contiguous()
-    return logits_gradient(inputs, four, torch.ones((), device=four.device), like=prediction)
+    with torch.cuda.device_of(prediction):
+        return logits_gradient(inputs, four, torch.ones((), device=four.device), like=prediction)
 
 
 def _inputs(
