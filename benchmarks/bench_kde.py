@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench_loss import seconds_of
 from pages import write_between_markers
+from timing import seconds_of
 from torch import Tensor
 
 from semidice.kde import SMALLEST_PROB, kernel_mean

@@ -4,9 +4,9 @@
 
 The limit is the time a device copy takes to move as many bytes as the work must: logits and target once for
 the forward pass, both again and the gradient once for the backward pass; the copy is timed in the same run.
-Times are medians. On a CPU, where machines are noisy, read the ratios. The tests of the kernels run first,
-and a red one stops the benchmark. Writes loss_DEVICE.jsonl, and with --docs the
-table between its markers.
+Times are medians. On a CPU, where machines are noisy, the losses take turns and only ratios are given. The
+tests of the kernels run first, and a red one stops the benchmark. Writes loss_DEVICE.jsonl, and with --docs
+the table between its markers.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ import torch
 import torch._functorch.config
 import torch.nn.functional as F
 from pages import write_between_markers
+from timing import seconds_of
 from torch import Tensor
 
 import semidice
@@ -110,75 +111,80 @@ def _nnunet(hard: bool) -> Loss | None:
     return lambda x, y: 0.25 * F.cross_entropy(x, y.long()) + 0.75 * (1 + dice(x, y.long().unsqueeze(1)))
 
 
-def seconds_of(work: Callable[[], object], device: str) -> float:
-    """Median time of `work`, after a warm-up."""
-    if device == "cuda":
-        from triton.testing import do_bench
-
-        return float(do_bench(work, warmup=25, rep=100, return_mode="median")) / 1000
-    work()
-    times: list[float] = []
-    while len(times) < 5 or sum(times) < 0.5:
-        start = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
+PASSES = ("forward", "backward", "both")
 
 
-def bandwidth_of(device: str) -> float:
-    """Bytes a second that a copy moves, read and written."""
-    size = 2**30 if device == "cuda" else 2**27
-    source = torch.empty(size // 4, device=device).normal_()
-    target = torch.empty_like(source)
-    return 2 * size / seconds_of(lambda: target.copy_(source), device)
-
-
-def measure(
-    name: str, loss: Loss, logits: Tensor, target: Tensor, bandwidth: float, device: str
-) -> dict[str, Any]:
-    """Times of the passes, the limit of both, and on a GPU the peak memory beyond the gradient."""
-    size = logits.numel() * logits.element_size()
-    target_size = target.numel() * target.element_size()
-    limit = (2 * (size + target_size) + size) / bandwidth
+def passes_of(loss: Loss, logits: Tensor, target: Tensor) -> dict[str, Callable[[], object]]:
+    """The forward pass, the backward pass alone, and both into a fresh gradient."""
 
     def both() -> None:
         logits.grad = None
         loss(logits, target).backward()
 
     both()
-    extra = None
-    if device == "cuda":
-        logits.grad = None
-        torch.cuda.synchronize()
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        both()
-        extra = torch.cuda.max_memory_allocated() - before - size
     total = loss(logits, target)
 
     def backward() -> None:
         logits.grad = None
         total.backward(retain_graph=True)
 
-    return {
-        "loss": name,
-        "shape": list(logits.shape),
-        "forward_ms": 1e3 * seconds_of(lambda: loss(logits, target), device),
-        "backward_ms": 1e3 * seconds_of(backward, device),
-        "both_ms": 1e3 * seconds_of(both, device),
-        "limit_ms": 1e3 * limit,
-        "extra_mb": None if extra is None else extra / 1e6,
-    }
+    return {"forward": lambda: loss(logits, target), "backward": backward, "both": both}
+
+
+def ratios_on_cpu(losses: dict[str, Loss], logits: Tensor, target: Tensor) -> list[dict[str, Any]]:
+    """Times over MONAI's: the median over rounds in which all losses take turns, since machines are noisy."""
+    passes = {name: passes_of(loss, logits, target) for name, loss in losses.items()}
+    rounds: list[dict[tuple[str, str], float]] = []
+    for _ in range(15):
+        seconds = {}
+        for which in PASSES:
+            for name in losses:
+                start = time.perf_counter()
+                passes[name][which]()
+                seconds[name, which] = time.perf_counter() - start
+        rounds.append(seconds)
+    return [
+        {
+            "loss": name,
+            **{
+                which: statistics.median(once[name, which] / once["MONAI", which] for once in rounds)
+                for which in PASSES
+            },
+        }
+        for name in losses
+    ]
+
+
+def times_on_gpu(loss: Loss, logits: Tensor, target: Tensor, bandwidth: float) -> dict[str, Any]:
+    """Milliseconds of the passes, the limit of both, and the peak memory beyond the gradient."""
+    size = logits.numel() * logits.element_size()
+    limit = (2 * (size + target.numel() * target.element_size()) + size) / bandwidth
+    passes = passes_of(loss, logits, target)
+    logits.grad = None
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    passes["both"]()
+    extra = torch.cuda.max_memory_allocated() - before - size
+    times = {which: 1e3 * seconds_of(passes[which], "cuda") for which in PASSES}
+    return {**times, "limit": 1e3 * limit, "extra_mb": extra / 1e6}
+
+
+def copy_bandwidth() -> float:
+    """Bytes a second that a copy on the GPU moves, read and written."""
+    source = torch.empty(2**28, device="cuda").normal_()
+    target = torch.empty_like(source)
+    return 2 * source.numel() * source.element_size() / seconds_of(lambda: target.copy_(source), "cuda")
 
 
 def table_of(rows: list[dict[str, Any]], device: str) -> str:
-    """Markdown: one line a shape, kind and loss; on a CPU ratios only, since machines are noisy."""
+    """Markdown: one line a shape, kind and loss; on a CPU ratios only."""
     first = rows[0]
     command = f"`python benchmarks/bench_loss.py --device {device}`"
     where = f"{first['device']}, torch {first['torch']}"
     if device == "cpu":
         lines = [
-            f"{where}; {command}. Times as multiples of MONAI's in the same run: below 1 is faster.",
+            f"{where}; {command}. Times as multiples of MONAI's in the same rounds: below 1 is faster.",
             "",
             "| logits | kind | loss | forward | backward | both |",
             "|---|---|---|---:|---:|---:|",
@@ -192,20 +198,34 @@ def table_of(rows: list[dict[str, Any]], device: str) -> str:
             "|---|---|---|---:|---:|---:|---:|---:|---:|",
         ]
     for row in rows:
-        same = [r for r in rows if (r["shape"], r["kind"]) == (row["shape"], row["kind"])]
-        monai = next((r for r in same if r["loss"] == "MONAI"), None)
         cells = ["x".join(map(str, row["shape"])), row["kind"], row["loss"]]
-        times = [row[f"{passes}_ms"] for passes in ("forward", "backward", "both")]
         if device == "cpu":
-            peers = [monai and monai[f"{passes}_ms"] for passes in ("forward", "backward", "both")]
-            cells += [f"{ours / peer:.2f}" if peer else "" for ours, peer in zip(times, peers, strict=True)]
+            cells += [f"{row[which]:.2f}" for which in PASSES]
         else:
-            cells += [f"{ours:.3f}" for ours in times]
-            cells.append(f"{row['both_ms'] / row['limit_ms']:.2f}")
-            cells.append(f"{monai['both_ms'] / row['both_ms']:.1f}" if monai else "")
+            same = [r for r in rows if (r["shape"], r["kind"]) == (row["shape"], row["kind"])]
+            monai = next((r["both"] for r in same if r["loss"] == "MONAI"), None)
+            cells += [f"{row[which]:.3f}" for which in PASSES]
+            cells.append(f"{row['both'] / row['limit']:.2f}")
+            cells.append(f"{monai / row['both']:.1f}" if monai else "")
             cells.append(f"{row['extra_mb']:.1f}")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def rows_of_case(
+    losses: dict[str, Loss], logits: Tensor, target: Tensor, bandwidth: float | None
+) -> Iterator[dict[str, Any]]:
+    """One row a loss; on a GPU (with its bandwidth) one after the other, on a CPU in turns."""
+    if bandwidth is None:
+        yield from ratios_on_cpu(losses, logits, target)
+        return
+    for name, loss in losses.items():
+        try:
+            yield {"loss": name, **times_on_gpu(loss, logits, target, bandwidth)}
+        except RuntimeError as error:
+            # a peer that runs out of memory, or a compiler that gives up, is left out and said
+            print(f"{name} failed: {str(error).splitlines()[0]}", file=sys.stderr, flush=True)
+        torch.compiler.reset()
 
 
 def main() -> None:
@@ -225,38 +245,30 @@ def main() -> None:
         subprocess.run([sys.executable, "-m", "pytest", "-q", *marks, *tests], check=True)
     # a compiled backward pass that reuses its buffers cannot be timed by itself
     torch._functorch.config.donated_buffer = False
-    bandwidth = bandwidth_of(device)
+    bandwidth = copy_bandwidth() if device == "cuda" else None
     name = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
-    rows = []
+    common = {"device": name, "torch": torch.__version__, "bandwidth": bandwidth}
+    rows: list[dict[str, Any]] = []
     arguments.out.mkdir(parents=True, exist_ok=True)
     results = (arguments.out / f"loss_{device}.jsonl").open("w")
-    for shape in SHAPES[device]:
-        for kind, (dtype, target_dtype) in KINDS.items():
-            if device == "cpu" and "bf16" in kind:
-                continue
-            torch.manual_seed(0)
-            logits = torch.randn(shape, device=device).to(dtype).requires_grad_()
-            hard = not target_dtype.is_floating_point
-            space = (shape[0], *shape[2:])
-            target = (
-                torch.randint(0, shape[1], space, device=device).to(target_dtype)
-                if hard
-                else torch.randn(shape, device=device).softmax(1)
-            )
-            # compiling takes ten seconds a case: one kind is enough to compare
-            for contender, loss in contenders(hard, kind == "fp32, soft" and arguments.compiled).items():
-                print(f"{shape} {kind} {contender}", file=sys.stderr, flush=True)
-                try:
-                    row = measure(contender, loss, logits, target, bandwidth, device)
-                except RuntimeError as error:
-                    # a peer that runs out of memory, or a compiler that gives up, is left out and said
-                    print(f"  failed: {str(error).splitlines()[0]}", file=sys.stderr, flush=True)
-                    continue
-                row |= {"kind": kind, "device": name, "torch": torch.__version__, "bandwidth": bandwidth}
-                rows.append(row)
-                # at once, so that nothing measured is lost when the run is stopped
-                print(json.dumps(row), file=results, flush=True)
-                torch.compiler.reset()
+    cases = [(shape, kind) for shape in SHAPES[device] for kind in KINDS]
+    for shape, kind in cases:
+        dtype, target_dtype = KINDS[kind]
+        if device == "cpu" and dtype == torch.bfloat16:
+            continue
+        print(f"{shape} {kind}", file=sys.stderr, flush=True)
+        torch.manual_seed(0)
+        logits = torch.randn(shape, device=device).to(dtype).requires_grad_()
+        hard = not target_dtype.is_floating_point
+        target = torch.randn(shape, device=device).softmax(1)
+        if hard:
+            target = torch.randint(0, shape[1], (shape[0], *shape[2:]), device=device).to(target_dtype)
+        # compiling takes ten seconds a case: one kind is enough to compare
+        losses = contenders(hard, kind == "fp32, soft" and arguments.compiled)
+        for row in rows_of_case(losses, logits, target, bandwidth):
+            rows.append({"shape": shape, "kind": kind, **row, **common})
+            # at once, so that nothing measured is lost when the run is stopped
+            print(json.dumps(rows[-1]), file=results, flush=True)
     table = table_of(rows, device)
     print(table)
     if arguments.docs:
