@@ -1,5 +1,8 @@
 """The blocked kernel of the CPU gives the numbers and gradients of the definition."""
 
+from functools import partial
+
+import kernels
 import pytest
 import torch
 from laws import FORMS, class_map, random_logits, soft_label
@@ -28,23 +31,7 @@ SHAPES = [
 ]
 
 
-def sums_and_gradient(function, prediction, target, valid, **options):
-    free = prediction.clone(memory_format=torch.preserve_format).requires_grad_()
-    sums = function(free, target, valid=valid, **options)
-    parts = [part for part in (*(sums.overlap or ()), sums.entropy, sums.mass) if part is not None]
-    # an incoming gradient that differs for every sum, image and class
-    incoming = [random_logits(*part.shape, seed=seed).to(part.dtype) for seed, part in enumerate(parts)]
-    wanted = [(part, g) for part, g in zip(parts, incoming, strict=True) if part.requires_grad]
-    torch.autograd.backward(*zip(*wanted, strict=True))
-    return parts, free.grad
-
-
-def assert_equal_to_the_definition(prediction, target, valid=None, **options):
-    ours = sums_and_gradient(blocked.blocked_sums, prediction, target, valid, **options)
-    theirs = sums_and_gradient(reference_sums, prediction, target, valid, **options)
-    for mine, defined in zip(ours[0], theirs[0], strict=True):
-        torch.testing.assert_close(mine, defined)
-    torch.testing.assert_close(ours[1], theirs[1])
+assert_equal_to_the_definition = partial(kernels.assert_equal_to_the_definition, blocked.blocked_sums)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

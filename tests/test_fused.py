@@ -3,6 +3,11 @@
 Without a GPU they run in Triton's interpreter, on the CPU; on a GPU (`make test-gpu`) compiled.
 """
 
+import os
+import subprocess
+import sys
+
+import kernels
 import pytest
 import torch
 from laws import FORMS, class_map, random_logits, soft_label
@@ -13,7 +18,7 @@ from semidice.sums import reference_sums
 
 pytest.importorskip("triton")
 from semidice.kernels import fused
-from semidice.kernels.overlap import MixtureOptions, backward_tiling, forward_tiling, split_classes
+from semidice.kernels.overlap import MixtureOptions, forward_tiling, split_classes
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -32,29 +37,10 @@ SHAPES = [
 ]
 
 
-def sums_and_gradient(function, prediction, target, valid, **options):
-    free = prediction.detach().requires_grad_()
-    sums = function(free, target, valid=valid, **options)
-    parts = [part for part in (*(sums.overlap or ()), sums.entropy, sums.mass) if part is not None]
-    incoming = [
-        random_logits(*part.shape, seed=seed).to(DEVICE, part.dtype) for seed, part in enumerate(parts)
-    ]
-    wanted = [(part, g) for part, g in zip(parts, incoming, strict=True) if part.requires_grad]
-    # the mass depends on the target alone; the fused tensor holds it beside the others
-    wanted = wanted[: 3 * bool(options["form"]) + options["entropy"]]
-    torch.autograd.backward(*zip(*wanted, strict=True))
-    return [part.detach() for part in parts], free.grad
-
-
 def assert_equal_to_the_definition(prediction, target, valid=None, **options):
-    prediction, target = prediction.to(DEVICE), target.to(DEVICE)
-    valid = None if valid is None else valid.to(DEVICE)
-    ours = sums_and_gradient(fused.fused_sums, prediction, target, valid, **options)
-    theirs = sums_and_gradient(reference_sums, prediction, target, valid, **options)
-    for mine, defined in zip(ours[0], theirs[0], strict=True):
-        # sums of a few hundred float32 in another order
-        torch.testing.assert_close(mine, defined, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(ours[1], theirs[1])
+    on_device = [None if tensor is None else tensor.to(DEVICE) for tensor in (prediction, target, valid)]
+    # sums of a few hundred float32 in another order
+    kernels.assert_equal_to_the_definition(fused.fused_sums, *on_device, tolerance=1e-5, **options)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -188,15 +174,50 @@ def test_no_number_of_classes_is_cut_or_padded_by_more_than_a_seventh():
         assert num_classes <= sum(split_classes(num_classes)) <= max(1.15 * num_classes, num_classes + 1)
 
 
-def test_every_tile_can_be_launched():
-    """Triton's interpreter takes any number of warps, the compiler powers of two."""
-    for num_classes in range(1, 257):
-        rows = split_classes(num_classes)
-        for tiling in (forward_tiling, backward_tiling):
-            for half in (False, True):
-                chosen = tiling(sum(rows), half=half)
-                for number in (*filter(None, rows), chosen.voxel_block, chosen.num_warps):
-                    assert number & (number - 1) == 0
+COMPILE = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from semidice.kernels import overlap
+
+POINTERS = ("valid", "partials", "to_sums", "scale", "gradient", "logits", "target")
+
+def compile_for_hopper(kernel, pointers, constants, num_warps):
+    signature = {name: pointers.get(name, "i32") for name in kernel.arg_names}
+    signature |= dict.fromkeys(constants, "constexpr")
+    numbers = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=numbers)
+    triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": num_warps})
+
+for num_classes in (3, 19, 100, 256):
+    rows = overlap.split_classes(num_classes)
+    for logits, target in (("*fp32", "*fp32"), ("*bf16", "*u8")):
+        pointers = dict.fromkeys(POINTERS, "*fp32")
+        pointers |= {"logits": logits, "gradient": logits, "target": target, "valid": "*u8"}
+        constants = dict(
+            ACTIVATION=0, FORM=0, ENTROPY=True, HARD=target == "*u8", HAS_VALID=False, WIDE=False,
+            ROWS_A=rows[0], ROWS_B=rows[1], ROWS_C=rows[2], logits_v=1, target_v=1,
+        )
+        tile = overlap.forward_tiling(sum(rows), half=logits == "*bf16")
+        forward = dict(
+            BY_CLASS=False, VOXEL_BLOCK=tile.voxel_block, NUM_TILES=tile.num_tiles, NUM_STAGES=tile.num_stages
+        )
+        compile_for_hopper(overlap._sums_kernel, pointers, constants | forward, tile.num_warps)
+        tile = overlap.backward_tiling(sum(rows), half=logits == "*bf16")
+        backward = dict(VOXEL_BLOCK=tile.voxel_block, gradient_v=1)
+        compile_for_hopper(overlap._gradient_kernel, pointers, constants | backward, tile.num_warps)
+print("compiled")
+"""
+
+
+def test_the_kernels_compile_for_a_gpu_that_is_not_there():
+    """The interpreter takes what the compiler refuses, such as five warps."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILE], capture_output=True, text=True, check=False, env=environment
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.strip() == "compiled"
 
 
 def test_at_the_label_the_gradient_is_exactly_zero():

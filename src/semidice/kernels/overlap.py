@@ -124,6 +124,25 @@ def _voxels(
 
 
 @triton.jit
+def _softmax_terms(x_a, x_b, x_c, ROWS_B: tl.constexpr, ROWS_C: tl.constexpr):
+    """Of each voxel the largest logit, one over the sum of exponentials less it, and their logarithm.
+
+    Chunks of no rows are not looked at.
+    """
+    largest = tl.max(x_a, 0)
+    if ROWS_B > 0:
+        largest = tl.maximum(largest, tl.max(x_b, 0))
+    if ROWS_C > 0:
+        largest = tl.maximum(largest, tl.max(x_c, 0))
+    total = tl.sum(tl.exp(x_a - largest[None, :]), 0)
+    if ROWS_B > 0:
+        total += tl.sum(tl.exp(x_b - largest[None, :]), 0)
+    if ROWS_C > 0:
+        total += tl.sum(tl.exp(x_c - largest[None, :]), 0)
+    return largest, 1.0 / total, largest + tl.log(total)
+
+
+@triton.jit
 def _probability(x, largest, inverse, ACTIVATION: tl.constexpr):
     if ACTIVATION == SOFTMAX:
         prob = tl.exp(x - largest[None, :]) * inverse[None, :]
@@ -244,6 +263,7 @@ def _sums_kernel(
             logits, target, index, v, counted_v, num_voxels, num_classes,
             logits_c, logits_v, target_c, target_v, ACTIVATION, HARD, WIDE, 0, ROWS_A,
         )  # fmt: skip
+        x_b, x_c = x_a, x_a
         if ROWS_B > 0:
             _, x_b, y_b, counted_b = _rows_of_chunk(
                 logits, target, index, v, counted_v, num_voxels, num_classes,
@@ -258,18 +278,7 @@ def _sums_kernel(
         inverse = largest
         log_total = largest
         if ACTIVATION == SOFTMAX:
-            largest = tl.max(x_a, 0)
-            if ROWS_B > 0:
-                largest = tl.maximum(largest, tl.max(x_b, 0))
-            if ROWS_C > 0:
-                largest = tl.maximum(largest, tl.max(x_c, 0))
-            total = tl.sum(tl.exp(x_a - largest[None, :]), 0)
-            if ROWS_B > 0:
-                total += tl.sum(tl.exp(x_b - largest[None, :]), 0)
-            if ROWS_C > 0:
-                total += tl.sum(tl.exp(x_c - largest[None, :]), 0)
-            inverse = 1.0 / total
-            log_total = largest + tl.log(total)
+            largest, inverse, log_total = _softmax_terms(x_a, x_b, x_c, ROWS_B, ROWS_C)
         tp, fp, fn, each, weight = _terms_of_chunk(
             x_a, y_a, counted_a, largest, inverse, log_total, ACTIVATION, FORM, ENTROPY
         )
@@ -442,6 +451,7 @@ def _gradient_kernel(
         logits, target, index, v, counted_v, num_voxels, num_classes,
         logits_c, logits_v, target_c, target_v, ACTIVATION, HARD, WIDE, 0, ROWS_A,
     )  # fmt: skip
+    x_b, x_c = x_a, x_a
     if ROWS_B > 0:
         c_b, x_b, y_b, counted_b = _rows_of_chunk(
             logits, target, index, v, counted_v, num_voxels, num_classes,
@@ -455,17 +465,7 @@ def _gradient_kernel(
     largest = tl.zeros([VOXEL_BLOCK], tl.float32)
     inverse = largest
     if ACTIVATION == SOFTMAX:
-        largest = tl.max(x_a, 0)
-        if ROWS_B > 0:
-            largest = tl.maximum(largest, tl.max(x_b, 0))
-        if ROWS_C > 0:
-            largest = tl.maximum(largest, tl.max(x_c, 0))
-        total = tl.sum(tl.exp(x_a - largest[None, :]), 0)
-        if ROWS_B > 0:
-            total += tl.sum(tl.exp(x_b - largest[None, :]), 0)
-        if ROWS_C > 0:
-            total += tl.sum(tl.exp(x_c - largest[None, :]), 0)
-        inverse = 1.0 / total
+        largest, inverse, _ = _softmax_terms(x_a, x_b, x_c, ROWS_B, ROWS_C)
     p_a, w_a = _weighted_rows(
         to_sums, c_a, x_a, y_a, counted_a, largest, inverse, factor, num_classes, ACTIVATION, FORM, ENTROPY
     )
