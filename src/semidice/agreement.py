@@ -24,6 +24,7 @@ from rich.table import Table
 from torch import Tensor
 
 from .labels import RaterAgreement, rater_agreement
+from .rundir import whole_file
 
 # Pixels of all raters that are compared at once: about 100 MB of intermediate copies.
 _BATCH = 2**22
@@ -130,21 +131,14 @@ def read_mask(path: Path) -> Bool[np.ndarray, "H W"]:
 def write_agreement(agreement: FolderAgreement, path: Path) -> None:
     """Write a row for each case and rater who looked at it; under its final name only once it is whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    half_written = path.with_name(f".{path.name}.part")
     majority, others = agreement.majority.tolist(), agreement.others().tolist()
-    try:
-        with half_written.open("w", newline="") as file:
-            rows = csv.writer(file, lineterminator="\n")
-            rows.writerow(["case", "rater", "majority_dice_score", "others_dice_score"])
-            for number, case in enumerate(agreement.cases):
-                for rater, ours, theirs in zip(
-                    agreement.raters, majority[number], others[number], strict=True
-                ):
-                    if not math.isnan(ours):
-                        rows.writerow([case, rater, f"{ours:.6f}", f"{theirs:.6f}"])
-        half_written.replace(path)
-    finally:
-        half_written.unlink(missing_ok=True)
+    with whole_file(path) as half_written, half_written.open("w", newline="") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerow(["case", "rater", "majority_dice_score", "others_dice_score"])
+        for number, case in enumerate(agreement.cases):
+            for rater, ours, theirs in zip(agreement.raters, majority[number], others[number], strict=True):
+                if not math.isnan(ours):
+                    rows.writerow([case, rater, f"{ours:.6f}", f"{theirs:.6f}"])
 
 
 def run_agreement(folder: Path, csv_path: Path | None, console: Console) -> None:

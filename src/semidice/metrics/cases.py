@@ -14,7 +14,6 @@ CSV, by the file's name; a CSV keeps every bit of a value. Left out: how scores 
 """
 
 import csv
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,8 @@ from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+
+from ..rundir import whole_file
 
 SCHEMA_VERSION = "1"
 COLUMNS = ("case", "patient", "fold", "method", "class", "metric", "value")
@@ -250,9 +251,9 @@ def _pair(
 def write_cases(table: CaseTable, path: str | Path) -> None:
     """Write the table, sorted, to a .parquet or .csv file; the name appears once the file is whole."""
     path = Path(path)
-    half_written = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        if _suffix(path) == ".csv":
+    suffix = _suffix(path)
+    with whole_file(path) as half_written:
+        if suffix == ".csv":
             with half_written.open("w", newline="", encoding="utf-8") as file:
                 writer = csv.writer(file, lineterminator="\n")
                 writer.writerow(COLUMNS)
@@ -263,9 +264,6 @@ def write_cases(table: CaseTable, path: str | Path) -> None:
             arrow = pyarrow.table({name: table.sorted().columns[name].tolist() for name in COLUMNS})
             arrow = arrow.cast(_arrow_schema(pyarrow))
             parquet.write_table(arrow, half_written)
-        half_written.replace(path)
-    finally:
-        half_written.unlink(missing_ok=True)
 
 
 def read_cases(path: str | Path) -> CaseTable:

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from ..losses import tversky_loss
+from ..rundir import whole_file
 
 # Okabe and Ito's palette, and a marker or line style beside it, so that no line is told by colour alone.
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -30,9 +31,8 @@ def new_axes(*, width: float = 6.0, height: float = 4.2) -> tuple[Figure, Axes]:
 
 def save_figure(figure: Figure, path: Path) -> None:
     """Write `figure` under its final name only once it is whole."""
-    half_written = path.with_name(f".{path.name}.part")
-    figure.savefig(half_written, dpi=160, format=path.suffix.removeprefix("."))
-    half_written.replace(path)
+    with whole_file(path) as half_written:
+        figure.savefig(half_written, dpi=160, format=path.suffix.removeprefix("."))
 
 
 def draw_landing(label: Float[Tensor, " n"], landed: Mapping[str, Float[Tensor, " n"]]) -> Figure:

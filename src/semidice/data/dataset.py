@@ -1,0 +1,110 @@
+"""A prepared dataset, opened: cases by number, their images, raters' masks and, on phantoms, the truth.
+
+Arrays are memory-mapped, so opening costs nothing and a case is read when it is asked for.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float32, UInt8
+
+from ..rundir import DatasetFolder
+from .manifest import Manifest, Scan, read_manifest
+from .packing import unpack_classes
+
+Kind = Literal["images", "masks", "truth"]
+# stored value times this is the intensity in [0, 1]
+INTENSITY_UNITS = {"uint8": 1 / 255, "int16": 1 / 32767}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One image to segment: the row `row` of its scan's arrays."""
+
+    name: str
+    scan: Scan
+    row: int
+
+    @property
+    def patient(self) -> str:
+        return self.scan.patient
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.scan.shape
+
+
+class Dataset:
+    """The dataset prepared in `path`.
+
+    cases: in the manifest's order, which is what case numbers mean everywhere.
+    present: bool (cases, R), who looked at each case.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.folder = DatasetFolder(Path(path))
+        self.manifest: Manifest = read_manifest(self.folder.path)
+        self.cases: tuple[Case, ...] = tuple(
+            Case(name, scan, row)
+            for scan in self.manifest.scans
+            for row, name in enumerate(scan.case_names())
+        )
+        self.present: Bool[np.ndarray, "N R"] = np.array(
+            [[rater in case.scan.raters for rater in self.manifest.raters] for case in self.cases]
+        )
+
+    def __len__(self) -> int:
+        return len(self.cases)
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.manifest.class_names)
+
+    @property
+    def num_channels(self) -> int:
+        return len(self.manifest.channels)
+
+    def stored(self, kind: Kind, number: int) -> np.ndarray:
+        """A case's row of an array as it is on disk, read-only and mapped; a ValueError names the file."""
+        case = self.cases[number]
+        path = self.folder.array(kind, case.scan.name)
+        try:
+            array = np.load(path, mmap_mode="r", allow_pickle=False)
+            row: np.ndarray = array[case.row]
+        except (OSError, ValueError, IndexError, EOFError) as error:
+            raise ValueError(
+                f"cannot read {path}: {error}; run `semidice check`, then prepare again"
+            ) from error
+        return row
+
+    def image(self, number: int) -> Float32[np.ndarray, "channels *space"]:
+        """Intensities of a case, in [0, 1]."""
+        stored = self.stored("images", number)
+        return stored.astype(np.float32) * np.float32(INTENSITY_UNITS[stored.dtype.name])
+
+    def masks(self, number: int) -> UInt8[np.ndarray, "R *space"]:
+        """Class maps of all raters of the dataset; zeros for one who did not look at the case."""
+        space = self.cases[number].shape
+        packed = torch.from_numpy(np.array(self.stored("masks", number)))
+        classes = unpack_classes(
+            packed, width=space[-1], num_classes=self.num_classes, num_space_axes=len(space)
+        )
+        return classes.numpy()
+
+    def truth(self, number: int) -> Float32[np.ndarray, "C *space"] | None:
+        """The true class probabilities of a case, where the source knows them."""
+        if "truth" not in self.cases[number].scan.arrays:
+            return None
+        return np.array(self.stored("truth", number))
+
+    def numbers_of(self, names: Sequence[str]) -> list[int]:
+        """Case numbers of case names; a ValueError names what is not there."""
+        found = {case.name: number for number, case in enumerate(self.cases)}
+        missing = [name for name in names if name not in found]
+        if missing:
+            raise ValueError(f"{self.folder.path} has no case {', '.join(missing[:5])}")
+        return [found[name] for name in names]

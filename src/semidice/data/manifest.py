@@ -1,0 +1,105 @@
+"""`manifest.json` of a prepared dataset: what it holds, where it came from, and how it was made.
+
+A scan is what was read at once: an image and its raters' masks. It holds one case, or as many cases as
+slices were cut from a volume. Arrays are found by the scan's name alone, which may not leave the folder.
+"""
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from ..rundir import DatasetFolder
+
+SCHEMA_VERSION = 1
+_SAFE_NAME = re.compile(r"[A-Za-z0-9_+=,@-][A-Za-z0-9_.+=,@ -]*")
+
+
+def check_name(name: str) -> str:
+    """The name, if it can be a file's: letters, digits and _.+=,@- with no dot in front and no separator."""
+    if not _SAFE_NAME.fullmatch(name) or len(name) > 150 or name.endswith(" "):
+        raise ValueError(
+            f"{name!r} cannot name a file: use letters, digits, and _ - . + = , @ (no dot in front)"
+        )
+    return name
+
+
+Name = Annotated[str, AfterValidator(check_name)]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Scan(_Record):
+    """One image and its raters' masks."""
+
+    name: Name
+    patient: str = Field(description="the same for all scans of one person")
+    slices: tuple[int, ...] | None = Field(
+        None, description="the volume's slices that became cases; None if the scan is one case"
+    )
+    shape: tuple[int, ...] = Field(description="of one case, without channels: rows, columns; or of a volume")
+    spacing_mm: tuple[float, ...] = Field(
+        description="voxel sides along the axes of `shape`, then the slice thickness where it is known"
+    )
+    affine: tuple[tuple[float, ...], ...] | None = Field(
+        None, description="4 x 4, voxel of the raw image to mm; None where the format has none"
+    )
+    raw_shape: tuple[int, ...] = Field(description="of the raw image's space, before slicing and resizing")
+    raters: tuple[str, ...] = Field(description="those who looked at this scan")
+    inputs: dict[str, Sha256] = Field(description="raw file, relative to the raw folder, and its SHA-256")
+    arrays: dict[Literal["images", "masks", "truth"], Sha256] = Field(
+        description="kind of each stored array, and the SHA-256 of its file"
+    )
+
+    def case_names(self) -> tuple[str, ...]:
+        """The scan's name, or one for each slice."""
+        if self.slices is None:
+            return (self.name,)
+        return tuple(f"{self.name}_slice{number:04d}" for number in self.slices)
+
+
+class Manifest(_Record):
+    """Everything a prepared dataset says about itself."""
+
+    version: Literal[1] = 1
+    source: str = Field(description="which reader of `data.sources`")
+    class_names: tuple[str, ...] = Field(min_length=2, description="class 0, the background, first")
+    raters: tuple[str, ...] = Field(min_length=1, description="all who drew in any scan: the rater axis")
+    channels: tuple[str, ...] = Field(min_length=1, description="of the images, such as CT, or T1 and T2")
+    mean: tuple[float, ...] = Field(description="of each channel's intensity in [0, 1] over the dataset")
+    std: tuple[float, ...] = Field(description="of each channel, above 0")
+    options: dict[str, Any] = Field(description="options of `semidice prepare`, resolved")
+    scans: tuple[Scan, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Manifest":
+        names = [scan.name.casefold() for scan in self.scans]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"scans {', '.join(twice)} occur twice")
+        for scan in self.scans:
+            unknown = set(scan.raters) - set(self.raters)
+            if unknown or not scan.raters:
+                raise ValueError(f"scan {scan.name} has raters {scan.raters}; the dataset has {self.raters}")
+        for name, numbers in (("mean", self.mean), ("std", self.std)):
+            if len(numbers) != len(self.channels):
+                raise ValueError(f"{name} needs a number for each of {len(self.channels)} channels")
+        return self
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a prepared dataset; a ValueError says what is wrong with it, and what to do."""
+    path = DatasetFolder(folder).manifest
+    if not path.is_file():
+        missing = f"{folder} has no {path.name}" if folder.is_dir() else f"there is no folder {folder}"
+        raise ValueError(f"{missing}: make a dataset with `semidice prepare SOURCE RAW_DIR {folder}`")
+    try:
+        return Manifest.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "as a whole"
+        raise ValueError(f"{path} is not a manifest of this semidice: {where}: {first['msg']}") from error

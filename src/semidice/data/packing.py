@@ -1,0 +1,54 @@
+"""Class maps as bit planes, eight voxels a byte: what is stored, and what stays in a GPU's memory.
+
+A map of C classes takes B = ceil(log2 C) planes, so two classes take one bit a voxel. Axes:
+    classes (..., *space) uint8        packed (..., B, *space[:-1], ceil(W / 8)) uint8
+with the first voxel of eight in the highest bit and the last byte filled up with zeros.
+"""
+
+import numpy as np
+import torch
+from jaxtyping import Integer, UInt8
+from torch import Tensor
+
+
+def num_planes(num_classes: int) -> int:
+    """Bits that hold the indices of `num_classes` classes, 2 to 256.
+
+    >>> [num_planes(classes) for classes in (2, 3, 4, 5, 256)]
+    [1, 2, 2, 3, 8]
+    """
+    if not 2 <= num_classes <= 256:
+        raise ValueError(f"masks are stored for 2 to 256 classes; got {num_classes}")
+    return (num_classes - 1).bit_length()
+
+
+def pack_classes(classes: Integer[np.ndarray, "..."], *, num_classes: int, num_space_axes: int) -> np.ndarray:
+    """Bit planes of class maps, see the module.
+
+    >>> pack_classes(np.array([[0, 1, 0, 0, 0, 0, 0, 0, 1]]), num_classes=2, num_space_axes=1)
+    array([[[ 64, 128]]], dtype=uint8)
+    """
+    bits = np.arange(num_planes(num_classes))
+    # the plane axis stands before the axes of space
+    bits = bits.reshape(-1, *[1] * num_space_axes)
+    planes = (np.expand_dims(classes, -num_space_axes - 1) >> bits) & 1
+    return np.packbits(planes.astype(bool), axis=-1)
+
+
+def unpack_classes(
+    packed: UInt8[Tensor, "..."], *, width: int, num_classes: int, num_space_axes: int
+) -> UInt8[Tensor, "..."]:
+    """The class maps that were packed, uint8; `width` is the length of their last axis.
+
+    >>> packed = torch.tensor([[[64, 128]]], dtype=torch.uint8)
+    >>> unpack_classes(packed, width=9, num_classes=2, num_space_axes=1)
+    tensor([[0, 1, 0, 0, 0, 0, 0, 0, 1]], dtype=torch.uint8)
+    """
+    shifts = torch.arange(7, -1, -1, dtype=torch.uint8, device=packed.device)
+    bits = (packed.unsqueeze(-1) >> shifts) & 1
+    bits = bits.flatten(-2)[..., :width]
+    axis = -num_space_axes - 1
+    classes = bits.select(axis, 0)
+    for plane in range(1, num_planes(num_classes)):
+        classes = classes | (bits.select(axis, plane) << plane)
+    return classes

@@ -1,0 +1,113 @@
+"""File names: the only module that knows how a prepared dataset and a run folder are laid out.
+
+    DATASET/manifest.json            what was prepared, from what, with which options
+            images/SCAN.npy          (S, channels, *space) uint8 or int16: S is 1, or the slices of a volume
+            masks/SCAN.npy           the raters' class maps as packed bits, see `data.packing`
+            truth/SCAN.npy           (S, C, *space) float32, only where the true probability is known
+
+    RUN/recipe.yaml                  the resolved recipe
+        versions.json                of everything that could change a number
+        folds.json                   the validation fold of every case
+        cases.parquet                scores of every case, by the model that never saw its patient
+        fold_K/last.safetensors      weights, optimiser and progress: what a resumed run starts from
+               best.safetensors      the weights with the best validation score
+               log.jsonl             a line for every logged step and every validation
+               tensorboard/          the same for TensorBoard
+               predictions/CASE.npz  stored probabilities, see `predict`
+               cases.parquet         scores of the fold's cases; it is there when the fold is finished
+
+Files appear under their names only when they are whole (`whole_file`).
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A path to write to, which becomes `path` when the block ends; after an error nothing of it is left.
+
+    The bytes are on the disk before the name is: a machine that loses power has the old file or the new one.
+    """
+    half_written = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        yield half_written
+        with half_written.open("rb+") as file:
+            os.fsync(file.fileno())
+        half_written.replace(path)
+    finally:
+        half_written.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class DatasetFolder:
+    """Paths in a prepared dataset."""
+
+    path: Path
+
+    @property
+    def manifest(self) -> Path:
+        return self.path / "manifest.json"
+
+    def array(self, kind: str, scan: str) -> Path:
+        """kind: images, masks or truth."""
+        return self.path / kind / f"{scan}.npy"
+
+
+@dataclass(frozen=True)
+class FoldFolder:
+    """Paths of one fold of a run."""
+
+    path: Path
+
+    @property
+    def last(self) -> Path:
+        return self.path / "last.safetensors"
+
+    @property
+    def best(self) -> Path:
+        return self.path / "best.safetensors"
+
+    @property
+    def log(self) -> Path:
+        return self.path / "log.jsonl"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    @property
+    def cases(self) -> Path:
+        return self.path / "cases.parquet"
+
+    def prediction(self, case: str) -> Path:
+        return self.path / "predictions" / f"{case}.npz"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths in a run folder."""
+
+    path: Path
+
+    @property
+    def recipe(self) -> Path:
+        return self.path / "recipe.yaml"
+
+    @property
+    def versions(self) -> Path:
+        return self.path / "versions.json"
+
+    @property
+    def folds(self) -> Path:
+        return self.path / "folds.json"
+
+    @property
+    def cases(self) -> Path:
+        return self.path / "cases.parquet"
+
+    def fold(self, fold: int) -> FoldFolder:
+        return FoldFolder(self.path / f"fold_{fold}")
