@@ -1,0 +1,39 @@
+"""Options of `semidice prepare`; each source has its own defaults, and the manifest keeps what was used."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Slices = Literal["none", "all", "foreground"]
+
+
+class PrepareOptions(BaseModel):
+    """How raw scans become arrays."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    size: tuple[int, int] | None = Field(
+        None, description="rows and columns of every 2D image or slice; None keeps the size of the scan"
+    )
+    window: tuple[float, float] | None = Field(
+        None, description="raw values that become 0 and 1, such as HU -60 and 140; beyond them clipped"
+    )
+    percentiles: tuple[float, float] = Field(
+        (0.5, 99.5),
+        description="of a scan's channel, taken for 0 and 1 where there is no window; 8-bit images are kept",
+    )
+    slices: Slices = Field(
+        "none", description="whether a volume becomes slices: all of them, or those that hold foreground"
+    )
+    slice_axis: int = Field(2, ge=0, le=2, description="axis of the raw volume that counts its slices")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "PrepareOptions":
+        if self.size is not None and min(self.size) < 1:
+            raise ValueError(f"size needs 1 or more rows and columns; got {self.size}")
+        if self.window is not None and not self.window[0] < self.window[1]:
+            raise ValueError(f"window needs the lower value first; got {self.window}")
+        low, high = self.percentiles
+        if not 0 <= low < high <= 100:
+            raise ValueError(f"percentiles need 0 <= low < high <= 100; got {self.percentiles}")
+        return self
