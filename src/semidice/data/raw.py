@@ -1,4 +1,4 @@
-"""What a source finds in a folder of raw scans, and what is read from it: the border of sources and prepare."""
+"""What a source finds in a folder of raw scans, and what is read of it: between sources and prepare."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
