@@ -26,7 +26,7 @@ from PIL import Image
 from torch import Tensor
 
 from semidice import dice_loss, overlap_stats, tversky_index
-from semidice.demo import SHOWN_LOSSES, Loss, fit_free_logits
+from semidice.landing import SHOWN_LOSSES, Loss, fit_free_logits
 from semidice.report.figures import (
     COLOURS,
     LINES,
@@ -74,7 +74,7 @@ def draw_one_voxel(label: float) -> Figure:
 
 
 def draw_landing_of_losses() -> Figure:
-    """Where free predictions end for the soft labels 0, 0.05, ... 1: the fit of `semidice demo`."""
+    """Where free predictions end for the soft labels 0, 0.05, ... 1: the fit of `semidice landing`."""
     target = torch.linspace(0, 1, 21).reshape(1, 1, -1)
     landed: dict[str, Tensor] = {}
     for name, loss in SHOWN_LOSSES.items():

@@ -207,6 +207,24 @@ def test_spatial_smoothing_is_scipys_gaussian_scaled_at_the_border(space, sigma)
     np.testing.assert_allclose(spatially_smooth_label(soft, sigma=sigma), expected, atol=1e-6)
 
 
+@pytest.mark.parametrize("smoother", [boundary_smooth_label, spatially_smooth_label])
+@pytest.mark.parametrize(("case", "space"), [((9,), (14,)), ((9, 14), (16, 16)), ((6, 5, 7), (8, 8, 8))])
+def test_smoothing_does_not_look_beyond_what_is_valid(smoother, case, space):
+    corner = (slice(None), *(slice(side) for side in case))
+    valid = np.zeros(space, dtype=bool)
+    valid[corner[1:]] = True
+    # one class inside but for a few voxels, another one outside
+    masks = np.random.default_rng(0).random((2, *space)) < 0.05
+    label = mean_label(np.where(valid, masks, 2), num_classes=3)
+    expected = smoother(np.ascontiguousarray(label[corner]))
+    padded = smoother(label, valid=valid)
+    np.testing.assert_array_equal(padded[corner], expected)
+    np.testing.assert_array_equal(padded[:, ~valid], label[:, ~valid])
+    assert not np.allclose(smoother(label)[corner], expected)
+    batched = smoother(torch.from_numpy(label[None]), valid=torch.from_numpy(valid[None]), batched=True)
+    np.testing.assert_array_equal(batched[0].numpy(), padded)
+
+
 # Oracles and edges of STAPLE.
 
 
@@ -447,6 +465,18 @@ HARD = np.array([[1.0, 0.0], [0.0, 1.0]])
         (spatially_smooth_label, HARD, {"sigma": float("inf")}, "sigma must be above 0.*got inf"),
         (spatially_smooth_label, HARD[:, 0], {}, r"one to three axes of space; got float64 \(2,\)"),
         (boundary_smooth_label, np.ones((2, 1, 1, 1, 1)) / 2, {}, "one to three axes of space"),
+        (
+            boundary_smooth_label,
+            HARD,
+            {"valid": np.ones(3, bool)},
+            r"valid must be bool \(2,\).*got bool \(3,\)",
+        ),
+        (
+            spatially_smooth_label,
+            HARD,
+            {"valid": np.ones(2)},
+            r"valid must be bool \(2,\).*got float64 \(2,\)",
+        ),
         (smooth_label, HARD.astype(int), {"eps": 0.1}, r"floats \(C, \*space\); got int64 \(2, 2\)"),
         (smooth_label, HARD[:, :0], {"eps": 0.1}, r"two or more classes and a voxel; got float32 \(2, 0\)"),
         (smooth_label, HARD * 2, {"eps": 0.1}, r"label must lie in \[0, 1\]; got values from 0 to 2"),

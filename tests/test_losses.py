@@ -9,7 +9,7 @@ from laws import class_map, random_logits, soft_label
 import semidice
 from semidice import DiceLoss, JaccardLoss, SegmentationLoss, TverskyLoss, dice_loss, tversky_loss
 from semidice.arrays import downsample_target, one_hot
-from semidice.demo import fit_free_logits
+from semidice.landing import fit_free_logits
 
 PAPER = {
     "DML1": DiceLoss,

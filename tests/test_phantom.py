@@ -1,11 +1,13 @@
 """The phantom: its stated probability is the one its raters are drawn from, and a seed fixes every bit."""
 
+import dataclasses
+import inspect
 import math
 
 import pytest
 import torch
 
-from semidice.data.phantom import make_phantom
+from semidice.data.phantom import PhantomOptions, make_phantom
 
 
 def within_monte_carlo_error(masks, prob, failure=1e-6):
@@ -97,6 +99,27 @@ def test_more_cases_leave_the_first_ones_as_they_were_and_raters_do_not_touch_im
     assert torch.equal(few.prob, crowd.prob)
 
 
+@pytest.mark.parametrize("num_classes", [2, 4])
+def test_a_case_made_alone_has_the_bits_it_has_among_the_others(num_classes):
+    options = {"size": (16, 20), "num_raters": 3, "num_classes": num_classes, "seed": 5, "noise": 0.1}
+    whole = make_phantom(4, **options)
+    alone = PhantomOptions(num_cases=4, **options).make_case(2)
+    for name in ("image", "prob", "masks"):
+        assert torch.equal(getattr(whole, name)[2:3], getattr(alone, name))
+        assert torch.equal(getattr(whole, name)[1:], getattr(make_phantom(3, first=1, **options), name))
+
+
+def test_the_options_of_a_phantom_have_the_defaults_of_the_function_and_refuse_the_same():
+    parameters = inspect.signature(make_phantom).parameters
+    for field in dataclasses.fields(PhantomOptions):
+        if field.name != "num_cases":
+            assert field.default == parameters[field.name].default
+    with pytest.raises(ValueError, match="num_raters must be 1 or more; got 0"):
+        PhantomOptions(num_raters=0)
+    with pytest.raises(ValueError, match="noise must be 0 or more"):
+        PhantomOptions(noise=-1.0)
+
+
 def test_without_noise_a_lesion_is_blurred_where_raters_disagree():
     phantom = make_phantom(6, noise=0.0, miss=0.0)
     prob = phantom.prob[:, 1]
@@ -111,6 +134,7 @@ def test_without_noise_a_lesion_is_blurred_where_raters_disagree():
     ("options", "message"),
     [
         ({"num_cases": 0}, "num_cases must be 1 or more; got 0"),
+        ({"first": -1}, "first must be 0 or more; got -1"),
         ({"num_raters": 0}, "num_raters must be 1 or more; got 0"),
         ({"num_classes": 1}, "num_classes must be 2 or more; got 1"),
         ({"seed": -1}, "seed must be 0 or more; got -1"),

@@ -9,8 +9,7 @@ Left out: class maps, volumes, and the majority without the rater who is compare
 
 import csv
 import math
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,11 +22,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from torch import Tensor
 
-from .labels import RaterAgreement, rater_agreement
+from .data.listing import natural_order, visible
+from .metrics.agreement import BATCH_SIZE, AgreementBatches, drawn_voxels
 from .rundir import whole_file
 
-# Pixels of all raters that are compared at once: about 100 MB of intermediate copies.
-_BATCH = 2**22
+_BATCH = BATCH_SIZE
 
 
 @dataclass(frozen=True)
@@ -72,27 +71,17 @@ def folder_agreement(
             f"cases are matched by file name, and {len(paths)} names occur once"
         )
     num_cases, num_raters = len(shared), len(raters)
-    majority = torch.full((num_cases, num_raters), torch.nan)
-    pairwise = torch.full((num_cases, num_raters, num_raters), torch.nan)
-    # images of one size are compared in batches, so a batch waits until it is full
-    waiting: dict[tuple[int, ...], dict[int, Mapping[str, np.ndarray]]] = {}
-
-    def compare(batch: Mapping[int, Mapping[str, np.ndarray]]) -> None:
-        scores = _batch_agreement(list(batch.values()), raters)
-        rows = list(batch)
-        majority[rows], pairwise[rows] = scores.majority, scores.pairwise
-
+    batches = AgreementBatches(num_cases, num_raters, batch_size=_BATCH)
     for row, (case, by_rater) in enumerate(shared.items()):
-        masks = _read_case(case, by_rater)
-        size = next(iter(masks.values())).shape
-        batch = waiting.setdefault(size, {})
-        batch[row] = masks
-        if len(batch) * num_raters * size[0] * size[1] >= _BATCH:
-            compare(waiting.pop(size))
+        read = _read_case(case, by_rater)
+        nothing = np.zeros_like(next(iter(read.values())))
+        masks = np.stack([read.get(rater, nothing) for rater in raters])
+        batches.add(row, drawn_voxels(masks), present=np.array([rater in read for rater in raters]))
         on_case(row + 1, num_cases)
-    for batch in waiting.values():
-        compare(batch)
-    return FolderAgreement(tuple(shared), raters, majority, pairwise, num_alone=len(paths) - num_cases)
+    scores = batches.finish()
+    return FolderAgreement(
+        tuple(shared), raters, scores.majority, scores.pairwise, num_alone=len(paths) - num_cases
+    )
 
 
 def find_masks(folder: Path) -> tuple[tuple[str, ...], dict[str, dict[str, Path]]]:
@@ -101,18 +90,18 @@ def find_masks(folder: Path) -> tuple[tuple[str, ...], dict[str, dict[str, Path]
     if not home.is_dir():
         missing = f"it has no folder {home}" if folder.is_dir() else f"there is no folder {folder}"
         raise ValueError(f"{missing}: raters' masks are looked for in {home}/NAME/CASE.png")
-    names = sorted((path.name for path in _visible(home) if path.is_dir()), key=_natural_order)
+    names = [path.name for path in visible(home) if path.is_dir()]
     if len(names) < 2:
         found = f"found {names[0]!r} alone" if names else "found no folder"
         raise ValueError(f"agreement needs two raters or more, each a folder in {home}; {found}")
     paths: dict[str, dict[str, Path]] = {}
     for name in names:
-        masks = [path for path in _visible(home / name) if path.suffix.lower() == ".png"]
+        masks = [path for path in visible(home / name) if path.suffix.lower() == ".png"]
         if not masks:
             raise ValueError(f"rater {name!r} has no mask: looked for {home / name}/CASE.png")
         for path in masks:
             paths.setdefault(path.stem, {})[name] = path
-    return tuple(names), {case: paths[case] for case in sorted(paths, key=_natural_order)}
+    return tuple(names), {case: paths[case] for case in sorted(paths, key=natural_order)}
 
 
 def read_mask(path: Path) -> Bool[np.ndarray, "H W"]:
@@ -185,32 +174,9 @@ def _shown(score: float) -> str:
     return "-" if math.isnan(score) else f"{score:.3f}"
 
 
-def _visible(folder: Path) -> Sequence[Path]:
-    return [path for path in folder.iterdir() if not path.name.startswith(".")]
-
-
-def _natural_order(name: str) -> list[tuple[int, str]]:
-    """Digits by their value, so that rater 10 comes after rater 9."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
-
-
 def _read_case(case: str, by_rater: Mapping[str, Path]) -> dict[str, np.ndarray]:
     masks = {rater: read_mask(path) for rater, path in by_rater.items()}
     if len({mask.shape for mask in masks.values()}) > 1:
         sizes = ", ".join(f"{rater} {mask.shape[1]} x {mask.shape[0]}" for rater, mask in masks.items())
         raise ValueError(f"case {case!r} has masks of different sizes: {sizes}; resample them to one grid")
     return masks
-
-
-def _batch_agreement(
-    cases: Sequence[Mapping[str, np.ndarray]], raters: Sequence[str]
-) -> RaterAgreement[Tensor]:
-    """Agreement of cases of one size, each a mask of every rater who looked at it."""
-    size = next(iter(cases[0].values())).shape
-    masks = np.zeros((len(cases), len(raters), *size), dtype=bool)
-    present = np.zeros((len(cases), len(raters)), dtype=bool)
-    for row, by_rater in enumerate(cases):
-        for column, rater in enumerate(raters):
-            if rater in by_rater:
-                masks[row, column], present[row, column] = by_rater[rater], True
-    return rater_agreement(torch.from_numpy(masks), present=torch.from_numpy(present), batched=True)

@@ -1,5 +1,10 @@
-"""The command line. Each command reads a folder, writes a folder and can be rerun alone."""
+"""The command line. Each command reads a folder, writes a folder and can be rerun alone.
 
+What a command needs is imported when it runs, so that --help and shell completion answer at once.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -7,15 +12,36 @@ import typer
 from rich.console import Console
 
 from . import __version__
-from .agreement import run_agreement
-from .demo import run_demo
 
 app = typer.Typer(
-    help="Train, distil and judge image segmentation with soft labels.",
+    help="Train, distil and judge image segmentation with soft labels.\n\n"
+    "A first tour: semidice demo. With data of your own: prepare, check, train, predict.",
     no_args_is_help=True,
-    add_completion=False,
+    rich_markup_mode="markdown",
     pretty_exceptions_show_locals=False,
 )
+
+
+@contextmanager
+def _reported(command: str) -> Iterator[None]:
+    """What went wrong in one message and exit code 1; 130 when interrupted."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        _fail(command, f"needs {error.name}; run: pip install 'semidice[train]'")
+    except (ValueError, RuntimeError) as error:
+        _fail(command, str(error))
+    except OSError as error:
+        name = error.filename2 or error.filename
+        _fail(command, f"{name}: {error.strerror}" if name else str(error))
+    except KeyboardInterrupt:
+        typer.echo(f"semidice {command}: interrupted; the same command goes on from here", err=True)
+        raise typer.Exit(130) from None
+
+
+def _fail(command: str, message: str) -> None:
+    typer.echo(f"semidice {command}: {message}", err=True)
+    raise typer.Exit(1) from None
 
 
 def _print_version(asked: bool) -> None:
@@ -35,21 +61,42 @@ def _root(
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option("-o", "--out", help="Folder for the figures.")] = Path("demo_out"),
+    out: Annotated[Path, typer.Option("-o", "--out", help="Folder for data, runs and figures.")] = Path(
+        "demo_out"
+    ),
+    cases: Annotated[int, typer.Option(min=10, help="Phantom slices.")] = 60,
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs of each training.")] = 60,
+    folds: Annotated[int, typer.Option(min=2, help="Folds of the cross-validation.")] = 3,
+) -> None:
+    """The paper's point in minutes: four labels and losses, cross-validated on phantoms, compared by case.
+
+    Raters of the phantoms disagree by a probability that is known. Prints the table with significance marks,
+    and writes overlays and reliability curves. Interrupted, the same command goes on.
+
+    Example: **semidice demo -o demo_out**
+    """
+    with _reported("demo"):
+        from .demo import run_demo
+
+        run_demo(out, Console(), num_cases=cases, epochs=epochs, num_folds=folds)
+
+
+@app.command()
+def landing(
+    out: Annotated[Path, typer.Option("-o", "--out", help="Folder for the figures.")] = Path("landing_out"),
     steps: Annotated[int, typer.Option(min=1, help="Optimiser steps for each loss.")] = 1500,
 ) -> None:
     """Fit free predictions to soft labels with four losses: where does each one land?
 
     The soft Dice loss drives them to 0 or 1; the Dice semimetric losses and the compatible focal Tversky
     loss land on the label. Prints a table and writes two figures.
+
+    Example: **semidice landing -o landing_out**
     """
-    try:
-        run_demo(out, steps, Console())
-    except OSError as error:
-        typer.echo(
-            f"semidice demo: cannot write to {out}: {error.strerror}; choose another folder with --out"
-        )
-        raise typer.Exit(1) from None
+    with _reported("landing"):
+        from .landing import run_landing
+
+        run_landing(out, steps, Console())
 
 
 @app.command()
@@ -61,13 +108,170 @@ def agreement(
 
     Masks are PNG files, any pixel above 0 is lesion. Cases are matched by file name; a rater without a file
     did not look at that case.
+
+    Example: **semidice agreement my_scans --csv agreement.csv**
     """
-    try:
+    with _reported("agreement"):
+        from .agreement import run_agreement
+
         run_agreement(folder, csv, Console())
-    except ValueError as error:
-        typer.echo(f"semidice agreement: {error}", err=True)
-        raise typer.Exit(1) from None
-    except OSError as error:
-        name = error.filename2 or error.filename
-        typer.echo(f"semidice agreement: {name}: {error.strerror}", err=True)
-        raise typer.Exit(1) from None
+
+
+@app.command()
+def prepare(
+    source: Annotated[
+        str, typer.Argument(help="qubiq, lits, kits, lidc, decathlon, folder or phantom.", metavar="SOURCE")
+    ],
+    paths: Annotated[
+        list[Path],
+        typer.Argument(help="RAW_DIR OUT_DIR; OUT_DIR alone for phantom.", metavar="[RAW_DIR] OUT_DIR"),
+    ],
+    task: Annotated[
+        list[str] | None,
+        typer.Option(help="Of QUBIQ, such as prostate_task1; may be given again. All if none."),
+    ] = None,
+    size: Annotated[
+        str | None, typer.Option(help="Rows x columns of every image, such as 256x256; raw keeps the scan's.")
+    ] = None,
+    window: Annotated[
+        tuple[float, float] | None, typer.Option(help="Raw values that become 0 and 1, such as -60 140.")
+    ] = None,
+    slices: Annotated[
+        str | None, typer.Option(help="What becomes of volumes: none, all, or foreground slices.")
+    ] = None,
+    skip_bad: Annotated[bool, typer.Option(help="Leave out scans that have problems.")] = False,
+    workers: Annotated[
+        int | None, typer.Option(min=0, help="Processes; one for each CPU if left out.")
+    ] = None,
+    cases: Annotated[int, typer.Option(min=1, help="Slices of a phantom.")] = 60,
+    raters: Annotated[int, typer.Option(min=1, help="Raters of a phantom.")] = 4,
+    classes: Annotated[int, typer.Option(min=2, help="Classes of a phantom.")] = 2,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of a phantom.")] = 0,
+) -> None:
+    """Turn raw scans and raters' masks into a dataset: checked arrays and a manifest.
+
+    A folder of your own holds images/CASE and raters/NAME/CASE, or masks/CASE, as PNG, TIFF or NIfTI, and if
+    you like cases.csv with columns case and patient. Interrupted, the same command goes on.
+
+    Example: **semidice prepare folder my_scans data --size 256x256**
+    """
+    with _reported("prepare"):
+        from .data.phantom import PhantomOptions
+        from .data.prepare import run_prepare
+
+        phantom = None
+        if source == "phantom":
+            side = _size(None if size == "raw" else size) or (64, 64)
+            phantom = PhantomOptions(
+                num_cases=cases, num_raters=raters, num_classes=classes, seed=seed, size=side
+            )
+            size = None
+        if len(paths) != (expected := 1 if source == "phantom" else 2):
+            names = "OUT_DIR" if expected == 1 else "RAW_DIR OUT_DIR"
+            raise ValueError(f"{source} needs {names}; got {len(paths)} folders")
+        run_prepare(
+            source,
+            paths[0],
+            paths[-1],
+            console=Console(),
+            tasks=task or (),
+            size="raw" if size == "raw" else _size(size),
+            window=window,
+            slices=_choice("--slices", slices, ("none", "all", "foreground")),  # type: ignore[arg-type]
+            skip_bad=skip_bad,
+            workers=workers,
+            phantom=phantom,
+        )
+
+
+def _size(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    sides = text.lower().split("x")
+    if len(sides) != 2 or not all(side.isdecimal() and int(side) > 0 for side in sides):
+        raise ValueError(f"--size must be ROWSxCOLUMNS, such as 256x256, or raw; got {text!r}")
+    return int(sides[0]), int(sides[1])
+
+
+def _choice(option: str, value: str | None, known: tuple[str, ...]) -> str | None:
+    if value is not None and value not in known:
+        raise ValueError(f"{option} must be one of {', '.join(known)}; got {value!r}")
+    return value
+
+
+@app.command()
+def check(
+    dataset: Annotated[Path, typer.Argument(help="Folder that `semidice prepare` wrote.")],
+    sheet: Annotated[
+        Path | None,
+        typer.Option("-o", "--out", help="PNG with outlines of all raters; beside the dataset if left out."),
+    ] = None,
+) -> None:
+    """Verify a prepared dataset, say what is in it and how far raters agree, and draw a contact sheet.
+
+    Hashes, shapes, ranges, empty masks, and images that occur under two patients. Exit code 1 if anything is
+    wrong.
+
+    Example: **semidice check data**
+    """
+    with _reported("check"):
+        from .check import run_check
+
+        run_check(dataset, sheet=sheet, console=Console())
+
+
+@app.command()
+def train(
+    recipe: Annotated[
+        str, typer.Argument(help="A YAML file, or the name of a shipped recipe, such as quick.")
+    ],
+    out: Annotated[Path, typer.Option("-o", "--out", help="Run folder.")],
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", help="KEY=VALUE over the recipe; may be given again.")
+    ] = None,
+    resume: Annotated[bool, typer.Option(help="Go on with a run that is there.")] = False,
+    accelerator: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    devices: Annotated[int, typer.Option(min=1, help="Devices of each machine.")] = 1,
+    nodes: Annotated[int, typer.Option(min=1, help="Machines.")] = 1,
+    strategy: Annotated[str, typer.Option(help="auto, or ddp for several processes.")] = "auto",
+) -> None:
+    """Train and cross-validate a recipe: every case is scored by the model that never saw its patient.
+
+    Writes recipe, folds, logs, checkpoints, predictions and the table of scores. Killed at any moment,
+    --resume ends with the weights of a run that was never stopped.
+
+    Example: **semidice train quick --set data.dataset=data --set schedule.epochs=30 -o runs/first**
+    """
+    with _reported("train"):
+        from .recipe import read_recipe
+        from .training.command import run_train
+
+        run_train(
+            read_recipe(recipe, overrides or ()),
+            out,
+            Console(),
+            resume=resume,
+            accelerator=accelerator,
+            devices=devices,
+            nodes=nodes,
+            strategy=strategy,
+        )
+
+
+@app.command()
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    metrics: Annotated[
+        list[str] | None, typer.Option("--metric", help="A score of docs/metrics.md; may be given again.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help=".parquet or .csv file for the table.")] = None,
+    dataset: Annotated[Path | None, typer.Option(help="Where the dataset is now, if it has moved.")] = None,
+) -> None:
+    """Score a run again from its stored predictions, with other metrics if you like.
+
+    Example: **semidice evaluate runs/first --metric dice_score --metric hausdorff_error_mm -o scores.csv**
+    """
+    with _reported("evaluate"):
+        from .predict import run_evaluate
+
+        run_evaluate(run, metrics=metrics, out=out, dataset_path=dataset, console=Console())

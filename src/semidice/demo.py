@@ -1,88 +1,191 @@
-"""The demonstration: free predictions fitted to soft labels, so that a loss shows where its minimum lies."""
+"""The demonstration: the paper's point on phantoms, whose raters disagree by a probability that is known.
 
-from collections.abc import Callable, Mapping
-from functools import partial
+Four recipes that differ in label and loss alone train a small UNet over the same folds; what they predict
+for cases they never saw is compared case by case. Run again, it goes on where it was stopped.
+"""
+
+from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
-from torch import Tensor
 
-from .losses import dice_loss, tversky_loss
-from .report.figures import draw_focal_curves, draw_landing, save_figure
+from .data.dataset import Dataset
+from .data.phantom import PhantomOptions
+from .data.prepare import prepare_dataset
+from .data.sources import find_datasets
+from .labels import majority_label
+from .metrics.bins import CalibrationBins, calibration_bins
+from .metrics.cases import concatenate, write_cases
+from .metrics.statistics import Comparison, compare_cases
+from .metrics.tables import display_scale, means_table, p_text
+from .predict import read_prediction
+from .recipe import Recipe
+from .report.case_figures import draw_reliability
+from .report.figures import save_figure
+from .report.overlays import CaseOverlay, draw_overlays
+from .rundir import DatasetFolder, RunFolder
+from .training.command import FoldBar, start_fabric
+from .training.crossvalidation import cross_validate, open_run
 
-Loss = Callable[[Tensor, Tensor], Tensor]
-
-SHOWN_LOSSES: Mapping[str, Loss] = {
-    "soft Dice (SDL)": partial(dice_loss, form="relaxed"),
-    "DML1": dice_loss,
-    "DML2": partial(dice_loss, form="product"),
-    "focal Tversky (CFTL)": partial(tversky_loss, alpha=0.7, beta=0.3, gamma=2.0),
+# label maker and form of the Dice loss
+METHODS: Mapping[str, tuple[str, str]] = {
+    "majority + SDL": ("majority", "relaxed"),
+    "uniform + SDL": ("mean", "relaxed"),
+    "uniform + DML1": ("mean", "min"),
+    "Dice-weighted + DML1": ("dice_weighted", "min"),
 }
+BASELINE, OURS = "majority + SDL", "uniform + DML1"
+METRICS = ("dice_score", "binarized_dice_score", "calibration_error", "truth_error")
 
 
-def fit_free_logits(
-    loss: Loss,
-    target: Tensor,
-    *,
-    steps: int = 1500,
-    activation: Callable[[Tensor], Tensor] = torch.sigmoid,
-    on_step: Callable[[], object] = lambda: None,
-) -> Tensor:
-    """Probabilities, in the shape of `target`, at which minimising `loss` over free logits ends.
-
-    Starts from logits 0 with Adam, whose rate falls linearly from 0.1 to 0, since the losses are not smooth
-    at their minimum.
-    """
-    logits = torch.zeros_like(target, requires_grad=True)
-    optimiser = torch.optim.Adam([logits], lr=0.1, betas=(0.9, 0.9))
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: 1 - step / steps)
-    for _ in range(steps):
-        optimiser.zero_grad()
-        loss(activation(logits), target).backward()
-        optimiser.step()
-        schedule.step()
-        on_step()
-    return activation(logits).detach()
+def demo_recipe(name: str, dataset: Path, *, epochs: int, num_folds: int) -> Recipe:
+    """The recipe of one method; all else is the same for the four."""
+    maker, form = METHODS[name]
+    return Recipe.model_validate(
+        {
+            "name": name,
+            "data": {"dataset": dataset, "num_folds": num_folds},
+            "label": {"maker": maker},
+            "augment": {"scale": (0.7, 1.4)},
+            "model": {"architecture": "small_unet", "encoder": "none", "weights": "none"},
+            "loss": {"form": form},
+            "optimiser": {"name": "adamw", "lr": 3e-3, "weight_decay": 1e-4},
+            "schedule": {"epochs": epochs},
+            "validation": {"every": max(1, epochs // 4), "metrics": METRICS[:3]},
+            "workers": 0,
+        }
+    )
 
 
-def run_demo(out: Path, steps: int, console: Console) -> None:
-    """Fit the soft labels 0, 0.05, ... 1 with each loss, print where they land and draw two figures."""
+def run_demo(out: Path, console: Console, *, num_cases: int, epochs: int, num_folds: int) -> None:
+    """Prepare, train, compare, draw; every step is skipped where its result is there already."""
     out.mkdir(parents=True, exist_ok=True)
-    target = torch.linspace(0, 1, 21).reshape(1, 1, -1)
-    landed: dict[str, Tensor] = {}
+    data = out / "phantom"
+    prepare_phantom(data, num_cases)
+    dataset = Dataset(data)
+    console.print(
+        f"{len(dataset)} phantom slices, {len(dataset.manifest.raters)} raters each; "
+        f"{len(METHODS)} recipes x {num_folds} folds x {epochs} epochs of a small UNet",
+        highlight=False,
+    )
+    runs = _train_all(out, data, console, epochs=epochs, num_folds=num_folds)
+    table = concatenate([tables for _, tables in runs.values()])
+    write_cases(table, out / "cases.parquet")
+    comparisons = {metric: compare_cases(table, metric) for metric in METRICS}
+    title = f"Mean over {len(dataset)} cases, each predicted by a network that never saw it"
+    console.print(means_table(list(comparisons.values()), intervals=False, title=title).rich())
+    for metric in METRICS:
+        console.print(_margin(comparisons[metric]), highlight=False)
+    folders = {name: run for name, (run, _) in runs.items()}
+    save_figure(draw_overlays(_overlays(dataset, folders)), out / "overlays.png")
+    save_figure(draw_reliability(_reliability(dataset, folders)), out / "reliability.png")
+    _say_where(out, console)
+
+
+def prepare_phantom(data: Path, num_cases: int) -> None:
+    """The phantom dataset in `data`, unless it is there."""
+    if DatasetFolder(data).manifest.exists():
+        return
+    (raw,) = find_datasets("phantom", data.parent, phantom=PhantomOptions(num_cases=num_cases))
+    prepare_dataset(raw, data, workers=1)
+
+
+def _train_all(out: Path, data: Path, console: Console, *, epochs: int, num_folds: int):  # type: ignore[no-untyped-def]
+    fabric = start_fabric(accelerator="auto")
+    runs = {}
     with Progress(
-        TextColumn("fitting {task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed}/{task.total} steps"),
+        TextColumn("{task.description:<21}"),
+        BarColumn(bar_width=20),
+        TextColumn("{task.percentage:>3.0f}%"),
         TimeRemainingColumn(),
+        TextColumn("{task.fields[status]}"),
         console=console,
-        transient=True,
     ) as progress:
-        bar = progress.add_task("", total=steps * len(SHOWN_LOSSES))
-        for name, loss in SHOWN_LOSSES.items():
-            progress.update(bar, description=name)
-            landed[name] = fit_free_logits(loss, target, steps=steps, on_step=lambda: progress.advance(bar))
-    console.print(_landing_table(target, landed))
-    figures = {
-        "landing.png": draw_landing(target.flatten(), {name: p.flatten() for name, p in landed.items()}),
-        "cftl.png": draw_focal_curves(alpha=0.7, beta=0.3, label=0.8, gammas=(0.5, 1.0, 2.0, 3.0, 4.0)),
-    }
-    for name, figure in figures.items():
-        save_figure(figure, out / name)
-        console.print(f"wrote {out / name}", highlight=False, soft_wrap=True)
+        for name in METHODS:
+            recipe = demo_recipe(name, data, epochs=epochs, num_folds=num_folds)
+            folder = out / "runs" / name.replace(" + ", "_").replace(" ", "_").lower()
+            run = open_run(recipe, folder, resume=True)
+            bar = FoldBar(progress, name, num_folds)
+            runs[name] = run, cross_validate(recipe, run, fabric, on_step=bar.step, on_fold=bar.fold)
+            bar.finish()
+    return runs
 
 
-def _landing_table(target: Tensor, landed: Mapping[str, Tensor]) -> Table:
-    table = Table(title="Where the prediction lands after minimising each loss over 21 voxels")
-    table.add_column("soft label", justify="right")
-    for name in landed:
-        table.add_column(name, justify="right")
-    for voxel in range(2, 20, 2):
-        values = (landed[name][0, 0, voxel] for name in landed)
-        table.add_row(f"{target[0, 0, voxel]:.1f}", *(f"{value:.3f}" for value in values))
-    table.add_section()
-    table.add_row("mean error", *(f"{(p - target).abs().mean():.4f}" for p in landed.values()))
-    return table
+def _margin(comparison: Comparison) -> str:
+    """Ours against the baseline in one line."""
+    ours, base = (comparison.methods.index(name) for name in (OURS, BASELINE))
+    scale = display_scale(comparison.metric)
+    difference, low, high = (
+        scale * float(part[ours, base]) for part in (comparison.difference, comparison.low, comparison.high)
+    )
+    p = p_text(float(comparison.p_holm[ours, base]))
+    return (
+        f"{OURS} against {BASELINE}, {comparison.metric}: {difference:+.2f} [{low:+.2f}, {high:+.2f}], p {p}"
+    )
+
+
+def _fold_of(run: RunFolder, dataset: Dataset) -> dict[int, int]:
+    from .data.folds import read_folds
+
+    return dict(enumerate(read_folds(run.folds, dataset)))
+
+
+def _predicted(run: RunFolder, dataset: Dataset, number: int) -> np.ndarray:
+    fold = _fold_of(run, dataset)[number]
+    prob: np.ndarray = np.asarray(read_prediction(run.fold(fold).prediction(dataset.cases[number].name)))
+    return prob
+
+
+def _overlays(dataset: Dataset, runs: Mapping[str, RunFolder], num_cases: int = 4) -> list[CaseOverlay]:
+    """The cases on which the raters disagree most."""
+    means = {number: dataset.masks(number).mean(0) for number in range(len(dataset))}
+    doubt = {number: float((mean * (1 - mean)).sum()) for number, mean in means.items()}
+    chosen = sorted(doubt, key=lambda number: -doubt[number])[:num_cases]
+    overlays = []
+    for number in chosen:
+        truth = dataset.truth(number)
+        known = {} if truth is None else {"true probability": truth[1]}
+        predicted = {name: _predicted(run, dataset, number)[1] for name, run in runs.items()}
+        overlays.append(
+            CaseOverlay(
+                dataset.cases[number].name,
+                dataset.image(number)[0],
+                dataset.masks(number) > 0,
+                {**known, "mean of raters": means[number].astype(np.float32), **predicted},
+            )
+        )
+    return overlays
+
+
+def _reliability(dataset: Dataset, runs: Mapping[str, RunFolder]) -> dict[str, CalibrationBins]:
+    """Bins over all voxels of the dataset, against the majority, as the paper's ECE."""
+    masks = torch.stack([torch.from_numpy(dataset.masks(number)) for number in range(len(dataset))])
+    target = majority_label(masks.bool(), present=torch.from_numpy(dataset.present), batched=True).argmax(1)
+    bins = {}
+    for name, run in runs.items():
+        prob = torch.stack(
+            [torch.from_numpy(_predicted(run, dataset, number)) for number in range(len(dataset))]
+        )
+        bins[name] = calibration_bins(prob, target).over_cases()
+    return bins
+
+
+def _say_where(out: Path, console: Console) -> None:
+    for name, what in {
+        "overlays.png": "the cases on which raters disagree most, and what each method predicts",
+        "reliability.png": "confidence against accuracy",
+        "cases.parquet": "every score of every case",
+        "runs": "recipes, logs, weights and predictions; tensorboard --logdir shows the curves",
+        "phantom": "the dataset, as semidice prepare writes it",
+    }.items():
+        console.print(f"{out / name}  {what}", highlight=False, soft_wrap=True)
+    console.print(
+        "next, with data of your own:\n"
+        "  semidice prepare folder RAW_DIR data    # RAW_DIR/images and RAW_DIR/raters/NAME\n"
+        "  semidice check data\n"
+        "  semidice train quick --set data.dataset=data -o runs/first",
+        highlight=False,
+    )

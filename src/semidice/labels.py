@@ -25,7 +25,7 @@ from torch import Tensor
 from .arrays import one_hot, values_are_readable
 from .boundary import boundary_band
 from .overlap import overlap_stats, tversky_index
-from .raters import Array, Present, Raters, give_back, read_label, read_raters
+from .raters import Array, Present, Raters, give_back, read_label, read_raters, read_valid
 
 
 @dataclass(frozen=True)
@@ -239,12 +239,20 @@ def smooth_label(label: Array, *, eps: float, batched: bool = False) -> Array:
     return give_back(_smoothed(read_label(label, batched), eps), label, batched)
 
 
-def boundary_smooth_label(label: Array, *, eps: float = 0.5, width: int = 3, batched: bool = False) -> Array:
+def boundary_smooth_label(
+    label: Array,
+    *,
+    eps: float = 0.5,
+    width: int = 3,
+    valid: Array | None = None,
+    batched: bool = False,
+) -> Array:
     """The label smoothed by `eps` in a band around class boundaries, and unchanged elsewhere.
 
     A voxel is in the band when the cube of `width` voxels a side around it, cut at the image's border,
     holds more than one class (the most probable of each voxel, the lowest at a tie). So width 3 takes one
     voxel on either side of a boundary, diagonals included, width 5 two, and width 1 none. Odd widths only.
+    valid: bool (*space) or (N, *space), False where there is no image, as beyond its border.
 
     >>> label = np.stack([[1.0, 1.0, 1.0, 0.0], [0.0, 0.0, 0.0, 1.0]])
     >>> boundary_smooth_label(label)[1]
@@ -253,15 +261,19 @@ def boundary_smooth_label(label: Array, *, eps: float = 0.5, width: int = 3, bat
     soft = read_label(label, batched, has_space=True)
     if width < 1 or width % 2 == 0:
         raise ValueError(f"width must be odd and 1 or more, so that a voxel is in the middle; got {width}")
-    near = boundary_band(soft.argmax(1), width=width // 2).unsqueeze(1)
+    inside = read_valid(valid, soft, batched)
+    near = boundary_band(soft.argmax(1), width=width // 2, valid=inside).unsqueeze(1)
     return give_back(torch.where(near, _smoothed(soft, eps), soft), label, batched)
 
 
-def spatially_smooth_label(label: Array, *, sigma: float = 1.0, batched: bool = False) -> Array:
+def spatially_smooth_label(
+    label: Array, *, sigma: float = 1.0, valid: Array | None = None, batched: bool = False
+) -> Array:
     """The label filtered with a Gaussian over its one to three space axes.
 
     sigma: standard deviation in voxels, above 0; the filter ends at int(4 sigma + 0.5) voxels. Near the
     border the weights inside the image are scaled to sum to one: nothing is assumed outside.
+    valid: bool (*space) or (N, *space), False where there is no image; the label stays there as it is.
 
     >>> spatially_smooth_label(np.array([[1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 1.0]]), sigma=0.5)[1].round(2)
     array([0.  , 0.11, 0.89, 1.  ], dtype=float32)
@@ -269,10 +281,14 @@ def spatially_smooth_label(label: Array, *, sigma: float = 1.0, batched: bool = 
     soft = read_label(label, batched, has_space=True)
     if not 0 < sigma < math.inf:
         raise ValueError(f"sigma must be above 0, in voxels; got {sigma}")
+    flags = read_valid(valid, soft, batched)
+    inside = None if flags is None else flags.unsqueeze(1)
+    filtered = soft if inside is None else soft * inside
     for axis in range(2, soft.ndim):
-        soft = _gaussian_along(soft, axis, sigma)
+        filtered = _gaussian_along(filtered, axis, sigma)
     # the classes' total is the weight that fell inside the image
-    return give_back(soft / soft.sum(1, keepdim=True), label, batched)
+    filtered = filtered / filtered.sum(1, keepdim=True)
+    return give_back(filtered if inside is None else torch.where(inside, filtered, soft), label, batched)
 
 
 def _majority(raters: Raters) -> Integer[Tensor, "N *space"]:
@@ -283,7 +299,11 @@ def _majority(raters: Raters) -> Integer[Tensor, "N *space"]:
 def _weighted(raters: Raters, weight: Float[Tensor, "N R"]) -> Float[Tensor, "N C *space"]:
     """Weighted mean of the raters. Where all of them agree it is exactly 0 or 1."""
     votes = raters.votes()
-    total = (votes * weight.view(*weight.shape, *[1] * (votes.ndim - 2))).sum(1)
+    weight = weight.view(*weight.shape, *[1] * (votes.ndim - 2))
+    # one rater after the other: the same votes give the same bits wherever a voxel lies in memory
+    total = votes[:, 0] * weight[:, 0]
+    for rater in range(1, votes.shape[1]):
+        total = total + votes[:, rater] * weight[:, rater]
     # not by the weights' sum: added in another order it may differ in the last bit, and x / (x + 0) is 1
     return total / total.sum(1, keepdim=True)
 

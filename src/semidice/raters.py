@@ -160,3 +160,16 @@ def read_label(label: np.ndarray | Tensor, batched: bool, has_space: bool = Fals
                 f"{low:.4g} to {high:.4g}: use batched=True if the first axis holds cases"
             )
     return soft
+
+
+def read_valid(
+    valid: np.ndarray | Tensor | None, soft: Tensor, batched: bool
+) -> Bool[Tensor, "N *space"] | None:
+    """The flags of a label (N, C, *space) with their case axis, or a ValueError that says what came."""
+    if valid is None:
+        return None
+    flags = valid if isinstance(valid, Tensor) else torch.from_numpy(np.array(valid))
+    expected = (*soft.shape[:1], *soft.shape[2:]) if batched else tuple(soft.shape[2:])
+    if flags.dtype != torch.bool or tuple(flags.shape) != expected:
+        raise ValueError(f"valid must be bool {expected}, one flag a voxel; got {describe(flags)}")
+    return flags if batched else flags.unsqueeze(0)

@@ -5,9 +5,14 @@
             masks/SCAN.npy           the raters' class maps as packed bits, see `data.packing`
             truth/SCAN.npy           (S, C, *space) float32, only where the true probability is known
 
+    .DATASET.part/job.json           what is being prepared, beside the dataset it will become
+                  records/SCAN.json  of each scan that is finished
+                  dataset/           the dataset, renamed when all scans are
+
     RUN/recipe.yaml                  the resolved recipe
         versions.json                of everything that could change a number
         folds.json                   the validation fold of every case
+        dataset.json                 what of the manifest a prediction needs, see `predict.networks`
         cases.parquet                scores of every case, by the model that never saw its patient
         fold_K/last.safetensors      weights, optimiser and progress: what a resumed run starts from
                best.safetensors      the weights with the best validation score
@@ -27,19 +32,27 @@ from pathlib import Path
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
+def whole_file(path: Path, *, durable: bool = True) -> Iterator[Path]:
     """A path to write to, which becomes `path` when the block ends; after an error nothing of it is left.
 
     The bytes are on the disk before the name is: a machine that loses power has the old file or the new one.
+    durable=False leaves that to the system, which is many times quicker for small files: after a loss of
+    power, but not after a crash, there may be a file of that name with less in it.
     """
     half_written = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         yield half_written
-        with half_written.open("rb+") as file:
-            os.fsync(file.fileno())
+        if durable:
+            force_to_disk(half_written)
         half_written.replace(path)
     finally:
         half_written.unlink(missing_ok=True)
+
+
+def force_to_disk(path: Path) -> None:
+    """Return when the file's bytes are on the disk."""
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
 
 
 @dataclass(frozen=True)
@@ -55,6 +68,46 @@ class DatasetFolder:
     def array(self, kind: str, scan: str) -> Path:
         """kind: images, masks or truth."""
         return self.path / kind / f"{scan}.npy"
+
+
+@dataclass(frozen=True)
+class UnfinishedDataset:
+    """Paths of a dataset that is being prepared, all beside the folder it will become."""
+
+    path: Path
+
+    @classmethod
+    def of(cls, dataset: Path) -> "UnfinishedDataset":
+        return cls(dataset.with_name(f".{dataset.name}.part"))
+
+    @property
+    def job(self) -> Path:
+        return self.path / "job.json"
+
+    @property
+    def records(self) -> Path:
+        return self.path / "records"
+
+    def record(self, scan: str) -> Path:
+        return self.records / f"{scan}.json"
+
+    @property
+    def dataset(self) -> DatasetFolder:
+        return DatasetFolder(self.path / "dataset")
+
+    def strangers(self) -> list[Path]:
+        """What is in the folder, or the folder itself, that was not put there by a preparation."""
+        if self.path.is_symlink() or (self.path.exists() and not self.path.is_dir()):
+            return [self.path]
+        if not self.path.exists():
+            return []
+        ours = {self.job, self.records, self.dataset.path}
+        half_written = f".{self.job.name}."
+        return [
+            path
+            for path in self.path.iterdir()
+            if path not in ours and not path.name.startswith(half_written)
+        ]
 
 
 @dataclass(frozen=True)
@@ -104,6 +157,10 @@ class RunFolder:
     @property
     def folds(self) -> Path:
         return self.path / "folds.json"
+
+    @property
+    def dataset(self) -> Path:
+        return self.path / "dataset.json"
 
     @property
     def cases(self) -> Path:

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import torch
 from jaxtyping import Bool, Float32, UInt8
 
 from ..rundir import DatasetFolder
 from .manifest import Manifest, Scan, read_manifest
-from .packing import unpack_classes
+from .packing import unpack_case
 
 Kind = Literal["images", "masks", "truth"]
 # stored value times this is the intensity in [0, 1]
@@ -88,12 +87,7 @@ class Dataset:
 
     def masks(self, number: int) -> UInt8[np.ndarray, "R *space"]:
         """Class maps of all raters of the dataset; zeros for one who did not look at the case."""
-        space = self.cases[number].shape
-        packed = torch.from_numpy(np.array(self.stored("masks", number)))
-        classes = unpack_classes(
-            packed, width=space[-1], num_classes=self.num_classes, num_space_axes=len(space)
-        )
-        return classes.numpy()
+        return unpack_case(self.stored("masks", number), width=self.cases[number].shape[-1])
 
     def truth(self, number: int) -> Float32[np.ndarray, "C *space"] | None:
         """The true class probabilities of a case, where the source knows them."""

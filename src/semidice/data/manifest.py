@@ -4,6 +4,7 @@ A scan is what was read at once: an image and its raters' masks. It holds one ca
 slices were cut from a volume. Arrays are found by the scan's name alone, which may not leave the folder.
 """
 
+import json
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -89,6 +90,14 @@ class Manifest(_Record):
             if len(numbers) != len(self.channels):
                 raise ValueError(f"{name} needs a number for each of {len(self.channels)} channels")
         return self
+
+
+def manifest_text(manifest: Manifest) -> str:
+    """What `manifest.json` holds: the same manifest gives the same text, in which each scan is a line."""
+    record = manifest.model_dump(mode="json")
+    scans = ",\n  ".join(json.dumps(scan) for scan in record.pop("scans"))
+    head = json.dumps(record, indent=1).removesuffix("\n}")
+    return f'{head},\n "scans": [\n  {scans}\n ]\n}}\n'
 
 
 def read_manifest(folder: Path) -> Manifest:

@@ -13,19 +13,24 @@ class PrepareOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     size: tuple[int, int] | None = Field(
-        None, description="rows and columns of every 2D image or slice; None keeps the size of the scan"
+        default=None,
+        description="rows and columns of every 2D image or slice; None keeps the size of the scan",
     )
     window: tuple[float, float] | None = Field(
-        None, description="raw values that become 0 and 1, such as HU -60 and 140; beyond them clipped"
+        default=None,
+        description="raw values that become 0 and 1, such as HU -60 and 140; beyond them clipped",
     )
     percentiles: tuple[float, float] = Field(
-        (0.5, 99.5),
+        default=(0.5, 99.5),
         description="of a scan's channel, taken for 0 and 1 where there is no window; 8-bit images are kept",
     )
     slices: Slices = Field(
-        "none", description="whether a volume becomes slices: all of them, or those that hold foreground"
+        default="none",
+        description="whether a volume becomes slices: all of them, or those that hold foreground",
     )
-    slice_axis: int = Field(2, ge=0, le=2, description="axis of the raw volume that counts its slices")
+    slice_axis: int = Field(
+        default=2, ge=0, le=2, description="axis of the raw volume that counts its slices"
+    )
 
     @model_validator(mode="after")
     def _ordered(self) -> "PrepareOptions":

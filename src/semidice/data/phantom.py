@@ -16,7 +16,7 @@ Left out: cases without a lesion, volumes, and raters of different populations.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import torch
@@ -44,9 +44,35 @@ class Phantom:
     masks: Bool[Tensor, "N R H W"] | Int64[Tensor, "N R H W"]
 
 
+@dataclass(frozen=True)
+class PhantomOptions:
+    """A phantom to be made: the arguments of `make_phantom`, with its defaults; refused where it refuses."""
+
+    num_cases: int = 60
+    size: tuple[int, int] = (64, 64)
+    num_raters: int = 4
+    num_classes: int = 2
+    seed: int = 0
+    bias: float = 0.8
+    offset: float = 0.6
+    wobble: float = 0.7
+    miss: float = 0.05
+    noise: float = 0.04
+
+    def __post_init__(self) -> None:
+        _check(self.num_cases, 0, self.size, self.num_raters, self.num_classes, self.seed, self.miss)
+        check_non_negative(bias=self.bias, offset=self.offset, wobble=self.wobble, noise=self.noise)
+
+    def make_case(self, number: int) -> Phantom:
+        """Case `number` alone, an axis of one case in front: the same bits as in the whole phantom."""
+        options = asdict(self) | {"num_cases": 1}
+        return make_phantom(first=number, **options)
+
+
 def make_phantom(
     num_cases: int,
     *,
+    first: int = 0,
     size: Sequence[int] = (64, 64),
     num_raters: int = 4,
     num_classes: int = 2,
@@ -61,7 +87,8 @@ def make_phantom(
 
     Two classes: a lesion (1) in an organ that is not labelled. More: the organ is 1 and lesions are 2, 3, ...
     The same seed gives the same bits; more cases leave the first ones as they were, and the images and
-    probabilities depend neither on `num_raters` nor on what the raters drew.
+    probabilities depend neither on `num_raters` nor on what the raters drew. `first` is the number of the
+    first case: one case can be made without those before it.
 
     bias, offset, wobble: standard deviations of a rater's own habit, of a whole outline in one case, and of
     its local course, in pixels when the shorter side has 64. All 0: every rater draws the outline itself.
@@ -72,12 +99,12 @@ def make_phantom(
     >>> tuple(phantom.image.shape), tuple(phantom.prob.shape), tuple(phantom.masks.shape)
     ((3, 1, 32, 48), (3, 2, 32, 48), (3, 5, 32, 48))
     """
-    _check(num_cases, size, num_raters, num_classes, seed, miss)
+    _check(num_cases, first, size, num_raters, num_classes, seed, miss)
     check_non_negative(bias=bias, offset=offset, wobble=wobble, noise=noise)
     num_structures = max(2, num_classes - 1)
     habit = _rng(seed, 0).standard_normal((num_raters, num_structures))
     images, probs, masks = [], [], []
-    for case in range(num_cases):
+    for case in range(first, first + num_cases):
         scene = _Scene(
             _rng(seed, 1, case), size, num_structures, spread=np.hypot(np.hypot(bias, offset), wobble)
         )
@@ -208,10 +235,17 @@ def _rng(*key: int) -> np.random.Generator:
 
 
 def _check(
-    num_cases: int, size: Sequence[int], num_raters: int, num_classes: int, seed: int, miss: float
+    num_cases: int,
+    first: int,
+    size: Sequence[int],
+    num_raters: int,
+    num_classes: int,
+    seed: int,
+    miss: float,
 ) -> None:
     for name, value, least in (
         ("num_cases", num_cases, 1),
+        ("first", first, 0),
         ("num_raters", num_raters, 1),
         ("num_classes", num_classes, 2),
         ("seed", seed, 0),

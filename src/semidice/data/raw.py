@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float32, UInt8
 
 from .options import PrepareOptions
+from .phantom import PhantomOptions
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,8 @@ class RawDataset:
     class_of_value: what a value in a mask file means; None: everything above 0 is class 1. A value that is
     not in it is an error that names the file.
     problems: what is wrong with scans that were found but left out, one message each; prepare reports them
-    with everything else and fails.
+    with everything else and fails. num_skipped: scans without any mask, which some releases have.
+    num_axes: of space, 2 or 3 for volumes. phantom: what to make, where scans are not read but made.
     """
 
     name: str
@@ -46,6 +48,9 @@ class RawDataset:
     options: PrepareOptions
     class_of_value: Mapping[int, int] | None = None
     problems: tuple[str, ...] = ()
+    num_skipped: int = 0
+    num_axes: int = 2
+    phantom: PhantomOptions | None = None
 
 
 @dataclass(frozen=True)

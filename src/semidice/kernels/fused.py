@@ -52,9 +52,8 @@ def fused_mixture(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Total, cross entropy and region loss in three launches, the gradient included; the total has one."""
     which = _Options(activation, form, entropy)
-    total, cross_entropy, region = _FusedMixture.apply(
-        prediction, target, valid, class_weight, which, options
-    )
+    total, terms = _FusedMixture.apply(prediction, target, valid, class_weight, which, options)
+    cross_entropy, region = terms.unbind()
     return total, cross_entropy, region
 
 
@@ -87,7 +86,7 @@ class _FusedSums(torch.autograd.Function):
 
 
 class _FusedMixture(torch.autograd.Function):
-    """Total, cross entropy and region loss; the last two are for a log and carry no gradient."""
+    """Total, and the two terms; those are for a log and carry no gradient."""
 
     @staticmethod
     def forward(
@@ -98,23 +97,22 @@ class _FusedMixture(torch.autograd.Function):
         class_weight: Tensor | None,
         which: _Options,
         options: MixtureOptions,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        inputs = flat_inputs(prediction, target, valid, **which._asdict())
-        # Triton launches on the current device, which need not be that of the tensors
-        with torch.cuda.device_of(prediction):
-            total, cross_entropy, region, to_sums = mixture_losses(inputs, class_weight, options)
+    ) -> tuple[Tensor, Tensor]:
+        activation, form, entropy = which
+        inputs = flat_inputs(prediction, target, valid, activation=activation, form=form, entropy=entropy)
+        total, terms, to_sums = mixture_losses(inputs, class_weight, options)
         ctx.save_for_backward(prediction, target, valid, to_sums)
         ctx.which = which
-        ctx.mark_non_differentiable(cross_entropy, region)
-        return total, cross_entropy, region
+        ctx.mark_non_differentiable(terms)
+        return total, terms
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, to_total: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         prediction, target, valid, to_sums = ctx.saved_tensors
-        inputs = flat_inputs(prediction, target, valid, **ctx.which._asdict())
-        with torch.cuda.device_of(prediction):
-            gradient = logits_gradient(inputs, to_sums, to_total, like=prediction)
+        activation, form, entropy = ctx.which
+        inputs = flat_inputs(prediction, target, valid, activation=activation, form=form, entropy=entropy)
+        gradient = logits_gradient(inputs, to_sums, to_total, like=prediction)
         return gradient, None, None, None, None, None
 
 
@@ -122,8 +120,7 @@ def _sums(
     prediction: Tensor, target: Tensor, valid: Tensor | None, activation: str, form: str, entropy: bool
 ) -> Tensor:
     inputs = _inputs(prediction, target, valid, activation, form, entropy)
-    with torch.cuda.device_of(prediction):
-        return partial_sums(inputs).sum(1)
+    return partial_sums(inputs).sum(1)
 
 
 def _gradient(
@@ -137,8 +134,7 @@ def _gradient(
 ) -> Tensor:
     inputs = _inputs(prediction, target, valid, activation, form, entropy)
     four = to_sums[:, :4].to(torch.float32).contiguous()
-    with torch.cuda.device_of(prediction):
-        return logits_gradient(inputs, four, torch.ones((), device=four.device), like=prediction)
+    return logits_gradient(inputs, four, torch.ones((), device=four.device), like=prediction)
 
 
 def _inputs(

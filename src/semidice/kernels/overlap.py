@@ -8,6 +8,7 @@ Rows of a tile are all classes (in chunks of powers of two), columns voxels. Eve
 results are the same in every run. Offsets are 64 bit. The formulas are those of `forms`, `blocked`, `losses`.
 """
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -17,8 +18,13 @@ from torch import Tensor
 
 from ..arrays import Activation
 from ..forms import Form
+from .launch import Launch
 
 NUM_SUMS = 5
+# layouts whose launches are remembered; a network sees a few, and one that is forgotten is planned again
+_NUM_PLANS = 256
+# floats of partial sums that one program adds up in no time; more are work for the whole device
+_FEW_PARTIALS = 2**18
 _ACTIVATIONS = {"softmax": 0, "sigmoid": 1, "none": 2}
 _FORMS = {None: -1, "min": 0, "product": 1, "squared": 2, "relaxed": 3}
 _OVERS = {"batch": 0, "image": 1, "class": 2}
@@ -560,11 +566,9 @@ def _region_terms(
 def _loss_kernel(
     partials,
     class_weight,
-    sums,
     to_sums,
     total_loss,
-    entropy_loss,
-    region_loss,
+    terms,
     num_images,
     num_programs,
     num_classes,
@@ -582,22 +586,29 @@ def _loss_kernel(
     PRESENT: tl.constexpr,
     OVER: tl.constexpr,
     BACKGROUND: tl.constexpr,
+    ADDED_UP: tl.constexpr,
     CLASS_BLOCK: tl.constexpr,
     ROW_BLOCK: tl.constexpr,
     PROGRAM_BLOCK: tl.constexpr,
 ):
-    """Total, cross entropy and region loss, and the derivative of the total in every sum; one program."""
-    row = tl.arange(0, ROW_BLOCK)
-    in_row = row < 5 * num_classes
-    for n in range(num_images):
-        total = tl.zeros([ROW_BLOCK], tl.float32)
-        for first in range(0, num_programs, PROGRAM_BLOCK):
-            program = first + tl.arange(0, PROGRAM_BLOCK)
-            place = (n * num_programs + program)[:, None] * 5 * num_classes + row[None, :]
-            mask = (program < num_programs)[:, None] & in_row[None, :]
-            total += tl.sum(tl.load(partials + place, mask=mask, other=0.0), 0)
-        tl.store(sums + n * 5 * num_classes + row, total, mask=in_row)
-    tl.debug_barrier()
+    """Total, cross entropy and region loss, and the derivative of the total in every sum; one program.
+
+    Partial sums are added up here, into the place behind them, unless they come as totals.
+    """
+    sums = partials
+    if not ADDED_UP:
+        sums = partials + num_images * num_programs * 5 * num_classes
+        row = tl.arange(0, ROW_BLOCK)
+        in_row = row < 5 * num_classes
+        for n in range(num_images):
+            total = tl.zeros([ROW_BLOCK], tl.float32)
+            for first in range(0, num_programs, PROGRAM_BLOCK):
+                program = first + tl.arange(0, PROGRAM_BLOCK)
+                place = (n * num_programs + program)[:, None] * 5 * num_classes + row[None, :]
+                mask = (program < num_programs)[:, None] & in_row[None, :]
+                total += tl.sum(tl.load(partials + place, mask=mask, other=0.0), 0)
+            tl.store(sums + n * 5 * num_classes + row, total, mask=in_row)
+        tl.debug_barrier()
     c = tl.arange(0, CLASS_BLOCK)
     inside = c < num_classes
     weight = inside.to(tl.float32)
@@ -687,46 +698,58 @@ def _loss_kernel(
             tl.store(to_sums + (n * 4 + 1) * num_classes + c, part * to_fp, mask=inside)
             tl.store(to_sums + (n * 4 + 2) * num_classes + c, part * to_fn, mask=inside)
     tl.store(total_loss, entropy_weight * cross_entropy + region_weight * region)
-    tl.store(entropy_loss, cross_entropy)
-    tl.store(region_loss, region)
+    tl.store(terms, cross_entropy)
+    tl.store(terms + 1, region)
 
 
-class Inputs(NamedTuple):
-    """Logits (N, C, V), target (N, V) or (N, C, V), valid (N, V) or None, and what is asked of them."""
+class Layout(NamedTuple):
+    """All that decides how a batch is gone through, but for where its tensors are: the key of a plan."""
 
-    logits: Tensor
-    target: Tensor
-    valid: Tensor | None
+    # images, classes and voxels
+    shape: tuple[int, int, int]
+    # along images, classes and voxels; classes of class indices have stride 0
+    logits_stride: tuple[int, int, int]
+    target_stride: tuple[int, int, int]
+    half: bool
+    hard: bool
+    has_valid: bool
     activation: Activation
     form: Form | None
     entropy: bool
 
     @property
-    def hard(self) -> bool:
-        return not self.target.is_floating_point()
-
-    def strides(self) -> tuple[int, ...]:
-        target_strides = self.target.stride()
-        if self.hard:
-            target_strides = (target_strides[0], 0, target_strides[1])
-        return (*self.logits.stride(), *target_strides)
+    def integers(self) -> tuple[int, ...]:
+        """Voxels, classes and strides, as the kernels take them."""
+        return (self.shape[2], self.shape[1], *self.logits_stride, *self.target_stride)
 
     def constants(self) -> dict[str, Any]:
+        """Constants of the kernels that read logits."""
+        rows = split_classes(self.shape[1])
         return {
             "ACTIVATION": _ACTIVATIONS[self.activation],
             "FORM": _FORMS[self.form],
             "ENTROPY": self.entropy,
             "HARD": self.hard,
-            "HAS_VALID": self.valid is not None,
+            "HAS_VALID": self.has_valid,
             # offsets within an image; between images they are always 64 bit
-            "WIDE": max(self._extent(self.logits), self._extent(self.target)) >= 2**31,
+            "WIDE": max(map(self._extent, (self.logits_stride, self.target_stride))) >= 2**31,
+            "ROWS_A": rows[0],
+            "ROWS_B": rows[1],
+            "ROWS_C": rows[2],
         }
 
-    @staticmethod
-    def _extent(tensor: Tensor) -> int:
+    def _extent(self, stride: tuple[int, int, int]) -> int:
         """One more than the largest offset within an image."""
-        pairs = zip(tensor.shape[1:], tensor.stride()[1:], strict=True)
-        return 1 + sum((length - 1) * stride for length, stride in pairs)
+        return 1 + (self.shape[1] - 1) * stride[1] + (self.shape[2] - 1) * stride[2]
+
+
+class Inputs(NamedTuple):
+    """Logits (N, C, V), target (N, V) or (N, C, V), valid (N, V) or None, and their layout."""
+
+    logits: Tensor
+    target: Tensor
+    valid: Tensor | None
+    layout: Layout
 
 
 def flat_inputs(
@@ -740,14 +763,19 @@ def flat_inputs(
 ) -> Inputs:
     """`Inputs` with one axis of space; copies only what has no single stride along it."""
     hard = not target.is_floating_point()
-    return Inputs(
-        _flat(logits, 2),
-        _flat(target, 1 if hard else 2),
-        None if valid is None else _flat(valid, 1).contiguous(),
-        activation,
-        form,
-        entropy,
+    logits, target = _flat(logits, 2), _flat(target, 1 if hard else 2)
+    target_stride: Any = target.stride()
+    if hard:
+        target_stride = (target_stride[0], 0, target_stride[1])
+    if valid is not None:
+        valid = _flat(valid, 1).contiguous()
+    shape: Any = tuple(logits.shape)
+    logits_stride: Any = logits.stride()
+    half = logits.element_size() < 4
+    layout = Layout(
+        shape, logits_stride, target_stride, half, hard, valid is not None, activation, form, entropy
     )
+    return Inputs(logits, target, valid, layout)
 
 
 def _flat(tensor: Tensor, num_leading: int) -> Tensor:
@@ -757,66 +785,65 @@ def _flat(tensor: Tensor, num_leading: int) -> Tensor:
     return tensor.flatten(num_leading)
 
 
+class _SumsPlan(NamedTuple):
+    launch: Launch
+    num_programs: int
+
+
+@lru_cache(_NUM_PLANS)
+def _sums_plan(layout: Layout, by_class: bool) -> _SumsPlan:
+    num_images, num_classes, num_voxels = layout.shape
+    tiling = forward_tiling(sum(split_classes(num_classes)), half=layout.half)
+    num_programs = -(-num_voxels // (tiling.voxel_block * tiling.num_tiles))
+    launch = Launch(
+        _sums_kernel,
+        (num_programs, num_images),
+        layout.integers,
+        num_warps=tiling.num_warps,
+        **layout.constants(),
+        BY_CLASS=by_class,
+        VOXEL_BLOCK=tiling.voxel_block,
+        NUM_TILES=tiling.num_tiles,
+        NUM_STAGES=tiling.num_stages,
+    )
+    return _SumsPlan(launch, num_programs)
+
+
 def partial_sums(inputs: Inputs, *, by_class: bool = True) -> Tensor:
     """Sums (N, T, 5, C) of T programs an image; those that were not asked for hold anything.
 
     Unless `by_class`, entropy and mass are summed over classes and stand in the place of class 0.
     """
-    num_images, num_classes, num_voxels = inputs.logits.shape
-    rows = split_classes(num_classes)
-    tiling = forward_tiling(sum(rows), half=inputs.logits.element_size() < 4)
-    num_programs = triton.cdiv(num_voxels, tiling.voxel_block * tiling.num_tiles)
-    shape = num_images, num_programs, NUM_SUMS, num_classes
+    plan = _sums_plan(inputs.layout, by_class)
+    num_images, num_classes, _ = inputs.layout.shape
+    shape = num_images, plan.num_programs, NUM_SUMS, num_classes
     partials = torch.empty(shape, device=inputs.logits.device, dtype=torch.float32)
-    _sums_kernel[(num_programs, num_images)](
-        inputs.logits,
-        inputs.target,
-        inputs.valid,
-        partials,
-        num_voxels,
-        num_classes,
-        *inputs.strides(),
-        **inputs.constants(),
-        BY_CLASS=by_class,
-        ROWS_A=rows[0],
-        ROWS_B=rows[1],
-        ROWS_C=rows[2],
-        VOXEL_BLOCK=tiling.voxel_block,
-        NUM_TILES=tiling.num_tiles,
-        NUM_STAGES=tiling.num_stages,
-        num_warps=tiling.num_warps,
-    )
+    plan.launch(inputs.logits, inputs.target, inputs.valid, partials)
     return partials
+
+
+@lru_cache(_NUM_PLANS)
+def _gradient_launch(layout: Layout, gradient_stride: tuple[int, ...]) -> Launch:
+    tiling = backward_tiling(sum(split_classes(layout.shape[1])), half=layout.half)
+    return Launch(
+        _gradient_kernel,
+        (-(-layout.shape[2] // tiling.voxel_block), layout.shape[0]),
+        (*layout.integers, *gradient_stride),
+        num_warps=tiling.num_warps,
+        **layout.constants(),
+        VOXEL_BLOCK=tiling.voxel_block,
+    )
 
 
 def logits_gradient(inputs: Inputs, to_sums: Tensor, scale: Tensor, like: Tensor) -> Tensor:
     """Gradient in the logits, in the shape and layout of `like`, of to_sums (N, 4, C) times `scale`."""
-    num_images, num_classes, num_voxels = inputs.logits.shape
-    rows = split_classes(num_classes)
-    tiling = backward_tiling(sum(rows), half=inputs.logits.element_size() < 4)
     gradient = torch.empty_like(like)
     flat = _flat(gradient, 2)
     if flat.data_ptr() != gradient.data_ptr():
         gradient = torch.empty_like(like, memory_format=torch.contiguous_format)
         flat = _flat(gradient, 2)
-    _gradient_kernel[(triton.cdiv(num_voxels, tiling.voxel_block), num_images)](
-        inputs.logits,
-        inputs.target,
-        inputs.valid,
-        to_sums,
-        scale,
-        flat,
-        num_voxels,
-        num_classes,
-        *inputs.strides(),
-        *flat.stride(),
-        **inputs.constants(),
-        ROWS_A=rows[0],
-        ROWS_B=rows[1],
-        ROWS_C=rows[2],
-        VOXEL_BLOCK=tiling.voxel_block,
-        num_warps=tiling.num_warps,
-    )
+    launch = _gradient_launch(inputs.layout, flat.stride())
+    launch(inputs.logits, inputs.target, inputs.valid, to_sums, scale, flat)
     return gradient
 
 
@@ -835,48 +862,60 @@ class MixtureOptions(NamedTuple):
     background: bool = True
 
 
-def mixture_losses(
-    inputs: Inputs, class_weight: Tensor | None, options: MixtureOptions
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Total, cross entropy and region loss, and d total / d sums (N, 4, C)."""
-    num_images, num_classes, _ = inputs.logits.shape
-    partials = partial_sums(inputs, by_class=class_weight is not None)
-    # one program adds up a few hundred kilobytes in no time; more is work for the whole device
-    if partials.numel() > 2**18:
-        partials = partials.sum(1, keepdim=True)
+class _MixturePlan(NamedTuple):
+    sums: Launch
+    # of the partial sums, (images x programs, 5, C), and behind them room for their totals
+    room: tuple[int, int, int]
+    added_up: bool
+    loss: Launch
+
+
+@lru_cache(_NUM_PLANS)
+def _mixture_plan(
+    layout: Layout, has_weight: bool, log: bool, focal: bool, over: str, classes: str, background: bool
+) -> _MixturePlan:
+    num_images, num_classes, _ = layout.shape
+    sums, num_programs = _sums_plan(layout, has_weight)
+    added_up = num_images * num_programs * NUM_SUMS * num_classes > _FEW_PARTIALS
     row_block = triton.next_power_of_2(NUM_SUMS * num_classes)
-    device = partials.device
-    sums = torch.empty(num_images, NUM_SUMS, num_classes, device=device)
-    to_sums = torch.empty(num_images, 4, num_classes, device=device)
-    total, cross_entropy, region = (torch.empty((), device=device) for _ in range(3))
-    _loss_kernel[(1,)](
-        partials,
-        class_weight,
-        sums,
-        to_sums,
-        total,
-        cross_entropy,
-        region,
-        num_images,
-        partials.shape[1],
-        num_classes,
-        float(options.alpha),
-        float(options.beta),
-        float(options.gamma),
-        float(options.smooth),
-        float(options.entropy_weight),
-        float(options.region_weight),
-        FORM=_FORMS[inputs.form],
-        ENTROPY=inputs.entropy,
-        HAS_WEIGHT=class_weight is not None,
-        LOG=options.log,
-        FOCAL=options.gamma != 1,
-        PRESENT=options.classes == "present",
-        OVER=_OVERS[options.over],
-        BACKGROUND=options.background,
+    loss = Launch(
+        _loss_kernel,
+        (1,),
+        (num_images, num_programs, num_classes),
+        num_warps=8,
+        FORM=_FORMS[layout.form],
+        ENTROPY=layout.entropy,
+        HAS_WEIGHT=has_weight,
+        LOG=log,
+        FOCAL=focal,
+        PRESENT=classes == "present",
+        OVER=_OVERS[over],
+        BACKGROUND=background,
+        ADDED_UP=added_up,
         CLASS_BLOCK=triton.next_power_of_2(num_classes),
         ROW_BLOCK=row_block,
-        PROGRAM_BLOCK=max(1, min(triton.next_power_of_2(partials.shape[1]), 4096 // row_block)),
-        num_warps=8,
+        PROGRAM_BLOCK=max(1, min(triton.next_power_of_2(num_programs), 4096 // row_block)),
     )
-    return total, cross_entropy, region, to_sums
+    num_rows = num_images * num_programs + (0 if added_up else num_images)
+    return _MixturePlan(sums, (num_rows, NUM_SUMS, num_classes), added_up, loss)
+
+
+def mixture_losses(
+    inputs: Inputs, class_weight: Tensor | None, options: MixtureOptions
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Total; cross entropy and region loss, as a tensor of two; and d total / d sums (N, 4, C)."""
+    alpha, beta, entropy_weight, region_weight, gamma, log, smooth, over, classes, background = options
+    plan = _mixture_plan(inputs.layout, class_weight is not None, log, gamma != 1, over, classes, background)
+    num_images, num_classes, _ = inputs.layout.shape
+    device = inputs.logits.device
+    partials = torch.empty(plan.room, device=device, dtype=torch.float32)
+    plan.sums(inputs.logits, inputs.target, inputs.valid, partials)
+    if plan.added_up:
+        partials = partials.view(num_images, -1, NUM_SUMS, num_classes).sum(1)
+    to_sums = torch.empty((num_images, 4, num_classes), device=device, dtype=torch.float32)
+    # of its own, for a total that is a view cannot be added to in place
+    total = torch.empty((), device=device, dtype=torch.float32)
+    terms = torch.empty((2,), device=device, dtype=torch.float32)
+    floats = (alpha, beta, gamma, smooth, entropy_weight, region_weight)
+    plan.loss(partials, class_weight, to_sums, total, terms, floats=floats)
+    return total, terms, to_sums

@@ -1,6 +1,7 @@
 """Figures of labels and what they are made of, for print: one case as small multiples."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -35,7 +36,7 @@ def draw_labels(
     for axes, title in zip(panels, ("image", f"outlines of {len(masks)} raters"), strict=False):
         axes.imshow(grey, cmap="gray", interpolation="nearest")
         axes.set_title(title, fontsize=9)
-    _outline(panels[1], masks[:, window[0], window[1]].numpy())
+    draw_outlines(panels[1], masks[:, window[0], window[1]].numpy())
     shown = None
     for axes, (title, label) in zip(panels[2:], labels.items(), strict=False):
         shown = axes.imshow(label[window].numpy(), cmap="cividis", vmin=0, vmax=1, interpolation="nearest")
@@ -47,16 +48,23 @@ def draw_labels(
     return figure
 
 
-def _outline(axes: Axes, masks: Bool[np.ndarray, "R H W"]) -> None:
-    for number, mask in enumerate(masks):
-        # matplotlib warns of a contour that is nowhere
-        if not mask.any() or mask.all():
-            continue
-        colour, line = COLOURS[number % len(COLOURS)], LINES[number % len(LINES)]
-        drawn = mask.astype(float)
-        # a dark line beneath shows in the gaps of the other, on light and dark tissue
-        axes.contour(drawn, levels=[0.5], colors=["0.1"], linewidths=2.2)
-        axes.contour(drawn, levels=[0.5], colors=[colour], linestyles=[line], linewidths=1.5)
+def outline_style(number: int) -> tuple[str, Any]:
+    """Colour and line of a rater; no two of the first 36 have both in common."""
+    turn = number // len(COLOURS)
+    return COLOURS[number % len(COLOURS)], LINES[(number + turn) % len(LINES)]
+
+
+def draw_outlines(axes: Axes, masks: Bool[np.ndarray, "R H W"], *, width: float = 1.5) -> None:
+    """The outline of each rater's mask in the rater's style, `width` points wide; none of an empty mask."""
+    # matplotlib warns of a contour that is nowhere
+    drawn = {number: mask.astype(float) for number, mask in enumerate(masks) if mask.any() and not mask.all()}
+    # a dark line beneath shows in the gaps of the others, on light and dark tissue; all of them come first,
+    # so that where outlines coincide each shows in the gaps of the next
+    for mask in drawn.values():
+        axes.contour(mask, levels=[0.5], colors=["0.1"], linewidths=width + 0.7)
+    for number, mask in drawn.items():
+        colour, line = outline_style(number)
+        axes.contour(mask, levels=[0.5], colors=[colour], linestyles=[line], linewidths=width)
 
 
 def _window(masks: Tensor, labels: Mapping[str, Tensor], margin: float = 0.25) -> tuple[slice, slice]:

@@ -1,1 +1,1 @@
-"""To be written."""
+"""Training: one fold (`engine`), all of them (`crossvalidation`), several processes (`distributed`)."""

@@ -1,0 +1,133 @@
+"""Write the tables of docs/recipes.md from the options themselves: `python docs/recipe_table.py`.
+
+Each section's table stands between the two lines
+
+    <!-- made by docs/recipe_table.py: SECTION -->
+    <!-- end -->
+"""
+
+import re
+import types
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from semidice.recipe import Recipe, read_recipe, shipped_recipes
+
+PAGE = Path(__file__).parent / "recipes.md"
+
+
+def tables() -> dict[str, str]:
+    """The Markdown table of every section; those outside of any are under `recipe`."""
+    made = {"recipe": _table(("", field) for field in _own_fields().items())}
+    for name, field in Recipe.model_fields.items():
+        section = _section(field)
+        if section is not None:
+            made[name] = _table((f"{name}.", item) for item in section.model_fields.items())
+    made["shipped"] = _shipped()
+    return made
+
+
+def with_tables(page: str) -> str:
+    """The page with every table in its place; a ValueError if a place is missing or nobody's."""
+    made = tables()
+    places = re.findall(r"<!-- made by docs/recipe_table\.py: (\w+) -->", page)
+    if sorted(places) != sorted(made):
+        raise ValueError(f"recipes.md needs one place for each of {sorted(made)}; it has {sorted(places)}")
+    for name, table in made.items():
+        start = f"<!-- made by docs/recipe_table.py: {name} -->\n"
+        before, _, after = page.partition(start)
+        page = f"{before}{start}{table}\n<!-- end -->{after.partition('<!-- end -->')[2]}"
+    return page
+
+
+def _own_fields() -> dict[str, FieldInfo]:
+    return {name: field for name, field in Recipe.model_fields.items() if _section(field) is None}
+
+
+def _section(field: FieldInfo) -> type[BaseModel] | None:
+    for kind in (field.annotation, *get_args(field.annotation)):
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return kind
+    return None
+
+
+def _table(fields: Iterable[tuple[str, tuple[str, FieldInfo]]]) -> str:
+    rows = [["option", "default", "values", "meaning"], ["---"] * 4]
+    for prefix, (name, field) in fields:
+        values = " ".join(filter(None, (_values(field.annotation), _limits(field))))
+        rows.append([f"`{prefix}{name}`", _default(field), values, field.description or ""])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "**needed**"
+    return f"`{_yaml(field.get_default(call_default_factory=True, validated_data={}))}`"
+
+
+def _yaml(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_yaml, value))}]"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _values(kind: Any) -> str:
+    """What may stand there, in words."""
+    names = {float: "number", int: "whole number", str: "text", bool: "true, false", Path: "path"}
+    origin, inner = get_origin(kind), get_args(kind)
+    if kind in names:
+        return names[kind]
+    if origin is Annotated:
+        return _values(inner[0])
+    if origin is Literal:
+        return ", ".join(_yaml(value) for value in inner)
+    if origin in (Union, types.UnionType):
+        return ", ".join("null" if part is type(None) else _values(part) for part in inner)
+    if origin is tuple:
+        item = _values(inner[0])
+        return f"list of {item}" if inner[-1] is Ellipsis else f"{len(inner)} × {item}"
+    if origin is dict:
+        return "mapping"
+    raise TypeError(f"the page has no words for {kind}")
+
+
+def _limits(field: FieldInfo) -> str:
+    """Bounds of a number."""
+    signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+    found = (
+        f"{sign} {_yaml(bound)}"
+        for part in field.metadata
+        for name, sign in signs.items()
+        if (bound := getattr(part, name, None)) is not None
+    )
+    return ", ".join(found)
+
+
+def _shipped() -> str:
+    """Name and first line of every recipe that comes with the package."""
+    rows = [["name", "label", "loss", "network", "epochs"], ["---"] * 5]
+    for name in shipped_recipes():
+        recipe = read_recipe(name, ["data.dataset=prepared", *_needs(name)])
+        loss = f"{recipe.loss.cross_entropy_weight:g} CE + {recipe.loss.region_weight:g} {recipe.loss.family}"
+        network = recipe.model.architecture
+        if recipe.model.encoder != "none":
+            network = f"{network}, {recipe.model.encoder}"
+        learned = recipe.label.maker + (" and teacher" if recipe.teacher is not None else "")
+        rows.append(
+            [f"`{name}`", learned, f"{loss} ({recipe.loss.form})", network, str(recipe.schedule.epochs)]
+        )
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _needs(name: str) -> list[str]:
+    return ["teacher.run=teacher"] if name.endswith("distillation") else []
+
+
+if __name__ == "__main__":
+    PAGE.write_text(with_tables(PAGE.read_text()))

@@ -1,0 +1,200 @@
+"""Random scale, flip, crop and rotation of image and soft label together, by one linear resampling.
+
+Output voxel o shows the image at position p = A o + t, both counted in voxels from the first one's centre. A
+and t are drawn on the CPU; the work is done where the batch is, with shapes that do not depend on the draw:
+
+    params = draw_augmentation(options, rng, sizes, out_size)          (N, P), a few numbers a case
+    image, label, valid = augment(image, label, sizes, params, ...)
+
+A voxel is valid where p lies inside the image, its outermost half voxels included; there the label is a
+weighted mean of labels, hence a probability. Elsewhere is no image: not valid, image 0, label background.
+Shrinking does not filter first, so it aliases, as the usual pipelines do. Left out: elastic deformation.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float32, Integer
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from torch import Tensor
+
+
+class AugmentOptions(BaseModel):
+    """How a batch is varied; see `data.augment`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    crop: tuple[int, ...] | None = Field(
+        default=None,
+        description="size of the images in a batch, rows and columns; null is that of the dataset's largest "
+        "case, rounded up to a multiple of 32",
+    )
+    scale: tuple[float, float] = Field(
+        default=(0.5, 2.0), description="range of the magnification, the same along all axes of a case"
+    )
+    flip: bool = Field(default=True, description="mirror along each axis with a chance of one half")
+    rotate_degrees: float = Field(
+        default=0.0, ge=0, le=180, description="largest rotation either way, in each plane of a volume"
+    )
+    gamma: float = Field(
+        default=0.0,
+        ge=0,
+        description="intensities in [0, 1] are raised to a power from exp(-gamma) to exp(gamma)",
+    )
+    noise: float = Field(
+        default=0.0, ge=0, description="standard deviation of added noise, in units of the dataset's own"
+    )
+
+    @model_validator(mode="after")
+    def _sensible(self) -> "AugmentOptions":
+        if not 0 < self.scale[0] <= self.scale[1]:
+            raise ValueError(f"scale needs two numbers above 0, the smaller one first; got {self.scale}")
+        if self.crop is not None and not (2 <= len(self.crop) <= 3 and min(self.crop) >= 1):
+            raise ValueError(f"crop needs a size of 1 or more for each of 2 or 3 axes; got {self.crop}")
+        return self
+
+
+def num_params(num_space_axes: int) -> int:
+    """Numbers that describe the augmentation of one case: A, t and the logarithm of gamma."""
+    return num_space_axes * (num_space_axes + 1) + 1
+
+
+def draw_augmentation(
+    options: AugmentOptions,
+    rng: np.random.Generator,
+    sizes: Integer[np.ndarray, "N axes"],
+    out_size: Sequence[int],
+) -> Float32[np.ndarray, "N params"]:
+    """What `augment` does to each of N cases of the given sizes: A row by row, t, and log gamma.
+
+    A magnified image that is larger than the output is cut to a window at random, a smaller one is placed at
+    random inside. Both move by whole output voxels, so with scale (1, 1) and no rotation nothing is blurred.
+    One option does not change what is drawn for the others.
+    """
+    num_cases, dims = sizes.shape
+    planes = [(first, second) for first in range(dims) for second in range(first + 1, dims)]
+    draw = rng.random((num_cases, 2 + 2 * dims + len(planes)))
+    low, high = options.scale
+    scale = low + (high - low) * draw[:, :1]
+    log_gamma = options.gamma * (2 * draw[:, 1:2] - 1)
+    flip = np.where(options.flip & (draw[:, 2 : 2 + dims] < 0.5), -1.0, 1.0)
+    angles = math.radians(options.rotate_degrees) * (2 * draw[:, 2 + 2 * dims :] - 1)
+    matrix = np.eye(dims) / scale[:, :, None]
+    for plane, angle in zip(planes, angles.T, strict=True):
+        matrix = matrix @ _rotation(dims, plane, angle)
+    matrix = flip[:, :, None] * matrix
+    # how far the window may move inside the image, or the image inside the window
+    room = sizes * scale - np.array(out_size)
+    steps = np.floor(draw[:, 2 + dims : 2 + 2 * dims] * (np.floor(np.abs(room)) + 1))
+    centre = sizes * scale / 2 - np.sign(room) * steps - 0.5
+    shift = (sizes - 1) / 2 - np.einsum("nij,nj->ni", matrix, centre)
+    return np.concatenate([matrix.reshape(num_cases, -1), shift, log_gamma], 1).astype(np.float32)
+
+
+def identity_augmentation(num_cases: int, num_space_axes: int) -> Float32[np.ndarray, "N params"]:
+    """Parameters that leave cases where they are, in the corner of a larger output."""
+    row = [*np.eye(num_space_axes).ravel(), *np.zeros(num_space_axes + 1)]
+    return np.tile(np.array(row, dtype=np.float32), (num_cases, 1))
+
+
+def augment(
+    image: Float32[Tensor, "N channels *space"],
+    label: Float32[Tensor, "N C *space"],
+    sizes: Integer[Tensor, "N axes"],
+    params: Float32[Tensor, "N params"],
+    options: AugmentOptions,
+    *,
+    out_size: Sequence[int],
+    mean: Float32[Tensor, " channels"],
+    std: Float32[Tensor, " channels"],
+) -> tuple[Float32[Tensor, "N channels *out"], Float32[Tensor, "N C *out"], Bool[Tensor, "N *out"]]:
+    """Image, label and valid of `out_size`, changed as `params` of `draw_augmentation` say.
+
+    image: normalised, (intensity - mean) / std, of cases of size `sizes` that lie in the corner of `space`;
+    what is beside them is not looked at. Noise comes from the default generator of the device.
+    """
+    dims = len(out_size)
+    position = _positions(params, out_size, rotates=options.rotate_degrees > 0)
+    grid, valid = _grid(position, sizes, out_size, fine := [_power_of_two(side) for side in image.shape[2:]])
+    # the background is what the other classes leave
+    stack = _stack([image, label[:, 1:]], fine)
+    sampled = F.grid_sample(stack, grid, mode="bilinear", align_corners=False)
+    num_channels = image.shape[1]
+    changed = sampled[:, :num_channels]
+    if options.gamma > 0:
+        log_gamma = params[:, dims * (dims + 1)].view(-1, *[1] * (image.ndim - 1))
+        mean, std = (number.view(1, -1, *[1] * dims) for number in (mean, std))
+        changed.copy_(((changed * std + mean).clamp(0, 1) ** log_gamma.exp() - mean) / std)
+    if options.noise > 0:
+        changed.add_(torch.randn_like(changed), alpha=options.noise)
+    sampled *= valid.unsqueeze(1)
+    foreground = sampled[:, num_channels:]
+    # their sum may exceed one by a rounding
+    background = (1 - foreground.sum(1, keepdim=True)).clamp_(min=0)
+    return changed.contiguous(), torch.cat([background, foreground], 1), valid
+
+
+def _rotation(dims: int, plane: tuple[int, int], angle: np.ndarray) -> np.ndarray:
+    """Matrices (N, dims, dims) that rotate in one plane."""
+    rotation = np.tile(np.eye(dims), (len(angle), 1, 1))
+    first, second = plane
+    rotation[:, first, first] = rotation[:, second, second] = np.cos(angle)
+    rotation[:, first, second], rotation[:, second, first] = -np.sin(angle), np.sin(angle)
+    return rotation
+
+
+def _positions(params: Tensor, out_size: Sequence[int], *, rotates: bool) -> list[Tensor]:
+    """A o + t for each axis of space, shaped (N, *out), with 1 for an axis that it does not depend on."""
+    dims = len(out_size)
+    index = [
+        torch.arange(side, dtype=torch.float32, device=params.device).view(
+            1, *[side if axis == other else 1 for other in range(dims)]
+        )
+        for axis, side in enumerate(out_size)
+    ]
+    entry = params.view(*params.shape, *[1] * dims)
+    positions = []
+    for axis in range(dims):
+        position = entry[:, axis * dims + axis] * index[axis]
+        if rotates:
+            for other in range(dims):
+                if other != axis:
+                    position = position + entry[:, axis * dims + other] * index[other]
+        positions.append(position + entry[:, dims * dims + axis])
+    return positions
+
+
+def _grid(
+    positions: Sequence[Tensor], sizes: Tensor, out_size: Sequence[int], fine: Sequence[int]
+) -> tuple[Float32[Tensor, "N *out axes"], Bool[Tensor, "N *out"]]:
+    """Sampling positions as grid_sample counts them in an image of size `fine`, and where they are valid."""
+    dims, num_cases = len(out_size), len(sizes)
+    grid = torch.empty(num_cases, *out_size, dims, device=sizes.device)
+    valid: Tensor | None = None
+    for axis, position in enumerate(positions):
+        last = (sizes[:, axis] - 1).view(-1, *[1] * dims)
+        inside = (position >= -0.5) & (position <= last + 0.5)
+        valid = inside if valid is None else valid & inside
+        # what would be weighted from outside is replaced by the nearest inside: the label stays a probability
+        position = torch.minimum(position.clamp(min=0), last)
+        # the last axis comes first
+        grid[..., dims - 1 - axis] = (2 * position + 1) / fine[axis] - 1
+    assert valid is not None
+    return grid, valid
+
+
+def _power_of_two(side: int) -> int:
+    """At these sizes grid_sample finds whole positions again without a rounding error."""
+    return 1 << (side - 1).bit_length()
+
+
+def _stack(parts: Sequence[Tensor], size: Sequence[int]) -> Tensor:
+    """The parts as channels of one tensor, with zeros up to `size`."""
+    stack = torch.cat(list(parts), 1)
+    if tuple(stack.shape[2:]) == tuple(size):
+        return stack
+    missing = [side - there for side, there in zip(size, stack.shape[2:], strict=True)]
+    return F.pad(stack, [number for side in reversed(missing) for number in (0, side)])

@@ -1,0 +1,231 @@
+"""The paper's benchmarks in their published layouts: QUBIQ, LiTS, KiTS19.
+
+Folders around the cases differ from copy to copy, so cases are looked for at any depth, by their names.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .listing import distinct_scans, rater_names, walk
+from .options import PrepareOptions
+from .raw import RawDataset, RawScan
+
+# Soft tissue of the abdomen, level 40 and width 400 HU: fat around a kidney (-100) is dark, its tissue (30
+# without contrast agent, up to about 200 with it) is graded, and bone and air are cut off.
+_ABDOMEN = (-160.0, 240.0)
+_SIZE = (256, 256)
+
+
+@dataclass(frozen=True)
+class _QubiqFolder:
+    """One folder of QUBIQ: its dataset's name, which gets a task number where there are several."""
+
+    name: str
+    num_tasks: int = 1
+    channels: tuple[str, ...] = ("MR",)
+    window: tuple[float, float] | None = None
+    volumes: bool = False
+
+
+# In the order of the paper's tables. The release does not say which sequence each channel of brain-tumor is.
+# Volumes have their slices first; it is not said either whether their values are HU, so they have no window.
+_QUBIQ = {
+    "prostate": _QubiqFolder("prostate", num_tasks=2),
+    "brain-growth": _QubiqFolder("brain_growth"),
+    "brain-tumor": _QubiqFolder("brain_tumor", num_tasks=3, channels=("MR1", "MR2", "MR3", "MR4")),
+    "kidney": _QubiqFolder("kidney", channels=("CT",), window=_ABDOMEN),
+    "pancreas": _QubiqFolder("pancreas", channels=("CT",), volumes=True),
+    "pancreatic-lesion": _QubiqFolder("pancreatic_lesion", channels=("CT",), volumes=True),
+}
+_QUBIQ_CASE = re.compile(r"(case[_ ]?\d+)(?:-\d+)*", re.IGNORECASE)
+_QUBIQ_IMAGE = re.compile(r"(?:case[\d_-]+_)?image\.nii(?:\.gz)?", re.IGNORECASE)
+_QUBIQ_MASK = re.compile(r"(?:task(\d+)_|case[\d_-]+_)?seg(\d+)\.nii(?:\.gz)?", re.IGNORECASE)
+_SPLITS = {"train": "training", "val": "validation", "test": "test"}
+_SPLIT = re.compile(r"(?<![a-z])(train|val|test)", re.IGNORECASE)
+
+
+@dataclass
+class _Found:
+    """What is found of one dataset while folders are walked."""
+
+    scans: list[RawScan] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    num_skipped: int = 0
+
+
+def find_qubiq(raw: Path) -> list[RawDataset]:
+    """A dataset for each task: prostate_task1, prostate_task2, brain_growth, brain_tumor_task1 to 3, kidney.
+
+    Also pancreas and pancreatic_lesion of the release of 2021, where they are. Cases of Training and
+    Validation are merged and named after them, as both count from 1. A rater without a file did not look.
+    """
+    found: dict[tuple[str, int], _Found] = {}
+    tasks_of: dict[str, set[int]] = {}
+    cases = [case for folder, files in walk(raw) if (case := _qubiq_case(raw, folder, files)) is not None]
+    for case in cases:
+        tasks_of.setdefault(case.dataset, set()).update(case.masks or {1})
+    for case in cases:
+        for task in tasks_of[case.dataset]:
+            _add_qubiq_case(found.setdefault((case.dataset, task), _Found()), case, task)
+    order = list(_QUBIQ)
+    return [
+        _qubiq_dataset(raw, folder, task, found[folder, task])
+        for folder, task in sorted(found, key=lambda key: (order.index(key[0]), key[1]))
+    ]
+
+
+@dataclass(frozen=True)
+class _QubiqCase:
+    """One case folder: its image files (one, if all is well), and by task and rater its mask files."""
+
+    dataset: str
+    name: str
+    patient: str
+    folder: Path
+    images: Sequence[Path]
+    masks: dict[int, dict[str, list[Path]]]
+    is_test: bool
+
+
+def _qubiq_case(raw: Path, folder: Path, files: Sequence[Path]) -> _QubiqCase | None:
+    match = _QUBIQ_CASE.fullmatch(folder.name)
+    images = [path for path in files if _QUBIQ_IMAGE.fullmatch(path.name)]
+    masks: dict[int, dict[str, list[Path]]] = {}
+    for path in files:
+        if seg := _QUBIQ_MASK.fullmatch(path.name):
+            by_rater = masks.setdefault(int(seg[1] or 1), {})
+            by_rater.setdefault(f"seg{int(seg[2]):02d}", []).append(path)
+    if match is None or not (images or masks):
+        return None
+    below = folder.relative_to(raw).parts[:-1]
+    # raw may be the dataset's own folder, or Training in it
+    above = raw.absolute().parts[-2:]
+    outer = [re.sub("[_ ]", "-", part.lower()) for part in reversed([*above, *below])]
+    dataset = next((part for part in outer if part in _QUBIQ), None)
+    if dataset is None:
+        return None
+    splits = [_SPLITS[word[1].lower()] for part in reversed(below) if (word := _SPLIT.search(part))]
+    prefix = f"{splits[0]}_" if splits else ""
+    # pancreas has folders such as case3-2: the second scan of patient 3
+    name, patient = f"{prefix}{folder.name}", f"{prefix}{match[1]}"
+    is_test = bool(splits) and splits[0] == "test"
+    return _QubiqCase(dataset, name, patient, folder, images, masks, is_test)
+
+
+def _add_qubiq_case(found: _Found, case: _QubiqCase, task: int) -> None:
+    by_rater = case.masks.get(task, {})
+    masks = {rater: paths[0] for rater, paths in by_rater.items()}
+    twice = [paths for paths in [case.images, *by_rater.values()] if len(paths) > 1]
+    if twice:
+        files = " and ".join(path.name for path in twice[0])
+        found.problems.append(f"{case.folder} holds both {files}: keep one")
+    elif not case.images and masks:
+        found.problems.append(f"{case.folder} holds masks but no image.nii.gz: add it, or remove the folder")
+    elif not masks and case.is_test:
+        found.num_skipped += 1
+    elif not masks:
+        wanted = f"task{task:02d}_segNN.nii.gz"
+        found.problems.append(
+            f"{case.folder} holds no mask {wanted} of any rater: add one, or remove the folder"
+        )
+    else:
+        found.scans.append(RawScan(case.name, case.patient, (case.images[0],), masks))
+
+
+def _qubiq_dataset(raw: Path, folder: str, task: int, found: _Found) -> RawDataset:
+    known = _QUBIQ[folder]
+    name = known.name if known.num_tasks == task == 1 else f"{known.name}_task{task}"
+    scans, same = distinct_scans(found.scans)
+    options = PrepareOptions(size=_SIZE, window=known.window)
+    if known.volumes:
+        options = PrepareOptions(size=_SIZE, window=known.window, slices="all", slice_axis=0)
+    return RawDataset(
+        name=name,
+        source="qubiq",
+        root=raw,
+        class_names=("background", name),
+        raters=rater_names(scans),
+        channels=known.channels,
+        scans=scans,
+        options=options,
+        problems=(*found.problems, *same),
+        num_skipped=found.num_skipped,
+        num_axes=3 if known.volumes else 2,
+    )
+
+
+def find_lits(raw: Path) -> list[RawDataset]:
+    """volume-N.nii and segmentation-N.nii, or .nii.gz: tumour (2) against liver (1) and the rest (0)."""
+    files: dict[str, dict[int, list[Path]]] = {"volume": {}, "segmentation": {}}
+    for _, paths in walk(raw):
+        for path in paths:
+            if match := re.fullmatch(r"(volume|segmentation)-(\d+)\.nii(?:\.gz)?", path.name, re.IGNORECASE):
+                files[match[1].lower()].setdefault(int(match[2]), []).append(path)
+    found = _Found()
+    for number in sorted(files["volume"].keys() | files["segmentation"].keys()):
+        images, masks = files["volume"].get(number, []), files["segmentation"].get(number, [])
+        _add_volume(found, f"volume-{number}", images, masks, wanted=("volume", "segmentation"))
+    return _tumour_dataset("lits", raw, found, window=(-60.0, 140.0), slice_axis=2)
+
+
+def find_kits(raw: Path) -> list[RawDataset]:
+    """case_NNNNN/imaging.nii.gz and segmentation.nii.gz: tumour (2) against kidney (1) and the rest (0).
+
+    Cases without a segmentation, of which the release has 90, are counted and passed over.
+    """
+    found = _Found()
+    for folder, paths in walk(raw):
+        if not re.fullmatch(r"case_\d+", folder.name, re.IGNORECASE):
+            continue
+        images, masks = (
+            [path for path in paths if re.fullmatch(rf"{kind}\.nii(?:\.gz)?", path.name, re.IGNORECASE)]
+            for kind in ("imaging", "segmentation")
+        )
+        if images and not masks:
+            found.num_skipped += 1
+        elif images or masks:
+            _add_volume(found, folder.name.lower(), images, masks, wanted=("imaging", "segmentation"))
+    return _tumour_dataset("kits", raw, found, window=(-200.0, 300.0), slice_axis=0)
+
+
+def _add_volume(
+    found: _Found, name: str, images: Sequence[Path], masks: Sequence[Path], *, wanted: tuple[str, str]
+) -> None:
+    for paths in (images, masks):
+        if len(paths) > 1:
+            files = " and ".join(str(path) for path in paths)
+            found.problems.append(f"{name} occurs twice, as {files}: keep one")
+            return
+    if images and masks:
+        found.scans.append(RawScan(name, name, (images[0],), {"reference": masks[0]}))
+        return
+    there, missing = (images[0], wanted[1]) if images else (masks[0], wanted[0])
+    found.problems.append(f"{there} has no {missing} beside it: add it, or remove the file")
+
+
+def _tumour_dataset(
+    source: str, raw: Path, found: _Found, *, window: tuple[float, float], slice_axis: int
+) -> list[RawDataset]:
+    scans, same = distinct_scans(found.scans)
+    if not (scans or same or found.problems or found.num_skipped):
+        return []
+    return [
+        RawDataset(
+            name="",
+            source=source,
+            root=raw,
+            class_names=("background", "tumour"),
+            raters=("reference",),
+            channels=("CT",),
+            scans=scans,
+            options=PrepareOptions(
+                size=(512, 512), window=window, slices="foreground", slice_axis=slice_axis
+            ),
+            class_of_value={0: 0, 1: 0, 2: 1},
+            problems=(*found.problems, *same),
+            num_skipped=found.num_skipped,
+            num_axes=3,
+        )
+    ]

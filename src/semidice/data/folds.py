@@ -1,0 +1,126 @@
+"""Cross-validation folds: every case is validated once, and all cases of a patient in the same fold.
+
+`folds.json` of a run holds the fold number of each case by name, so a run can be read without drawing again.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ..rundir import whole_file
+from .dataset import Dataset
+
+
+class _Folds(BaseModel):
+    """What the file holds."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    version: Literal[1] = 1
+    num_folds: int = Field(ge=2)
+    fold_of_case: dict[str, int]
+
+
+def split_folds(patients: Sequence[str], *, num_folds: int = 5, seed: int = 0) -> list[int]:
+    """The fold, 0 to num_folds - 1, in which each case is validated; `patients` names the patient of each.
+
+    Patients are shuffled with `seed`, those with most cases are placed first, each into the fold that has the
+    fewest cases so far. The fold of a patient does not depend on the order of the cases.
+
+    >>> split_folds(["ann", "ann", "bob", "cho", "dee"], num_folds=2)
+    [0, 0, 0, 1, 1]
+    """
+    if num_folds < 2:
+        raise ValueError(
+            f"num_folds must be 2 or more, so that a case is not validated on itself; got {num_folds}"
+        )
+    num_cases = Counter(patients)
+    if len(num_cases) < num_folds:
+        raise ValueError(
+            f"{num_folds} folds need {num_folds} patients or more, as each is in one fold; the "
+            f"{len(patients)} cases are of {len(num_cases)}: lower num_folds, or add patients"
+        )
+    names = sorted(num_cases)
+    rng = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed)))
+    shuffled = [names[number] for number in rng.permutation(len(names))]
+    load = [0] * num_folds
+    fold_of_patient: dict[str, int] = {}
+    # the sort is stable, so patients with equally many cases stay shuffled
+    for patient in sorted(shuffled, key=lambda name: -num_cases[name]):
+        fold = load.index(min(load))
+        fold_of_patient[patient] = fold
+        load[fold] += num_cases[patient]
+    return [fold_of_patient[patient] for patient in patients]
+
+
+def fold_cases(fold_of_case: Sequence[int], fold: int) -> tuple[list[int], list[int]]:
+    """Numbers of the cases that a fold trains on, and of those it is validated on.
+
+    >>> fold_cases([0, 0, 1, 2], 0)
+    ([2, 3], [0, 1])
+    """
+    numbers = range(len(fold_of_case))
+    return (
+        [number for number in numbers if fold_of_case[number] != fold],
+        [number for number in numbers if fold_of_case[number] == fold],
+    )
+
+
+def write_folds(path: Path, dataset: Dataset, fold_of_case: Sequence[int]) -> None:
+    """Store the folds of a dataset's cases, after the checks of `read_folds`."""
+    if len(fold_of_case) != len(dataset):
+        raise ValueError(f"a fold is needed for each of {len(dataset)} cases; got {len(fold_of_case)}")
+    names = [case.name for case in dataset.cases]
+    folds = _Folds(
+        num_folds=max(2, *(fold + 1 for fold in fold_of_case)),
+        fold_of_case=dict(zip(names, fold_of_case, strict=True)),
+    )
+    _check_folds(folds, dataset, "the folds")
+    with whole_file(path) as part:
+        part.write_text(json.dumps(folds.model_dump(), indent=1) + "\n")
+
+
+def read_folds(path: Path, dataset: Dataset) -> list[int]:
+    """The stored fold of each case of `dataset`; a ValueError if they are not folds of just its cases.
+
+    Names must be the same, a patient in one fold only, and no fold empty.
+    """
+    try:
+        folds = _Folds.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise ValueError(f"cannot read folds from {path}: {error.strerror or error}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "as a whole"
+        raise ValueError(f"{path} does not hold folds of this semidice: {where}: {first['msg']}") from error
+    _check_folds(folds, dataset, str(path))
+    return [folds.fold_of_case[case.name] for case in dataset.cases]
+
+
+def _check_folds(folds: _Folds, dataset: Dataset, where: str) -> None:
+    names = {case.name for case in dataset.cases}
+    differ = sorted(names ^ folds.fold_of_case.keys())
+    if differ:
+        lacks = "lacks" if differ[0] in names else "has besides"
+        raise ValueError(
+            f"{where} is not of the dataset {dataset.folder.path}: it {lacks} case {differ[0]}, and "
+            f"{len(differ) - 1} more names differ: take the dataset it was made for, or start a new run"
+        )
+    numbers = set(folds.fold_of_case.values())
+    if numbers != set(range(folds.num_folds)):
+        raise ValueError(
+            f"{where} has cases in folds {sorted(numbers)}; each of 0 to {folds.num_folds - 1} needs some"
+        )
+    fold_of_patient: dict[str, int] = {}
+    for case in dataset.cases:
+        fold = folds.fold_of_case[case.name]
+        if fold_of_patient.setdefault(case.patient, fold) != fold:
+            raise ValueError(
+                f"{where} puts patient {case.patient} into folds {fold_of_patient[case.patient]} and {fold}: "
+                "a model would be validated on a patient it was trained on; draw the folds with split_folds"
+            )

@@ -1,0 +1,208 @@
+"""Labels of batches: which maker of `semidice.labels` a recipe names, and a table that gives the same faster.
+
+At a voxel, the label of a case depends on what its raters drew there and nothing else, whichever the maker:
+its weights and confusion matrices belong to the case. So each maker is run once, a case's labels are kept for
+every combination of votes, and a training step looks them up: STAPLE then costs as little as the mean.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float32, Integer, UInt8
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from torch import Tensor
+
+from ..arrays import one_hot
+from ..labels import (
+    boundary_smooth_label,
+    dice_weighted_label,
+    majority_label,
+    mean_label,
+    smooth_label,
+    spatially_smooth_label,
+    staple_label,
+)
+from .dataset import Dataset
+from .packing import num_planes
+
+Maker = Literal["majority", "random", "mean", "dice_weighted", "staple"]
+Smoothing = Literal["none", "uniform", "boundary", "spatial"]
+_OF_ALL_RATERS = {
+    "majority": majority_label,
+    "mean": mean_label,
+    "dice_weighted": dice_weighted_label,
+    "staple": staple_label,
+}
+# a table has 2^bits columns, a few kilobytes a case at most
+_MAX_BITS = 10
+
+
+class LabelOptions(BaseModel):
+    """How the raters' masks become the label that is learned; see labels.md."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    maker: Maker = Field(default="mean", description="random draws one rater a case, anew in every epoch")
+    smoothing: Smoothing = Field(
+        default="none", description="of the made label: everywhere alike, near boundaries, or by a Gaussian"
+    )
+    eps: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="share of a voxel spread over the classes; null is 0.1 for uniform, 0.5 for boundary",
+    )
+    width: int = Field(default=3, ge=1, description="of the band of boundary smoothing, in voxels, odd")
+    sigma: float = Field(default=1.0, gt=0, description="of spatial smoothing, in voxels")
+
+    @model_validator(mode="after")
+    def _odd(self) -> "LabelOptions":
+        if self.width % 2 == 0:
+            raise ValueError(f"width must be odd, so that a voxel is in the middle; got {self.width}")
+        return self
+
+
+def make_labels(
+    masks: UInt8[Tensor, "N R *space"],
+    present: Bool[Tensor, "N R"],
+    options: LabelOptions,
+    *,
+    num_classes: int,
+    rater: Integer[Tensor, " N"] | None = None,
+    valid: Bool[Tensor, "N *space"] | None = None,
+) -> Float32[Tensor, "N C *space"]:
+    """The labels of N cases by the functions of `semidice.labels`: the definition that `LabelTables` follows.
+
+    rater: whose drawing to take in each case, for the maker `random` alone. valid: False where there is no
+    image; smoothing does not look there.
+    """
+    if options.maker == "random":
+        if rater is None:
+            raise ValueError("the label maker random needs rater=..., a rater's number for each case")
+        chosen = masks[torch.arange(len(masks), device=masks.device), rater]
+        label = one_hot(chosen, num_classes).float()
+    else:
+        maker = _OF_ALL_RATERS[options.maker]
+        label = maker(masks, num_classes=num_classes, present=present, batched=True)
+    return _smooth_in_space(_smooth_uniformly(label, options), options, valid)
+
+
+class LabelTables:
+    """Labels of the cases `cases` of a dataset, looked up by what the raters drew; equal to `make_labels`.
+
+    Where raters and classes are too many for a table, labels are made at each step, which STAPLE is too slow
+    for. The majority and the mean need no look at the masks; the other two read each case once.
+    """
+
+    def __init__(
+        self, dataset: Dataset, cases: Sequence[int], options: LabelOptions, *, device: torch.device | str
+    ) -> None:
+        self.options, self.num_classes = options, dataset.num_classes
+        self.present = torch.from_numpy(dataset.present).to(device)
+        self.bits = num_planes(dataset.num_classes)
+        num_raters = len(dataset.manifest.raters)
+        self.num_columns = 1 << (num_raters * self.bits)
+        self.tables: Float32[Tensor, "C entries"] | None = None
+        if num_raters * self.bits <= _MAX_BITS:
+            # row: which table a case has; the maker random has one for each rater instead
+            tables, row = self._make(dataset, cases)
+            tables = _smooth_uniformly(tables, options)
+            self.tables = tables.transpose(0, 1).flatten(1).contiguous().to(device)
+            self.row: Integer[Tensor, " cases"] = row.int().to(device)
+        elif options.maker == "staple":
+            raise ValueError(
+                f"STAPLE labels of {num_raters} raters and {dataset.num_classes} classes would take a table "
+                f"of {self.num_columns} columns a case, and {1 << _MAX_BITS} are the most: "
+                "use label.maker=dice_weighted"
+            )
+
+    def __call__(
+        self,
+        masks: UInt8[Tensor, "N R *space"],
+        case: Integer[Tensor, " N"],
+        *,
+        rater: Integer[Tensor, " N"],
+        valid: Bool[Tensor, "N *space"] | None = None,
+    ) -> Float32[Tensor, "N C *space"]:
+        """The labels of the cases `case`, whose raters drew `masks`; the rest as in `make_labels`."""
+        if self.tables is None:
+            return make_labels(
+                masks,
+                self.present[case],
+                self.options,
+                num_classes=self.num_classes,
+                rater=rater,
+                valid=valid,
+            )
+        row = rater.int() if self.options.maker == "random" else self.row[case]
+        start = (row * self.num_columns).view(-1, *[1] * (masks.ndim - 2))
+        entry = (_votes(masks, self.bits) + start).flatten()
+        label = torch.empty(len(masks), self.num_classes, *masks.shape[2:], device=masks.device)
+        for index, table in enumerate(self.tables):
+            label[:, index] = table.index_select(0, entry).view(len(masks), *masks.shape[2:])
+        return _smooth_in_space(label, self.options, valid)
+
+    def _make(
+        self, dataset: Dataset, cases: Sequence[int]
+    ) -> tuple[Float32[Tensor, "tables C columns"], Integer[Tensor, " cases"]]:
+        """A table for each rater, group of raters who looked at a case together, or case; and whose it is."""
+        maker, row = self.options.maker, torch.zeros(len(dataset), dtype=torch.int64)
+        every = _every_vote(self.present.shape[1], self.num_columns, self.bits, self.num_classes)
+        if maker == "random":
+            return one_hot(every, self.num_classes).float(), row
+        if maker in ("majority", "mean"):
+            groups, row = torch.from_numpy(dataset.present).unique(dim=0, return_inverse=True)
+            votes = every.expand(len(groups), *every.shape)
+            options = LabelOptions(maker=maker)
+            return make_labels(votes, groups, options, num_classes=self.num_classes), row
+        numbers = sorted(set(cases))
+        row[numbers] = torch.arange(len(numbers))
+        tables = torch.zeros(len(numbers), self.num_classes, self.num_columns)
+        # votes that never met in a case are not looked up; background, so that they are a label too
+        tables[:, 0] = 1
+        for table, number in zip(tables, numbers, strict=True):
+            voxels = torch.from_numpy(dataset.masks(number)).flatten(1)
+            if maker == "dice_weighted":
+                # Dice does not count what nobody drew, most of an image
+                voxels = voxels[:, voxels.any(0).bool()]
+            if voxels.shape[1] == 0:
+                continue
+            there = torch.from_numpy(dataset.present[number])
+            label = _OF_ALL_RATERS[maker](voxels, num_classes=self.num_classes, present=there)
+            table[:, _votes(voxels.unsqueeze(0), self.bits)[0]] = label
+        return tables, row
+
+
+def _votes(masks: UInt8[Tensor, "N R *space"], bits: int) -> Integer[Tensor, "N *space"]:
+    """What all raters drew at a voxel as one number, `bits` bits a rater, the first rater lowest."""
+    # eight bits are enough in most cases, and an eighth of the memory is the faster by that much
+    wide = masks if masks.shape[1] * bits <= 8 else masks.int()
+    votes = wide[:, 0]
+    for number in range(1, masks.shape[1]):
+        votes = votes | (wide[:, number] << (bits * number))
+    return votes.int()
+
+
+def _every_vote(num_raters: int, num_columns: int, bits: int, num_classes: int) -> UInt8[Tensor, "R columns"]:
+    """Class maps of all raters, whose voxels are the columns of a table."""
+    numbers = torch.arange(num_columns).expand(num_raters, -1)
+    shifts = bits * torch.arange(num_raters).unsqueeze(1)
+    votes = (numbers >> shifts) & ((1 << bits) - 1)
+    # the bits of three classes could also say 3: never looked up, but it must be a class
+    return votes.where(votes < num_classes, 0).to(torch.uint8)
+
+
+def _smooth_uniformly(label: Tensor, options: LabelOptions) -> Tensor:
+    if options.smoothing != "uniform":
+        return label
+    return smooth_label(label, eps=0.1 if options.eps is None else options.eps, batched=True)
+
+
+def _smooth_in_space(label: Tensor, options: LabelOptions, valid: Bool[Tensor, "N *space"] | None) -> Tensor:
+    if options.smoothing == "boundary":
+        eps = 0.5 if options.eps is None else options.eps
+        return boundary_smooth_label(label, eps=eps, width=options.width, valid=valid, batched=True)
+    if options.smoothing == "spatial":
+        return spatially_smooth_label(label, sigma=options.sigma, valid=valid, batched=True)
+    return label

@@ -1,0 +1,326 @@
+"""One raw file to an array: NIfTI (.nii, .nii.gz), PNG, TIFF; a ValueError names the file and what to do.
+
+Axes stay as the file has them, so that a prediction can be written back voxel by voxel: a NIfTI is not
+reoriented, a picture is (rows, columns), a TIFF of several pages is a volume with its pages first. Only axes
+of length 1 are dropped, last ones first, until there are as many as the dataset has; channels, the last axis
+of a NIfTI or the colours of a picture, go to the front. Transparency is not looked at, and Pillow reads
+colours of 16 bits as 8. Pictures have 1 mm pixels: what they say of their resolution is about printing.
+Left out: comparing the affine of a mask with that of its image; only their shapes must agree.
+"""
+
+import gzip
+import hashlib
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from io import BufferedReader
+from pathlib import Path
+from typing import Any
+
+import nibabel
+import numpy as np
+from jaxtyping import Float32, UInt8
+from nibabel.imageglobals import logger as nibabel_log
+from PIL import Image, UnidentifiedImageError
+
+NIFTI_SUFFIXES = (".nii.gz", ".nii")
+PICTURE_SUFFIXES = (".png", ".tif", ".tiff")
+SUFFIXES = NIFTI_SUFFIXES + PICTURE_SUFFIXES
+_MM = {"meter": 1000.0, "mm": 1.0, "micron": 0.001, "unknown": 1.0}
+_NIFTI_CLASSES = {348: nibabel.Nifti1Image, 540: nibabel.Nifti2Image}
+
+
+@dataclass(frozen=True)
+class ImageFile:
+    """Raw intensities of one file, and the spacing along its axes of space; affine only of a NIfTI."""
+
+    values: UInt8[np.ndarray, "channels *space"] | Float32[np.ndarray, "channels *space"]
+    spacing_mm: tuple[float, ...]
+    affine: np.ndarray | None
+    sha256: str
+
+
+@dataclass(frozen=True)
+class MaskFile:
+    """Class indices of one file."""
+
+    classes: UInt8[np.ndarray, "*space"]
+    sha256: str
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """What a file holds, axes and dtype as stored; spacing for each axis. Colours are the last axis."""
+
+    values: np.ndarray
+    spacing_mm: tuple[float, ...]
+    affine: np.ndarray | None
+    has_colours: bool
+    sha256: str
+
+
+def suffix_of(path: Path) -> str:
+    """The suffix by which a file is read, in lower case, and "" for one that is not read.
+
+    >>> suffix_of(Path("case.1.NII.gz")), suffix_of(Path("notes.txt"))
+    ('.nii.gz', '')
+    """
+    name = path.name.lower()
+    return next((suffix for suffix in SUFFIXES if name.endswith(suffix)), "")
+
+
+def stem_of(path: Path) -> str:
+    """The file's name without the suffix by which it is read."""
+    return path.name[: len(path.name) - len(suffix_of(path))]
+
+
+def read_image(path: Path, *, num_axes: int, num_channels: int = 1) -> ImageFile:
+    """The image in a file of `num_axes` axes of space; uint8 where the file holds that, else float32.
+
+    A value that is not finite, and an image that is the same everywhere, are errors.
+    """
+    stored = _read(path, palette_to_colours=True)
+    values, spacing = _arrange(path, stored, num_axes=num_axes, num_channels=num_channels)
+    if values.dtype == np.bool_:
+        values = values * np.uint8(255)
+    elif values.dtype != np.uint8:
+        # what float32 cannot hold becomes infinite, and is named below
+        with np.errstate(over="ignore", invalid="ignore"):
+            values = values.astype(np.float32, order="C")
+        num_bad = values.size - int(np.isfinite(values).sum())
+        if num_bad:
+            raise ValueError(
+                f"{path} holds NaN or infinite values in {num_bad} of {values.size} voxels: repair it, for "
+                f"example with the lowest finite value there"
+            )
+    if values.min() == values.max():
+        raise ValueError(f"{path} is {values.flat[0]:g} everywhere: it shows nothing; export it again")
+    return ImageFile(np.ascontiguousarray(values), spacing, stored.affine, stored.sha256)
+
+
+def read_mask(path: Path, *, num_axes: int, class_of_value: Mapping[int, int] | None = None) -> MaskFile:
+    """Class indices in a file of `num_axes` axes of space.
+
+    class_of_value: what each value in the file means; None: everything above 0 is class 1. Values that are
+    fractions, negative or not declared are errors. Whole numbers stored as floats are taken as such.
+    """
+    stored = _read(path, palette_to_colours=False)
+    values, _ = _arrange(path, _one_colour(path, stored), num_axes=num_axes, num_channels=1)
+    classes = _classes(path, _whole_numbers(path, values[0]), class_of_value)
+    return MaskFile(np.ascontiguousarray(classes), stored.sha256)
+
+
+def mask_values(path: Path) -> tuple[int, ...]:
+    """The distinct values in a mask file, ascending: whole numbers, 0 or more."""
+    stored = _one_colour(path, _read(path, palette_to_colours=False))
+    values = _whole_numbers(path, stored.values)
+    # a table of 65536 flags is far quicker than sorting the voxels of a volume
+    if values.max() < 2**16:
+        seen = np.zeros(2**16, dtype=bool)
+        seen[values] = True
+        return tuple(int(value) for value in np.flatnonzero(seen))
+    return tuple(int(value) for value in np.unique(values))
+
+
+def file_shape(path: Path) -> tuple[tuple[int, ...], int]:
+    """Lengths of a file's axes other than 1, and how many colours it has (1 if none), from its header."""
+    with _opened(path) as file:
+        try:
+            if suffix_of(path) in NIFTI_SUFFIXES:
+                shape, colours = _nifti(path, file).shape, 1
+            else:
+                with Image.open(file, formats=("PNG", "TIFF")) as picture:
+                    pages = getattr(picture, "n_frames", 1)
+                    shape = (pages, picture.height, picture.width)
+                    colours = 1 if picture.mode in _GREY_MODES else 3
+        except Exception as error:
+            raise _unreadable(path, error) from error
+    return tuple(int(length) for length in shape if length != 1), colours
+
+
+def _read(path: Path, *, palette_to_colours: bool) -> _Stored:
+    with _opened(path) as file:
+        try:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+            file.seek(0)
+            if suffix_of(path) in NIFTI_SUFFIXES:
+                values, spacing, affine = _read_nifti(path, file)
+                return _Stored(values, spacing, affine, has_colours=False, sha256=sha256)
+            values, has_colours = _read_picture(file, palette_to_colours=palette_to_colours)
+        # neither library has a common error for what it cannot read: nibabel alone raises nine kinds
+        except Exception as error:
+            raise _unreadable(path, error) from error
+    spacing = (1.0,) * (values.ndim - has_colours)
+    return _Stored(values, spacing, None, has_colours=has_colours, sha256=sha256)
+
+
+def _opened(path: Path) -> BufferedReader:
+    if not suffix_of(path):
+        raise ValueError(f"{path} is not read: images and masks are {', '.join(SUFFIXES)}")
+    try:
+        file = path.open("rb")
+    except FileNotFoundError as error:
+        raise ValueError(f"there is no file {path}: it, or what it links to, is missing") from error
+    except PermissionError as error:
+        raise ValueError(f"{path} may not be read: change its permissions") from error
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    if not file.read(1):
+        file.close()
+        raise ValueError(f"{path} is empty: copy or export it again")
+    file.seek(0)
+    return file
+
+
+def _unreadable(path: Path, error: Exception) -> ValueError:
+    reason = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, UnidentifiedImageError):
+        reason = "it is neither PNG nor TIFF"
+    elif isinstance(error, MemoryError):
+        reason = "there is not enough memory for the voxels its header speaks of"
+    return ValueError(f"cannot read {path}: {reason}; copy or export it again")
+
+
+def _nifti(path: Path, file: BufferedReader) -> Any:
+    """The NIfTI image in an open file, its voxels not yet read."""
+    is_gzip = file.read(2) == b"\x1f\x8b"
+    file.seek(0)
+    wants_gzip = suffix_of(path) == ".nii.gz"
+    if wants_gzip != is_gzip:
+        raise ValueError("it is not a gzip file" if wants_gzip else "it is a gzip file: name it .nii.gz")
+    stream: Any = gzip.GzipFile(fileobj=file) if is_gzip else file
+    first = stream.read(4)
+    kind = _NIFTI_CLASSES.get(int.from_bytes(first, "little")) or _NIFTI_CLASSES.get(
+        int.from_bytes(first, "big")
+    )
+    if kind is None:
+        raise ValueError("it is not a NIfTI file")
+    stream.seek(0)
+    # nibabel mends headers with small faults and says so on the terminal, in the middle of a progress bar
+    level = nibabel_log.level
+    nibabel_log.setLevel(logging.CRITICAL + 1)
+    try:
+        return kind.from_stream(stream)
+    finally:
+        nibabel_log.setLevel(level)
+
+
+def _read_nifti(path: Path, file: BufferedReader) -> tuple[np.ndarray, tuple[float, ...], np.ndarray]:
+    image = _nifti(path, file)
+    dtype = image.get_data_dtype()
+    if dtype.kind not in "iuf":
+        raise ValueError(f"its voxels are {dtype}; real numbers are expected, one a voxel")
+    affine = np.asarray(image.affine, dtype=np.float64)
+    if not np.isfinite(affine).all():
+        raise ValueError("its affine is not finite")
+    values = np.asanyarray(image.dataobj)
+    if isinstance(values, np.memmap):
+        # a file that changes later must not change what was read
+        values = np.array(values)
+    stream = image.file_map["image"].fileobj
+    # gzip compares its checksum only at the very end, which voxels alone do not reach
+    while isinstance(stream, gzip.GzipFile) and stream.read(2**20):
+        pass
+    unit = _MM.get(image.header.get_xyzt_units()[0], 1.0)
+    # through text, so that what float32 holds of 0.7 is 0.7 and not 0.699999988
+    zooms = [abs(float(str(zoom))) * unit for zoom in image.header.get_zooms()]
+    return values, tuple(zoom if np.isfinite(zoom) and zoom > 0 else 1.0 for zoom in zooms), affine
+
+
+_GREY_MODES = ("1", "L", "LA", "La", "I", "F", "I;16", "I;16B", "I;16L", "I;16N")
+
+
+def _read_picture(file: BufferedReader, *, palette_to_colours: bool) -> tuple[np.ndarray, bool]:
+    """Pixels, several pages stacked first, and whether the last axis is red, green and blue."""
+    with Image.open(file, formats=("PNG", "TIFF")) as picture:
+        num_pages = getattr(picture, "n_frames", 1)
+        if num_pages > 1 and picture.format != "TIFF":
+            raise ValueError("it is an animation")
+        pages = []
+        for page in range(num_pages):
+            picture.seek(page)
+            pages.append(_pixels(picture, palette_to_colours=palette_to_colours))
+    kinds = {(page.shape, page.dtype) for page in pages}
+    if len(kinds) > 1:
+        raise ValueError(f"its pages differ in size or kind: {', '.join(str(kind[0]) for kind in kinds)}")
+    has_colours = pages[0].ndim == 3
+    return pages[0] if num_pages == 1 else np.stack(pages), has_colours
+
+
+def _pixels(picture: Image.Image, *, palette_to_colours: bool) -> np.ndarray:
+    if picture.mode in ("P", "PA") and not palette_to_colours:
+        # a mask drawn with a palette holds class numbers; its colours are for the eye
+        return np.array(picture.getchannel(0))
+    if picture.mode in ("LA", "La"):
+        return np.array(picture.getchannel(0))
+    if picture.mode in _GREY_MODES:
+        return np.array(picture)
+    return np.array(picture.convert("RGB"))
+
+
+def _arrange(
+    path: Path, stored: _Stored, *, num_axes: int, num_channels: int
+) -> tuple[np.ndarray, tuple[float, ...]]:
+    """Values (channels, *space) and the spacing of the axes of space."""
+    shape = stored.values.shape
+    has_channels = stored.has_colours or num_channels > 1
+    kept = list(range(len(shape)))
+    for axis in reversed(range(len(shape))):
+        if len(kept) > num_axes + has_channels and shape[axis] == 1:
+            kept.remove(axis)
+    values = stored.values.reshape([shape[axis] for axis in kept])
+    if values.ndim != num_axes + has_channels or not values.size:
+        channels = f" and {num_channels} channels last" if has_channels else ""
+        raise ValueError(f"{path} has shape {shape}; expected {num_axes} axes of space{channels}")
+    spacing = tuple(stored.spacing_mm[axis] for axis in kept[:num_axes])
+    if not has_channels:
+        return values[None], spacing
+    if values.shape[-1] != num_channels:
+        raise ValueError(f"{path} has {values.shape[-1]} channels; expected {num_channels}: shape {shape}")
+    return np.moveaxis(values, -1, 0), spacing
+
+
+def _one_colour(path: Path, stored: _Stored) -> _Stored:
+    """The same without colours, for a grey mask that was saved as red, green and blue."""
+    if not stored.has_colours:
+        return stored
+    grey = stored.values[..., 0]
+    if (stored.values != grey[..., None]).any():
+        raise ValueError(f"mask {path} is in colour: save it with one grey value for each class")
+    return replace(stored, values=grey, has_colours=False)
+
+
+def _whole_numbers(path: Path, values: np.ndarray) -> np.ndarray:
+    """The values of a mask as integers, 0 or more."""
+    if not values.size:
+        raise ValueError(f"mask {path} has no voxels: its shape is {values.shape}")
+    if values.dtype == np.bool_:
+        return values.astype(np.uint8)
+    if values.dtype.kind == "f":
+        # also true of NaN
+        fractions = values[values != np.rint(values)]
+        if fractions.size:
+            raise ValueError(
+                f"mask {path} holds fractions such as {fractions[0]:.6g}: it was resampled, or is no mask; "
+                f"threshold it and save whole numbers"
+            )
+    low, high = values.min(), values.max()
+    if low < 0 or high >= 2**31:
+        raise ValueError(f"mask {path} holds values from {low:g} to {high:g}; class values are 0 or more")
+    return values.astype(np.int32) if values.dtype.kind == "f" else values
+
+
+def _classes(path: Path, values: np.ndarray, class_of_value: Mapping[int, int] | None) -> np.ndarray:
+    if class_of_value is None:
+        return (values > 0).astype(np.uint8)
+    table = np.zeros(max(class_of_value) + 1, dtype=np.uint8)
+    declared = np.zeros(len(table) + 1, dtype=bool)
+    for value, label in class_of_value.items():
+        table[value], declared[value] = label, True
+    inside = values if values.max() < len(table) else np.minimum(values, len(table))
+    if not declared[inside].all():
+        unknown = ", ".join(f"{value:g}" for value in np.unique(values[~declared[inside]])[:5])
+        expected = ", ".join(str(value) for value in sorted(class_of_value))
+        raise ValueError(f"mask {path} holds {unknown}; the values of the classes are {expected}")
+    classes: np.ndarray = table[inside]
+    return classes

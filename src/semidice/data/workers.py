@@ -1,0 +1,112 @@
+"""One task over many items in several processes, so that neither Ctrl-C nor a crash leaves anything running.
+
+As many items are under way as there are workers, no more are queued: when a process dies, the items it may
+have died of are known. Ctrl-C reaches this process only, waits for the items under way and starts no more.
+Killed with SIGKILL, this process takes its workers with it.
+"""
+
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import threading
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from types import TracebackType
+from typing import Generic, TypeVar
+
+import torch
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class WorkerDiedError(RuntimeError, Generic[Item]):
+    """A worker process ended without an answer; `items` were under way."""
+
+    def __init__(self, items: tuple[Item, ...]) -> None:
+        super().__init__(f"a worker process died; under way were {items}")
+        self.items = items
+
+
+class Workers:
+    """`number` processes that are started when there is work and end with the `with` block.
+
+    number: None for one for each CPU; with 0 or 1 everything runs in this process.
+    """
+
+    def __init__(self, number: int | None = None) -> None:
+        if number is not None and number < 0:
+            raise ValueError(f"workers must be 0 or more; got {number}")
+        self.number = _num_cpus() if number is None else number
+        self._executor: ProcessPoolExecutor | None = None
+
+    def __enter__(self) -> "Workers":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop()
+
+    def each(
+        self, task: Callable[[Item], Result], items: Iterable[Item]
+    ) -> Generator[tuple[Item, Result], None, None]:
+        """Items and what the task returned for them, as they are done; tasks and items must pickle."""
+        waiting = list(items)
+        if min(self.number, len(waiting)) <= 1:
+            for item in waiting:
+                yield item, task(item)
+            return
+        waiting.reverse()
+        executor = self._started()
+        running: dict[Future[Result], Item] = {}
+        try:
+            while waiting or running:
+                while waiting and len(running) < self.number:
+                    item = waiting.pop()
+                    running[executor.submit(task, item)] = item
+                done, _ = wait(running, return_when=FIRST_COMPLETED)
+                for future in done:
+                    result = future.result()
+                    yield running.pop(future), result
+        except BrokenProcessPool as error:
+            self._stop()
+            died = tuple(item for future, item in running.items() if future.exception() is not None)
+            raise WorkerDiedError(died) from error
+        finally:
+            for future in running:
+                future.cancel()
+            wait(running)
+
+    def _started(self) -> ProcessPoolExecutor:
+        if self._executor is None:
+            # spawn: a fork of a process with torch's threads may hang
+            context = multiprocessing.get_context("spawn")
+            self._executor = ProcessPoolExecutor(self.number, mp_context=context, initializer=_start_worker)
+        return self._executor
+
+    def _stop(self) -> None:
+        if self._executor is not None:
+            self._executor.shutdown(wait=True, cancel_futures=True)
+            self._executor = None
+
+
+def _num_cpus() -> int:
+    # those this process may use, which a scheduler or a container may have limited
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _start_worker() -> None:
+    # the terminal sends Ctrl-C to every process of the command, but one answer to it is enough
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os._exit(1)

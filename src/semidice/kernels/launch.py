@@ -1,0 +1,77 @@
+"""Launches of a Triton kernel that find what was compiled for them in a few microseconds.
+
+Triton compiles a kernel anew for every type of its arguments, for pointers that are multiples of 16 or not,
+for integers that are 1, multiples of 16 or beyond 32 bits, and for every constant. On each launch it looks at
+all of them again: some 25 µs, as long as a small loss takes on the device. A `Launch` fixes grid, integers
+and constants when it is made, and remembers what was compiled by the rest: type, device and alignment of each
+tensor. What it has not seen goes Triton's way, as does everything in the interpreter and in older versions.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.compiler import CompiledKernel
+
+# what Triton looks at of a pointer: on NVIDIA this alone, on AMD also the size of what it points to
+_ALIGNMENT = 16
+# the first version in which a compiled kernel takes all arguments of its source, of those tried
+_OLDEST_VERSION = (3, 6)
+
+
+class Launch:
+    """A kernel whose arguments are tensors, integers, floats and constants, in this order.
+
+    Integers and constants are those of this launch for good, so that no two launches share what was compiled
+    for one; tensors and floats come with each call. Floats are never compiled in.
+    """
+
+    def __init__(
+        self,
+        kernel: Any,
+        grid: tuple[int, ...],
+        integers: tuple[int, ...],
+        *,
+        num_warps: int,
+        **constants: Any,
+    ) -> None:
+        names = kernel.arg_names[-len(constants) :]
+        if set(names) != set(constants):
+            raise ValueError(f"constants of the kernel are {', '.join(names)}; got {', '.join(constants)}")
+        self._kernel, self._num_warps = kernel, num_warps
+        self._grid = (*grid, 1, 1)[:3]
+        self._integers = tuple(map(int, integers))
+        self._constants = tuple(constants[name] for name in names)
+        self._compiled: dict[tuple[Any, ...], Callable[..., None]] = {}
+
+    def __call__(self, *tensors: Tensor | None, floats: tuple[float, ...] = ()) -> None:
+        """Launch on the device of the first tensor, in its current stream."""
+        device = -1 if tensors[0] is None else tensors[0].get_device()
+        # Triton launches on the current device, which need not be that of the tensors
+        if device >= 0 and device != torch.cuda.current_device():
+            with torch.cuda.device(device):
+                self(*tensors, floats=floats)
+            return
+        pointers = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
+        # A tensor on another device than was seen here has another key: Triton looks at it, and refuses it.
+        key = (
+            *[None if tensor is None else (tensor.dtype, tensor.get_device()) for tensor in tensors],
+            *[None if pointer is None else pointer % _ALIGNMENT for pointer in pointers],
+        )
+        # a float that came as an integer would be compiled as one
+        rest = (*self._integers, *map(float, floats), *self._constants)
+        compiled = self._compiled.get(key)
+        if compiled is not None:
+            compiled(*pointers, *rest)
+            return
+        found = self._kernel[self._grid](*tensors, *rest, num_warps=self._num_warps)
+        if _can_be_called(found):
+            self._compiled[key] = found[self._grid]
+
+
+def _can_be_called(found: object) -> bool:
+    """Whether this is a compiled kernel, on NVIDIA, of a version known to take all arguments directly."""
+    version = tuple(int(part) for part in triton.__version__.split(".")[:2])
+    return isinstance(found, CompiledKernel) and torch.version.hip is None and version >= _OLDEST_VERSION

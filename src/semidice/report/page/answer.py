@@ -1,0 +1,224 @@
+"""Every score compared over its cases, and the answer in words: which is best, by how much, is it real.
+
+A score is a metric, of the mean over classes and, with more than two classes, of each class. Cases of one
+patient are resampled together where a patient has several.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...metrics.cases import CaseTable, PairedScores, higher_is_better
+from ...metrics.statistics import Comparison, Unit, compare_scores
+from ...metrics.tables import display_scale, p_text
+
+# the paper's columns first; metrics that are not named here follow in the order of the table
+_ORDER = (
+    "dice_score",
+    "binarized_dice_score",
+    "calibration_error",
+    "soft_dice_score",
+    "iou_score",
+    "brier_error",
+    "negative_log_likelihood",
+    "truth_error",
+)
+LEVEL = 0.05
+
+
+@dataclass(frozen=True)
+class Score:
+    """One metric and class: the scores of all cases, and their comparison."""
+
+    paired: PairedScores
+    comparison: Comparison
+
+    @property
+    def metric(self) -> str:
+        return self.paired.metric
+
+    @property
+    def is_main(self) -> bool:
+        """Over all classes, not of one of them."""
+        return self.paired.class_name in ("mean", "all")
+
+    @property
+    def name(self) -> str:
+        return self.metric if self.is_main else f"{self.metric}, {self.paired.class_name}"
+
+    @property
+    def heading(self) -> str:
+        """As `metrics.tables` heads its columns."""
+        percent = " (%)" if display_scale(self.metric) == 100 else ""
+        return f"{self.name}{percent} {'↑' if self.comparison.higher_is_better else '↓'}"
+
+    @property
+    def file_name(self) -> str:
+        return re.sub(r"[^A-Za-z0-9]+", "_", self.name).strip("_")
+
+
+@dataclass(frozen=True)
+class Lead:
+    """How far the best mean is from another method's."""
+
+    over: str
+    difference: str
+    interval: str
+    p: str
+    significant: bool
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One score's answer: the best mean, and its lead over the next and over the last."""
+
+    score: Score
+    leader: str
+    mean: str
+    interval: str
+    best: tuple[str, ...]
+    leads: tuple[Lead, ...]
+
+
+def compare_all(
+    table: CaseTable, methods: Sequence[str], class_names: Sequence[str], *, num_resamples: int = 10_000
+) -> tuple[list[Score], list[str]]:
+    """Every score that all methods have in two cases or more, and what to say of those left out."""
+    scores: list[Score] = []
+    notices = []
+    unit = resampled_unit(table)
+    for metric in _ordered(table.metrics):
+        of_metric = table.select(metric=metric)
+        lacking = [method for method in methods if method not in of_metric.methods]
+        if lacking:
+            notices.append(f"{metric} is left out: {', '.join(lacking)} was not scored by it.")
+            continue
+        if not _has_direction(metric):
+            notices.append(f"{metric} is left out: its name does not say whether higher is better.")
+            continue
+        there = set(of_metric.columns["class"].tolist())
+        main = ["mean"] if "mean" in there else ["all"]
+        for class_name in (*main, *(class_names[1:] if len(class_names) > 2 else ())):
+            if class_name not in there:
+                continue
+            paired = table.paired(metric, class_name=class_name, methods=methods, missing="drop")
+            units = paired.patients if unit == "patient" else paired.cases
+            if len(set(units)) < 2:
+                notices.append(f"{metric} of {class_name} is left out: fewer than two {unit}s have it.")
+                continue
+            comparison = compare_scores(paired, unit=unit, num_resamples=num_resamples, level=LEVEL)
+            scores.append(Score(paired, comparison))
+    if not any(score.is_main for score in scores):
+        raise ValueError(
+            f"nothing to report: no metric has scores of {', '.join(methods)} in two cases or more; the "
+            f"table has {', '.join(table.metrics)}"
+        )
+    return scores, notices
+
+
+def _has_direction(metric: str) -> bool:
+    try:
+        higher_is_better(metric)
+    except ValueError:
+        return False
+    return True
+
+
+def resampled_unit(table: CaseTable) -> Unit:
+    """Patients where one has several cases; cases otherwise, and where all are of a single patient."""
+    patients = len(np.unique(table.columns["patient"]))
+    return "patient" if 1 < patients < len(np.unique(table.columns["case"])) else "case"
+
+
+def _ordered(metrics: Sequence[str]) -> list[str]:
+    return sorted(metrics, key=lambda metric: _ORDER.index(metric) if metric in _ORDER else len(_ORDER))
+
+
+def answer_of(score: Score) -> Answer:
+    """Who leads by the mean, and how far ahead of the next and of the last."""
+    comparison = score.comparison
+    mean = comparison.mean if comparison.higher_is_better else -comparison.mean
+    ranked = [int(number) for number in np.argsort(-mean, kind="stable")]
+    scale = display_scale(score.metric)
+    first = ranked[0]
+    others = dict.fromkeys((ranked[1], ranked[-1])) if len(ranked) > 1 else ()
+    leads = []
+    for other in others:
+        p = float(comparison.p_holm[first, other])
+        low, high = (float(part[first, other]) * scale for part in (comparison.low, comparison.high))
+        leads.append(
+            Lead(
+                over=comparison.methods[other],
+                difference=number_text(float(comparison.difference[first, other]) * scale, signed=True),
+                interval=f"[{number_text(low, signed=True)}, {number_text(high, signed=True)}]",
+                p=f"p {p_text(p)}" if p < 0.001 else f"p = {p_text(p)}",
+                significant=bool(comparison.superior(level=LEVEL)[first, other]),
+            )
+        )
+    ends = (comparison.mean_low[first] * scale, comparison.mean_high[first] * scale)
+    return Answer(
+        score,
+        leader=comparison.methods[first],
+        mean=number_text(float(comparison.mean[first]) * scale),
+        interval=f"[{number_text(float(ends[0]))}, {number_text(float(ends[1]))}]",
+        best=comparison.best(level=LEVEL),
+        leads=tuple(leads),
+    )
+
+
+def headline(scores: Sequence[Score]) -> str:
+    """The answer in a sentence or two, from the best sets of the main scores."""
+    main = [score for score in scores if score.is_main]
+    methods = main[0].comparison.methods
+    best = {score.name: score.comparison.best(level=LEVEL) for score in main}
+    if len(methods) == 1:
+        return f"One method, {methods[0]}: there is nothing to compare it with."
+    unbeaten = [method for method in methods if all(method in names for names in best.values())]
+    alone = {method: [name for name, names in best.items() if names == (method,)] for method in methods}
+    if len(unbeaten) == len(methods):
+        return (
+            f"No difference between the {_count(methods, 'method')} is significant by any score: "
+            f"with these cases, each of them may be the best."
+        )
+    if len(unbeaten) == 1:
+        (winner,) = unbeaten
+        ahead = alone[winner]
+        if len(ahead) == len(best):
+            return f"{winner} is best, significantly ahead of every other method by {_by_all(best)}."
+        if ahead:
+            return (
+                f"{winner} is best: significantly ahead of every other method by {_listed(ahead)}, and by no "
+                "score is another significantly better."
+            )
+        return f"{winner} is the only method that no other beats significantly by any score."
+    if unbeaten:
+        return (
+            f"{_listed(unbeaten)} are beaten significantly by no other method, by any score; between them "
+            "the cases do not decide."
+        )
+    leading = [f"{method} by {_listed(names)}" for method, names in alone.items() if names]
+    alone_best = f" Significantly ahead of every other method: {'; '.join(leading)}." if leading else ""
+    return f"It depends on the score: every method is beaten significantly by some.{alone_best}"
+
+
+def _by_all(best: dict[str, tuple[str, ...]]) -> str:
+    return f"all {len(best)} scores" if len(best) > 1 else next(iter(best))
+
+
+def _count(things: Sequence[str], what: str) -> str:
+    return f"{len(things)} {what}{'' if len(things) == 1 else 's'}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def number_text(value: float, *, signed: bool = False) -> str:
+    """A number as `metrics.tables` writes it.
+
+    >>> number_text(-1.5), number_text(0.256, signed=True)
+    ('−1.50', '+0.26')
+    """
+    return f"{value:{'+' if signed else ''}.2f}".replace("-", "−")

@@ -1,0 +1,71 @@
+// Data, the score that all sections show, and small tools to make elements and write numbers.
+const DATA = JSON.parse(document.getElementById("data").textContent);
+const SVG = "http://www.w3.org/2000/svg";
+const byId = (id) => document.getElementById(id);
+
+function fill(node, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (value === true) node.setAttribute(name, "");
+    else if (value !== false && value !== null && value !== undefined) node.setAttribute(name, value);
+  }
+  node.append(...children);
+  return node;
+}
+const el = (tag, attributes = {}, ...children) => fill(document.createElement(tag), attributes, children);
+const svg = (tag, attributes = {}, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
+
+// Two decimals as Python writes them: toFixed takes a tie upwards, Python to the even digit, and of two
+// decimals only odd eighths are ties.
+function fixed(value) {
+  const size = Math.abs(value);
+  const text = (size * 8) % 4 === 1 ? (size - 0.001).toFixed(2) : size.toFixed(2);
+  return (value < 0 || Object.is(value, -0) ? "−" : "") + text;
+}
+const scoreText = (value, score) => (value === null ? "–" : fixed(value * score.scale));
+
+const state = { score: 0, listeners: [] };
+function setScore(number) {
+  state.score = number;
+  for (const select of document.querySelectorAll(".score-select")) select.value = String(number);
+  for (const listener of state.listeners) listener();
+}
+
+const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
+
+// The value at a share of the sorted values, between two of them in proportion, as numpy has it.
+function quantile(sorted, share) {
+  const at = share * (sorted.length - 1);
+  const below = Math.floor(at);
+  const above = Math.min(below + 1, sorted.length - 1);
+  return sorted[below] + (sorted[above] - sorted[below]) * (at - below);
+}
+
+// Shapes around 0, 0 for matplotlib's markers.
+function markerPath(marker, r) {
+  const paths = {
+    o: `M${-r} 0a${r} ${r} 0 1 0 ${2 * r} 0a${r} ${r} 0 1 0 ${-2 * r} 0z`,
+    s: `M${-r} ${-r}h${2 * r}v${2 * r}h${-2 * r}z`,
+    "^": `M0 ${-r}L${r} ${r}H${-r}z`,
+    v: `M0 ${r}L${r} ${-r}H${-r}z`,
+    x: `M${-r} ${-r}L${r} ${r}M${r} ${-r}L${-r} ${r}`,
+    D: `M0 ${-1.3 * r}L${1.3 * r} 0L0 ${1.3 * r}L${-1.3 * r} 0z`,
+  };
+  return paths[marker];
+}
+
+// A piece of a method's or rater's line, as a key to it.
+function lineKey(style, marker = true) {
+  const key = svg("svg", { class: "key-line", width: 30, height: 12, viewBox: "0 0 30 12", "aria-hidden": "true" });
+  key.append(
+    svg("line", {
+      x1: 1, x2: 29, y1: 6, y2: 6, stroke: style.colour, "stroke-width": 2.2, "stroke-dasharray": style.dashes.join(" "),
+    }),
+  );
+  if (marker) {
+    key.append(
+      svg("path", { d: markerPath(style.marker, 3.4), transform: "translate(15 6)", class: "marker", stroke: style.colour }),
+    );
+  }
+  return key;
+}

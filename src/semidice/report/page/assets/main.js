@@ -1,0 +1,17 @@
+// Everything put together.
+for (const key of document.querySelectorAll(".key")) key.append(lineKey(DATA.methods[Number(key.dataset.method)]));
+
+const charts = [
+  chart("distribution-chart", drawDistributions),
+  chart("reliability-chart", drawReliability),
+  chart("curve-chart", drawCurves),
+];
+state.listeners.push(charts[0], () => {
+  for (const matrix of document.querySelectorAll(".matrix")) matrix.hidden = Number(matrix.dataset.score) !== state.score;
+});
+byId("curve-select")?.addEventListener("change", charts[2]);
+startCases();
+startBrowser();
+for (const select of document.querySelectorAll(".score-select")) {
+  select.addEventListener("change", () => setScore(Number(select.value)));
+}

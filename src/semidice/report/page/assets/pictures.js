@@ -1,0 +1,168 @@
+// A case's pictures, decoded into numbers: grey values, the raters' classes, probabilities.
+const LAYOUT = DATA.layout;
+const COLOURS = Uint8Array.from(atob(DATA.probability_colours), (character) => character.charCodeAt(0));
+// a probability this high is opaque, lower ones let the image through
+const OPAQUE = 0.08;
+const TOO_HIGH = [213, 94, 0];
+const TOO_LOW = [86, 180, 233];
+
+async function pixelsOf(uri) {
+  const image = new Image();
+  image.src = uri;
+  await image.decode();
+  const canvas = el("canvas", { width: image.width, height: image.height });
+  const context = canvas.getContext("2d", { willReadFrequently: true });
+  context.drawImage(image, 0, 0);
+  const { data, width } = context.getImageData(0, 0, image.width, image.height);
+  return { data, width };
+}
+
+function tileOf(sheet, width, height, column, row) {
+  const tile = new Uint8Array(width * height);
+  for (let y = 0; y < height; y += 1) {
+    let from = ((row * height + y) * sheet.width + column * width) * 4;
+    for (let x = 0; x < width; x += 1, from += 4) tile[y * width + x] = sheet.data[from];
+  }
+  return tile;
+}
+
+class CasePictures {
+  constructor(picture, image, maps) {
+    [this.height, this.width] = picture.size;
+    this.picture = picture;
+    this.greys = LAYOUT.channels.map((_, channel) => tileOf(image, this.width, this.height, 0, channel));
+    const count = LAYOUT.rater_tiles + LAYOUT.classes.length * (LAYOUT.methods.length + LAYOUT.has_truth);
+    this.tiles = Array.from({ length: count }, (_, tile) =>
+      tileOf(maps, this.width, this.height, tile % LAYOUT.columns, Math.floor(tile / LAYOUT.columns)),
+    );
+  }
+
+  static async load(picture) {
+    return new CasePictures(picture, ...(await Promise.all([pixelsOf(picture.image), pixelsOf(picture.maps)])));
+  }
+
+  // 1 where the rater drew the class, which counts from 0 for the first after the background
+  rater(number, classNumber) {
+    const tile = this.tiles[Math.floor(number / LAYOUT.raters_per_tile)];
+    const shift = (number % LAYOUT.raters_per_tile) * LAYOUT.bits;
+    const mask = (1 << LAYOUT.bits) - 1;
+    return tile.map((value) => Number(((value >> shift) & mask) === classNumber + 1));
+  }
+
+  // mean of the raters who looked
+  label(classNumber) {
+    const sum = new Float32Array(this.width * this.height);
+    let count = 0;
+    this.picture.present.forEach((there, number) => {
+      if (!there) return;
+      count += 1;
+      this.rater(number, classNumber).forEach((drawn, at) => { sum[at] += drawn; });
+    });
+    return sum.map((value) => value / count);
+  }
+
+  truth(classNumber) {
+    return Float32Array.from(this.tiles[LAYOUT.rater_tiles + classNumber], (value) => value / 255);
+  }
+
+  // place: of the method among those that have pictures
+  prediction(place, classNumber) {
+    const first = LAYOUT.rater_tiles + LAYOUT.classes.length * (place + LAYOUT.has_truth);
+    return Float32Array.from(this.tiles[first + classNumber], (value) => value / 255);
+  }
+
+  difference(place, classNumber) {
+    const label = this.label(classNumber);
+    return this.prediction(place, classNumber).map((value, at) => value - label[at]);
+  }
+}
+
+const loaded = new Map();
+function loadPictures(number) {
+  if (!loaded.has(number)) {
+    loaded.set(number, CasePictures.load(DATA.pictures[number]));
+    // as many as one steps back and forth
+    if (loaded.size > 12) loaded.delete(loaded.keys().next().value);
+  }
+  return loaded.get(number);
+}
+
+function greyPixels(values) {
+  const pixels = new Uint8ClampedArray(values.length * 4);
+  values.forEach((value, at) => pixels.set([value, value, value, 255], at * 4));
+  return pixels;
+}
+
+function probabilityPixels(values) {
+  const pixels = new Uint8ClampedArray(values.length * 4);
+  values.forEach((value, at) => {
+    const colour = Math.round(value * 255) * 3;
+    pixels.set([COLOURS[colour], COLOURS[colour + 1], COLOURS[colour + 2], 255 * Math.min(1, value / OPAQUE)], at * 4);
+  });
+  return pixels;
+}
+
+function differencePixels(values) {
+  const pixels = new Uint8ClampedArray(values.length * 4);
+  values.forEach((value, at) => {
+    pixels.set([...(value > 0 ? TOO_HIGH : TOO_LOW), 255 * Math.min(1, 1.5 * Math.abs(value))], at * 4);
+  });
+  return pixels;
+}
+
+// The outline of a mask along the edges of its pixels, as a path: each edge has the mask on its right, and edges
+// that meet are joined until they come back to where they began.
+function outlinePath(mask, width, height) {
+  const inside = (x, y) => x >= 0 && y >= 0 && x < width && y < height && mask[y * width + x] === 1;
+  const ends = new Map();
+  const key = (x, y) => y * (width + 1) + x;
+  const add = (x1, y1, x2, y2) => {
+    const from = key(x1, y1);
+    if (ends.has(from)) ends.get(from).push([x2, y2]);
+    else ends.set(from, [[x2, y2]]);
+  };
+  for (let y = 0; y < height; y += 1) {
+    for (let x = 0; x < width; x += 1) {
+      if (!inside(x, y)) continue;
+      if (!inside(x, y - 1)) add(x, y, x + 1, y);
+      if (!inside(x + 1, y)) add(x + 1, y, x + 1, y + 1);
+      if (!inside(x, y + 1)) add(x + 1, y + 1, x, y + 1);
+      if (!inside(x - 1, y)) add(x, y + 1, x, y);
+    }
+  }
+  let path = "";
+  for (const [start, first] of ends) {
+    while (first.length > 0) {
+      path += `M${start % (width + 1)} ${Math.floor(start / (width + 1))}`;
+      let at = start;
+      do {
+        const [x, y] = ends.get(at).pop();
+        path += `L${x} ${y}`;
+        at = key(x, y);
+      } while (at !== start && ends.get(at).length > 0);
+      path += "Z";
+    }
+  }
+  return path;
+}
+
+// Rows and columns around all that was drawn or is likely, with a margin, in the shape of the picture.
+function zoomWindow(pictures, classNumber) {
+  const { width, height } = pictures;
+  const seen = pictures.label(classNumber).map((value) => Number(value > 0));
+  LAYOUT.methods.forEach((_, place) => {
+    pictures.prediction(place, classNumber).forEach((value, at) => { if (value > 0.5) seen[at] = 1; });
+  });
+  let [left, right, top, bottom] = [width, -1, height, -1];
+  seen.forEach((there, at) => {
+    if (!there) return;
+    const [x, y] = [at % width, Math.floor(at / width)];
+    [left, right] = [Math.min(left, x), Math.max(right, x)];
+    [top, bottom] = [Math.min(top, y), Math.max(bottom, y)];
+  });
+  if (right < 0) return { x: 0, y: 0, width, height };
+  const share = Math.min(1, Math.max((right - left + 1) / width, (bottom - top + 1) / height, 12 / Math.min(width, height)) * 1.4);
+  const [w, h] = [Math.max(1, Math.round(width * share)), Math.max(1, Math.round(height * share))];
+  const within = (middle, size, length) => Math.round(Math.min(Math.max(0, middle - size / 2), length - size));
+  return { x: within((left + right + 1) / 2, w, width), y: within((top + bottom + 1) / 2, h, height), width: w, height: h };
+}

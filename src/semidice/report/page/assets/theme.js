@@ -1,0 +1,31 @@
+// Light or dark, by the system's preference until the button is pressed.
+(() => {
+  "use strict";
+  const root = document.documentElement;
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  let chosen = null;
+  try {
+    chosen = localStorage.getItem("semidice-theme");
+  } catch {
+    // a browser may keep nothing for a file
+  }
+  const apply = () => {
+    root.dataset.theme = chosen ?? (system.matches ? "dark" : "light");
+    const button = document.getElementById("theme");
+    if (button) button.setAttribute("aria-pressed", String(root.dataset.theme === "dark"));
+  };
+  apply();
+  system.addEventListener("change", apply);
+  document.addEventListener("DOMContentLoaded", () => {
+    apply();
+    document.getElementById("theme").addEventListener("click", () => {
+      chosen = root.dataset.theme === "dark" ? "light" : "dark";
+      try {
+        localStorage.setItem("semidice-theme", chosen);
+      } catch {
+        // the choice then lasts as long as the page
+      }
+      apply();
+    });
+  });
+})();

@@ -1,0 +1,102 @@
+"""`semidice train`: a recipe to a run folder, with a progress bar, and a table at the end."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from lightning_fabric import Fabric
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from ..metrics.cases import CaseTable
+from ..predict.evaluate import scores_table
+from ..recipe import Recipe
+from ..rundir import RunFolder
+from .crossvalidation import cross_validate, open_run
+from .engine import Watch
+
+
+def run_train(
+    recipe: Recipe,
+    out: Path,
+    console: Console,
+    *,
+    resume: bool = False,
+    accelerator: str = "auto",
+    devices: int | str = 1,
+    nodes: int = 1,
+    strategy: str = "auto",
+) -> None:
+    """Train every fold of the recipe into `out`, then print the scores and what to do next."""
+    fabric = start_fabric(accelerator=accelerator, devices=devices, nodes=nodes, strategy=strategy)
+    if fabric.is_global_zero:
+        open_run(recipe, out, resume=resume)
+    fabric.barrier()
+    run = RunFolder(out)
+    # one process of several speaks
+    console.quiet = console.quiet or not fabric.is_global_zero
+    table = train_with_progress(recipe, run, fabric, console)
+    if table is None:
+        return
+    console.print(scores_table(table, title=f"{recipe.name}: scores of the held-out cases"))
+    console.print(f"scores of every case: {run.cases}", highlight=False, soft_wrap=True)
+    console.print(f"next: semidice predict {out} IMAGE... -o predictions", highlight=False, soft_wrap=True)
+
+
+def start_fabric(
+    *, accelerator: str = "auto", devices: int | str = 1, nodes: int = 1, strategy: str = "auto"
+) -> Fabric:
+    """Processes, devices and their connection; precision is the engine's own."""
+    fabric = Fabric(accelerator=accelerator, devices=devices, num_nodes=nodes, strategy=strategy)
+    fabric.launch()
+    return fabric
+
+
+def train_with_progress(recipe: Recipe, run: RunFolder, fabric: Fabric, console: Console) -> CaseTable | None:
+    """`cross_validate` behind a progress bar over the steps of all folds."""
+    folds = recipe.data.folds if recipe.data.folds is not None else tuple(range(recipe.data.num_folds))
+    with fold_progress(console, recipe.name, num_folds=len(folds)) as bar:
+        return cross_validate(recipe, run, fabric, on_step=bar.step, on_fold=bar.fold)
+
+
+class FoldBar:
+    """The bar: how far the folds are, the loss and its parts, Dice, images a second, time left."""
+
+    def __init__(self, progress: Progress, name: str, num_folds: int) -> None:
+        self.progress, self.name, self.num_folds = progress, name, num_folds
+        self.done, self.task = 0, progress.add_task(name, total=None, status="")
+
+    def fold(self, fold: int, what: str) -> None:
+        if what == "finished":
+            self.done += 1
+        self.progress.update(self.task, status=f"fold {fold}: {what}")
+
+    def finish(self) -> None:
+        self.progress.update(self.task, total=1, completed=1, status=f"{self.num_folds} folds finished")
+
+    def step(self, watch: Watch) -> None:
+        losses = "  ".join(f"{name} {value:.3f}" for name, value in watch.losses.items())
+        dice = watch.scores.get("dice_score")
+        self.progress.update(
+            self.task,
+            completed=self.done * watch.num_steps + watch.step,
+            total=self.num_folds * watch.num_steps,
+            status=f"fold {watch.fold} epoch {watch.epoch}/{watch.num_epochs}  {losses}"
+            + (f"  Dice {100 * dice:.1f}" if dice is not None else "")
+            + f"  {watch.images_per_second:.0f} images/s",
+        )
+
+
+@contextmanager
+def fold_progress(console: Console, name: str, *, num_folds: int) -> Iterator[FoldBar]:
+    """A progress bar for one run."""
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[status]}"),
+        console=console,
+        transient=True,
+    ) as progress:
+        yield FoldBar(progress, name, num_folds)

@@ -1,0 +1,214 @@
+"""One optimiser step, from case numbers to new weights, with nothing in it that waits for the device.
+
+    feed (CPU) --copy--> batches.make --network--> loss --backward--> clip, update
+
+Where the device allows, the whole of it is recorded once as a CUDA graph and replayed. Random numbers come
+from the default generators, which are seeded for every step, so a step is a function of the weights, the
+seed and its number: eager or replayed, resumed or not.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+
+from ..data.batches import Batches, Feed
+from ..distillation import DistillationLoss, Teacher
+from ..losses import SegmentationLoss
+from ..recipe import Recipe
+
+# eager steps before a graph is recorded: libraries choose their algorithms, optimisers make their state
+_WARM_UP = 3
+_MASK = 2**63 - 1
+
+
+def step_seed(seed: int, fold: int, step: int, rank: int = 0) -> int:
+    """A seed of its own for every step of every fold; step -1 is that of the initial weights.
+
+    >>> step_seed(0, 0, -1) == step_seed(0, 0, -1), step_seed(0, 0, 1) == step_seed(0, 1, 0)
+    (True, False)
+    """
+    mixed = 0x9E3779B97F4A7C15
+    for part in (seed, fold, step + 1, rank):
+        mixed = ((mixed ^ part) * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) % 2**64
+        mixed ^= mixed >> 29
+    return mixed & _MASK
+
+
+class TrainingStep:
+    """Runs steps: `step(feed, number)` gives the loss and its terms, on the device, in the order of `names`.
+
+    The values of a step stay valid until the next one. On a GPU the optimiser leaves the weights as they are
+    from the first loss on that is not finite; `engine` reads that some steps later and stops.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        *,
+        fabric: Fabric,
+        network: nn.Module,
+        optimiser: torch.optim.Optimizer,
+        batches: Batches,
+        teacher: Teacher | None,
+        num_steps: int,
+        fold: int,
+    ) -> None:
+        self.recipe, self.fabric, self.network, self.optimiser = recipe, fabric, network, optimiser
+        self.batches, self.teacher, self.num_steps, self.fold = batches, teacher, num_steps, fold
+        self.device = fabric.device
+        self.names: tuple[str, ...] = ()
+        mix = recipe.loss.build(sync=fabric.world_size > 1).to(self.device)
+        self.loss: SegmentationLoss | DistillationLoss = mix
+        if recipe.teacher is not None:
+            self.loss = DistillationLoss(
+                mix,
+                label_weight=recipe.teacher.label_weight,
+                teacher_weight=recipe.teacher.teacher_weight,
+                terms=recipe.teacher.terms,
+            )
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=recipe.precision.dtype == "fp16")
+        self.diverged = torch.zeros(1, device=self.device)
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._num_eager = 0
+        self._feed: Feed | None = None
+        self._parts = torch.zeros(0, device=self.device)
+        if self.device.type == "cuda" and not self.scaler.is_enabled():
+            # fused optimisers look at this on the device, as they do for a gradient scaler
+            self.optimiser.found_inf = self.diverged  # type: ignore[attr-defined]
+            self.optimiser.grad_scale = None  # type: ignore[attr-defined]
+
+    def __call__(self, feed: Feed, number: int) -> Tensor:
+        self._set_rate(number)
+        torch.manual_seed(step_seed(self.recipe.seed, self.fold, number, self.fabric.global_rank))
+        self._feed = self._on_device(feed)
+        if self._graph is not None:
+            self._graph.replay()
+            return self._parts
+        if self._uses_graph() and self._num_eager >= _WARM_UP:
+            self._graph = self._recorded()
+            # recording runs nothing; the seed is set anew because it may have moved the generator
+            torch.manual_seed(step_seed(self.recipe.seed, self.fold, number, self.fabric.global_rank))
+            self._graph.replay()
+            return self._parts
+        self._num_eager += 1
+        self._parts = self._run()
+        return self._parts
+
+    def rate(self, number: int) -> float:
+        """Learning rate of a step: linear warm-up, then (1 - step / steps) ** power."""
+        schedule = self.recipe.schedule
+        warm = min(1.0, (number + 1) / schedule.warmup_steps) if schedule.warmup_steps else 1.0
+        fall = float((1 - number / self.num_steps) ** schedule.power)
+        return self.recipe.optimiser.lr * warm * fall
+
+    def _set_rate(self, number: int) -> None:
+        for group in self.optimiser.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(self.rate(number))
+            else:
+                group["lr"] = self.rate(number)
+
+    def _on_device(self, feed: Feed) -> Feed:
+        if self.device.type == "cpu":
+            return feed
+        if self._feed is None:
+            return feed.to(self.device)
+        # the same memory at every step: a graph reads where it was recorded
+        for place, part in zip(self._feed, feed, strict=True):
+            if place is not None and part is not None:
+                place.copy_(part, non_blocking=True)
+        return self._feed
+
+    def _uses_graph(self) -> bool:
+        wanted = self.recipe.precision.graph
+        possible = self.device.type == "cuda" and self.fabric.world_size == 1 and not self.scaler.is_enabled()
+        if wanted is True and not possible:
+            raise ValueError(
+                "precision.graph: true needs one GPU and fp32 or bf16; auto takes a graph where it can"
+            )
+        return wanted is not False and possible
+
+    def _recorded(self) -> torch.cuda.CUDAGraph:
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._parts = self._run()
+        return graph
+
+    def _autocast(self) -> AbstractContextManager[object]:
+        dtype = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[self.recipe.precision.dtype]
+        if dtype is None:
+            return nullcontext()
+        # a cast that was kept from the recording would never be made again
+        return torch.autocast(self.device.type, dtype, cache_enabled=False)
+
+    def _run(self) -> Tensor:
+        assert self._feed is not None
+        batch = self.batches.make(self._feed)
+        accumulate = self.recipe.optimiser.accumulate
+        pieces = zip(*(part.chunk(accumulate) for part in batch[:3]), strict=True)
+        values: list[Tensor] = []
+        self.optimiser.zero_grad(set_to_none=True)
+        for number, (image, target, valid) in enumerate(pieces):
+            last = number == accumulate - 1
+            with self._delayed(not last):
+                total, parts = self._losses(image, target, valid)
+                self.fabric.backward(self.scaler.scale(total) / accumulate)
+            values.append(torch.stack([total.detach(), *parts.values()]).float())
+            self.names = ("loss", *parts)
+        mean = torch.stack(values).mean(0)
+        torch.maximum(self.diverged, (~mean[:1].isfinite()).float(), out=self.diverged)
+        self._update()
+        return mean
+
+    def _losses(self, image: Tensor, target: Tensor, valid: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        image = image.to(memory_format=torch.channels_last) if self._channels_last() else image
+        with self._autocast():
+            logits = self.network(image)
+        if self.teacher is None:
+            return self.loss(logits, target, valid, parts=True)  # type: ignore[no-any-return]
+        with self._autocast():
+            soft = self.teacher(image, target, valid)
+        return self.loss(logits, target, soft, valid, parts=True)  # type: ignore[no-any-return]
+
+    def _channels_last(self) -> bool:
+        return self.recipe.precision.channels_last
+
+    def _delayed(self, delay: bool) -> AbstractContextManager[object]:
+        """Whether processes wait with adding up gradients, until the last piece of a batch."""
+        if self.fabric.world_size == 1:
+            return nullcontext()
+        return self.fabric.no_backward_sync(self.network, enabled=delay)  # type: ignore[arg-type]
+
+    def _update(self) -> None:
+        clip = self.recipe.optimiser.clip_norm
+        if clip is not None:
+            self.scaler.unscale_(self.optimiser)
+            torch.nn.utils.clip_grad_norm_(self.network.parameters(), clip)
+        if self.device.type == "cpu" and bool(self.diverged):
+            return
+        self.scaler.step(self.optimiser)
+        self.scaler.update()
+
+
+def build_optimiser(recipe: Recipe, model: nn.Module, device: torch.device) -> torch.optim.Optimizer:
+    """SGD or AdamW over all parameters; on a GPU fused, with the rate in its memory, fit for a graph."""
+    options = recipe.optimiser
+    on_gpu = device.type == "cuda"
+    rate: float | Tensor = torch.tensor(options.lr, device=device) if on_gpu else options.lr
+    make: dict[str, Callable[[], torch.optim.Optimizer]] = {
+        "sgd": lambda: torch.optim.SGD(
+            model.parameters(),
+            lr=rate,
+            momentum=options.momentum,
+            weight_decay=options.weight_decay,
+            fused=on_gpu,
+        ),
+        "adamw": lambda: torch.optim.AdamW(
+            model.parameters(), lr=rate, weight_decay=options.weight_decay, fused=on_gpu, capturable=on_gpu
+        ),
+    }
+    return make[options.name]()

@@ -1,0 +1,307 @@
+"""Augmentation: labels stay probabilities, image and label stay together, and outside is not background."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from scipy import ndimage
+
+from semidice.data.augment import AugmentOptions, augment, draw_augmentation, identity_augmentation
+
+UNIT = {"mean": torch.zeros(1), "std": torch.ones(1)}
+
+
+def run(image, label, sizes, params, options, out_size):
+    params = torch.from_numpy(np.asarray(params, dtype=np.float32))
+    return augment(image, label, torch.tensor(sizes), params, options, out_size=out_size, **UNIT)
+
+
+def drawn(options, sizes, out_size, seed=0):
+    return draw_augmentation(options, np.random.default_rng(seed), np.array(sizes), out_size)
+
+
+def random_label(*shape, seed=0):
+    return torch.rand(*shape, generator=torch.Generator().manual_seed(seed)).pow(4).softmax(1)
+
+
+def blob(size, centre, width=2.5):
+    """A Gaussian bump (*size) around a position in voxels."""
+    axes = np.meshgrid(*map(np.arange, size), indexing="ij")
+    square = sum((axis - middle) ** 2 for axis, middle in zip(axes, centre, strict=True))
+    return torch.from_numpy(np.exp(-square / (2 * width**2))).float()
+
+
+@st.composite
+def settings(draw):
+    """Options, sizes of cases inside a space, and an output size; 2D and 3D."""
+    dims = draw(st.integers(2, 3))
+    longest = 24 if dims == 2 else 9
+    side = st.integers(2, longest)
+    sizes = draw(st.lists(st.tuples(*[side] * dims), min_size=1, max_size=3))
+    out_size = draw(st.tuples(*[side] * dims))
+    low = draw(st.floats(0.3, 1.5))
+    options = AugmentOptions(
+        scale=(low, draw(st.floats(low, 2.5))),
+        flip=draw(st.booleans()),
+        rotate_degrees=draw(st.sampled_from([0, 0, 20, 180])),
+        gamma=draw(st.sampled_from([0, 0.5])),
+        noise=draw(st.sampled_from([0, 0.2])),
+    )
+    space = tuple(int(side) for side in np.max(sizes, axis=0) + draw(st.integers(0, 3)))
+    return options, sizes, space, out_size, draw(st.integers(0, 2**16))
+
+
+@given(settings())
+def test_labels_stay_probabilities_and_what_is_not_valid_is_background(setting):
+    options, sizes, space, out_size, seed = setting
+    image, label = torch.rand(len(sizes), 1, *space), random_label(len(sizes), 3, *space, seed=seed)
+    params = drawn(options, sizes, out_size, seed)
+    image, label, valid = run(image, label, sizes, params, options, out_size)
+    assert image.shape == (len(sizes), 1, *out_size)
+    assert label.shape == (len(sizes), 3, *out_size)
+    assert label.min() >= 0
+    assert label.max() <= 1
+    torch.testing.assert_close(label.sum(1), torch.ones(len(sizes), *out_size), atol=1e-5, rtol=0)
+    outside = ~valid.unsqueeze(1)
+    assert not image[outside].any()
+    assert not label[:, 1:][outside.expand(-1, 2, *out_size)].any()
+
+
+@given(settings())
+def test_what_lies_beside_a_case_in_its_tensor_changes_nothing(setting):
+    options, sizes, space, out_size, seed = setting
+    options = options.model_copy(update={"noise": 0.0})
+    image, label = torch.rand(len(sizes), 1, *space), random_label(len(sizes), 2, *space, seed=seed)
+    other_image, other_label = image.clone(), label.clone()
+    for number, size in enumerate(sizes):
+        case = (slice(None), *(slice(side) for side in size))
+        beside = torch.ones(space, dtype=torch.bool)
+        beside[case[1:]] = False
+        other_image[number, :, beside] = -100
+        other_label[number, 0, beside], other_label[number, 1, beside] = 0, 1
+    params = drawn(options, sizes, out_size, seed)
+    ours = run(image, label, sizes, params, options, out_size)
+    theirs = run(other_image, other_label, sizes, params, options, out_size)
+    for one, other in zip(ours, theirs, strict=True):
+        assert torch.equal(one, other)
+
+
+@given(settings())
+def test_sampling_equals_scipys_linear_interpolation_with_the_edge_repeated(setting):
+    options, sizes, space, out_size, seed = setting
+    options = options.model_copy(update={"noise": 0.0, "gamma": 0.0})
+    image, label = torch.rand(len(sizes), 1, *space), random_label(len(sizes), 2, *space)
+    params = drawn(options, sizes, out_size, seed)
+    ours = run(image, label, sizes, params, options, out_size)
+    dims = len(out_size)
+    index = np.stack(np.meshgrid(*map(np.arange, out_size), indexing="ij"), -1)
+    for number, size in enumerate(sizes):
+        matrix = params[number, : dims * dims].reshape(dims, dims).astype(np.float64)
+        position = index @ matrix.T + params[number, dims * dims : -1]
+        # float32 cannot tell on which side of the border a position is that lies on it
+        at_border = np.isclose(position, -0.5, atol=1e-4) | np.isclose(
+            position, np.array(size) - 0.5, atol=1e-4
+        )
+        sure = ~at_border.any(-1)
+        valid = ((position >= -0.5) & (position <= np.array(size) - 0.5)).all(-1)
+        assert np.array_equal(ours[2][number].numpy()[sure], valid[sure])
+        case = tuple(slice(side) for side in size)
+        expected = ndimage.map_coordinates(
+            image[number, 0][case].double().numpy(), np.moveaxis(position, -1, 0), order=1, mode="nearest"
+        )
+        seen = sure & valid
+        # positions of up to 60 voxels are known to a few millionths in float32
+        np.testing.assert_allclose(ours[0][number, 0].numpy()[seen], expected[seen], atol=3e-5)
+
+
+@pytest.mark.parametrize("size", [(20, 37), (32, 64), (7, 9, 11)])
+def test_identity_gives_the_input_exactly_and_invalid_voxels_around_it(size):
+    image, label = torch.rand(2, 1, *size), random_label(2, 3, *size)
+    out_size = tuple(side + 5 for side in size)
+    options = AugmentOptions(rotate_degrees=10)
+    result = run(image, label, [size, size], identity_augmentation(2, len(size)), options, out_size)
+    case = (..., *(slice(side) for side in size))
+    assert torch.equal(result[0][case], image)
+    assert torch.equal(result[1][case][:, 1:], label[:, 1:])
+    # the background is one minus the others, which rounds once more
+    torch.testing.assert_close(result[1][case][:, 0], label[:, 0], atol=2e-7, rtol=0)
+    assert result[2][case].all()
+    assert int(result[2].sum()) == 2 * np.prod(size)
+
+
+def test_flips_and_crops_without_scale_only_move_voxels():
+    options = AugmentOptions(scale=(1, 1))
+    image, label = torch.rand(40, 1, 20, 21), random_label(40, 2, 20, 21)
+    params = drawn(options, [(20, 21)] * 40, (16, 24))
+    result, _, valid = run(image, label, [(20, 21)] * 40, params, options, (16, 24))
+    shown = set()
+    for before, after, here in zip(image[:, 0], result[:, 0], valid, strict=True):
+        assert here.sum() == 16 * 21
+        matches = [
+            (flip, top, left)
+            for flip in ((), (0,), (1,), (0, 1))
+            for top in range(5)
+            for left in range(4)
+            if torch.equal(before.flip(flip)[top : top + 16], after[:, left : left + 21])
+        ]
+        assert len(matches) == 1
+        shown.update(matches)
+    assert {match[0] for match in shown} == {(), (0,), (1,), (0, 1)}
+    assert {match[1] for match in shown} == set(range(5))
+    assert {match[2] for match in shown} == set(range(4))
+
+
+@pytest.mark.parametrize("options", [AugmentOptions(), AugmentOptions(rotate_degrees=45)])
+@pytest.mark.parametrize(("size", "out_size"), [((40, 48), (64, 64)), ((16, 18, 20), (24, 24, 24))])
+def test_image_and_label_stay_aligned_to_half_a_voxel(options, size, out_size):
+    """A marker is where the drawn map says it is, in image and label alike, to half a voxel."""
+    num_cases, dims = 30, len(size)
+    centre = np.random.default_rng(1).uniform(0.35, 0.65, (num_cases, dims)) * size
+    marker = torch.stack([blob(size, middle, 1.5) for middle in centre]).unsqueeze(1)
+    label = torch.cat([1 - marker, marker], 1)
+    params = drawn(options, [size] * num_cases, out_size)
+    image, label, _ = run(marker, label, [size] * num_cases, params, options, out_size)
+    index = np.stack(np.meshgrid(*map(np.arange, out_size), indexing="ij"), -1)
+    num_whole = 0
+    for number in range(num_cases):
+        matrix = params[number, : dims * dims].reshape(dims, dims).astype(np.float64)
+        expected = np.linalg.solve(matrix, centre[number] - params[number, dims * dims : -1])
+        margin = 8 if dims == 2 else 5
+        if not ((expected > margin) & (expected < np.array(out_size) - 1 - margin)).all():
+            continue
+        num_whole += 1
+        for weight in (image[number, 0].numpy(), label[number, 1].numpy()):
+            found = (index * weight[..., None]).reshape(-1, dims).sum(0) / weight.sum()
+            assert np.abs(found - expected).max() < 0.5
+    assert num_whole >= 5
+
+
+def test_a_magnified_image_is_cut_and_a_shrunk_one_placed_inside():
+    sizes = [(32, 32)] * 50
+    image, label = torch.ones(50, 1, 32, 32), random_label(50, 2, 32, 32)
+    for scale, share in ((2.0, 1.0), (0.5, 0.25)):
+        options = AugmentOptions(scale=(scale, scale))
+        _, _, valid = run(image, label, sizes, drawn(options, sizes, (32, 32)), options, (32, 32))
+        assert (valid.float().mean((1, 2)) == share).all()
+    corner = valid.flatten(1).int().argmax(1)
+    assert len(corner.unique()) > 30
+
+
+def test_a_case_of_double_size_fills_the_output_to_its_outermost_voxels():
+    options = AugmentOptions(scale=(2, 2), flip=False)
+    image = torch.arange(16.0).view(1, 1, 4, 4)
+    params = drawn(options, [(4, 4)], (8, 8))
+    result, _, valid = run(image, random_label(1, 2, 4, 4), [(4, 4)], params, options, (8, 8))
+    assert valid.all()
+    # the first output voxel lies a quarter of a voxel before the first centre, where nothing is beyond it
+    assert result[0, 0, 0, :3].tolist() == [0.0, 0.25, 0.75]
+
+
+def test_probability_mass_scales_with_the_area_within_one_percent():
+    size = (64, 64)
+    label = blob(size, (32, 32), 6)
+    label = torch.stack([1 - label, label]).unsqueeze(0).repeat(20, 1, 1, 1)
+    options = AugmentOptions(scale=(0.5, 1.9), crop=(128, 128))
+    params = drawn(options, [size] * 20, (128, 128))
+    _, result, _ = run(torch.rand(20, 1, *size), label, [size] * 20, params, options, (128, 128))
+    area = 1 / np.abs(params[:, 0] * params[:, 3])
+    mass = result[:, 1].sum((1, 2)).numpy() / label[:, 1].sum((1, 2)).numpy()
+    np.testing.assert_allclose(mass, area, rtol=0.01)
+
+
+def test_gamma_and_noise_change_the_image_alone():
+    plain = AugmentOptions()
+    changed = AugmentOptions(gamma=0.7, noise=0.3)
+    sizes = [(24, 24)] * 4
+    image, label = torch.rand(4, 1, 24, 24), random_label(4, 2, 24, 24)
+    params = drawn(changed, sizes, (24, 24))
+    before = run(image, label, sizes, params, plain, (24, 24))
+    after = run(image, label, sizes, params, changed, (24, 24))
+    assert not torch.allclose(before[0], after[0], atol=0.01)
+    assert torch.equal(before[1], after[1])
+    assert torch.equal(before[2], after[2])
+
+
+def test_gamma_raises_intensities_to_the_drawn_power():
+    options = AugmentOptions(scale=(1, 1), flip=False, gamma=0.8)
+    mean, std = torch.tensor([0.4, 0.2]), torch.tensor([0.2, 0.5])
+    intensity = torch.rand(5, 2, 16, 16)
+    image = (intensity - mean.view(-1, 1, 1)) / std.view(-1, 1, 1)
+    params = drawn(options, [(16, 16)] * 5, (16, 16))
+    power = np.exp(params[:, -1]).reshape(-1, 1, 1, 1)
+    assert power.min() < 0.8
+    assert power.max() > 1.25
+    result, _, _ = augment(
+        image,
+        random_label(5, 2, 16, 16),
+        torch.tensor([(16, 16)] * 5),
+        torch.from_numpy(params),
+        options,
+        out_size=(16, 16),
+        mean=mean,
+        std=std,
+    )
+    found = result * std.view(-1, 1, 1) + mean.view(-1, 1, 1)
+    np.testing.assert_allclose(found.numpy(), intensity.numpy() ** power, atol=2e-6)
+
+
+def test_noise_has_the_standard_deviation_asked_for_and_follows_the_seed():
+    options = AugmentOptions(scale=(1, 1), noise=0.25)
+    image = torch.zeros(2, 1, 128, 128)
+    arguments = (
+        image,
+        random_label(2, 2, 128, 128),
+        [(128, 128)] * 2,
+        identity_augmentation(2, 2),
+        options,
+        (128, 128),
+    )
+    results = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        results.append(run(*arguments)[0])
+    # 32768 draws: five standard deviations of the estimate are 2 %
+    assert results[0].std().item() == pytest.approx(0.25, rel=0.02)
+    assert torch.equal(results[0], results[1])
+    assert not torch.equal(results[0], results[2])
+
+
+def test_the_drawn_scale_covers_its_range_and_is_the_same_along_all_axes():
+    params = drawn(AugmentOptions(flip=False), [(30, 30, 30)] * 2000, (32, 32, 32))
+    scale = 1 / params[:, 0]
+    np.testing.assert_allclose(1 / params[:, 4], scale, rtol=1e-6)
+    np.testing.assert_allclose(1 / params[:, 8], scale, rtol=1e-6)
+    assert scale.min() == pytest.approx(0.5, abs=0.01)
+    assert scale.max() == pytest.approx(2.0, abs=0.01)
+    # uniform: the standard error of the mean is 0.01
+    assert scale.mean() == pytest.approx(1.25, abs=0.05)
+
+
+def test_one_option_does_not_change_what_is_drawn_for_the_others():
+    sizes = [(30, 40)] * 5
+    plain = drawn(AugmentOptions(flip=False), sizes, (32, 32))
+    flipped = drawn(AugmentOptions(gamma=0.5, noise=1), sizes, (32, 32))
+    assert np.array_equal(np.abs(flipped[:, :4]), plain[:, :4])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"scale": (2.0, 0.5)}, "the smaller one first"),
+        ({"scale": (0.0, 1.0)}, "above 0"),
+        ({"crop": (64,)}, "2 or 3 axes"),
+        ({"crop": (0, 64)}, "1 or more"),
+        ({"rotate_degrees": -1}, "rotate_degrees"),
+        ({"noise": float("nan")}, "noise"),
+        ({"flips": True}, "flips"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options, message):
+    with pytest.raises(ValidationError, match=message):
+        AugmentOptions(**options)
+
+
+def test_every_option_is_described():
+    assert all(field.description for field in AugmentOptions.model_fields.values())

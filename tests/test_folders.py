@@ -1,0 +1,363 @@
+"""Folders matched by file name: LIDC, the Decathlon, and what users may have in theirs."""
+
+import json
+import shutil
+
+import nibabel
+import numpy as np
+import pytest
+from PIL import Image
+from raw_trees import (
+    DEPTH,
+    SHARED,
+    SIZE,
+    ellipsoids,
+    make_decathlon,
+    make_folder,
+    make_lidc,
+    names,
+    only,
+    problems,
+    write_nifti,
+    write_picture,
+)
+
+from semidice.data.sources import find_datasets, read_scan
+
+
+@pytest.mark.parametrize("num_channels", [1, 4])
+def test_decathlon_takes_classes_and_channels_from_its_json(tmp_path, num_channels):
+    dataset = only("decathlon", make_decathlon(tmp_path, num_channels=num_channels))
+    assert dataset.class_names == ("background", "Anterior", "Posterior")
+    assert dataset.channels == (("MRI",) if num_channels == 1 else ("FLAIR", "T1w", "t1gd", "T2w"))
+    assert names(dataset) == [f"brain_00{number}" for number in range(1, 6)]
+    arrays = read_scan(dataset, dataset.scans[2])
+    image = nibabel.load(tmp_path / "imagesTr" / "brain_003.nii.gz").get_fdata().reshape(*SIZE, DEPTH, -1)
+    np.testing.assert_array_equal(arrays.image, np.moveaxis(image, -1, 0).astype(np.float32))
+    assert (dataset.options.slices, dataset.options.slice_axis) == ("all", 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"labels": {"1": "tumour"}}, "needs label 0"),
+        ({"labels": {"background": 0, "tumour": 1}}, "cannot be read"),
+        ({"modality": {}}, "a modality"),
+        ({"labels": None}, "cannot be read"),
+    ],
+)
+def test_a_decathlon_json_that_does_not_say_enough_is_named(tmp_path, change, message):
+    path = make_decathlon(tmp_path) / "dataset.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ValueError, match=rf"dataset\.json.*{message}"):
+        find_datasets("decathlon", tmp_path)
+
+
+def test_a_decathlon_json_that_is_no_json_is_named_and_a_folder_of_tasks_is_pointed_into(tmp_path):
+    make_decathlon(tmp_path / "Task01_Brain")
+    with pytest.raises(ValueError, match=r"one task is prepared at a time, such as .*Task01_Brain"):
+        find_datasets("decathlon", tmp_path)
+    (tmp_path / "Task01_Brain" / "dataset.json").write_text("{")
+    with pytest.raises(ValueError, match=r"dataset\.json cannot be read"):
+        find_datasets("decathlon", tmp_path / "Task01_Brain")
+
+
+def test_lidc_has_four_raters_and_patients_from_its_table_without_which_it_is_refused(tmp_path):
+    dataset = only("lidc", make_lidc(tmp_path))
+    assert dataset.raters == ("1", "2", "3", "4")
+    assert [scan.patient for scan in dataset.scans] == [f"LIDC-IDRI-000{n}" for n in (1, 1, 2, 2, 3, 3)]
+    assert read_scan(dataset, dataset.scans[0]).image.dtype == np.uint8
+    (tmp_path / "cases.csv").unlink()
+    with pytest.raises(ValueError, match=r"no cases\.csv with columns case and patient"):
+        find_datasets("lidc", tmp_path)
+
+
+def test_the_real_lidc_is_found_and_read_as_pillow_reads_it():
+    raw = SHARED / "data" / "lidc"
+    if not raw.exists():
+        pytest.skip(f"LIDC is not at {raw}")
+    dataset = only("lidc", raw)
+    assert len(dataset.scans) == 573
+    assert len({scan.patient for scan in dataset.scans}) == 378
+    assert dataset.raters == ("1", "2", "3", "4")
+    for scan in dataset.scans[::40]:
+        arrays = read_scan(dataset, scan)
+        assert arrays.raters == dataset.raters
+        np.testing.assert_array_equal(
+            arrays.image[0], np.asarray(Image.open(raw / "images" / f"{scan.name}.png"))
+        )
+        for rater, mask in zip(arrays.raters, arrays.masks, strict=True):
+            with Image.open(raw / "raters" / rater / f"{scan.name}.png") as picture:
+                np.testing.assert_array_equal(mask, np.asarray(picture) > 0)
+
+
+def test_the_real_hippocampus_is_found_and_read_as_nibabel_reads_it():
+    raw = SHARED / "data" / "hippocampus"
+    if not raw.exists():
+        pytest.skip(f"the Decathlon's hippocampus is not at {raw}")
+    dataset = only("decathlon", raw)
+    assert len(dataset.scans) == 260
+    assert dataset.class_names == ("background", "Anterior", "Posterior")
+    for scan in dataset.scans[::20]:
+        arrays = read_scan(dataset, scan)
+        for array, folder in ((arrays.image[0], "imagesTr"), (arrays.masks[0], "labelsTr")):
+            expected = nibabel.load(raw / folder / f"{scan.name}.nii.gz").get_fdata()
+            np.testing.assert_array_equal(array, expected.astype(np.float32))
+
+
+@pytest.mark.parametrize("suffix", [".png", ".tif", ".nii.gz", ".nii"])
+@pytest.mark.parametrize("high", [1, 255])
+def test_a_folder_of_two_classes_is_read_whatever_its_format(tmp_path, suffix, high):
+    dataset = only("folder", make_folder(tmp_path, suffix=suffix, high=high))
+    assert dataset.class_names == ("background", "foreground")
+    assert (dataset.num_axes, dataset.options.slices, dataset.channels) == (2, "none", ("intensity",))
+    assert dataset.raters == ("a", "b", "c")
+    _, expected = ellipsoids(3001, SIZE, num_raters=3)
+    np.testing.assert_array_equal(read_scan(dataset, dataset.scans[0]).masks, expected)
+
+
+def test_a_rater_without_a_file_did_not_look_and_one_who_drew_nothing_did(tmp_path):
+    dataset = only("folder", make_folder(tmp_path))
+    assert read_scan(dataset, dataset.scans[1]).raters == ("a", "b")
+    third = read_scan(dataset, dataset.scans[2])
+    assert third.raters == ("a", "b", "c")
+    assert third.masks.any(axis=(1, 2)).tolist() == [True, True, False]
+
+
+@pytest.mark.parametrize(("suffix", "slice_axis"), [(".nii.gz", 2), (".tif", 0)])
+def test_a_folder_of_volumes_is_sliced_along_the_axis_its_format_counts_slices_with(
+    tmp_path, suffix, slice_axis
+):
+    dataset = only("folder", make_folder(tmp_path, suffix=suffix, volumes=True, num_classes=3))
+    assert (dataset.num_axes, dataset.options.slices, dataset.options.slice_axis) == (3, "all", slice_axis)
+    assert dataset.class_names == ("background", "class_1", "class_2")
+    assert read_scan(dataset, dataset.scans[0]).masks.shape[1 + slice_axis] == DEPTH
+
+
+def test_a_volume_of_one_slice_among_others_stays_a_volume(tmp_path):
+    make_folder(tmp_path, suffix=".nii.gz", volumes=True)
+    for path in [tmp_path / "images", *(tmp_path / "raters").iterdir()]:
+        file = path / "case1.nii.gz"
+        write_nifti(file, np.asanyarray(nibabel.load(file).dataobj)[..., 3:4])
+    dataset = only("folder", tmp_path)
+    assert dataset.num_axes == 3
+    assert read_scan(dataset, dataset.scans[0]).masks.shape == (3, *SIZE, 1)
+
+
+def test_a_folder_with_masks_is_one_rater_and_cases_csv_names_patients(tmp_path):
+    dataset = only("folder", make_folder(tmp_path, num_raters=1, masks_folder=True, patients=True))
+    assert dataset.raters == ("masks",)
+    assert [scan.patient for scan in dataset.scans] == [f"patient{number}" for number in (1, 1, 2, 2, 3, 3)]
+
+
+def test_without_cases_csv_each_case_is_a_patient_and_order_is_natural(tmp_path):
+    dataset = only("folder", make_folder(tmp_path, num_cases=11))
+    assert names(dataset) == [f"case{number}" for number in range(1, 12)]
+    assert [scan.patient for scan in dataset.scans] == names(dataset)
+
+
+def test_progress_is_told_for_each_mask_that_is_looked_through(tmp_path):
+    calls = []
+    find_datasets("folder", make_folder(tmp_path), on_file=lambda *call: calls.append(call))
+    assert calls == [(number, 17) for number in range(1, 18)]
+
+
+def rewrite_masks(root, change):
+    for path in sorted(root.glob("raters/*/*.png")):
+        with Image.open(path) as picture:
+            pixels = np.array(picture)
+        write_picture(path, change(pixels, path))
+
+
+def test_some_masks_of_1_and_others_of_255_are_two_classes(tmp_path):
+    make_folder(tmp_path)
+    rewrite_masks(tmp_path, lambda pixels, path: pixels // 255 if "case1" in path.name else pixels)
+    dataset = only("folder", tmp_path)
+    assert dataset.class_names == ("background", "foreground")
+    for scan in dataset.scans[:2]:
+        assert np.unique(read_scan(dataset, scan).masks).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        # 255 beside 1 often marks what is to be ignored: no guess is made
+        (lambda pixels: np.where(np.arange(36) == 0, 255, pixels // 255), "holds 0, 1, 255"),
+        (lambda pixels: pixels // 255 * 128, "holds 0, 128"),
+        (lambda pixels: pixels // 255 * 3, "holds 3, but no mask holds 1"),
+        (lambda pixels: np.arange(40)[:, None] * 6 + pixels // 255, "threshold them"),
+    ],
+)
+def test_values_that_could_mean_anything_ask_for_a_table_of_classes(tmp_path, change, message):
+    make_folder(tmp_path)
+    rewrite_masks(tmp_path, lambda pixels, _: change(pixels).astype(np.uint8))
+    with pytest.raises(ValueError, match=rf"case\d\.png .*{message}.*classes\.csv"):
+        find_datasets("folder", tmp_path)
+
+
+def test_a_table_of_classes_says_what_values_mean_and_can_join_them(tmp_path):
+    make_folder(tmp_path, num_classes=4)
+    (tmp_path / "classes.csv").write_text("value,name\n1,organ\n2,lesion\n3,lesion\n")
+    dataset = only("folder", tmp_path)
+    assert dataset.class_names == ("background", "organ", "lesion")
+    _, expected = ellipsoids(3001, SIZE, num_raters=3, num_classes=4)
+    np.testing.assert_array_equal(read_scan(dataset, dataset.scans[0]).masks, np.minimum(expected, 2))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("value,name\n-1,organ\n", "value '-1'"),
+        ("value,name\n1,organ\n1,lesion\n", "value '1' twice"),
+        ("number,name\n1,organ\n", "needs columns value and name"),
+        ("value,name\n0,background\n", "declares 1 classes"),
+        ("", "needs columns value and name"),
+    ],
+)
+def test_a_wrong_table_of_classes_is_named(tmp_path, text, message):
+    make_folder(tmp_path)
+    (tmp_path / "classes.csv").write_text(text)
+    with pytest.raises(ValueError, match=rf"classes\.csv .*{message}"):
+        find_datasets("folder", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "case,patient\ncase1,p\ncase2,q\n",
+        "\ufeffCase;Patient;age\ncase1;p;40\ncase2;q;50\n",
+        "patient, case\r\np, case1.png\r\nq, case2.png\r\n",
+    ],
+)
+def test_tables_as_spreadsheets_write_them_are_read(tmp_path, text):
+    make_folder(tmp_path, num_cases=2)
+    (tmp_path / "cases.csv").write_text(text, encoding="utf-8", newline="")
+    assert [scan.patient for scan in only("folder", tmp_path).scans] == ["p", "q"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"case,patient\ncase1,p\ncase1,q\n", "case 'case1' twice"),
+        (b"case,patient\ncase1,p\ncase1.png,q\n", "two patients for case 'case1'"),
+        (b"case,patient\ncase1,\n", "no case and patient in line 2"),
+        (b"name,patient\ncase1,p\n", "needs columns case and patient"),
+        (b"case,patient\ncase1,\xff\xfe\n", "cannot read"),
+        (b"case,patient\ncase1,p\n", "no row for case 'case2'"),
+    ],
+)
+def test_a_wrong_table_of_cases_is_a_problem_that_names_it(tmp_path, content, message):
+    make_folder(tmp_path, num_cases=2)
+    (tmp_path / "cases.csv").write_bytes(content)
+    (dataset,) = find_datasets("folder", tmp_path)
+    (problem,) = dataset.problems
+    assert str(tmp_path / "cases.csv") in problem
+    assert message in problem
+    # no case goes on with a patient that was guessed
+    assert names(dataset) == (["case1"] if "no row" in message else [])
+
+
+def test_a_table_of_cases_that_is_a_broken_link_is_not_the_same_as_none(tmp_path):
+    make_folder(tmp_path)
+    (tmp_path / "cases.csv").symlink_to(tmp_path / "gone.csv")
+    (problem,) = problems("folder", tmp_path)
+    assert "cases.csv" in problem
+
+
+def test_an_image_without_masks_and_a_mask_without_image_are_named_and_the_others_stay(tmp_path):
+    make_folder(tmp_path)
+    for path in tmp_path.glob("raters/*/case1.png"):
+        path.unlink()
+    (tmp_path / "images" / "case4.png").rename(tmp_path / "images" / "case4.jpg")
+    (tmp_path / "images" / "more").mkdir()
+    (tmp_path / "raters" / "d").mkdir()
+    (dataset,) = find_datasets("folder", tmp_path)
+    assert names(dataset) == ["case2", "case3", "case5", "case6"]
+    told = "\n".join(dataset.problems)
+    assert len(dataset.problems) == 5
+    assert f"image {tmp_path / 'images' / 'case1.png'} has no mask" in told
+    assert f"mask {tmp_path / 'raters' / 'a' / 'case4.png'} has no image" in told
+    assert "case4.jpg is not read: convert it" in told
+    assert "more is a folder" in told
+    assert "rater 'd' has no mask" in told
+
+
+def test_a_case_in_two_formats_or_in_two_spellings_is_named(tmp_path):
+    make_folder(tmp_path)
+    shutil.copy(tmp_path / "images" / "case1.png", tmp_path / "images" / "case1.tif")
+    shutil.copy(tmp_path / "raters" / "a" / "case2.png", tmp_path / "raters" / "a" / "case2.tiff")
+    for folder in ("images", "raters/a"):
+        shutil.copy(tmp_path / folder / "case3.png", tmp_path / folder / "CASE3.png")
+    (dataset,) = find_datasets("folder", tmp_path)
+    assert names(dataset) == ["case4", "case5", "case6"]
+    first, second, third = sorted(dataset.problems, key=lambda problem: problem.lower().index("case"))
+    told = "\n".join((first, second, third))
+    assert "images/case1.tif" in told
+    assert "raters/a/case2.tiff" in told
+    assert "images/CASE3.png" in told
+
+
+def test_names_are_made_fit_for_files_and_collisions_are_named(tmp_path):
+    make_folder(tmp_path, num_cases=3)
+    for folder in [tmp_path / "images", *(tmp_path / "raters").iterdir()]:
+        for old, new in (("case1", "Müller: 1"), ("case3", "a?b")):
+            (folder / f"{old}.png").rename(folder / f"{new}.png")
+    dataset = only("folder", tmp_path)
+    assert names(dataset) == ["Muller_ 1", "a_b", "case2"]
+    assert dataset.scans[0].patient == "Müller: 1"
+    for folder in [tmp_path / "images", *(tmp_path / "raters").iterdir()]:
+        if (folder / "case2.png").exists():
+            (folder / "case2.png").rename(folder / "a*b.png")
+    (problem,) = problems("folder", tmp_path)
+    assert "2 images would be case 'a_b'" in problem
+
+
+def test_colours_are_three_channels_and_a_grey_image_among_them_is_named(tmp_path):
+    make_folder(tmp_path)
+    for path in sorted((tmp_path / "images").iterdir())[1:]:
+        with Image.open(path) as picture:
+            picture.convert("RGB").save(path)
+    dataset = only("folder", tmp_path)
+    assert dataset.channels == ("red", "green", "blue")
+    assert read_scan(dataset, dataset.scans[1]).image.shape == (3, *SIZE)
+    with pytest.raises(
+        ValueError, match=r"case1\.png has shape \(40, 36\); expected 2 axes of space and 3 ch"
+    ):
+        read_scan(dataset, dataset.scans[0])
+
+
+def test_niftis_with_more_axes_than_their_masks_have_channels(tmp_path):
+    make_folder(tmp_path, suffix=".nii.gz")
+    for path in (tmp_path / "images").iterdir():
+        image = nibabel.load(path).get_fdata().astype(np.float32)
+        write_nifti(path, np.stack([image, image * 2], axis=-1))
+    dataset = only("folder", tmp_path)
+    assert dataset.channels == ("channel_1", "channel_2")
+    arrays = read_scan(dataset, dataset.scans[0])
+    np.testing.assert_array_equal(arrays.image[1], 2 * arrays.image[0])
+
+
+def test_niftis_and_pictures_are_not_mixed(tmp_path):
+    make_folder(tmp_path)
+    image, _ = ellipsoids(0, SIZE)
+    (tmp_path / "images" / "case1.png").unlink()
+    write_nifti(tmp_path / "images" / "case1.nii.gz", image)
+    with pytest.raises(ValueError, match=r"mixed, such as .*case1\.nii\.gz and .*case1\.png"):
+        find_datasets("folder", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("folders", "message"),
+    [
+        (["images"], "raters/NAME"),
+        (["raters/a"], "holds raters"),
+        (["images", "raters"], "raters holds no folder"),
+        (["images", "raters/a", "masks"], "both raters and masks"),
+        (["images", "masks"], "rater 'masks' has no mask"),
+    ],
+)
+def test_folders_that_are_missing_or_too_many_are_named(tmp_path, folders, message):
+    for folder in folders:
+        (tmp_path / folder).mkdir(parents=True)
+    with pytest.raises(ValueError, match=message):
+        raise ValueError(*problems("folder", tmp_path))

@@ -1,0 +1,125 @@
+"""Folds: patients stay together, each case is validated once, and a stored file must fit its dataset."""
+
+import json
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prepared import make_prepared
+
+from semidice.data.folds import fold_cases, read_folds, split_folds, write_folds
+
+names = st.text(st.characters(codec="utf-8"), max_size=3)
+
+
+@given(patients=st.lists(names, min_size=8), num_folds=st.integers(2, 5), seed=st.integers(0, 9))
+def test_no_patient_is_in_two_folds_and_no_fold_is_empty(patients, num_folds, seed):
+    patients = [*patients, *map(str, range(100, 100 + num_folds))]
+    folds = split_folds(patients, num_folds=num_folds, seed=seed)
+    assert len(set(zip(patients, folds, strict=True))) == len(set(patients))
+    assert set(folds) == set(range(num_folds))
+
+
+@given(counts=st.lists(st.integers(1, 6), min_size=5, max_size=30), seed=st.integers(0, 9))
+def test_folds_differ_by_no_more_cases_than_the_largest_patient_has(counts, seed):
+    patients = [f"p{number}" for number, count in enumerate(counts) for _ in range(count)]
+    folds = split_folds(patients, seed=seed)
+    sizes = [folds.count(fold) for fold in range(5)]
+    assert max(sizes) - min(sizes) <= max(counts)
+
+
+def test_single_cases_are_spread_evenly():
+    folds = split_folds([str(number) for number in range(23)], num_folds=5)
+    assert sorted(folds.count(fold) for fold in range(5)) == [4, 4, 5, 5, 5]
+
+
+def test_the_fold_of_a_patient_does_not_depend_on_the_order_of_the_cases():
+    patients = [f"p{number % 13}" for number in range(40)]
+    shuffled = random.Random(0).sample(patients, len(patients))
+    of = dict(zip(patients, split_folds(patients, seed=3), strict=True))
+    assert of == dict(zip(shuffled, split_folds(shuffled, seed=3), strict=True))
+
+
+def test_the_same_seed_gives_the_same_folds_and_another_seed_others():
+    patients = [f"p{number}" for number in range(40)]
+    assert split_folds(patients, seed=1) == split_folds(patients, seed=1)
+    assert split_folds(patients, seed=1) != split_folds(patients, seed=2)
+
+
+def test_each_case_is_validated_once_and_trained_on_in_all_other_folds():
+    folds = split_folds([f"p{number // 2}" for number in range(25)], num_folds=4)
+    validated = [number for fold in range(4) for number in fold_cases(folds, fold)[1]]
+    assert sorted(validated) == list(range(25))
+    for fold in range(4):
+        training, validation = fold_cases(folds, fold)
+        assert sorted(training + validation) == list(range(25))
+
+
+def test_fewer_patients_than_folds_says_what_to_do():
+    with pytest.raises(ValueError, match=r"5 folds need 5 patients.*12 cases are of 3: lower num_folds"):
+        split_folds(["a", "b", "c"] * 4)
+    with pytest.raises(ValueError, match="num_folds must be 2 or more"):
+        split_folds(["a", "b"], num_folds=1)
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    return make_prepared(tmp_path / "data", num_cases=8, size=(8, 8), num_raters=1)
+
+
+def test_written_folds_are_read_again(dataset, tmp_path):
+    folds = split_folds([case.patient for case in dataset.cases], num_folds=3)
+    write_folds(tmp_path / "folds.json", dataset, folds)
+    assert read_folds(tmp_path / "folds.json", dataset) == folds
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "folds.json"]
+
+
+def test_folds_that_put_a_patient_into_two_are_neither_written_nor_read(dataset, tmp_path):
+    path = tmp_path / "folds.json"
+    with pytest.raises(ValueError, match="patient patient000 into folds 0 and 1"):
+        write_folds(path, dataset, [0, 1] * 4)
+    assert not path.exists()
+    stored = {case.name: number % 2 for number, case in enumerate(dataset.cases)}
+    path.write_text(json.dumps({"version": 1, "num_folds": 2, "fold_of_case": stored}))
+    with pytest.raises(ValueError, match="patient patient000 into folds 0 and 1"):
+        read_folds(path, dataset)
+
+
+def test_folds_of_another_dataset_are_refused(dataset, tmp_path):
+    path = tmp_path / "folds.json"
+    write_folds(path, dataset, [0] * 4 + [1] * 4)
+    smaller = make_prepared(tmp_path / "smaller", num_cases=6, size=(8, 8), num_raters=1)
+    with pytest.raises(ValueError, match=r"not of the dataset.*has besides case scan006, and 1 more"):
+        read_folds(path, smaller)
+    larger = make_prepared(tmp_path / "larger", num_cases=9, size=(8, 8), num_raters=1)
+    with pytest.raises(ValueError, match="lacks case scan008"):
+        read_folds(path, larger)
+    with pytest.raises(ValueError, match="each of 8 cases; got 3"):
+        write_folds(path, dataset, [0, 1, 2])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "does not hold folds of this semidice"),
+        ('{"version": 2, "num_folds": 2, "fold_of_case": {}}', "version"),
+        ('{"num_folds": 2, "fold_of_case": {"scan000": "x"}}', "fold_of_case.scan000"),
+    ],
+)
+def test_a_damaged_file_is_named(dataset, tmp_path, text, message):
+    path = tmp_path / "folds.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message) as error:
+        read_folds(path, dataset)
+    assert str(path) in str(error.value)
+    with pytest.raises(ValueError, match=r"cannot read folds from .*absent\.json: No such file"):
+        read_folds(tmp_path / "absent.json", dataset)
+
+
+def test_an_empty_fold_is_refused(dataset, tmp_path):
+    path = tmp_path / "folds.json"
+    write_folds(path, dataset, [0] * 4 + [1] * 4)
+    path.write_text(path.read_text().replace('"num_folds": 2', '"num_folds": 3'))
+    with pytest.raises(ValueError, match=r"cases in folds \[0, 1\]; each of 0 to 2 needs some"):
+        read_folds(path, dataset)

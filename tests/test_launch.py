@@ -1,0 +1,190 @@
+"""A launch that is remembered is the one that Triton would make.
+
+The oracle is Triton's own choice of what to compile for given arguments, which needs no GPU.
+"""
+
+import itertools
+import random
+
+import pytest
+import torch
+from laws import class_map, random_logits, soft_label
+
+pytest.importorskip("triton")
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import CompiledKernel, make_backend
+from triton.runtime.jit import JITFunction, create_function_from_signature
+
+from semidice.kernels import fused, launch, overlap
+from semidice.kernels.launch import Launch
+from semidice.kernels.overlap import MixtureOptions
+
+KERNELS = ("_sums_kernel", "_gradient_kernel", "_loss_kernel")
+PLANS = (overlap._sums_plan, overlap._gradient_launch, overlap._mixture_plan)
+OPTIONS = MixtureOptions(alpha=0.5, beta=0.5, entropy_weight=0.25, region_weight=0.75)
+WHICH = {"activation": "softmax", "form": "min", "entropy": True}
+
+
+class Compiled(CompiledKernel):
+    """Made for what Triton chose at the first launch; refuses arguments for which it would choose anew."""
+
+    def __init__(self, kernel, choice):
+        self.module, self.kernel, self.choice = None, kernel, choice
+
+    def __getitem__(self, grid):
+        def run(*arguments):
+            tensors = self.kernel.tensors
+            assert list(arguments[: len(tensors)]) == [None if t is None else t.data_ptr() for t in tensors]
+            assert self.kernel.choice(grid, *tensors, *arguments[len(tensors) :]) == self.choice
+            self.kernel.num_direct += 1
+
+        return run
+
+
+class Kernel:
+    """In the place of a Triton kernel: computes nothing, and knows what Triton would compile."""
+
+    def __init__(self, function):
+        jit = JITFunction(function)
+        self.arg_names = jit.arg_names
+        self._bind = create_function_from_signature(
+            jit.signature, jit.params, make_backend(GPUTarget("cuda", 90, 32))
+        )
+        self.tensors, self.num_plain, self.num_direct = (), 0, 0
+
+    def choice(self, grid, *arguments):
+        return grid, self._bind(*arguments)[1]
+
+    def __getitem__(self, grid):
+        def launch_it(*arguments, num_warps):
+            self.num_plain += 1
+            return Compiled(self, self.choice(grid, *arguments))
+
+        return launch_it
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """The three kernels, replaced; each is told the tensors of every launch."""
+    replaced = [Kernel(getattr(overlap, name).fn) for name in KERNELS]
+    for name, kernel in zip(KERNELS, replaced, strict=True):
+        monkeypatch.setattr(overlap, name, kernel)
+    call = Launch.__call__
+
+    def told(self, *tensors, **options):
+        self._kernel.tensors = tensors
+        call(self, *tensors, **options)
+
+    monkeypatch.setattr(Launch, "__call__", told)
+    for plan in PLANS:
+        plan.cache_clear()
+    yield replaced
+    for plan in PLANS:
+        plan.cache_clear()
+
+
+def shifted(tensor, by):
+    """The same values `by` elements behind a multiple of 16 bytes."""
+    room = torch.empty(tensor.numel() + by, dtype=tensor.dtype)
+    view = room[by:].view(tensor.shape)
+    return view.copy_(tensor)
+
+
+def batches():
+    """Sizes 1, 16 and primes, hard and soft, of all types, aligned or not, in several layouts."""
+    for shape in ((1, 2, 1), (1, 16, 16), (2, 3, 17), (16, 2, 32), (2, 5, 4, 4), (3, 2, 1, 1)):
+        logits = random_logits(*shape)
+        hard = class_map((shape[0], *shape[2:]), shape[1])
+        targets = [soft_label(*shape), soft_label(*shape).bfloat16(), hard, hard.to(torch.uint8)]
+        for dtype, target, by in itertools.product((torch.float32, torch.float16), targets, (0, 1)):
+            for mask in (None, torch.ones_like(hard, dtype=torch.bool)):
+                valid = mask if mask is None else shifted(mask, by)
+                yield shifted(logits.to(dtype), by), target, valid, None
+                yield logits.to(dtype), shifted(target, by), valid, torch.ones(shape[1])
+        if len(shape) == 4:
+            yield logits.contiguous(memory_format=torch.channels_last), targets[0], None, None
+            yield logits[..., ::2], targets[0][..., ::2], None, None
+
+
+def launch_all(tries):
+    for logits, target, valid, weight in tries:
+        free = logits.detach().requires_grad_()
+        total, *_ = fused.fused_mixture(
+            free, target, valid=valid, class_weight=weight, options=OPTIONS, **WHICH
+        )
+        total.backward()
+
+
+def test_a_remembered_kernel_is_the_one_that_triton_would_choose(kernels):
+    tries = 3 * list(batches())
+    random.Random(0).shuffle(tries)
+    launch_all(tries)
+    for kernel in kernels:
+        assert kernel.num_plain + kernel.num_direct == len(tries)
+        # each batch comes three times, and some differ only in what this kernel does not see
+        assert kernel.num_direct >= 2 / 3 * len(tries)
+
+
+def test_a_key_without_alignment_would_be_found_out(kernels, monkeypatch):
+    monkeypatch.setattr(launch, "_ALIGNMENT", 1)
+    with pytest.raises(AssertionError):
+        launch_all(batches())
+
+
+def _layout_and_stride(logits):
+    inputs = overlap.flat_inputs(logits, torch.zeros_like(logits), None, **WHICH)
+    return inputs.layout, inputs.logits.stride()
+
+
+def test_numbers_that_come_as_integers_are_floats_to_triton(kernels):
+    logits, target = random_logits(1, 2, 16), soft_label(1, 2, 16)
+    for alpha in (1, 0.5, 16, 2**40):
+        options = OPTIONS._replace(alpha=alpha, beta=alpha)
+        fused.fused_mixture(logits, target, valid=None, class_weight=None, options=options, **WHICH)
+    assert (kernels[2].num_plain, kernels[2].num_direct) == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "value"), [(triton, "__version__", "3.5.1"), (torch.version, "hip", "6.4")]
+)
+def test_where_it_was_not_tried_nothing_is_remembered(kernels, monkeypatch, owner, name, value):
+    monkeypatch.setattr(owner, name, value)
+    launch_all(2 * [(random_logits(1, 2, 16), soft_label(1, 2, 16), None, None)])
+    assert [(kernel.num_plain, kernel.num_direct) for kernel in kernels] == [(2, 0)] * 3
+
+
+def test_constants_must_be_those_of_the_kernel():
+    with pytest.raises(ValueError, match=r"constants of the kernel are .*NUM_STAGES; got FORM"):
+        Launch(overlap._sums_kernel, (1,), (), num_warps=1, FORM=0)
+
+
+@pytest.mark.gpu
+def test_a_remembered_launch_computes_the_same():
+    tries = [[None if t is None else t.cuda() for t in batch] for batch in batches()]
+    results = []
+    for _ in range(3):
+        once = []
+        for logits, target, valid, weight in tries:
+            free = logits.detach().requires_grad_()
+            total, *_ = fused.fused_mixture(
+                free, target, valid=valid, class_weight=weight, options=OPTIONS, **WHICH
+            )
+            total.backward()
+            once += [total.detach(), free.grad]
+        results.append(once)
+    for later in results[1:]:
+        torch.testing.assert_close(later, results[0], rtol=0, atol=0, equal_nan=True)
+    plan = overlap._gradient_launch(*_layout_and_stride(torch.zeros(1, 16, 16, device="cuda")))
+    assert len(plan._compiled) >= 1
+
+
+@pytest.mark.gpu
+def test_a_mask_on_the_cpu_is_refused_after_one_on_the_gpu():
+    logits, target = random_logits(1, 2, 16).cuda(), soft_label(1, 2, 16).cuda()
+    valid = torch.ones(1, 16, dtype=torch.bool, device="cuda")
+    options = {"class_weight": None, "options": OPTIONS, **WHICH}
+    for _ in range(2):
+        fused.fused_mixture(logits, target, valid=valid, **options)
+    with pytest.raises(ValueError, match="cannot be accessed from Triton"):
+        fused.fused_mixture(logits, target, valid=valid.cpu(), **options)
