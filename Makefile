@@ -23,7 +23,12 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 demo: $(VENV)/.train  ## fit a soft label with four losses, print and draw where each lands
 	$(BIN)/semidice demo
 
-test: $(VENV)/.dev lint  ## everything a change must pass: format, lint, types, imports, doctests, tests
+# a Chromium for the tests of the report page: found, installed where that needs no password, or one line that says how
+$(VENV)/.browser: tests/browser.py $(VENV)/.dev
+	@$(BIN)/python tests/browser.py
+	@touch $@
+
+test: $(VENV)/.dev $(VENV)/.browser lint  ## everything a change must pass: format, lint, types, imports, doctests, tests
 	$(BIN)/pytest -q
 
 lint: $(VENV)/.dev

@@ -1,8 +1,11 @@
-"""Median time of some work, by events on a GPU and by the clock on a CPU."""
+"""Median time of some work: by events on a GPU, there also from a CUDA graph, and by the clock on a CPU."""
 
 import statistics
 import time
+import warnings
 from collections.abc import Callable
+
+import torch
 
 
 def seconds_of(work: Callable[[], object], device: str) -> float:
@@ -18,3 +21,41 @@ def seconds_of(work: Callable[[], object], device: str) -> float:
         work()
         times.append(time.perf_counter() - start)
     return statistics.median(times)
+
+
+def seconds_of_graph(work: Callable[[], object]) -> float | None:
+    """Median time of `work` replayed from a CUDA graph; None where it cannot be captured.
+
+    Tensors that are waiting for a gradient must be of its own: autograd goes back to the stream where others
+    used them, which a capture refuses.
+    """
+    if _waits_for_the_device(work):
+        return None
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            work()
+    except RuntimeError:
+        return None
+    return seconds_of(graph.replay, "cuda")
+
+
+def _waits_for_the_device(work: Callable[[], object]) -> bool:
+    """Found out beforehand, for a capture that fails leaves the allocator of memory in disorder."""
+    before = torch.cuda.get_sync_debug_mode()
+    # away from the default stream, as in a capture; it is also the warm-up that a capture needs
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with warnings.catch_warnings(), torch.cuda.stream(stream):
+        # torch says that the mode is a prototype
+        warnings.simplefilter("ignore")
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for _ in range(3):
+                work()
+            return False
+        except RuntimeError:
+            return True
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+            torch.cuda.synchronize()

@@ -9,13 +9,14 @@ Each section's table stands between the two lines
 import re
 import types
 from collections.abc import Iterable
+from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from semidice.recipe import Recipe, read_recipe, shipped_recipes
+from semidice.recipe import Recipe, shipped_recipes
 
 PAGE = Path(__file__).parent / "recipes.md"
 
@@ -58,14 +59,16 @@ def _section(field: FieldInfo) -> type[BaseModel] | None:
 def _table(fields: Iterable[tuple[str, tuple[str, FieldInfo]]]) -> str:
     rows = [["option", "default", "values", "meaning"], ["---"] * 4]
     for prefix, (name, field) in fields:
-        values = " ".join(filter(None, (_values(field.annotation), _limits(field))))
+        kinds = _values(field.annotation).removesuffix(", null")
+        values = " ".join(filter(None, (kinds, _limits(field))))
+        values += ", null" if type(None) in get_args(field.annotation) else ""
         rows.append([f"`{prefix}{name}`", _default(field), values, field.description or ""])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def _default(field: FieldInfo) -> str:
     if field.is_required():
-        return "**needed**"
+        return "needed"
     return f"`{_yaml(field.get_default(call_default_factory=True, validated_data={}))}`"
 
 
@@ -111,22 +114,11 @@ def _limits(field: FieldInfo) -> str:
 
 def _shipped() -> str:
     """Name and first line of every recipe that comes with the package."""
-    rows = [["name", "label", "loss", "network", "epochs"], ["---"] * 5]
+    rows = [["name", "what for"], ["---"] * 2]
     for name in shipped_recipes():
-        recipe = read_recipe(name, ["data.dataset=prepared", *_needs(name)])
-        loss = f"{recipe.loss.cross_entropy_weight:g} CE + {recipe.loss.region_weight:g} {recipe.loss.family}"
-        network = recipe.model.architecture
-        if recipe.model.encoder != "none":
-            network = f"{network}, {recipe.model.encoder}"
-        learned = recipe.label.maker + (" and teacher" if recipe.teacher is not None else "")
-        rows.append(
-            [f"`{name}`", learned, f"{loss} ({recipe.loss.form})", network, str(recipe.schedule.epochs)]
-        )
+        first = (resources.files("semidice") / "recipes" / f"{name}.yaml").read_text().splitlines()[0]
+        rows.append([f"`{name}`", first.removeprefix("# ")])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
-def _needs(name: str) -> list[str]:
-    return ["teacher.run=teacher"] if name.endswith("distillation") else []
 
 
 if __name__ == "__main__":

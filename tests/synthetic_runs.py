@@ -17,10 +17,10 @@ from semidice.rundir import RunFolder
 METRICS = ("dice_score", "binarized_dice_score", "calibration_error", "brier_error")
 # sharpness of the probabilities, shift of the outline and noise, in logits; label and loss of the recipe
 METHODS: Mapping[str, tuple[float, float, float, str, str]] = {
-    "majority + SDL": (3.0, 0.6, 0.9, "majority", "relaxed"),
-    "uniform + SDL": (2.0, 0.5, 0.8, "mean", "relaxed"),
-    "uniform + DML1": (1.0, 0.0, 0.4, "mean", "min"),
-    "Dice-weighted + DML1": (1.05, 0.05, 0.42, "dice_weighted", "min"),
+    "majority + SDL": (3.0, 1.6, 0.9, "majority", "relaxed"),
+    "uniform + SDL": (2.0, 1.2, 0.8, "mean", "relaxed"),
+    "uniform + DML1": (1.0, 0.0, 0.3, "mean", "min"),
+    "Dice-weighted + DML1": (1.05, 0.05, 0.32, "dice_weighted", "min"),
 }
 
 
@@ -35,7 +35,7 @@ def write_runs(
     epochs: int = 40,
     seed: int = 0,
 ) -> dict[str, RunFolder]:
-    """Finished runs over the same folds, in folders method0, method1, ... of `path`; the dataset has truth."""
+    """Finished runs over the same folds, in `path`/method0, method1, ...; the dataset must have its truth."""
     chosen = {name: METHODS[name] for name in methods} if not isinstance(methods, Mapping) else methods
     folds = split_folds([case.patient for case in dataset.cases], num_folds=num_folds, seed=fold_seed)
     runs = {}
@@ -59,7 +59,9 @@ def write_runs(
                 write_prediction(run.fold(fold).prediction(dataset.cases[case].name), prob)
             tables.append(score_fold(dataset, cases, run.fold(fold), metrics=metrics, method=name, fold=fold))
             write_cases(tables[-1], run.fold(fold).cases)
-            write_log(run.fold(fold).log, rng, epochs=epochs, steps_per_epoch=10 + fold, floor=0.1 * (1 + number))
+            write_log(
+                run.fold(fold).log, rng, epochs=epochs, steps_per_epoch=10 + fold, floor=0.1 * (1 + number)
+            )
         write_cases(concatenate(tables), run.cases)
         write_recipe(recipe, run.recipe)
     return runs
@@ -84,7 +86,15 @@ def write_log(path, rng, *, epochs, steps_per_epoch, floor):
         region = float(floor + 0.6 * np.exp(-6 * share) + rng.normal(0, 0.02))
         entropy = float(0.5 * floor + 0.3 * np.exp(-5 * share) + rng.normal(0, 0.01))
         loss = 0.25 * entropy + 0.75 * region
-        lines.append({"step": step, "lr": 0.01 * (1 - share) ** 0.9, "loss": loss, "cross_entropy": entropy, "region": region})
+        lines.append(
+            {
+                "step": step,
+                "lr": 0.01 * (1 - share) ** 0.9,
+                "loss": loss,
+                "cross_entropy": entropy,
+                "region": region,
+            }
+        )
     for epoch in range(10, epochs + 1, 10):
         score = float(0.9 - floor - 0.4 * np.exp(-4 * epoch / epochs) + rng.normal(0, 0.01))
         lines.append({"step": epoch * steps_per_epoch, "epoch": epoch, "val_dice_score": score})

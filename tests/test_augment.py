@@ -116,6 +116,20 @@ def test_sampling_equals_scipys_linear_interpolation_with_the_edge_repeated(sett
         np.testing.assert_allclose(ours[0][number, 0].numpy()[seen], expected[seen], atol=3e-5)
 
 
+def test_a_certain_label_stays_within_zero_and_one_whatever_the_weights_round_to():
+    options = AugmentOptions(rotate_degrees=180)
+    label = torch.zeros(50, 4, 32, 32)
+    label[:, 1:] = torch.tensor([0.7, 0.2, 0.1]).view(-1, 1, 1)
+    sizes = [(32, 32)] * 50
+    for certain in (label, torch.stack([label[:, 0], torch.ones(50, 32, 32)], 1)):
+        params = drawn(options, sizes, (32, 32))
+        _, result, valid = run(torch.rand(50, 1, 32, 32), certain, sizes, params, options, (32, 32))
+        assert result.min() >= 0
+        assert result.max() <= 1
+        inside = result[:, 1:].sum(1)[valid]
+        torch.testing.assert_close(inside, torch.ones_like(inside), atol=1e-6, rtol=0)
+
+
 @pytest.mark.parametrize("size", [(20, 37), (32, 64), (7, 9, 11)])
 def test_identity_gives_the_input_exactly_and_invalid_voxels_around_it(size):
     image, label = torch.rand(2, 1, *size), random_label(2, 3, *size)

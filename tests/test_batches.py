@@ -1,6 +1,7 @@
 """Batches: a pure function of seed and step, the same streamed, resident, shared by processes or resumed."""
 
 import os
+import pickle
 
 import numpy as np
 import pytest
@@ -111,6 +112,19 @@ def test_feeds_from_any_step_on_are_the_tail_of_all_feeds(dataset, options):
     batches = batches_of(dataset, label=LabelOptions(maker="random"), **options)
     for step, feed in zip(range(4, 9), batches.feeds(4, 9), strict=True):
         assert_same(feed, batches_of(dataset, label=LabelOptions(maker="random"), **options).feed(step))
+
+
+def test_feeds_can_be_made_in_a_process_that_shares_nothing(dataset):
+    """Where processes are not forked, what reads ahead is pickled."""
+    batches = batches_of(dataset, resident=False)
+    assert_same(pickle.loads(pickle.dumps(batches._feeds))[3], batches.feed(3))
+
+
+def test_writing_into_a_feed_does_not_change_later_ones(dataset):
+    batches = batches_of(dataset)
+    expected = batches.feed(1).case.clone()
+    batches.feed(1).case.zero_()
+    assert torch.equal(batches.feed(1).case, expected)
 
 
 def test_reading_ahead_leaves_the_default_generator_alone(dataset):

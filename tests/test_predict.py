@@ -98,6 +98,13 @@ def test_what_was_read_is_stored_again_as_the_same_bytes(tmp_path):
     assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()
 
 
+def test_two_classes_are_read_within_half_a_unit(tmp_path):
+    foreground = np.random.default_rng(0).uniform(0, 1, (50, 50))
+    write_prediction(tmp_path / "case.npz", np.stack([1 - foreground, foreground]))
+    back = read_prediction(tmp_path / "case.npz")
+    assert np.abs(back[1] - foreground).max() <= 0.5 / 65535 + 2**-24
+
+
 def test_hard_probabilities_are_stored_exactly(tmp_path):
     prob = np.stack([np.eye(4), 1 - np.eye(4)]).astype(np.float32)
     write_prediction(tmp_path / "case.npz", prob)

@@ -1,31 +1,24 @@
-"""Preparing: the same bytes however it is done, whole or not there, and every problem told at once."""
+"""Preparing: the same bytes however it is done, continued where it was stopped, and whole or not there."""
 
-import errno
-import hashlib
-import io
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import nibabel
 import numpy as np
 import pytest
-from raw_trees import make_folder, make_kits, make_lits, make_qubiq
-from rich.console import Console
+from preparing import PHANTOM, a_folder, a_phantom, fails_at, files_in, prepare, reads
+from raw_trees import make_kits, make_lits
 
-from semidice.data import scan_job
 from semidice.data.dataset import Dataset
-from semidice.data.phantom import PhantomOptions, make_phantom
-from semidice.data.prepare import PrepareError, prepare_dataset, run_prepare
+from semidice.data.phantom import make_phantom
+from semidice.data.prepare import PrepareError
 from semidice.data.sources import find_datasets, read_scan
 from semidice.data.workers import WorkerDiedError, Workers
 
-PHANTOM = PhantomOptions(num_cases=6, size=(24, 32), num_raters=3)
 # what a run that is killed or stopped prepares: readers are slow, so that there is a middle to be hit
 SLOW_RUN = """
 import time
@@ -43,48 +36,6 @@ if __name__ == "__main__":
     (raw,) = find_datasets("phantom", Path("raw"), phantom=phantom)
     prepare_dataset(raw, Path("out"), workers={workers}, reader=slowly)
 """
-
-
-def files_in(folder):
-    """SHA-256 of every file by its path in the folder."""
-    return {
-        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
-
-
-def a_phantom():
-    (raw,) = find_datasets("phantom", Path("raw"), phantom=PHANTOM)
-    return raw
-
-
-def a_folder(root, **options):
-    (raw,) = find_datasets("folder", make_folder(root, **options))
-    return raw
-
-
-def prepare(raw, out, **options):
-    return prepare_dataset(raw, out, **({"workers": 1} | options))
-
-
-def reads(names, reader=read_scan):
-    """A reader that notes in `names` which scans were read."""
-
-    def noting(dataset, scan):
-        names.append(scan.name)
-        return reader(dataset, scan)
-
-    return noting
-
-
-def fails_at(name, error):
-    def failing(dataset, scan):
-        if scan.name == name:
-            raise error
-        return read_scan(dataset, scan)
-
-    return failing
 
 
 def dies_at_case_3(dataset, scan):
@@ -357,222 +308,6 @@ def test_scans_under_way_when_a_process_dies_are_named_and_what_was_finished_is_
         prepare(a_phantom(), tmp_path / "out", workers=DyingWorkers(2))
 
 
-def test_all_problems_of_all_scans_come_at_once_with_the_files_and_a_way_out(tmp_path):
-    dataset = replace(a_folder(tmp_path / "raw"), problems=("case9: it is odd",))
-    other = make_folder(tmp_path / "other", size=(20, 20))
-    image, mask, small = (
-        tmp_path / "raw" / name for name in ("images/case1.png", "raters/a/case4.png", "raters/b/case5.png")
-    )
-    image.write_bytes(image.read_bytes()[:100])
-    mask.write_bytes(mask.read_bytes()[::-1])
-    small.write_bytes((other / "raters/b/case5.png").read_bytes())
-    with pytest.raises(PrepareError) as told:
-        prepare(dataset, tmp_path / "out")
-    odd, first, fourth, fifth = told.value.problems
-    assert odd == "case9: it is odd"
-    assert str(image) in first
-    assert str(mask) in fourth
-    assert str(small) in fifth
-    assert "(20, 20)" in fifth
-    assert "4 problems" in told.value.advice
-    assert "--skip-bad" in told.value.advice
-    assert not (tmp_path / "out").exists()
-
-    names = []
-    prepared = prepare(dataset, tmp_path / "out", skip_bad=True, reader=reads(names))
-    assert names == ["case1", "case4", "case5"]
-    assert prepared.left_out == told.value.problems
-    manifest = json.loads((tmp_path / "out/manifest.json").read_text())
-    assert manifest["options"]["left_out"] == list(told.value.problems)
-    assert [scan["name"] for scan in manifest["scans"]] == ["case2", "case3", "case6"]
-    again = prepare(dataset, tmp_path / "out")
-    assert again.already
-    assert again.left_out == prepared.left_out
-
-
-def test_where_nothing_can_be_prepared_skipping_does_not_help(tmp_path):
-    raw = replace(a_phantom(), scans=a_phantom().scans[:1])
-    reader = fails_at("case0000", MemoryError())
-    with pytest.raises(PrepareError, match="no scan in raw can be prepared") as told:
-        prepare(raw, tmp_path / "out", reader=reader, skip_bad=True)
-    assert told.value.problems == ("case0000: there is not enough memory for it: use fewer --workers",)
-    with pytest.raises(PrepareError, match="one odd thing"):
-        prepare(replace(raw, scans=(), problems=("one odd thing",)), tmp_path / "out")
-
-
-def test_an_error_nobody_foresaw_is_told_with_its_kind_and_the_scan(tmp_path):
-    with pytest.raises(PrepareError, match=r"case0002: ZeroDivisionError: oh"):
-        prepare(a_phantom(), tmp_path / "out", reader=fails_at("case0002", ZeroDivisionError("oh")))
-
-
-@pytest.mark.parametrize("name", ["../escaped", "a/b", ".hidden", ""])
-def test_a_scan_whose_name_cannot_be_a_files_is_a_problem(tmp_path, name):
-    raw = a_phantom()
-    with pytest.raises(PrepareError, match="cannot name a file"):
-        prepare(
-            replace(raw, scans=(replace(raw.scans[0], name=name), *raw.scans[1:])), tmp_path / "d" / "out"
-        )
-    assert not list(tmp_path.rglob("*escaped*"))
-
-
-def test_two_scans_that_some_disks_would_keep_as_one_file_are_refused(tmp_path):
-    raw = a_phantom()
-    scans = (replace(raw.scans[0], name="Case"), replace(raw.scans[1], name="case"))
-    with pytest.raises(PrepareError, match="two scans are named case and Case: rename one"):
-        prepare(replace(raw, scans=scans), tmp_path / "out")
-
-
-def taken_by_a_file(tmp_path):
-    (tmp_path / "out").write_text("a file")
-    return "out is a file: choose another folder"
-
-
-def taken_by_a_link(tmp_path):
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "out").symlink_to("elsewhere")
-    return "out is a link to elsewhere: give the folder itself"
-
-
-def taken_by_a_loop(tmp_path):
-    (tmp_path / "out").symlink_to("out")
-    return "out is a link to out"
-
-
-def taken_by_other_files(tmp_path):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out/notes.txt").write_text("mine")
-    return "out is not empty, and holds no prepared dataset"
-
-
-def taken_by_a_damaged_dataset(tmp_path):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out/manifest.json").write_text("{}")
-    return "out/manifest.json is not a manifest of this semidice"
-
-
-def work_folder_taken(tmp_path):
-    (tmp_path / ".out.part").mkdir()
-    (tmp_path / ".out.part/notes.txt").write_text("mine")
-    return r".out.part/notes.txt stands where .*out is prepared.*\nremove it, or choose another folder"
-
-
-def work_folder_is_a_link(tmp_path):
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / ".out.part").symlink_to("elsewhere")
-    return ".out.part stands where"
-
-
-@pytest.mark.parametrize(
-    "taken",
-    [
-        taken_by_a_file,
-        taken_by_a_link,
-        taken_by_a_loop,
-        taken_by_other_files,
-        taken_by_a_damaged_dataset,
-        work_folder_taken,
-        work_folder_is_a_link,
-    ],
-)
-def test_an_output_that_is_taken_is_named_and_left_as_it_is(tmp_path, taken):
-    message = taken(tmp_path)
-    before = files_in(tmp_path)
-    with pytest.raises(PrepareError, match=message):
-        prepare(a_phantom(), tmp_path / "out")
-    assert files_in(tmp_path) == before
-
-
-def test_an_empty_folder_may_become_the_dataset(tmp_path):
-    (tmp_path / "out").mkdir()
-    prepare(a_phantom(), tmp_path / "out")
-    assert len(Dataset(tmp_path / "out")) == 6
-
-
-def test_an_output_in_the_raw_folder_is_refused_through_links_too(tmp_path):
-    raw = a_folder(tmp_path / "raw")
-    (tmp_path / "link").symlink_to("raw")
-    for out in (tmp_path / "raw/out", tmp_path / "link/out", tmp_path / "raw"):
-        with pytest.raises(PrepareError, match=r"is in the raw folder .*: choose a folder outside"):
-            prepare(raw, out)
-    assert sorted(path.name for path in (tmp_path / "raw").iterdir()) == ["images", "raters"]
-
-
-def test_an_output_below_a_file_is_named(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(
-        PrepareError, match=r"cannot write .*file/out: Not a directory; choose another folder"
-    ):
-        prepare(a_phantom(), tmp_path / "file/out")
-
-
-@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
-def test_a_folder_that_may_not_be_written_is_named(tmp_path, monkeypatch, number):
-    # simulated, as permissions do not keep the superuser out
-    def refuse(path, *_, **__):
-        raise OSError(number, os.strerror(number), str(path))
-
-    monkeypatch.setattr(Path, "mkdir", refuse)
-    with pytest.raises(PrepareError, match=f"out: {os.strerror(number)}; choose a folder you may write to"):
-        prepare(a_phantom(), tmp_path / "out")
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="permissions do not keep the superuser out")
-def test_a_read_only_folder_is_named(tmp_path):
-    (tmp_path / "read_only").mkdir(mode=0o555)
-    with pytest.raises(PrepareError, match="Permission denied; choose a folder you may write to"):
-        prepare(a_phantom(), tmp_path / "read_only/out")
-
-
-class FullDisk:
-    """`np.save` on a disk that takes so many arrays and no more."""
-
-    def __init__(self, room):
-        self.room = room
-
-    def __call__(self, file, array, **options):
-        self.room -= 1
-        if self.room < 0:
-            file.write(b"half of it")
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        np.lib.format.write_array(file, array, allow_pickle=False)
-
-
-def test_a_full_disk_stops_it_at_once_with_the_file_and_it_continues_when_there_is_room(
-    tmp_path, monkeypatch
-):
-    raw = a_phantom()
-    names = []
-    monkeypatch.setattr(scan_job.np, "save", FullDisk(room=7))
-    with pytest.raises(PrepareError) as told:
-        prepare(raw, tmp_path / "out", reader=reads(names))
-    monkeypatch.undo()
-    assert str(told.value) == (
-        f"cannot write {tmp_path / '.out.part/dataset/masks/case0002.npy'}: No space left on device; "
-        "make room and run the same command again: it continues with the scans that are finished"
-    )
-    assert names == ["case0000", "case0001", "case0002"]
-    assert not (tmp_path / "out").exists()
-    assert not [path for path in tmp_path.rglob("*") if "case0002" in path.name and "masks" in str(path)]
-    assert prepare(raw, tmp_path / "out").num_continued == 2
-    prepare(raw, tmp_path / "fresh")
-    assert files_in(tmp_path / "out") == files_in(tmp_path / "fresh")
-
-
-@pytest.mark.parametrize("missing", ["manifest.json", "job.json"])
-def test_a_disk_that_is_full_for_the_small_files_leaves_no_dataset(tmp_path, monkeypatch, missing):
-    real = Path.write_text
-
-    def write_text(path, *arguments, **options):
-        if missing in path.name:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return real(path, *arguments, **options)
-
-    monkeypatch.setattr(Path, "write_text", write_text)
-    with pytest.raises(PrepareError, match="No space left on device; make room"):
-        prepare(a_phantom(), tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
 def test_ctrl_c_keeps_what_is_finished(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         prepare(a_phantom(), tmp_path / "out", reader=fails_at("case0004", KeyboardInterrupt()))
@@ -591,83 +326,3 @@ def test_two_runs_at_once_do_not_write_into_each_other(tmp_path):
 
     prepare(a_phantom(), tmp_path / "out", reader=meanwhile)
     assert len(told) == 6
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        ({"size": (0, 5)}, "size needs 1 or more rows and columns"),
-        ({"window": (5, 5)}, "window needs the lower value first"),
-        ({"slices": "some"}, "slices: Input should be 'none', 'all' or 'foreground'"),
-        ({"colour": "red"}, "colour: Extra inputs are not permitted"),
-    ],
-)
-def test_options_that_mean_nothing_are_refused(tmp_path, overrides, message):
-    with pytest.raises(PrepareError, match=message):
-        prepare(a_phantom(), tmp_path / "out", overrides=overrides)
-
-
-def run(*arguments, **options):
-    """What the command prints."""
-    printed = io.StringIO()
-    run_prepare(*arguments, console=Console(file=printed, width=300), **({"workers": 1} | options))
-    return printed.getvalue()
-
-
-def test_the_command_prepares_every_task_and_says_what_is_where_and_what_is_next(tmp_path):
-    raw = make_qubiq(tmp_path / "raw", datasets=["kidney", "prostate"], num_cases=3)
-    out = tmp_path / "out"
-    printed = run("qubiq", raw, out, size=(32, 32))
-    names = sorted(path.name for path in out.iterdir())
-    assert names == ["kidney", "prostate_task1", "prostate_task2"]
-    for name in names:
-        assert Dataset(out / name).cases[0].shape == (32, 32)
-        assert f"next: semidice check {out / name}" in printed
-    assert f"{out / 'kidney'}: 3 cases of 3 patients, 3 raters, 32 x 32" in printed
-    assert "prepared already" not in printed
-    assert run("qubiq", raw, out, size=(32, 32)).count("prepared already") == 3
-    run("qubiq", raw, tmp_path / "raw size", size="raw", tasks=["kidney"])
-    assert [path.name for path in (tmp_path / "raw size").iterdir()] == ["kidney"]
-    assert Dataset(tmp_path / "raw size/kidney").cases[0].shape == (40, 36)
-
-
-def test_a_problem_in_one_task_does_not_stop_the_next(tmp_path):
-    raw = make_qubiq(tmp_path / "raw", datasets=["kidney", "prostate"], num_cases=3, layout="flat")
-    damaged = raw / "kidney/case02/task01_seg02.nii.gz"
-    damaged.write_bytes(damaged.read_bytes()[:-20])
-    with pytest.raises(PrepareError) as told:
-        run("qubiq", raw, tmp_path / "out", size=(16, 16))
-    (problem,) = told.value.problems
-    assert problem.startswith("kidney: ")
-    assert str(damaged) in problem
-    assert sorted(path.name for path in (tmp_path / "out").iterdir() if path.name[0] != ".") == [
-        "prostate_task1",
-        "prostate_task2",
-    ]
-    printed = run("qubiq", raw, tmp_path / "out", size=(16, 16), skip_bad=True)
-    assert f"left out: {problem.removeprefix('kidney: ')}" in printed
-    assert printed.count("prepared already") == 2
-
-
-def test_a_phantom_needs_no_raw_folder(tmp_path):
-    printed = run("phantom", Path("none"), tmp_path / "out", phantom=PHANTOM)
-    assert "6 cases of 6 patients, 3 raters, 24 x 32, classes background, lesion" in printed
-
-
-def test_the_summary_tells_of_sizes_that_were_not_applied_and_scans_without_mask(tmp_path):
-    raw = make_kits(tmp_path / "raw", num_cases=2, num_unlabelled=1)
-    printed = run("kits", raw, tmp_path / "out", slices="none")
-    assert "size was not applied: volumes keep theirs" in printed
-    assert "no mask, hence not read: 1 scan" in printed
-    assert "6 x 40 x 36" in printed
-
-
-def test_ctrl_c_says_that_the_same_command_continues(tmp_path, monkeypatch):
-    def stop(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("semidice.data.prepare.prepare_dataset", stop)
-    printed = io.StringIO()
-    with pytest.raises(KeyboardInterrupt):
-        run_prepare("phantom", tmp_path, tmp_path / "out", console=Console(file=printed, width=300))
-    assert "stopped; the scans that are finished are kept: the same command continues" in printed.getvalue()

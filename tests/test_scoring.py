@@ -280,5 +280,7 @@ def test_a_dataset_that_is_another_is_told(dataset, tmp_path):
 def test_each_class_has_a_line_where_there_are_several(tmp_path):
     dataset = make_prepared(tmp_path / "data", num_cases=4, num_classes=3)
     _, words = evaluated(make_run(tmp_path / "run", dataset, metrics=METRICS[:1]))
-    for name in ("class1", "class2", "mean"):
-        assert name in words
+    shown = [line.split()[3] for line in words.splitlines() if "dice_score" in line]
+    assert shown == ["background", "class1", "class2", "mean"]
+    _, words = evaluated(make_run(tmp_path / "two", make_prepared(tmp_path / "other"), metrics=METRICS[:1]))
+    assert [line.split()[3] for line in words.splitlines() if "dice_score" in line] == ["mean"]

@@ -32,7 +32,7 @@ def recipe_for(dataset, **changes):
         "model": SMALL,
         "augment": {"scale": [0.8, 1.25], "noise": 0.05},
         "optimiser": {"lr": 0.05},
-        "schedule": {"epochs": 4},
+        "schedule": {"epochs": 6},
         "batch_size": 4,
         "log_every": 2,
         "validation": {"every": 2, "metrics": ["dice_score", "calibration_error"]},
@@ -94,7 +94,7 @@ def test_the_run_folder_says_what_was_done(finished):
     assert json.loads(folder.versions.read_text())["torch"] == torch.__version__
     lines = [json.loads(line) for line in folder.fold(0).log.read_text().splitlines()]
     assert lines[0].keys() == {"step", "lr", "loss", "cross_entropy", "region"}
-    assert [line["epoch"] for line in lines if "epoch" in line] == [2, 4]
+    assert [line["epoch"] for line in lines if "epoch" in line] == [2, 4, 6]
     assert any(folder.fold(0).tensorboard.iterdir())
 
 

@@ -12,7 +12,8 @@ since every draw of the engine is a function of the seed and the step.
 import json
 import queue
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,28 +26,24 @@ from .rundir import whole_file
 
 
 def checkpoint_tensors(model: nn.Module, optimiser: torch.optim.Optimizer | None = None) -> dict[str, Tensor]:
-    """Copies of all that a checkpoint holds, on the CPU; those of a GPU are whole once it has caught up."""
+    """Copies of all that a checkpoint holds, on the device where it is: a GPU has made them in a moment."""
     tensors = {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
     if optimiser is not None:
         for number, parameter in enumerate(_parameters(optimiser)):
             for name, value in optimiser.state[parameter].items():
                 if value is not None:
                     tensors[f"optimiser/{number}/{name}"] = value
-    return {name: _copy(tensor) for name, tensor in tensors.items()}
-
-
-def _copy(tensor: Tensor) -> Tensor:
-    if tensor.device.type == "cpu":
-        return tensor.detach().clone(memory_format=torch.contiguous_format)
-    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return copy.copy_(tensor.detach(), non_blocking=True)
+    return {
+        name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()
+    }
 
 
 def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], progress: Mapping[str, Any]) -> None:
     """Write copies from `checkpoint_tensors` with the progress they belong to."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as half_written:
-        save_file(dict(tensors), half_written, metadata={"progress": json.dumps(dict(progress))})
+        on_cpu = {name: tensor.cpu() for name, tensor in tensors.items()}
+        save_file(on_cpu, half_written, metadata={"progress": json.dumps(dict(progress))})
 
 
 class Checkpoint:
@@ -112,12 +109,12 @@ def _parameters(optimiser: torch.optim.Optimizer) -> list[Tensor]:
 class CheckpointWriter:
     """Writes checkpoints in a thread, one after the other, while training goes on.
 
-    `put` takes the copies and returns; `close` waits for what is under way. An error of the thread, such as
-    a full disk, is raised by the next `put` or `close`.
+    `put` copies and returns; the copies leave a GPU on a stream of their own. `close` waits for what is under
+    way. An error of the thread, such as a full disk, is raised by the next `put` or `close`.
     """
 
     def __init__(self) -> None:
-        self._jobs: queue.Queue[tuple[Path, dict[str, Tensor], dict[str, Any], Any] | None] = queue.Queue(2)
+        self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue(2)
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name="checkpoints", daemon=True)
         self._thread.start()
@@ -132,11 +129,19 @@ class CheckpointWriter:
         """Copy the state of now, and have it written."""
         self._raise()
         tensors = checkpoint_tensors(model, optimiser)
-        caught_up = None
-        if any(parameter.is_cuda for parameter in model.parameters()):
-            caught_up = torch.cuda.Event()
-            caught_up.record()
-        self._jobs.put((path, tensors, dict(progress), caught_up))
+        device = next(iter(tensors.values())).device
+        if device.type != "cuda":
+            self._jobs.put(partial(write_checkpoint, path, tensors, dict(progress)))
+            return
+        copied = torch.cuda.Event()
+        copied.record()
+
+        def write() -> None:
+            with torch.cuda.stream(torch.cuda.Stream(device)):
+                copied.wait()
+                write_checkpoint(path, tensors, progress)
+
+        self._jobs.put(write)
 
     def close(self) -> None:
         """Wait until everything is on the disk."""
@@ -146,11 +151,8 @@ class CheckpointWriter:
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
-            path, tensors, progress, caught_up = job
             try:
-                if caught_up is not None:
-                    caught_up.synchronize()
-                write_checkpoint(path, tensors, progress)
+                job()
             # kept for the thread that trains: nobody sees what is raised here
             except BaseException as error:
                 self._error = error

@@ -116,25 +116,28 @@ def augment(
     image: normalised, (intensity - mean) / std, of cases of size `sizes` that lie in the corner of `space`;
     what is beside them is not looked at. Noise comes from the default generator of the device.
     """
-    dims = len(out_size)
-    position = _positions(params, out_size, rotates=options.rotate_degrees > 0)
-    grid, valid = _grid(position, sizes, out_size, fine := [_power_of_two(side) for side in image.shape[2:]])
+    dims, num_channels = len(out_size), image.shape[1]
+    positions = _positions(params, out_size, rotates=options.rotate_degrees > 0)
+    fine = [_power_of_two(side) for side in image.shape[2:]]
+    grid, valid = _grid(positions, sizes, out_size, fine)
     # the background is what the other classes leave
     stack = _stack([image, label[:, 1:]], fine)
-    sampled = F.grid_sample(stack, grid, mode="bilinear", align_corners=False)
-    num_channels = image.shape[1]
-    changed = sampled[:, :num_channels]
+    sampled = F.grid_sample(stack, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+    changed = sampled[:, :num_channels].contiguous()
     if options.gamma > 0:
         log_gamma = params[:, dims * (dims + 1)].view(-1, *[1] * (image.ndim - 1))
-        mean, std = (number.view(1, -1, *[1] * dims) for number in (mean, std))
-        changed.copy_(((changed * std + mean).clamp(0, 1) ** log_gamma.exp() - mean) / std)
+        mean, std = (number.view(-1, *[1] * dims) for number in (mean, std))
+        changed = ((changed * std + mean).clamp_(0, 1) ** log_gamma.exp() - mean) / std
     if options.noise > 0:
-        changed.add_(torch.randn_like(changed), alpha=options.noise)
-    sampled *= valid.unsqueeze(1)
-    foreground = sampled[:, num_channels:]
-    # their sum may exceed one by a rounding
-    background = (1 - foreground.sum(1, keepdim=True)).clamp_(min=0)
-    return changed.contiguous(), torch.cat([background, foreground], 1), valid
+        changed = changed.add_(torch.randn_like(changed), alpha=options.noise)
+    if options.gamma > 0 or options.noise > 0:
+        changed = changed * valid.unsqueeze(1)
+    target = torch.empty(len(image), label.shape[1], *out_size, device=image.device)
+    # weights of neighbours, and classes of a voxel, may add up to one and a rounding
+    torch.clamp(sampled[:, num_channels:], max=1, out=target[:, 1:])
+    rest = target[:, 1] if label.shape[1] == 2 else target[:, 1:].sum(1).clamp_(max=1)
+    torch.sub(1, rest, out=target[:, 0])
+    return changed, target, valid
 
 
 def _rotation(dims: int, plane: tuple[int, int], angle: np.ndarray) -> np.ndarray:
@@ -158,12 +161,13 @@ def _positions(params: Tensor, out_size: Sequence[int], *, rotates: bool) -> lis
     entry = params.view(*params.shape, *[1] * dims)
     positions = []
     for axis in range(dims):
-        position = entry[:, axis * dims + axis] * index[axis]
+        # the sum grows to its full size as late as possible
+        position = entry[:, axis * dims + axis] * index[axis] + entry[:, dims * dims + axis]
         if rotates:
             for other in range(dims):
                 if other != axis:
                     position = position + entry[:, axis * dims + other] * index[other]
-        positions.append(position + entry[:, dims * dims + axis])
+        positions.append(position)
     return positions
 
 
@@ -171,18 +175,18 @@ def _grid(
     positions: Sequence[Tensor], sizes: Tensor, out_size: Sequence[int], fine: Sequence[int]
 ) -> tuple[Float32[Tensor, "N *out axes"], Bool[Tensor, "N *out"]]:
     """Sampling positions as grid_sample counts them in an image of size `fine`, and where they are valid."""
-    dims, num_cases = len(out_size), len(sizes)
-    grid = torch.empty(num_cases, *out_size, dims, device=sizes.device)
-    valid: Tensor | None = None
+    dims = len(out_size)
+    grid = torch.empty(len(sizes), *out_size, dims, device=sizes.device)
+    valid = torch.ones(1, *[1] * dims, dtype=torch.bool, device=sizes.device)
     for axis, position in enumerate(positions):
-        last = (sizes[:, axis] - 1).view(-1, *[1] * dims)
-        inside = (position >= -0.5) & (position <= last + 0.5)
-        valid = inside if valid is None else valid & inside
+        last = (sizes[:, axis] - 1).to(position.dtype).view(-1, *[1] * dims)
         # what would be weighted from outside is replaced by the nearest inside: the label stays a probability
-        position = torch.minimum(position.clamp(min=0), last)
-        # the last axis comes first
-        grid[..., dims - 1 - axis] = (2 * position + 1) / fine[axis] - 1
-    assert valid is not None
+        nearest = position.clamp(min=torch.zeros_like(last), max=last)
+        inside = (position - nearest).abs_() <= 0.5
+        valid = valid & inside
+        # grid_sample counts from -1 to 1, the last axis first, and finds zeros at -3
+        place = torch.add(1 / fine[axis] - 1, nearest, alpha=2 / fine[axis])
+        grid[..., dims - 1 - axis] = torch.where(inside, place, -3)
     return grid, valid
 
 

@@ -142,13 +142,12 @@ class Batches:
         """The batch of a feed that is on the device."""
         storage, case = self.storage, feed.case
         stored, packed = storage.stored(case, feed.image, feed.packed)
-        valid = storage.valid(case) if storage.is_padded or self.augment is None else None
-        label = self._tables(
-            storage.masks(packed), case, rater=feed.rater, valid=valid if storage.is_padded else None
-        )
+        valid = storage.valid(case)
+        # a label need not know where its image ends if it fills its place
+        ends = valid if storage.is_padded else None
+        label = self._tables(storage.masks(packed), case, rater=feed.rater, valid=ends)
         image = storage.normalised(stored, case)
         if self.augment is None:
-            assert valid is not None
             image = image.mul_(valid.unsqueeze(1)) if storage.is_padded else image
             return Batch(image, label, valid, case)
         image, label, valid = augment(
@@ -258,7 +257,8 @@ class _Feeds:
         params = np.zeros((len(batch), 0), dtype=np.float32)
         if self.augment is not None:
             params = draw_augmentation(self.augment, self._rng(1, step), self.sizes[batch], self.out_size)
-        case = batch[self.share]
+        # a copy: what is drawn for the epoch stays as it is whatever becomes of the feed
+        case = batch[self.share].copy()
         image, packed = self.reader.read(case.tolist()) if self.reads else (None, None)
         return Feed(
             case=torch.from_numpy(case),

@@ -179,6 +179,8 @@ class Storage:
 
     def valid(self, case: Int64[Tensor, " N"]) -> Bool[Tensor, "N *space"]:
         """Where the cases have voxels."""
+        if not self.is_padded:
+            return torch.ones(len(case), *self.space, dtype=torch.bool, device=self.device)
         return inside(self.sizes[case], self.space)
 
 

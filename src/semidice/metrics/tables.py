@@ -3,7 +3,7 @@
     means_table   a row a method, a column a metric: mean and confidence interval, best set bold
     pairs_table   a row a pair of methods: difference, interval and p-values
 
-Scores, indices and calibration errors are shown in percent, everything else in its own unit; the CSV has the
+Scores, indices and errors of probabilities are shown in percent, all else in its own unit; the CSV has the
 plain numbers, one row a mean or pair. Left out: how the figures are made (`statistics`).
 """
 
@@ -203,7 +203,8 @@ def display_scale(metric: str) -> float:
     >>> display_scale("dice_score"), display_scale("volume_error_ml")
     (100.0, 1.0)
     """
-    return 100.0 if metric.endswith(("_score", "_index", "calibration_error")) else 1.0
+    in_percent = ("_score", "_index", "calibration_error", "brier_error", "truth_error")
+    return 100.0 if metric.endswith(in_percent) else 1.0
 
 
 def p_text(p: float) -> str:

@@ -76,7 +76,7 @@ def run_evaluate(
 
 
 def scores_table(table: CaseTable, *, title: str) -> Table:
-    """Means of one method: a row for each metric, and for each foreground class where there are several."""
+    """Means of one method: a row for each metric, after one for each class where there are more than two."""
     shown = Table(title=title, box=box.SIMPLE_HEAD)
     for name in ("metric", "class"):
         shown.add_column(name, overflow="fold")
@@ -84,10 +84,9 @@ def scores_table(table: CaseTable, *, title: str) -> Table:
         shown.add_column(name, justify="right", no_wrap=True)
     for metric in table.metrics:
         of_metric = table.select(metric=metric)
-        classes = dict.fromkeys(of_metric.columns["class"].tolist())
-        for class_name in (
-            classes if len(classes) > 3 else [name for name in classes if name in ("mean", "all")]
-        ):
+        classes = sorted(set(of_metric.columns["class"].tolist()), key=lambda name: (name == "mean", name))
+        # of two classes the mean over the foreground says it all
+        for class_name in classes[-1:] if len(classes) == 3 else classes:
             shown.add_row(*_score_cells(of_metric.select(class_name=class_name), metric, class_name))
     return shown
 

@@ -185,7 +185,9 @@ class OptimiserOptions(_Section):
     clip_norm: float | None = Field(
         default=None, gt=0, description="largest norm of the gradient; null for none"
     )
-    accumulate: int = Field(default=1, ge=1, description="batches whose gradients are added up for one step")
+    accumulate: int = Field(
+        default=1, ge=1, description="pieces that a batch is cut into, one after the other"
+    )
 
 
 class ScheduleOptions(_Section):
@@ -240,7 +242,9 @@ class ValidationOptions(_Section):
 class Recipe(_Section):
     """A whole training."""
 
-    name: str = Field(min_length=1, description="of the method in tables; the file's name if left out")
+    name: str = Field(
+        min_length=1, description="of the method in tables; left out of a file, it is the file's name"
+    )
     data: DataOptions
     # not LabelOptions(), which a type checker without pydantic's plugin takes to lack its arguments
     label: LabelOptions = LabelOptions.model_validate({})
@@ -265,6 +269,11 @@ class Recipe(_Section):
         if crop is not None and any(side < 1 or side % SIZE_MULTIPLE for side in crop):
             raise ValueError(
                 f"augment.crop needs multiples of {SIZE_MULTIPLE} for a network; got {list(crop)}"
+            )
+        if self.batch_size % self.optimiser.accumulate:
+            raise ValueError(
+                f"batch_size must be a multiple of optimiser.accumulate {self.optimiser.accumulate}; "
+                f"got {self.batch_size}"
             )
         if self.teacher is not None:
             weights = {"cross_entropy": self.loss.cross_entropy_weight, "region": self.loss.region_weight}

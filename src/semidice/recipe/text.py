@@ -8,7 +8,7 @@ import yaml
 # kind, how all of it looks, and what it can begin with
 _SCALARS = (
     ("bool", r"(?:true|True|TRUE|false|False|FALSE)$", "tTfF"),
-    ("int", r"[-+]?(?:0|[1-9][0-9]*)$", "-+0123456789"),
+    ("int", r"[-+]?[0-9]+$", "-+0123456789"),
     ("float", r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$", "-+.0123456789"),
     ("null", r"(?:~|null|Null|NULL|)$", ("~", "n", "N", "")),
 )
@@ -42,6 +42,8 @@ class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
 for _kind, _pattern, _first in _SCALARS:
     for _reader in (_Loader, _Dumper):
         _reader.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(_pattern), list(_first))
+# 010 is ten; SafeLoader would take it for octal, as version 1.1 does
+_Loader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(node.value))
 _Dumper.add_representer(
     list, lambda dumper, items: dumper.represent_sequence("tag:yaml.org,2002:seq", items, flow_style=True)
 )
@@ -55,7 +57,7 @@ def parse_yaml(text: str, source: str) -> Any:
         mark = error.problem_mark
         where = f" line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
         raise ValueError(f"{source}{where}: not YAML: {error.problem}") from error
-    # such as a control character, or a date like 2024-99-99 with a tag
+    # such as a control character
     except (yaml.YAMLError, ValueError) as error:
         raise ValueError(f"{source}: not YAML: {error}") from error
 

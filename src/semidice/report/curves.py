@@ -42,7 +42,12 @@ def read_curves(runs: Mapping[str, RunFolder]) -> dict[str, dict[str, Curve]]:
         for name in dict.fromkeys(name for log in logs for name in log):
             folds = [log[name] for log in logs if name in log]
             curves.setdefault(name, {})[method] = over_folds(folds)
-    return curves
+    return dict(sorted(curves.items(), key=lambda item: _place(item[0])))
+
+
+def _place(series: str) -> int:
+    """The loss first, the rest as the log has it, the learning rate last: it is known beforehand."""
+    return {"loss": 0, "lr": 2}.get(series, 1)
 
 
 def read_log(path: Path) -> dict[str, np.ndarray]:
@@ -102,8 +107,7 @@ def draw_curves(curves: Mapping[str, Mapping[str, Curve]]) -> Figure:
     for axes in grid[len(curves) :]:
         axes.set_axis_off()
     for method, (colour, line) in styles.items():
-        # matplotlib takes dollars for mathematics, and leaves out labels with an underscore in front
-        grid[0].plot([], [], color=colour, linestyle=line, label=" " + method.replace("$", r"\$"))
+        grid[0].plot([], [], color=colour, linestyle=line, label=method)
     figure.legend(loc="outside lower center", ncols=3, fontsize=8, frameon=False)
     figure.supxlabel("step", fontsize=8)
     return figure

@@ -183,7 +183,7 @@ def _cut(dataset: Dataset, number: int, probs: Sequence[np.ndarray]) -> _Slice:
     return _Slice(
         image.take(fullest, axis + 1),
         masks.take(fullest, axis + 1),
-        [prob.take(fullest, axis + 1) for prob in foreground],
+        [np.asarray(prob.take(fullest, axis + 1)) for prob in foreground],
         sides[0] / sides[1],
         fullest,
         len(counts),
@@ -201,7 +201,8 @@ def _shrunk(plane: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     if plane.shape == size:
         return plane
     picture = Image.fromarray(np.ascontiguousarray(plane, dtype=np.float32))
-    return np.asarray(picture.resize(size[::-1], Image.Resampling.BOX)).clip(0, 1)
+    shrunk: np.ndarray = np.asarray(picture.resize(size[::-1], Image.Resampling.BOX)).clip(0, 1)
+    return shrunk
 
 
 def _shrunk_classes(masks: np.ndarray, size: tuple[int, int], num_classes: int) -> np.ndarray:
@@ -209,7 +210,8 @@ def _shrunk_classes(masks: np.ndarray, size: tuple[int, int], num_classes: int) 
     if masks.shape[1:] == size:
         return masks
     shares = [[_shrunk(mask == index, size) for index in range(num_classes)] for mask in masks]
-    return np.asarray(shares).argmax(axis=1).astype(np.uint8)
+    classes: np.ndarray = np.asarray(shares).argmax(axis=1).astype(np.uint8)
+    return classes
 
 
 def _rater_tiles(masks: np.ndarray, layout: PictureLayout) -> list[np.ndarray]:

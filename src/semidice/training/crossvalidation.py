@@ -20,6 +20,9 @@ from ..recipe import Recipe, differing_keys, read_recipe, versions, write_recipe
 from ..rundir import RunFolder, whole_file
 from .engine import FoldRun, Watch, load_trained, train_fold
 
+# what a run that goes on may have different: which folds are to be run now, and how they are fed
+_MAY_DIFFER = ("data.folds", "data.dataset", "workers")
+
 
 def open_run(recipe: Recipe, out: Path, *, resume: bool) -> RunFolder:
     """The run folder of a recipe, made new or found again; a ValueError if it holds another run.
@@ -28,8 +31,7 @@ def open_run(recipe: Recipe, out: Path, *, resume: bool) -> RunFolder:
     """
     run = RunFolder(out)
     if run.recipe.exists():
-        theirs = read_recipe(run.recipe)
-        different = differing_keys(recipe, theirs)
+        different = [key for key in differing_keys(recipe, read_recipe(run.recipe)) if key not in _MAY_DIFFER]
         if different:
             raise ValueError(
                 f"{out} holds a run of another recipe, which differs in {', '.join(different)}; "
@@ -37,6 +39,7 @@ def open_run(recipe: Recipe, out: Path, *, resume: bool) -> RunFolder:
             )
         if not resume:
             raise ValueError(f"{out} holds this run already; go on with it by --resume, or remove it")
+        write_recipe(recipe, run.recipe)
         return run
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} is there and is no run folder; choose another one with --out")
@@ -83,7 +86,7 @@ def cross_validate(
         on_fold(fold, "finished")
     if not fabric.is_global_zero:
         return None
-    return collect_cases(run, folds)
+    return collect_cases(run, recipe.data.num_folds)
 
 
 def judge_fold(fold_run: FoldRun, fabric: Fabric) -> None:
@@ -91,19 +94,18 @@ def judge_fold(fold_run: FoldRun, fabric: Fabric) -> None:
     model = load_trained(fold_run, fabric.device)
     mine = fold_run.validation_cases[fabric.global_rank :: fabric.world_size]
     _store_predictions(fold_run, model, mine, fabric)
-    fabric.barrier()
-    if not fabric.is_global_zero:
-        return
     recipe = fold_run.recipe
+    # the table is of all processes together
     table = score_fold(
         fold_run.dataset,
-        fold_run.validation_cases,
+        mine,
         fold_run.folder,
         metrics=recipe.validation.metrics,
         method=recipe.name,
         fold=fold_run.fold,
     )
-    write_cases(table, fold_run.folder.cases)
+    if fabric.is_global_zero:
+        write_cases(table, fold_run.folder.cases)
 
 
 def _store_predictions(fold_run: FoldRun, model: nn.Module, cases: Sequence[int], fabric: Fabric) -> None:
@@ -117,8 +119,9 @@ def _store_predictions(fold_run: FoldRun, model: nn.Module, cases: Sequence[int]
             write_prediction(fold_run.folder.prediction(case.name), inside)
 
 
-def collect_cases(run: RunFolder, folds: Sequence[int]) -> CaseTable:
-    """The table of the run from those of its folds, written to the run folder."""
-    table = concatenate([read_cases(run.fold(fold).cases) for fold in folds])
+def collect_cases(run: RunFolder, num_folds: int) -> CaseTable:
+    """The table of the run from those of its finished folds, written to the run folder."""
+    finished = [run.fold(fold).cases for fold in range(num_folds) if run.fold(fold).cases.exists()]
+    table = concatenate([read_cases(path) for path in finished]).sorted()
     write_cases(table, run.cases)
     return table

@@ -206,10 +206,7 @@ class _Loop:
         path = self.fold_run.folder.path / f"diverged_step_{number}.safetensors"
         if self.fabric.is_global_zero:
             progress = {"step": number, "best": self.best, "scaler": self.step.scaler.state_dict()}
-            tensors = checkpoint_tensors(self.model, self.optimiser)
-            if self.fabric.device.type == "cuda":
-                torch.cuda.synchronize()
-            write_checkpoint(path, tensors, progress)
+            write_checkpoint(path, checkpoint_tensors(self.model, self.optimiser), progress)
         raise DivergedError(
             f"fold {self.fold_run.fold}: the loss of step {number} is not finite; its cases are "
             f"{', '.join(cases)}; the weights before it are in {path}. Lower optimiser.lr, set "

@@ -56,7 +56,7 @@ def _fitted_temperature(
     network: torch.nn.Module, recipe: Recipe, batches: Batches, device: torch.device
 ) -> float:
     """The temperature of maximum likelihood over the training cases, with the labels of the student."""
-    scaling = TemperatureScaling()
+    scaling = TemperatureScaling(activation="softmax")
     whole = WholeCases(
         batches.dataset, batches.cases, batch_size=recipe.batch_size, device=device, resident_of=batches
     )

@@ -11,7 +11,7 @@ The page is a single file that asks for nothing: data and pictures are in it, an
 forbids the rest.
 """
 
-from .build import build_page
+from .build import Report, build_page
 from .command import run_report
 
-__all__ = ["build_page", "run_report"]
+__all__ = ["Report", "build_page", "run_report"]

@@ -5,7 +5,7 @@ patient are resampled together where a patient has several.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -83,13 +83,19 @@ class Answer:
 
 
 def compare_all(
-    table: CaseTable, methods: Sequence[str], class_names: Sequence[str], *, num_resamples: int = 10_000
+    table: CaseTable,
+    methods: Sequence[str],
+    class_names: Sequence[str],
+    *,
+    num_resamples: int = 10_000,
+    on_metric: Callable[[int, int], object] = lambda _, __: None,
 ) -> tuple[list[Score], list[str]]:
     """Every score that all methods have in two cases or more, and what to say of those left out."""
     scores: list[Score] = []
     notices = []
     unit = resampled_unit(table)
-    for metric in _ordered(table.metrics):
+    for done, metric in enumerate(_ordered(table.metrics)):
+        on_metric(done, len(table.metrics))
         of_metric = table.select(metric=metric)
         lacking = [method for method in methods if method not in of_metric.methods]
         if lacking:

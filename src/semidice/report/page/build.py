@@ -1,14 +1,15 @@
 """The page, and the figures and tables beside it.
 
-    report.html              the page; everything on it is in it
-    report_files/means.*     the summary table as .csv, .md and .tex, and so on for every pair of methods
-                 cases.csv   the scores of all cases, from which all the rest is made
-                 *.png, *.svg    the figures for print
+report.html              the page; everything on it is in it
+report_files/means.*     the summary table as .csv, .md and .tex, and so on for every pair of methods
+             cases.csv   the scores of all cases, from which all the rest is made
+             *.png, *.svg    the figures for print
 """
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -26,30 +27,49 @@ from ...rundir import RunFolder, whole_file
 from ..case_figures import draw_case_scores, draw_reliability, draw_significance
 from ..curves import Curve, draw_curves, read_curves
 from ..figures import COLOURS, save_figure
-from ..images import BUDGET, PictureLayout, make_pictures
+from ..images import BUDGET, Picture, PictureLayout, make_pictures
 from .answer import LEVEL, Score, answer_of, compare_all, headline, number_text, resampled_unit
 from .content import Predictions, ReadPrediction, choose_pictures, count_bins, page_data, with_predictions
 from .meanings import MEANINGS
 from .runs import check_comparable, differing_options, joined_cases
 
+_LONGEST_NAME = 24
 _SCRIPTS = ("dom.js", "charts.js", "cases.js", "pictures.js", "browser.js", "main.js")
 
 Step = Callable[[str, int, int], object]
 
 
 @dataclass(frozen=True)
-class _Facts:
-    """What the page is about, gathered from the runs."""
+class Report:
+    """What was written, and what the page says of things left out."""
 
+    page: Path
+    beside: tuple[Path, ...]
+    notices: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """What the page is about, gathered from the runs; `pictured` are the methods with stored predictions."""
+
+    dataset: Dataset
     table: CaseTable
     scores: Sequence[Score]
     bins: Mapping[str, CalibrationBins]
     curves: Mapping[str, Mapping[str, Curve]]
     options: Mapping[str, Sequence[str]]
+    pictured: Sequence[str]
+    layout: PictureLayout | None
+    pictures: Sequence[Picture]
+    notices: tuple[str, ...]
 
     @property
     def main_scores(self) -> list[Score]:
         return [score for score in self.scores if score.is_main]
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        return self.scores[0].comparison.methods
 
 
 def build_page(
@@ -65,36 +85,78 @@ def build_page(
     figures: bool = True,
     notices: Sequence[str] = (),
     on_step: Step = lambda _, __, ___: None,
-) -> list[Path]:
-    """Write the report of finished runs on one dataset to `out`, an .html; the paths of all that was written.
+) -> Report:
+    """Write the report of finished runs on one dataset to `out`, an .html file, and to a folder beside it.
 
     runs: by the name of their method; one is enough. read_prediction: from the path of a stored prediction to
     its probabilities (C, *space). max_cases: pictures of so many cases; the tables always have all of them.
     budget: characters of all pictures together, which are shrunk to fit. figures: whether to draw the figures
-    beside the page, which takes longer than all the rest. on_step(what, done, total) is called as it goes.
+    beside the page, which takes longer than all the rest. notices: more to say at the top.
+    on_step(what, done, total) is called as it goes.
     """
     if out.suffix.lower() not in (".html", ".htm"):
         raise ValueError(f"the report is a page: give it a name that ends in .html; got {out}")
-    if max_cases < 0:
-        raise ValueError(f"max_cases must be 0 or more; got {max_cases}")
+    if not runs or max_cases < 0:
+        raise ValueError(f"a report needs a run, and max_cases of 0 or more; got {len(runs)} and {max_cases}")
     check_comparable(runs, dataset)
+    facts = _gather(
+        runs,
+        dataset,
+        read_prediction,
+        max_cases=max_cases,
+        budget=budget,
+        num_resamples=num_resamples,
+        notices=notices,
+        on_step=on_step,
+    )
+    out.parent.mkdir(parents=True, exist_ok=True)
+    beside = out.with_name(f"{out.stem}_files")
+    beside.mkdir(exist_ok=True)
+    written = [*_write_tables(facts, beside)]
+    if figures:
+        written += _write_figures(facts, beside, on_step)
+    page = _render(facts, title=title or _default_title(runs, dataset), beside=beside.name)
+    with whole_file(out) as half_written:
+        half_written.write_text(page, encoding="utf-8")
+    return Report(out, tuple(written), facts.notices)
+
+
+def _gather(
+    runs: Mapping[str, RunFolder],
+    dataset: Dataset,
+    read_prediction: ReadPrediction,
+    *,
+    max_cases: int,
+    budget: int,
+    num_resamples: int,
+    notices: Sequence[str],
+    on_step: Step,
+) -> _Facts:
     table = joined_cases(runs)
-    on_step("comparing methods", 0, 1)
     scores, left_out = compare_all(
-        table, list(runs), dataset.manifest.class_names, num_resamples=num_resamples
+        table,
+        list(runs),
+        dataset.manifest.class_names,
+        num_resamples=num_resamples,
+        on_metric=lambda *done: on_step("comparing methods", *done),
     )
     stored, without = with_predictions(runs)
     fold_of_case = dict(zip(table.columns["case"].tolist(), table.columns["fold"].tolist(), strict=True))
     predictions = Predictions(dataset, stored, fold_of_case, read_prediction)
-    names = sorted(set(fold_of_case))
-    numbers = dict(zip(names, dataset.numbers_of(names), strict=True)) if stored else {}
+    names = sorted(fold_of_case) if stored else []
+    numbers = dict(zip(names, dataset.numbers_of(names), strict=True))
     bins = count_bins(
-        predictions, list(numbers.values()), table, on_case=lambda *done: on_step("reading predictions", *done)
+        predictions,
+        list(numbers.values()),
+        table,
+        on_case=lambda *done: on_step("reading predictions", *done),
     )
     chosen = choose_pictures(scores, numbers, most=max_cases)
     layout = PictureLayout.of(dataset, len(stored)) if chosen else None
     pictures = (
-        make_pictures(
+        []
+        if layout is None
+        else make_pictures(
             dataset,
             chosen,
             predictions.of,
@@ -102,42 +164,19 @@ def build_page(
             budget=budget,
             on_case=lambda *done: on_step("making pictures", *done),
         )
-        if layout is not None
-        else []
     )
-    facts = _Facts(table, scores, bins, read_curves(runs), differing_options(runs))
-    data = page_data(
+    return _Facts(
+        dataset=dataset,
         table=table,
         scores=scores,
         bins=bins,
-        curves=facts.curves,
+        curves=read_curves(runs),
+        options=differing_options(runs),
+        pictured=list(stored),
         layout=layout,
         pictures=pictures,
-        pictured_methods=list(stored),
+        notices=(*notices, *left_out, *without),
     )
-    out.parent.mkdir(parents=True, exist_ok=True)
-    beside = out.with_name(f"{out.stem}_files")
-    beside.mkdir(exist_ok=True)
-    written = [*_write_tables(facts, beside)]
-    if figures:
-        drawings = dict(_figures(facts))
-        for done, (name, draw) in enumerate(drawings.items(), start=1):
-            figure = draw()
-            for suffix in (".png", ".svg"):
-                save_figure(figure, beside / f"{name}{suffix}")
-                written.append(beside / f"{name}{suffix}")
-            on_step("drawing figures", done, len(drawings))
-    page = _render(
-        facts,
-        dataset,
-        data,
-        title=title or _default_title(runs, dataset),
-        notices=[*notices, *left_out, *without],
-        beside=beside.name,
-    )
-    with whole_file(out) as half_written:
-        half_written.write_text(page, encoding="utf-8")
-    return [out, *written]
 
 
 def _default_title(runs: Mapping[str, RunFolder], dataset: Dataset) -> str:
@@ -167,63 +206,94 @@ def _write_tables(facts: _Facts, beside: Path) -> Iterator[Path]:
 
 
 def _figures(facts: _Facts) -> Iterator[tuple[str, Callable[[], Figure]]]:
+    name_of = _figure_names(facts.methods)
+    names = tuple(name_of.values())
     for score in facts.main_scores:
-        yield f"cases_{score.file_name}", lambda score=score: draw_case_scores(score.paired)
-        if len(score.comparison.methods) > 1:
-            yield (
-                f"significance_{score.file_name}",
-                lambda score=score: draw_significance(score.comparison, level=LEVEL),
-            )
+        paired, comparison = score.paired._replace(methods=names), replace(score.comparison, methods=names)
+        yield f"cases_{score.file_name}", partial(draw_case_scores, paired)
+        if len(names) > 1:
+            yield f"significance_{score.file_name}", partial(draw_significance, comparison, level=LEVEL)
     # a diagram has six lines at most
     methods = list(facts.bins)
     for first in range(0, len(methods), len(COLOURS)):
-        part = {method: facts.bins[method] for method in methods[first : first + len(COLOURS)]}
+        part = {name_of[method]: facts.bins[method] for method in methods[first : first + len(COLOURS)]}
         number = "" if len(methods) <= len(COLOURS) else f"_{first // len(COLOURS) + 1}"
-        yield f"reliability{number}", lambda part=part: draw_reliability(part)
+        yield f"reliability{number}", partial(draw_reliability, part)
     if facts.curves:
-        yield "curves", lambda: draw_curves(facts.curves)
+        curves = {
+            series: {name_of[method]: curve for method, curve in of_methods.items()}
+            for series, of_methods in facts.curves.items()
+        }
+        yield "curves", partial(draw_curves, curves)
 
 
-def _render(
-    facts: _Facts,
-    dataset: Dataset,
-    data: Mapping[str, Any],
-    *,
-    title: str,
-    notices: Sequence[str],
-    beside: str,
-) -> str:
+def _figure_names(methods: Sequence[str]) -> dict[str, str]:
+    """What the methods are called in figures: their two ends where they are long, which leave room to draw.
+
+    >>> _figure_names(["DML1", "_a", "a uniform average of all the raters, DML1"])
+    {'DML1': 'DML1', '_a': ' _a', 'a uniform average of all the raters, DML1': 'a uniform a…raters, DML1'}
+    """
+    names: dict[str, str] = {}
+    for number, method in enumerate(methods, start=1):
+        short = method if len(method) <= _LONGEST_NAME else f"{method[:11]}…{method[-12:]}"
+        # two long ones may have the same ends
+        short = f"{number}. {short}" if short in names.values() else short
+        # matplotlib takes dollars for mathematics, and leaves out labels with an underscore in front
+        names[method] = f"{' ' if short.startswith('_') else ''}{short}".replace("$", r"\$")
+    return names
+
+
+def _write_figures(facts: _Facts, beside: Path, on_step: Step) -> Iterator[Path]:
+    drawings = dict(_figures(facts))
+    for done, (name, draw) in enumerate(drawings.items(), start=1):
+        figure = draw()
+        for suffix in (".png", ".svg"):
+            save_figure(figure, beside / f"{name}{suffix}")
+            yield beside / f"{name}{suffix}"
+        on_step("drawing figures", done, len(drawings))
+
+
+def _render(facts: _Facts, *, title: str, beside: str) -> str:
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    template = environment.from_string(_asset("template.html"))
+    data = page_data(
+        table=facts.table,
+        scores=facts.scores,
+        bins=facts.bins,
+        curves=facts.curves,
+        layout=facts.layout,
+        pictures=facts.pictures,
+        pictured_methods=facts.pictured,
+    )
     tables = dict(_tables(facts))
-    return template.render(
+    metrics = dict.fromkeys(score.metric for score in facts.scores)
+    return environment.from_string(_asset("template.html")).render(
         title=title,
         version=__version__,
         style=Markup(_asset("page.css")),
         theme_script=Markup(_asset("theme.js")),
         scripts=Markup("\n".join(_asset(name) for name in _SCRIPTS)),
         data=Markup(_embedded(data)),
-        methods=list(facts.scores[0].comparison.methods),
+        methods=list(facts.methods),
         num_cases=len(data["cases"]),
         num_patients=len({case["patient"] for case in data["cases"]}),
         folds=sorted({case["fold"] for case in data["cases"]}),
-        num_pictures=len(data["pictures"]),
+        num_pictures=len(facts.pictures),
         unit=resampled_unit(facts.table),
-        manifest=dataset.manifest,
-        dataset_name=dataset.folder.path.resolve().name,
+        manifest=facts.dataset.manifest,
+        dataset_name=facts.dataset.folder.path.resolve().name,
         headline=headline(facts.scores),
         answers=[answer_of(score) for score in facts.main_scores],
         means=tables["means"],
         means_by_class=tables.get("means_by_class"),
         scores=facts.scores,
-        matrices=[_matrix(score) for score in facts.scores] if len(facts.scores[0].comparison.methods) > 1 else [],
+        matrices=[_matrix(score) for score in facts.scores] if len(facts.methods) > 1 else [],
         bins=facts.bins,
         curves=list(facts.curves),
         options=facts.options,
-        meanings={score.metric: MEANINGS[score.metric] for score in facts.scores if score.metric in MEANINGS},
-        notices=notices,
+        meanings={metric: MEANINGS[metric] for metric in metrics if metric in MEANINGS},
+        notices=facts.notices,
         beside=beside,
         level=LEVEL,
     )
@@ -256,4 +326,6 @@ def _asset(name: str) -> str:
 
 def _embedded(data: Mapping[str, Any]) -> str:
     """JSON for a script element, which ends at the first `</`, wherever that stands."""
-    return json.dumps(data, allow_nan=False, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
+    return json.dumps(data, allow_nan=False, separators=(",", ":"), ensure_ascii=False).replace(
+        "<", "\\u003c"
+    )

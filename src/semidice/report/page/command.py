@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ...data.dataset import Dataset
-from .build import build_page
+from .build import Report, build_page
 from .content import ReadPrediction
 from .runs import find_runs
 
@@ -22,7 +22,7 @@ def run_report(
     title: str | None = None,
     max_cases: int = 100,
     figures: bool = True,
-) -> None:
+) -> Report:
     """The report of a run folder, of several, or of a folder of them, written to `out` and beside it.
 
     dataset: where the runs' dataset is now, if it was moved. Other options as in `build_page`.
@@ -37,7 +37,7 @@ def run_report(
         transient=True,
     ) as progress:
         bar = progress.add_task("opening runs", total=1)
-        written = build_page(
+        report = build_page(
             found.runs,
             Dataset(dataset or found.dataset),
             out,
@@ -50,14 +50,10 @@ def run_report(
                 bar, description=what, completed=done, total=total
             ),
         )
-    for notice in found.notices:
+    for notice in report.notices:
         console.print(notice, style="yellow", highlight=False, markup=False, soft_wrap=True)
-    page, *beside = written
-    size = page.stat().st_size / 1e6
-    console.print(f"wrote {page} ({size:.1f} MB)", highlight=False, markup=False, soft_wrap=True)
-    console.print(
-        f"wrote {len(beside)} tables and figures to {beside[0].parent}",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
-    )
+    size = report.page.stat().st_size / 1e6
+    console.print(f"wrote {report.page} ({size:.1f} MB)", highlight=False, markup=False, soft_wrap=True)
+    beside = f"wrote {len(report.beside)} tables and figures to {report.beside[0].parent}"
+    console.print(beside, highlight=False, markup=False, soft_wrap=True)
+    return report

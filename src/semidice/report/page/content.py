@@ -68,9 +68,7 @@ def with_predictions(runs: Mapping[str, RunFolder]) -> tuple[dict[str, RunFolder
         if any(run.path.glob("fold_*/predictions/*.npz")):
             stored[method] = run
         else:
-            notices.append(
-                f"{method} has no stored predictions: its pictures and reliability are left out."
-            )
+            notices.append(f"{method} has no stored predictions: its pictures and reliability are left out.")
     return stored, notices
 
 
@@ -98,8 +96,8 @@ def count_bins(
             scored, stored = errors.get((case, method)), float(bins.error()[0])
             if scored is not None and abs(scored - stored) > _TOLERANCE:
                 raise ValueError(
-                    f"{method} has calibration_error {scored:.6f} of case {case} in its table, but its stored "
-                    f"prediction gives {stored:.6f}: the dataset or the prediction has changed since; run "
+                    f"{method} has calibration_error {scored:.6f} of case {case} in its table, but what is "
+                    f"stored gives {stored:.6f}: the dataset or the prediction has changed since; run "
                     f"`semidice evaluate {predictions.runs[method].path}`"
                 )
             whole = bins.over_cases()
@@ -160,7 +158,9 @@ def page_data(
             {"name": name, "methods": [_curve_record(methods.index(m), c) for m, c in of_methods.items()]}
             for name, of_methods in curves.items()
         ],
-        "layout": None if layout is None else _layout_record(layout, [methods.index(m) for m in pictured_methods]),
+        "layout": None
+        if layout is None
+        else _layout_record(layout, [methods.index(m) for m in pictured_methods]),
         "pictures": [{**picture.record(), "case": number_of[picture.case]} for picture in pictures],
         "probability_colours": _colours("cividis"),
     }
@@ -188,7 +188,9 @@ def _bins_record(method: int, bins: CalibrationBins) -> dict[str, Any]:
 
 
 def _curve_record(method: int, curve: Curve) -> dict[str, Any]:
-    parts = {name: [float(f"{value:.5g}") for value in getattr(curve, name)] for name in ("mean", "low", "high")}
+    parts = {
+        name: [float(f"{value:.5g}") for value in getattr(curve, name)] for name in ("mean", "low", "high")
+    }
     return {"method": method, "num_folds": curve.num_folds, "step": curve.step.tolist(), **parts}
 
 
@@ -210,7 +212,35 @@ def _style(number: int) -> dict[str, Any]:
     """Colour, dashes and marker of a method or rater, as the figures have them."""
     colour, line = outline_style(number)
     dashes = _DASHES[line] if isinstance(line, str) else line[1]
-    return {"colour": colour, "dashes": [2 * part for part in dashes], "marker": MARKERS[number % len(MARKERS)]}
+    return {
+        "colour": colour,
+        "on_light": readable_on(colour, (255, 255, 255)),
+        "on_dark": readable_on(colour, (20, 23, 26)),
+        "dashes": [2 * part for part in dashes],
+        "marker": MARKERS[number % len(MARKERS)],
+    }
+
+
+def readable_on(colour: str, back: tuple[int, int, int]) -> str:
+    """The colour, moved towards black or white until it has the contrast 3:1 that lines need (WCAG 2.1).
+
+    >>> readable_on("#0072B2", (255, 255, 255)), readable_on("#E69F00", (255, 255, 255))
+    ('#0072b2', '#c68900')
+    """
+    away = np.full(3, 0.0 if _luminance(np.array(back)) > 0.5 else 255.0)
+    rgb = np.array([int(colour[at : at + 2], 16) for at in (1, 3, 5)], dtype=float)
+    for share in np.linspace(0, 1, 101):
+        moved = ((1 - share) * rgb + share * away).round()
+        bright, dark = sorted((_luminance(moved), _luminance(np.array(back))), reverse=True)
+        if (bright + 0.05) / (dark + 0.05) >= 3:
+            break
+    return "#" + "".join(f"{int(part):02x}" for part in moved)
+
+
+def _luminance(rgb: np.ndarray) -> float:
+    share = rgb / 255
+    linear = np.where(share <= 0.04045, share / 12.92, ((share + 0.055) / 1.055) ** 2.4)
+    return float(linear @ [0.2126, 0.7152, 0.0722])
 
 
 def _colours(name: str) -> str:

@@ -6,9 +6,9 @@ MEANINGS = {
     "binarized_dice_score": (
         "BDice: Dice of prediction and mean of the raters, both cut at 0.1, 0.2, ... 0.9, averaged"
     ),
-    "soft_dice_score": "overlap of the probabilities with the mean of the raters, 1 only where they are equal",
+    "soft_dice_score": "overlap of the probabilities and the mean of the raters, 1 only where they are equal",
     "calibration_error": (
-        "ECE: how far confidence is from accuracy, over 10 bins of the most probable class, against the majority"
+        "ECE: distance of confidence from accuracy over 10 bins of the top class, against the majority"
     ),
     "classwise_calibration_error": "the calibration error of each class on its own",
     "kde_calibration_error": "how far probabilities are from what is observed at them, by kernel density",

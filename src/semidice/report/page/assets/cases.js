@@ -91,7 +91,7 @@ function headCell(column) {
   };
   return el(
     "th",
-    { scope: "col", "aria-sort": sorted ? (table.down ? "descending" : "ascending") : "none" },
+    { scope: "col", class: column.score || column.plain ? "number" : "", "aria-sort": sorted ? (table.down ? "descending" : "ascending") : "none" },
     el("button", { type: "button", class: "sort", "data-key": column.key, onclick: sort }, column.title, el("span", { "aria-hidden": "true" }, arrow)),
   );
 }

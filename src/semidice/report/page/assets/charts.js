@@ -57,10 +57,10 @@ function axisY(marks, y, left, right) {
   return group;
 }
 
-function line(points, style, extra = {}) {
+function line(points, style) {
   return svg("polyline", {
     points: points.map(([x, y]) => `${x.toFixed(1)},${y.toFixed(1)}`).join(" "),
-    fill: "none", stroke: style.colour, "stroke-width": 2, "stroke-dasharray": style.dashes.join(" "), ...extra,
+    fill: "none", "stroke-width": 2, "stroke-dasharray": style.dashes.join(" "), ...ink(style),
   });
 }
 
@@ -188,7 +188,7 @@ function drawReliability(width) {
     const points = one.points.map(([c, a]) => [x(c), y(a)]);
     root.append(line(points, one.style));
     for (const [px, py] of points) {
-      root.append(svg("path", { d: markerPath(one.style.marker, 4), transform: `translate(${px.toFixed(1)} ${py.toFixed(1)})`, class: "marker", stroke: one.style.colour }));
+      root.append(svg("path", { d: markerPath(one.style.marker, 4), transform: `translate(${px.toFixed(1)} ${py.toFixed(1)})`, ...ink(one.style, "marker") }));
     }
   }
   return [
@@ -239,12 +239,12 @@ function drawCurves(width) {
     const style = DATA.methods[one.method];
     const upper = one.step.map((step, at) => `${x(step).toFixed(1)},${y(one.high[at]).toFixed(1)}`);
     const lower = one.step.map((step, at) => `${x(step).toFixed(1)},${y(one.low[at]).toFixed(1)}`).reverse();
-    root.append(svg("polygon", { points: [...upper, ...lower].join(" "), fill: style.colour, class: "band" }));
+    root.append(svg("polygon", { points: [...upper, ...lower].join(" "), ...ink(style, "band") }));
   }
   for (const one of series.methods) {
     const style = DATA.methods[one.method];
     const points = one.step.map((step, at) => [x(step), y(one.mean[at])]);
-    root.append(points.length > 1 ? line(points, style) : svg("path", { d: markerPath(style.marker, 4), transform: `translate(${points[0]})`, class: "marker", stroke: style.colour }));
+    root.append(points.length > 1 ? line(points, style) : svg("path", { d: markerPath(style.marker, 4), transform: `translate(${points[0]})`, ...ink(style, "marker") }));
   }
   return [root, legendOf(series.methods.map((one) => ({ style: DATA.methods[one.method], marker: false, text: `${DATA.methods[one.method].name} (${one.num_folds} ${one.num_folds === 1 ? "fold" : "folds"})` })))];
 }

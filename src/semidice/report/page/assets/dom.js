@@ -54,17 +54,20 @@ function markerPath(marker, r) {
   return paths[marker];
 }
 
+// Attributes that draw in the colour of a method or rater, by the theme.
+const ink = (style, kind = "") => ({ class: `ink ${kind}`, style: `--on-light: ${style.on_light}; --on-dark: ${style.on_dark}` });
+
 // A piece of a method's or rater's line, as a key to it.
 function lineKey(style, marker = true) {
   const key = svg("svg", { class: "key-line", width: 30, height: 12, viewBox: "0 0 30 12", "aria-hidden": "true" });
   key.append(
     svg("line", {
-      x1: 1, x2: 29, y1: 6, y2: 6, stroke: style.colour, "stroke-width": 2.2, "stroke-dasharray": style.dashes.join(" "),
+      x1: 1, x2: 29, y1: 6, y2: 6, "stroke-width": 2.2, "stroke-dasharray": style.dashes.join(" "), ...ink(style),
     }),
   );
   if (marker) {
     key.append(
-      svg("path", { d: markerPath(style.marker, 3.4), transform: "translate(15 6)", class: "marker", stroke: style.colour }),
+      svg("path", { d: markerPath(style.marker, 3.4), transform: "translate(15 6)", ...ink(style, "marker") }),
     );
   }
   return key;

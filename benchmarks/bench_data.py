@@ -1,0 +1,270 @@
+"""Images a second that reach a training step, with soft labels of four raters, as Markdown.
+
+    python benchmarks/bench_data.py                  two threads of a CPU, against a DataLoader with MONAI
+    python benchmarks/bench_data.py --device cuda    a GPU, with `make` as a CUDA graph and without
+
+Batches of 8 slices of 512 x 512, read from one prepared dataset that is written on the first run. The peer
+does the same work the usual way: a PyTorch DataLoader of two processes reads a case, unpacks and averages the
+masks, and MONAI's RandAffine and RandFlip change image and label; it does not say which voxels are valid.
+All take turns in one run. With --docs docs/performance.md the table is written into that page.
+"""
+
+import argparse
+import hashlib
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from itertools import count, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from pages import write_between_markers
+from rich.progress import track
+
+from semidice.data.augment import AugmentOptions
+from semidice.data.batches import Batches, Feed
+from semidice.data.dataset import Dataset
+from semidice.data.label_making import LabelOptions
+from semidice.data.manifest import Manifest, Scan
+from semidice.data.packing import pack_classes
+from semidice.data.phantom import make_phantom
+from semidice.rundir import DatasetFolder
+
+SIDE, RATERS, BATCH, WORKERS = 512, 4, 8, 2
+# batches that may have been read ahead while others had their turn
+AHEAD = 8
+AUGMENTED = {"as they are": None, "augmented": AugmentOptions()}
+
+
+def prepared(num_cases: int) -> Dataset:
+    """The dataset of the benchmark: phantoms of 128 x 128, each pixel repeated, written once."""
+    path = Path(tempfile.gettempdir()) / f"semidice_bench_{SIDE}_{num_cases}"
+    if not path.exists():
+        half_written = Path(tempfile.mkdtemp(dir=path.parent))
+        write_phantoms(DatasetFolder(half_written), num_cases)
+        half_written.rename(path)
+    return Dataset(path)
+
+
+def write_phantoms(folder: DatasetFolder, num_cases: int) -> None:
+    """Write arrays and manifest as `semidice prepare` does."""
+    for kind in ("images", "masks"):
+        (folder.path / kind).mkdir()
+    raters, scans = tuple(f"rater{number}" for number in range(RATERS)), []
+    repeated = np.ones((SIDE // 128, SIDE // 128), dtype=np.uint8)
+    for number in track(range(num_cases), "writing phantoms"):
+        phantom = make_phantom(1, size=(128, 128), num_raters=RATERS, seed=number)
+        image = np.kron((phantom.image[0].numpy().clip(0, 1) * 255).astype(np.uint8), repeated)
+        masks = np.kron(phantom.masks[0].numpy().astype(np.uint8), repeated)
+        arrays = {"images": image, "masks": pack_classes(masks, num_classes=2, num_space_axes=2)}
+        for kind, array in arrays.items():
+            np.save(folder.array(kind, f"scan{number}"), array[None])
+        scans.append(
+            Scan(
+                name=f"scan{number}",
+                patient=f"patient{number}",
+                slices=None,
+                shape=(SIDE, SIDE),
+                spacing_mm=(1.0, 1.0),
+                affine=None,
+                raw_shape=(SIDE, SIDE),
+                raters=raters,
+                inputs={},
+                arrays={
+                    kind: hashlib.sha256(folder.array(kind, f"scan{number}").read_bytes()).hexdigest()
+                    for kind in arrays
+                },
+            )
+        )
+    manifest = Manifest(
+        version=1,
+        source="phantom",
+        class_names=("background", "lesion"),
+        raters=raters,
+        channels=("CT",),
+        mean=(0.33,),
+        std=(0.14,),
+        options={},
+        scans=tuple(scans),
+    )
+    folder.manifest.write_text(manifest.model_dump_json())
+
+
+def ours(
+    dataset: Dataset, device: str, augment: AugmentOptions | None, *, resident: bool
+) -> Iterator[object]:
+    """Batches without end, each as a training step would get it."""
+    batches = batches_of(dataset, device, augment, resident=resident)
+    for feed in batches.feeds(0, 1_000_000):
+        yield batches.make(feed.to(device))
+
+
+def ours_recorded(
+    dataset: Dataset, device: str, augment: AugmentOptions | None, *, resident: bool
+) -> Iterator[object]:
+    """The same with `make` recorded as a CUDA graph, as the training engine has it."""
+    batches = batches_of(dataset, device, augment, resident=resident)
+    static = batches.feed(0).to(device)
+    batches.make(static)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        batch = batches.make(static)
+    for feed in batches.feeds(0, 1_000_000):
+        copy_into(static, feed)
+        graph.replay()
+        yield batch
+
+
+def copy_into(static: Feed, feed: Feed) -> None:
+    """Put a feed where the graph reads."""
+    for place, part in zip(static, feed, strict=True):
+        if place is not None and part is not None:
+            place.copy_(part, non_blocking=True)
+
+
+def batches_of(dataset: Dataset, device: str, augment: AugmentOptions | None, *, resident: bool) -> Batches:
+    """Batches of all cases with mean labels."""
+    return Batches(
+        dataset,
+        range(len(dataset)),
+        batch_size=BATCH,
+        label=LabelOptions(maker="mean"),
+        augment=augment,
+        seed=0,
+        device=device,
+        resident=resident,
+        workers=WORKERS,
+    )
+
+
+class MonaiCases(torch.utils.data.Dataset[Any]):
+    """Cases in random order without end, loaded and changed the usual way."""
+
+    def __init__(self, dataset: Dataset, *, augmented: bool) -> None:
+        from monai.transforms import Compose, RandAffined, RandFlipd
+
+        self.dataset = dataset
+        keys = ["image", "label"]
+        self.change = None
+        if augmented:
+            self.change = Compose(
+                [
+                    RandAffined(
+                        keys,
+                        prob=1.0,
+                        scale_range=((-0.5, 1.0), (-0.5, 1.0)),
+                        translate_range=(SIDE / 4, SIDE / 4),
+                        spatial_size=(SIDE, SIDE),
+                        mode="bilinear",
+                        padding_mode="zeros",
+                    ),
+                    RandFlipd(keys, prob=0.5, spatial_axis=0),
+                    RandFlipd(keys, prob=0.5, spatial_axis=1),
+                ]
+            )
+
+    def __getitem__(self, number: int) -> dict[str, torch.Tensor]:
+        name = self.dataset.cases[number].scan.name
+        folder, manifest = self.dataset.folder, self.dataset.manifest
+        image = np.load(folder.array("images", name))[0].astype(np.float32) * np.float32(1 / 255)
+        image = (image - np.float32(manifest.mean[0])) / np.float32(manifest.std[0])
+        masks = np.unpackbits(np.load(folder.array("masks", name))[0, :, 0], axis=-1)
+        foreground = masks.mean(0, dtype=np.float32)
+        label = np.stack([1 - foreground, foreground])
+        case = {"image": torch.from_numpy(image), "label": torch.from_numpy(label)}
+        return case if self.change is None else self.change(case)
+
+
+def monai(dataset: Dataset, *, augmented: bool) -> Iterator[object]:
+    """The peer's batches without end."""
+    from monai.data import set_track_meta
+
+    # without it MONAI carries an affine with every tensor, which is slower
+    set_track_meta(False)
+    shuffled = np.random.default_rng(0)
+    order = (int(number) for _ in count() for number in shuffled.permutation(len(dataset)))
+    yield from torch.utils.data.DataLoader(
+        MonaiCases(dataset, augmented=augmented),
+        sampler=order,  # type: ignore[arg-type]
+        batch_size=BATCH,
+        num_workers=WORKERS,
+    )
+
+
+def contenders(dataset: Dataset, device: str, augment: AugmentOptions | None) -> dict[str, Iterator[object]]:
+    """Who takes part."""
+    if device == "cuda":
+        return {
+            "resident, CUDA graph": ours_recorded(dataset, device, augment, resident=True),
+            "resident, eager": ours(dataset, device, augment, resident=True),
+            f"read by {WORKERS} processes, CUDA graph": ours_recorded(
+                dataset, device, augment, resident=False
+            ),
+        }
+    return {
+        "semidice, in memory": ours(dataset, device, augment, resident=True),
+        f"semidice, read by {WORKERS} processes": ours(dataset, device, augment, resident=False),
+        f"DataLoader of {WORKERS} processes with MONAI": monai(dataset, augmented=augment is not None),
+    }
+
+
+def images_per_second(batches: Iterator[object], num_batches: int, wait: Callable[[], object]) -> float:
+    """The rate over one turn, after what was read ahead."""
+    for _ in islice(batches, AHEAD):
+        pass
+    wait()
+    start = time.perf_counter()
+    for _ in islice(batches, num_batches):
+        pass
+    wait()
+    return num_batches * BATCH / (time.perf_counter() - start)
+
+
+def table(device: str, num_cases: int, num_rounds: int, num_batches: int) -> Iterator[str]:
+    """A row for each contender and kind of batch: the median rate, and the median ratio to the last one."""
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    where = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    yield (
+        f"{where}, torch {torch.__version__}; `python benchmarks/bench_data.py --device {device}`. "
+        f"Batches of {BATCH}, {SIDE} x {SIDE}, mean label of {RATERS} raters.\n"
+    )
+    yield "| batches | by | images/s | best round | times the last row |\n|---|---|---:|---:|---:|"
+    dataset = prepared(num_cases)
+    for kind, augment in AUGMENTED.items():
+        who = contenders(dataset, device, augment)
+        rates: dict[str, list[float]] = {name: [] for name in who}
+        for _ in track(range(num_rounds), kind, transient=True):
+            for name, batches in who.items():
+                rates[name].append(images_per_second(batches, num_batches, wait))
+        last = rates[list(who)[-1]]
+        for name, rate in rates.items():
+            ratio = statistics.median(mine / theirs for mine, theirs in zip(rate, last, strict=True))
+            yield f"| {kind} | {name} | {statistics.median(rate):.0f} | {max(rate):.0f} | {ratio:.2f} |"
+
+
+def main() -> None:
+    """Run what the command line asks for."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--cases", type=int, default=256, help="in the dataset, 0.4 MB each")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each contender")
+    parser.add_argument("--batches", type=int, default=40, help="in a turn")
+    parser.add_argument("--docs", type=Path, help="page whose table to replace")
+    chosen = parser.parse_args()
+    torch.set_num_threads(2)
+    lines = []
+    for line in table(chosen.device, chosen.cases, chosen.rounds, chosen.batches):
+        print(line, flush=True)
+        lines.append(line + "\n")
+    if chosen.docs:
+        write_between_markers(chosen.docs, f"data {chosen.device}", "".join(lines))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,298 @@
+"""A whole training step on a GPU: ours, batches and augmentation included, against a plain fp32 loop.
+
+    python benchmarks/bench_training.py [--steps 200] [--out bench_out] [--docs docs/performance.md]
+
+UNet on ResNet50, batches of 8 at 256 x 256, four raters, 0.25 cross entropy + 0.75 DML1, SGD. The plain loop
+is float32 and eager with the loss in plain operations, and is given batches that are ready on the device.
+Ours is `training.step`, the very object that `semidice train` runs, from case numbers on. Blocks of steps of
+all contenders take turns, and medians of the blocks are given. Then the share of data and loss in a step,
+each as a graph of its own, and trainings that are saved and validated far more often than by default.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+from pages import write_between_markers
+from timing import seconds_of
+
+import semidice
+from semidice.data.batches import Batches
+from semidice.data.dataset import Dataset
+from semidice.data.phantom import PhantomOptions
+from semidice.data.prepare import prepare_dataset
+from semidice.data.sources import find_datasets
+from semidice.models import build_model
+from semidice.recipe import Recipe
+from semidice.training.crossvalidation import open_run
+from semidice.training.engine import FoldRun, train_fold
+from semidice.training.step import TrainingStep, build_optimiser
+
+SIZE, BATCH, NUM_CASES = 256, 8, 64
+PRECISIONS: dict[str, dict[str, Any]] = {
+    "semidice, fp32, eager": {"dtype": "fp32", "graph": False},
+    "semidice, bf16, graph": {"dtype": "bf16", "channels_last": True},
+    "semidice, bf16, compiled, graph": {"dtype": "bf16", "channels_last": True, "compile": True},
+}
+
+
+def make_dataset(folder: Path, num_cases: int, size: int) -> Dataset:
+    """Phantom slices, prepared as a user would."""
+    options = PhantomOptions(num_cases=num_cases, size=(size, size))
+    (raw,) = find_datasets("phantom", folder, phantom=options)
+    prepare_dataset(raw, folder / "data", workers=1)
+    return Dataset(folder / "data")
+
+
+def recipe_of(dataset: Dataset, architecture: str, encoder: str, **changes: Any) -> Recipe:
+    """The paper's protocol on these data, without pretrained weights."""
+    return Recipe.model_validate(
+        {
+            "name": "bench",
+            "data": {"dataset": dataset.folder.path},
+            "model": {"architecture": architecture, "encoder": encoder, "weights": "none"},
+            "batch_size": BATCH,
+            "validation": {"every": 1000, "metrics": ["dice_score"]},
+            "workers": 0,
+        }
+        | changes
+    )
+
+
+class Ours:
+    """Steps of `training.step`, from feeds that were drawn before."""
+
+    def __init__(self, recipe: Recipe, dataset: Dataset, fabric: Fabric) -> None:
+        torch.manual_seed(0)
+        model = build_model(
+            num_channels=1, num_classes=dataset.num_classes, **recipe.model.build_options()
+        ).to(fabric.device)
+        if recipe.precision.channels_last:
+            model = model.to(memory_format=torch.channels_last)
+        self.batches = Batches(
+            dataset,
+            range(len(dataset)),
+            batch_size=recipe.batch_size,
+            label=recipe.label,
+            augment=recipe.augment,
+            seed=0,
+            device=fabric.device,
+        )
+        network: Any = torch.compile(model) if recipe.precision.compile else model
+        self.step = TrainingStep(
+            recipe,
+            fabric=fabric,
+            network=network,
+            optimiser=build_optimiser(recipe, model, fabric.device),
+            batches=self.batches,
+            teacher=None,
+            num_steps=10**6,
+            fold=0,
+        )
+        self.number = 0
+
+    def __call__(self, num_steps: int) -> None:
+        feeds = self.batches.feeds(self.number, self.number + num_steps)
+        for feed in feeds:
+            self.step(feed, self.number)
+            self.number += 1
+
+
+class Plain:
+    """Float32, eager, the loss in plain operations, on batches that are there."""
+
+    def __init__(self, recipe: Recipe, dataset: Dataset, fabric: Fabric, batches: Batches) -> None:
+        torch.manual_seed(0)
+        self.model = build_model(
+            num_channels=1, num_classes=dataset.num_classes, **recipe.model.build_options()
+        ).to(fabric.device)
+        options = recipe.optimiser
+        self.optimiser = torch.optim.SGD(
+            self.model.parameters(), options.lr, momentum=options.momentum, weight_decay=options.weight_decay
+        )
+        self.loss = semidice.SegmentationLoss()
+        self.batch = batches.make(batches.feed(0).to(fabric.device))
+
+    def __call__(self, num_steps: int) -> None:
+        semidice.use_kernels(False)
+        try:
+            for _ in range(num_steps):
+                self.optimiser.zero_grad()
+                self.loss(self.model(self.batch.image), self.batch.target, self.batch.valid).backward()
+                self.optimiser.step()
+        finally:
+            semidice.use_kernels(True)
+
+
+def in_turns(
+    contenders: dict[str, Callable[[int], None]], device: torch.device, steps: int
+) -> dict[str, float]:
+    """Seconds a step: median over five blocks, in which all take turns after a warm-up."""
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for name, run in contenders.items():
+        print(f"warming up {name}", file=sys.stderr, flush=True)
+        run(6)
+    for _ in range(5):
+        for name, run in contenders.items():
+            _wait(device)
+            start = time.perf_counter()
+            run(max(1, steps // 5))
+            _wait(device)
+            times[name].append((time.perf_counter() - start) / max(1, steps // 5))
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def share_of_data_and_loss(ours: Ours, device: torch.device) -> dict[str, float]:
+    """Seconds of making a batch, and of the loss forward and backward, replayed as graphs of their own."""
+    batches = ours.batches
+    feed = batches.feed(0).to(device)
+    batch = batches.make(feed)
+    logits = torch.randn(batch.target.shape, device=device, dtype=torch.bfloat16, requires_grad=True)
+
+    def data() -> None:
+        batches.make(feed)
+
+    def loss() -> None:
+        logits.grad = None
+        ours.step.loss(logits, batch.target, batch.valid).backward()
+
+    times = {}
+    for name, work in {"batch": data, "loss": loss}.items():
+        work()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            work()
+        times[name] = seconds_of(graph.replay, "cuda")
+    return times
+
+
+def with_and_without_stops(
+    recipe: Recipe, dataset: Dataset, fabric: Fabric, folder: Path
+) -> dict[str, float]:
+    """Seconds a step of trainings that are never saved, saved every two seconds, and saved and validated."""
+    times = {}
+    epochs = 120
+    stops = {
+        "never": (10**6, 1e9),
+        "saved every 2 s": (10**6, 2.0),
+        "and validated every 20 epochs": (20, 2.0),
+    }
+    for name, (every, seconds) in stops.items():
+        changed = recipe.model_copy(
+            update={
+                "schedule": recipe.schedule.model_copy(update={"epochs": epochs}),
+                "validation": recipe.validation.model_copy(update={"every": every}),
+            }
+        )
+        run = open_run(changed, folder / name.replace(" ", "_"), resume=False)
+        fold = FoldRun(changed, dataset, 0, [1] * (len(dataset) - 8) + [0] * 8, run.fold(0))
+        marks: dict[int, float] = {}
+        train_fold(
+            fold,
+            fabric,
+            on_step=lambda watch, marks=marks: marks.setdefault(watch.epoch, time.perf_counter()),  # type: ignore[misc]
+            seconds_between_checkpoints=seconds,
+        )
+        # from the second quarter on, when everything is compiled
+        first, last = epochs // 4, epochs
+        steps = (last - first) * (len(fold.training_cases) // recipe.batch_size)
+        times[name] = (marks[last] - marks[first]) / steps
+    return times
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda")
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--size", type=int, default=SIZE)
+    parser.add_argument("--cases", type=int, default=NUM_CASES)
+    parser.add_argument("--architecture", default="unet")
+    parser.add_argument("--encoder", default="resnet50")
+    parser.add_argument("--out", type=Path, default=Path("bench_out"))
+    parser.add_argument("--docs", type=Path, help="page whose table to replace")
+    arguments = parser.parse_args()
+    fabric = Fabric(accelerator=arguments.device, devices=1)
+    fabric.launch()
+    with tempfile.TemporaryDirectory() as scratch:
+        row = measure(arguments, fabric, Path(scratch))
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    (arguments.out / f"training_{arguments.device}.jsonl").write_text(json.dumps(row) + "\n")
+    table = table_of(row)
+    print(table)
+    if arguments.docs:
+        write_between_markers(arguments.docs, f"training {arguments.device}", table)
+
+
+def measure(arguments: argparse.Namespace, fabric: Fabric, scratch: Path) -> dict[str, Any]:
+    """Everything that is measured, in one record."""
+    on_gpu = fabric.device.type == "cuda"
+    dataset = make_dataset(scratch, arguments.cases, arguments.size)
+    plain = recipe_of(dataset, arguments.architecture, arguments.encoder)
+    ours = {
+        name: Ours(plain.model_copy(update={"precision": _precision(plain, options)}), dataset, fabric)
+        for name, options in PRECISIONS.items()
+        if on_gpu or not options.get("compile")
+    }
+    contenders: dict[str, Callable[[int], None]] = {
+        "plain, fp32, eager": Plain(plain, dataset, fabric, next(iter(ours.values())).batches)
+    }
+    contenders |= ours
+    row: dict[str, Any] = {
+        "device": torch.cuda.get_device_name() if on_gpu else "CPU",
+        "torch": torch.__version__,
+        "network": f"{arguments.architecture}-{arguments.encoder}",
+        "batch": [BATCH, 1, arguments.size, arguments.size],
+        "ms": {k: 1e3 * v for k, v in in_turns(contenders, fabric.device, arguments.steps).items()},
+    }
+    if on_gpu:
+        best = ours["semidice, bf16, compiled, graph"]
+        row["parts_ms"] = {k: 1e3 * v for k, v in share_of_data_and_loss(best, fabric.device).items()}
+        stops = with_and_without_stops(best.step.recipe, dataset, fabric, scratch)
+        row["stops_ms"] = {k: 1e3 * v for k, v in stops.items()}
+    return row
+
+
+def _precision(recipe: Recipe, options: dict[str, Any]) -> Any:
+    return type(recipe.precision).model_validate(options)
+
+
+def table_of(row: dict[str, Any]) -> str:
+    """Markdown: a line a contender, then the parts."""
+    plain = row["ms"]["plain, fp32, eager"]
+    shape = "x".join(map(str, row["batch"]))
+    lines = [
+        f"{row['device']}, torch {row['torch']}, {row['network']}, batches of {shape}; "
+        "`python benchmarks/bench_training.py`.",
+        "",
+        "| step | ms | plain / it |",
+        "|---|---:|---:|",
+        *(f"| {name} | {ms:.2f} | {plain / ms:.2f} |" for name, ms in row["ms"].items()),
+    ]
+    if "parts_ms" in row:
+        step = min(row["ms"].values())
+        parts = ", ".join(f"{k} {v:.3f} ms" for k, v in row["parts_ms"].items())
+        share = 100 * sum(row["parts_ms"].values()) / step
+        lines += ["", f"Of the fastest step: {parts}; together {share:.1f} %."]
+        stops = ", ".join(f"{k} {v:.2f} ms" for k, v in row["stops_ms"].items())
+        lines += [f"A step of `train_fold`, never stopped, saved, and validated on eight cases: {stops}."]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()

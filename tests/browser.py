@@ -1,0 +1,140 @@
+"""A real Chromium for tests of pages: found on this machine, or installed by `python tests/browser.py`.
+
+Tests that need one are skipped where there is none, and say how to get it.
+"""
+
+import os
+import shutil
+import subprocess
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+HOW_TO_INSTALL = "apt-get install chromium (as root), or .venv/bin/playwright install chromium-headless-shell"
+_NAMES = (
+    "chromium-headless-shell",
+    "chromium",
+    "chromium-browser",
+    "google-chrome",
+    "google-chrome-stable",
+    "chrome",
+)
+# what `make test` may wait for a package at most
+_SECONDS = 100
+
+
+def find_chromium() -> Path | None:
+    """The browser on the PATH, or the one in Playwright's own folder."""
+    for name in _NAMES:
+        found = shutil.which(name)
+        if found:
+            return Path(found)
+    cache = Path(os.environ.get("PLAYWRIGHT_BROWSERS_PATH", Path.home() / ".cache" / "ms-playwright"))
+    downloaded = [
+        path
+        for name in ("headless_shell", "chrome-headless-shell", "chrome")
+        for path in sorted(cache.glob(f"chromium*/*/{name}"))
+    ]
+    return downloaded[-1] if downloaded else None
+
+
+@contextmanager
+def open_browser():
+    """Playwright's browser; the test is skipped where there is none."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
+    chromium = find_chromium()
+    if chromium is None:
+        pytest.skip(f"needs a Chromium: {HOW_TO_INSTALL}")
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=str(chromium))
+        yield browser
+        browser.close()
+
+
+class Watched:
+    """A page in a context of its own, with all that it says and asks for written down."""
+
+    def __init__(self, browser, *, width=1280, height=900, color_scheme="light"):
+        viewport = {"width": width, "height": height}
+        self.context = browser.new_context(viewport=viewport, color_scheme=color_scheme)
+        self.page = self.context.new_page()
+        self.complaints: list[str] = []
+        self.requests: list[str] = []
+        self.page.on("console", lambda message: self.complaints.append(f"{message.type}: {message.text}"))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("dialog", self._refuse)
+        self.page.on("request", self._note)
+
+    def _refuse(self, dialog):
+        self.complaints.append(f"dialog: {dialog.message}")
+        dialog.dismiss()
+
+    def _note(self, request):
+        # pictures within the page are requests too, which go nowhere
+        if not request.url.startswith(("data:", "blob:")):
+            self.requests.append(request.url)
+
+    def close(self):
+        self.context.close()
+
+
+def open_page(chromium, path, **options):
+    watched = Watched(chromium, **options)
+    watched.page.goto(path.as_uri())
+    if watched.page.locator("#stage").count():
+        watched.page.wait_for_selector("#stage .picture")
+    return watched
+
+
+def press(page, *keys):
+    page.focus("#viewer")
+    for key in keys:
+        page.keyboard.press(key)
+    # the next case is drawn once its pictures are decoded
+    page.wait_for_function(
+        "document.getElementById('case-select').value === String("
+        "Number(document.getElementById('case-status').textContent.match(/, (\\d+) of/)[1]) - 1)"
+    )
+
+
+def column(page, number):
+    return page.eval_on_selector_all(
+        "#case-table tbody tr", f"rows => rows.map(row => row.cells[{number}].textContent)"
+    )
+
+
+def column_titles(page):
+    return [title.rstrip(" ▲▼") for title in page.locator("#case-table thead th").all_text_contents()]
+
+
+def install_chromium() -> str | None:
+    """Install a browser where that is possible without asking; what to say if there is none after it."""
+    if find_chromium() is not None:
+        return None
+    for command in _commands():
+        try:
+            done = subprocess.run(command, capture_output=True, timeout=_SECONDS, check=False)
+        except (OSError, subprocess.TimeoutExpired):
+            continue
+        if done.returncode == 0 and find_chromium() is not None:
+            return None
+    return f"no Chromium here, so the tests of pages are skipped; to run them: {HOW_TO_INSTALL}"
+
+
+def _commands():
+    if shutil.which("apt-get"):
+        root = [] if os.geteuid() == 0 else ["sudo", "-n"]
+        install = [*root, "apt-get", "install", "-y", "--no-install-recommends"]
+        yield [*install, "chromium-headless-shell"]
+        # a fresh machine has no lists of packages
+        yield [*root, "apt-get", "update"]
+        yield [*install, "chromium-headless-shell"]
+        yield [*install, "chromium"]
+    yield [shutil.which("playwright") or ".venv/bin/playwright", "install", "chromium-headless-shell"]
+
+
+if __name__ == "__main__":
+    missing = install_chromium()
+    if missing:
+        print(missing)

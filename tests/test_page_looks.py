@@ -1,0 +1,209 @@
+"""The report page in a real browser: quiet, closed, readable in both themes, on a phone, on paper, by key."""
+
+import re
+from itertools import pairwise
+
+import pytest
+from browser import column, column_titles, find_chromium, open_browser, open_page, press
+from pages import NAMES, build, lesion_report, volume_report
+from prepared import make_prepared
+from synthetic_runs import write_runs
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    return lesion_report(tmp_path_factory.mktemp("report"))
+
+
+@pytest.fixture(scope="module")
+def classes(tmp_path_factory):
+    return volume_report(tmp_path_factory.mktemp("volumes"))
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with open_browser() as browser:
+        yield browser
+
+
+@pytest.fixture
+def opened(chromium, built):
+    watched = open_page(chromium, built.out)
+    yield watched.page
+    complaints = watched.complaints
+    watched.close()
+    assert complaints == []
+
+
+def test_nothing_is_said_on_the_console_and_nothing_leaves_the_page(chromium, built, classes):
+    for path in (built.out, classes.out):
+        watched = open_page(chromium, path)
+        watched.page.mouse.wheel(0, 4000)
+        press(watched.page, "ArrowRight", "ArrowDown", "z", "o", "d", "End", "Home")
+        for select in watched.page.locator("select").all():
+            if select.is_visible():
+                select.select_option(index=0)
+        watched.page.emulate_media(color_scheme="dark")
+        assert watched.complaints == []
+        assert watched.requests == [path.as_uri()]
+        watched.close()
+
+
+def test_a_page_that_asks_for_something_is_noticed_and_the_policy_stops_it(chromium, built, tmp_path):
+    text = built.out.read_text(encoding="utf-8")
+    asking = '<img src="http://127.0.0.1:9/pixel.png">'
+    (tmp_path / "loose.html").write_text(re.sub("<meta http-equiv.*?>", "", text) + asking, encoding="utf-8")
+    watched = open_page(chromium, tmp_path / "loose.html")
+    assert "http://127.0.0.1:9/pixel.png" in watched.requests
+    watched.close()
+    (tmp_path / "strict.html").write_text(text + asking, encoding="utf-8")
+    watched = open_page(chromium, tmp_path / "strict.html")
+    assert any("Content Security Policy" in complaint for complaint in watched.complaints)
+    watched.close()
+
+
+def test_names_are_text_wherever_they_stand(chromium, tmp_path):
+    hostile = "</script><img src=x onerror=alert(1)> & $x_1$ 'a'"
+    dataset = make_prepared(tmp_path / "data", num_cases=6, cases_per_patient=1)
+    styles = {hostile: (1.0, 0.0, 0.3, "mean", "min"), "_plain": (2.0, 0.5, 0.8, "mean", "min")}
+    runs = write_runs(dataset, tmp_path / "runs", methods=styles, metrics=["dice_score"])
+    build(runs, dataset, tmp_path / "report.html", title=hostile, figures=True)
+    watched = open_page(chromium, tmp_path / "report.html")
+    assert watched.page.title() == hostile
+    assert watched.page.locator("h1").text_content() == hostile
+    assert column_titles(watched.page)[-3:-1] == [hostile, "_plain"]
+    assert watched.page.locator("img").count() == 0
+    assert watched.complaints == []
+    watched.close()
+
+
+def test_dark_follows_the_system_until_the_button_is_pressed(chromium, built):
+    watched = open_page(chromium, built.out, color_scheme="dark")
+    page = watched.page
+    background = "getComputedStyle(document.body).backgroundColor"
+    button = page.get_by_role("button", name="Dark")
+    assert page.evaluate(background) == "rgb(20, 23, 26)"
+    assert button.get_attribute("aria-pressed") == "true"
+    page.emulate_media(color_scheme="light")
+    assert page.evaluate(background) == "rgb(255, 255, 255)"
+    assert button.get_attribute("aria-pressed") == "false"
+    button.click()
+    assert page.evaluate(background) == "rgb(20, 23, 26)"
+    page.reload()
+    assert page.evaluate(background) == "rgb(20, 23, 26)"
+    watched.close()
+
+
+# Contrast of every visible text with what is behind it, below 4.5 (3 where it is large): WCAG 2.1, AA.
+LOW_CONTRAST = """() => {
+  const rgba = (text) => [...text.match(/[\\d.]+/g).map(Number), 1].slice(0, 4);
+  const light = ([r, g, b]) => [r, g, b].map((part) => part / 255)
+    .map((part) => part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, part, at) => sum + part * [0.2126, 0.7152, 0.0722][at], 0);
+  const behind = (node) => {
+    for (let at = node; at; at = at.parentElement) {
+      const colour = rgba(getComputedStyle(at).backgroundColor);
+      if (colour[3] === 1) return colour;
+    }
+    return [255, 255, 255, 1];
+  };
+  const low = [];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const node = walker.currentNode.parentElement;
+    if (!walker.currentNode.data.trim() || !node.checkVisibility()) continue;
+    if (node.closest("script, :disabled, .hidden")) continue;
+    const style = getComputedStyle(node);
+    const ink = node.closest("svg") ? style.fill : style.color;
+    const [a, b] = [light(rgba(ink)), light(behind(node))].sort((x, y) => y - x);
+    const size = parseFloat(style.fontSize);
+    const large = size >= 24 || (size >= 18.66 && style.fontWeight >= 700);
+    const ratio = (a + 0.05) / (b + 0.05);
+    if (ratio < (large ? 3 : 4.5)) low.push(`${walker.currentNode.data} ${ratio.toFixed(2)}`);
+  }
+  return low;
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_all_text_has_contrast(chromium, built, scheme):
+    watched = open_page(chromium, built.out, color_scheme=scheme)
+    assert watched.page.evaluate(LOW_CONTRAST) == []
+    watched.page.add_style_tag(content=".facts { color: #777d83 !important; background: #888 }")
+    assert len(watched.page.evaluate(LOW_CONTRAST)) == 1
+    watched.close()
+
+
+def test_everything_that_is_used_has_a_name_and_shows_its_focus(opened):
+    nameless = """() => [...document.querySelectorAll(
+      'button, select, input, [role=img], [role=region], nav, section, table')]
+      .filter((node) => !(node.labels?.length || node.matches('[aria-label], [aria-labelledby]')
+        || node.textContent.trim() && node.matches('button') || node.querySelector(':scope > caption')))
+      .map((node) => node.outerHTML.slice(0, 80))"""
+    assert opened.evaluate(nameless) == []
+    assert opened.evaluate("[...document.querySelectorAll('th')].filter((cell) => !cell.scope).length") == 0
+    order = opened.evaluate(
+        "[...document.querySelectorAll('h1, h2, h3')].map((node) => Number(node.tagName[1]))"
+    )
+    assert order[0] == 1
+    assert all(below <= above + 1 for above, below in pairwise(order))
+    assert opened.evaluate("document.documentElement.lang") == "en"
+    seen = set()
+    for _ in range(60):
+        opened.keyboard.press("Tab")
+        name, outline = opened.evaluate(
+            "(at => [at.id || at.className, getComputedStyle(at).outlineStyle])(document.activeElement)"
+        )
+        assert outline == "solid", name
+        seen.add(name)
+    assert {"theme", "filter-text", "viewer", "opacity", "outlines", "zoom"} <= seen
+
+
+@pytest.mark.parametrize("width", [320, 375, 768])
+def test_a_narrow_screen_has_nothing_beside_it(chromium, built, classes, width):
+    for path in (built.out, classes.out):
+        watched = open_page(chromium, path, width=width, height=800)
+        assert watched.page.evaluate("document.documentElement.scrollWidth") == width
+        chart = watched.page.locator("#distribution-chart svg").bounding_box()
+        assert chart["width"] <= width
+        assert watched.page.locator("#stage .picture").bounding_box()["width"] > 0.35 * width
+        watched.close()
+
+
+def test_paper_is_light_and_without_controls(chromium, built):
+    watched = open_page(chromium, built.out, color_scheme="dark")
+    watched.page.emulate_media(media="print", color_scheme="dark")
+    assert watched.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    for selector in ("nav", "#theme", "#case-filter", "#viewer-keys"):
+        assert not watched.page.locator(selector).first.is_visible()
+    assert watched.page.locator("#stage .picture").is_visible()
+    assert watched.page.pdf().startswith(b"%PDF")
+    watched.close()
+
+
+def test_a_long_case_table_is_shown_in_part_until_asked_for(chromium, tmp_path):
+    dataset = make_prepared(tmp_path / "data", num_cases=230, size=(8, 8), cases_per_patient=1)
+    runs = write_runs(dataset, tmp_path / "runs", methods=NAMES[:1], metrics=["dice_score"])
+    build(runs, dataset, tmp_path / "report.html", max_cases=2)
+    watched = open_page(chromium, tmp_path / "report.html")
+    assert len(column(watched.page, 0)) == 200
+    watched.page.get_by_role("button", name="Show all 230 rows").click()
+    assert len(column(watched.page, 0)) == 230
+    assert watched.page.locator("#case-table .link").count() == 2
+    assert "Images of 2 of 230 cases" in watched.page.locator("#browser").text_content()
+    watched.close()
+
+
+def test_where_there_is_no_browser_the_tests_say_how_to_get_one(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("PLAYWRIGHT_BROWSERS_PATH", str(tmp_path))
+    assert find_chromium() is None
+    with (
+        pytest.raises(pytest.skip.Exception, match="needs a Chromium: apt-get install chromium"),
+        open_browser(),
+    ):
+        pass
+    shell = tmp_path / "chromium_headless_shell-1200" / "chrome-linux" / "headless_shell"
+    shell.parent.mkdir(parents=True)
+    shell.touch()
+    assert find_chromium() == shell
