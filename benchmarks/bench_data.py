@@ -26,7 +26,7 @@ from rich.progress import track
 
 from semidice.data.augment import AugmentOptions
 from semidice.data.batches import Batches, Feed
-from semidice.data.dataset import Dataset
+from semidice.data.dataset import Dataset, Kind
 from semidice.data.label_making import LabelOptions
 from semidice.data.manifest import Manifest, Scan
 from semidice.data.packing import pack_classes
@@ -34,6 +34,7 @@ from semidice.data.phantom import make_phantom
 from semidice.rundir import DatasetFolder
 
 SIDE, RATERS, BATCH, WORKERS = 512, 4, 8, 2
+KINDS: tuple[Kind, ...] = ("images", "masks")
 # batches that may have been read ahead while others had their turn
 AHEAD = 8
 AUGMENTED = {"as they are": None, "augmented": AugmentOptions()}
@@ -51,7 +52,7 @@ def prepared(num_cases: int) -> Dataset:
 
 def write_phantoms(folder: DatasetFolder, num_cases: int) -> None:
     """Write arrays and manifest as `semidice prepare` does."""
-    for kind in ("images", "masks"):
+    for kind in KINDS:
         (folder.path / kind).mkdir()
     raters, scans = tuple(f"rater{number}" for number in range(RATERS)), []
     repeated = np.ones((SIDE // 128, SIDE // 128), dtype=np.uint8)
@@ -59,9 +60,16 @@ def write_phantoms(folder: DatasetFolder, num_cases: int) -> None:
         phantom = make_phantom(1, size=(128, 128), num_raters=RATERS, seed=number)
         image = np.kron((phantom.image[0].numpy().clip(0, 1) * 255).astype(np.uint8), repeated)
         masks = np.kron(phantom.masks[0].numpy().astype(np.uint8), repeated)
-        arrays = {"images": image, "masks": pack_classes(masks, num_classes=2, num_space_axes=2)}
+        arrays: dict[Kind, np.ndarray] = {
+            "images": image,
+            "masks": pack_classes(masks, num_classes=2, num_space_axes=2),
+        }
         for kind, array in arrays.items():
             np.save(folder.array(kind, f"scan{number}"), array[None])
+        hashes = {
+            kind: hashlib.sha256(folder.array(kind, f"scan{number}").read_bytes()).hexdigest()
+            for kind in KINDS
+        }
         scans.append(
             Scan(
                 name=f"scan{number}",
@@ -73,10 +81,7 @@ def write_phantoms(folder: DatasetFolder, num_cases: int) -> None:
                 raw_shape=(SIDE, SIDE),
                 raters=raters,
                 inputs={},
-                arrays={
-                    kind: hashlib.sha256(folder.array(kind, f"scan{number}").read_bytes()).hexdigest()
-                    for kind in arrays
-                },
+                arrays=hashes,
             )
         )
     manifest = Manifest(
@@ -145,7 +150,9 @@ class MonaiCases(torch.utils.data.Dataset[Any]):
     """Cases in random order without end, loaded and changed the usual way."""
 
     def __init__(self, dataset: Dataset, *, augmented: bool) -> None:
-        from monai.transforms import Compose, RandAffined, RandFlipd
+        # here and not above: a machine with a GPU need not have it
+        from monai.transforms.compose import Compose
+        from monai.transforms.spatial.dictionary import RandAffined, RandFlipd
 
         self.dataset = dataset
         keys = ["image", "label"]
@@ -181,7 +188,7 @@ class MonaiCases(torch.utils.data.Dataset[Any]):
 
 def monai(dataset: Dataset, *, augmented: bool) -> Iterator[object]:
     """The peer's batches without end."""
-    from monai.data import set_track_meta
+    from monai.data.meta_obj import set_track_meta
 
     # without it MONAI carries an affine with every tensor, which is slower
     set_track_meta(False)
@@ -189,7 +196,7 @@ def monai(dataset: Dataset, *, augmented: bool) -> Iterator[object]:
     order = (int(number) for _ in count() for number in shuffled.permutation(len(dataset)))
     yield from torch.utils.data.DataLoader(
         MonaiCases(dataset, augmented=augmented),
-        sampler=order,  # type: ignore[arg-type]
+        sampler=order,
         batch_size=BATCH,
         num_workers=WORKERS,
     )

@@ -10,16 +10,18 @@ from pathlib import Path
 import numpy as np
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from .compare import CompareError, comparisons_of, run_variants, say
 from .data.dataset import Dataset
+from .data.folds import read_folds
 from .data.phantom import PhantomOptions
 from .data.prepare import prepare_dataset
 from .data.sources import find_datasets
+from .grid import Variant, folder_name
 from .labels import majority_label
 from .metrics.bins import CalibrationBins, calibration_bins
-from .metrics.cases import concatenate, write_cases
-from .metrics.statistics import Comparison, compare_cases
+from .metrics.cases import write_cases
+from .metrics.statistics import Comparison
 from .metrics.tables import display_scale, means_table, p_text
 from .predict import read_prediction
 from .recipe import Recipe
@@ -27,8 +29,7 @@ from .report.case_figures import draw_reliability
 from .report.figures import save_figure
 from .report.overlays import CaseOverlay, draw_overlays
 from .rundir import DatasetFolder, RunFolder
-from .training.command import FoldBar, start_fabric
-from .training.crossvalidation import cross_validate, open_run
+from .training.command import start_fabric
 
 # label maker and form of the Dice loss
 METHODS: Mapping[str, tuple[str, str]] = {
@@ -66,22 +67,26 @@ def run_demo(out: Path, console: Console, *, num_cases: int, epochs: int, num_fo
     data = out / "phantom"
     prepare_phantom(data, num_cases)
     dataset = Dataset(data)
-    console.print(
+    say(
+        console,
         f"{len(dataset)} phantom slices, {len(dataset.manifest.raters)} raters each; "
         f"{len(METHODS)} recipes x {num_folds} folds x {epochs} epochs of a small UNet",
-        highlight=False,
     )
-    runs = _train_all(out, data, console, epochs=epochs, num_folds=num_folds)
-    table = concatenate([tables for _, tables in runs.values()])
-    write_cases(table, out / "cases.parquet")
-    comparisons = {metric: compare_cases(table, metric) for metric in METRICS}
+    variants = [
+        Variant(demo_recipe(name, data, epochs=epochs, num_folds=num_folds), out / "runs" / folder_name(name))
+        for name in METHODS
+    ]
+    outcome = run_variants(variants, start_fabric(), console)
+    if outcome.failed:
+        raise CompareError("\n".join(f"{name}: {why}" for name, why in outcome.failed.items()))
+    write_cases(outcome.table(), out / "cases.parquet")
+    comparisons = comparisons_of(outcome.table(), METRICS)
     title = f"Mean over {len(dataset)} cases, each predicted by a network that never saw it"
     console.print(means_table(list(comparisons.values()), intervals=False, title=title).rich())
     for metric in METRICS:
-        console.print(_margin(comparisons[metric]), highlight=False)
-    folders = {name: run for name, (run, _) in runs.items()}
-    save_figure(draw_overlays(_overlays(dataset, folders)), out / "overlays.png")
-    save_figure(draw_reliability(_reliability(dataset, folders)), out / "reliability.png")
+        say(console, _margin(comparisons[metric]))
+    save_figure(draw_overlays(_overlays(dataset, outcome.runs)), out / "overlays.png")
+    save_figure(draw_reliability(_reliability(dataset, outcome.runs)), out / "reliability.png")
     _say_where(out, console)
 
 
@@ -91,27 +96,6 @@ def prepare_phantom(data: Path, num_cases: int) -> None:
         return
     (raw,) = find_datasets("phantom", data.parent, phantom=PhantomOptions(num_cases=num_cases))
     prepare_dataset(raw, data, workers=1)
-
-
-def _train_all(out: Path, data: Path, console: Console, *, epochs: int, num_folds: int):  # type: ignore[no-untyped-def]
-    fabric = start_fabric(accelerator="auto")
-    runs = {}
-    with Progress(
-        TextColumn("{task.description:<21}"),
-        BarColumn(bar_width=20),
-        TextColumn("{task.percentage:>3.0f}%"),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[status]}"),
-        console=console,
-    ) as progress:
-        for name in METHODS:
-            recipe = demo_recipe(name, data, epochs=epochs, num_folds=num_folds)
-            folder = out / "runs" / name.replace(" + ", "_").replace(" ", "_").lower()
-            run = open_run(recipe, folder, resume=True)
-            bar = FoldBar(progress, name, num_folds)
-            runs[name] = run, cross_validate(recipe, run, fabric, on_step=bar.step, on_fold=bar.fold)
-            bar.finish()
-    return runs
 
 
 def _margin(comparison: Comparison) -> str:
@@ -127,14 +111,8 @@ def _margin(comparison: Comparison) -> str:
     )
 
 
-def _fold_of(run: RunFolder, dataset: Dataset) -> dict[int, int]:
-    from .data.folds import read_folds
-
-    return dict(enumerate(read_folds(run.folds, dataset)))
-
-
 def _predicted(run: RunFolder, dataset: Dataset, number: int) -> np.ndarray:
-    fold = _fold_of(run, dataset)[number]
+    fold = read_folds(run.folds, dataset)[number]
     prob: np.ndarray = np.asarray(read_prediction(run.fold(fold).prediction(dataset.cases[number].name)))
     return prob
 
@@ -181,11 +159,11 @@ def _say_where(out: Path, console: Console) -> None:
         "runs": "recipes, logs, weights and predictions; tensorboard --logdir shows the curves",
         "phantom": "the dataset, as semidice prepare writes it",
     }.items():
-        console.print(f"{out / name}  {what}", highlight=False, soft_wrap=True)
-    console.print(
+        say(console, f"{out / name}  {what}")
+    say(
+        console,
         "next, with data of your own:\n"
         "  semidice prepare folder RAW_DIR data    # RAW_DIR/images and RAW_DIR/raters/NAME\n"
         "  semidice check data\n"
         "  semidice train quick --set data.dataset=data -o runs/first",
-        highlight=False,
     )

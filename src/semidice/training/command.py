@@ -71,6 +71,9 @@ class FoldBar:
             self.done += 1
         self.progress.update(self.task, status=f"fold {fold}: {what}")
 
+    def fail(self) -> None:
+        self.progress.update(self.task, total=1, completed=0, status="failed")
+
     def finish(self) -> None:
         self.progress.update(self.task, total=1, completed=1, status=f"{self.num_folds} folds finished")
 

@@ -1,0 +1,145 @@
+"""`semidice compare`: variants run over the same folds, then one comparison of all that finished.
+
+    OUT/NAME/           the run of a variant
+        cases.parquet   scores of every case by every method
+        means.*, pairs_METRIC.*   tables as Markdown, LaTeX and CSV
+
+A variant that fails is told at the end and does not stop the others. Run again, finished folds are kept.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lightning_fabric import Fabric
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from .grid import Variant
+from .metrics.cases import CaseTable, concatenate, write_cases
+from .metrics.statistics import Comparison, Unit, compare_cases
+from .metrics.tables import Table, means_table, pairs_table
+from .rundir import RunFolder, whole_file
+from .training.command import FoldBar, start_fabric
+from .training.crossvalidation import cross_validate, open_run
+
+
+class CompareError(ValueError):
+    """Some variants failed: which ones, and why."""
+
+
+@dataclass
+class Outcome:
+    """What became of the variants: tables of those that finished, errors of those that did not."""
+
+    tables: dict[str, CaseTable] = field(default_factory=dict)
+    runs: dict[str, RunFolder] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+
+    def table(self) -> CaseTable:
+        """All scores, with the variants' names as methods."""
+        return concatenate(self.tables.values()).sorted()
+
+
+def run_variants(
+    variants: Sequence[Variant],
+    fabric: Fabric,
+    console: Console,
+    *,
+    on_finished: Callable[[Variant], object] = lambda _: None,
+) -> Outcome:
+    """Train every variant that is not finished, behind a bar for each."""
+    outcome = Outcome()
+    width = max(len(variant.name) for variant in variants)
+    with Progress(
+        TextColumn(f"{{task.description:<{width}}}"),
+        BarColumn(bar_width=16),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[status]}"),
+        console=console,
+    ) as progress:
+        bars = {
+            variant.name: FoldBar(progress, variant.name, variant.recipe.data.num_folds)
+            for variant in variants
+        }
+        for variant in variants:
+            bar = bars[variant.name]
+            try:
+                _run_variant(variant, outcome, fabric, bar)
+            # one bad recipe must not cost the others their night
+            except Exception as error:
+                outcome.failed[variant.name] = str(error) or type(error).__name__
+                bar.fail()
+            else:
+                bar.finish()
+                on_finished(variant)
+    return outcome
+
+
+def _run_variant(variant: Variant, outcome: Outcome, fabric: Fabric, bar: FoldBar) -> None:
+    if variant.teacher in outcome.failed:
+        raise ValueError(f"its teacher {variant.teacher} failed")
+    run = open_run(variant.recipe, variant.folder, resume=True)
+    table = cross_validate(variant.recipe, run, fabric, on_step=bar.step, on_fold=bar.fold)
+    assert table is not None
+    outcome.tables[variant.name], outcome.runs[variant.name] = table, run
+
+
+def comparisons_of(table: CaseTable, metrics: Sequence[str] | None = None) -> dict[str, Comparison]:
+    """Every metric of the table compared over its cases, by patient where a patient has several."""
+    chosen = metrics if metrics is not None else table.metrics
+    by_patient = len(set(table.columns["patient"].tolist())) < len(set(table.columns["case"].tolist()))
+    unit: Unit = "patient" if by_patient else "case"
+    return {metric: compare_cases(table, metric, unit=unit, missing="drop") for metric in chosen}
+
+
+def run_compare(
+    variants: Sequence[Variant],
+    out: Path,
+    console: Console,
+    *,
+    metrics: Sequence[str] | None = None,
+    accelerator: str = "auto",
+) -> Mapping[str, Comparison]:
+    """Run, compare, print and write; a CompareError at the end if a variant failed."""
+    fabric = start_fabric(accelerator=accelerator)
+    outcome = run_variants(variants, fabric, console)
+    comparisons: dict[str, Comparison] = {}
+    if outcome.tables:
+        out.mkdir(parents=True, exist_ok=True)
+        table = outcome.table()
+        write_cases(table, out / "cases.parquet")
+        comparisons = comparisons_of(table, metrics)
+        for each in tables_of(comparisons).values():
+            console.print(each.rich())
+        for name, each in tables_of(comparisons).items():
+            write_table(each, out / name)
+        say(console, f"tables and every score: {out}; next: semidice report {out} -o report.html")
+    if outcome.failed:
+        raise CompareError(
+            f"{len(outcome.failed)} of {len(variants)} variants failed; the others are finished:\n"
+            + "\n".join(f"  {name}: {why}" for name, why in outcome.failed.items())
+        )
+    return comparisons
+
+
+def tables_of(comparisons: Mapping[str, Comparison]) -> dict[str, Table]:
+    """The table of means, and one of pairs for each metric, by the name of their files."""
+    means = means_table(list(comparisons.values()), intervals=False)
+    pairs = {
+        f"pairs_{metric}": pairs_table(one) for metric, one in comparisons.items() if len(one.methods) > 1
+    }
+    return {"means": means, **pairs}
+
+
+def write_table(table: Table, path: Path) -> None:
+    """The table as Markdown, LaTeX and CSV beside each other."""
+    for suffix, text in {".md": table.markdown(), ".tex": table.latex(), ".csv": table.csv()}.items():
+        with whole_file(path.with_suffix(suffix)) as half_written:
+            half_written.write_text(text, encoding="utf-8")
+
+
+def say(console: Console, text: str) -> None:
+    """One line, as it is."""
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
