@@ -1,40 +1,152 @@
 """The command line as a user meets it."""
 
+import os
 import subprocess
 import sys
+import time
 
+import numpy as np
+import pytest
 from PIL import Image
 
 import semidice
+from semidice.data.phantom import make_phantom
+
+COMMANDS = (
+    "demo",
+    "landing",
+    "agreement",
+    "prepare",
+    "check",
+    "train",
+    "evaluate",
+    "predict",
+    "compare",
+    "report",
+    "reproduce",
+)
 
 
-def run(*arguments, cwd):
+def run(*arguments, cwd, **environment):
     command = [sys.executable, "-m", "semidice", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd)
+    # one thread: several tests may run at a time; wide: messages stay in one line
+    settings = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200", **environment}
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, env=settings)
 
 
-def test_the_demo_prints_where_each_loss_lands_and_draws_two_figures(tmp_path):
-    done = run("demo", "--steps", 300, cwd=tmp_path)
+def test_landing_prints_where_each_loss_lands_and_draws_two_figures(tmp_path):
+    done = run("landing", "--steps", 300, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (errors,) = [line for line in done.stdout.splitlines() if "mean error" in line]
     soft_dice, *ours = (float(cell) for cell in errors.strip("│ \n").split("│")[1:])
     assert soft_dice > 0.2
     assert max(ours) < 1e-3
     for name in ("landing.png", "cftl.png"):
-        assert f"demo_out/{name}" in done.stdout
-        with Image.open(tmp_path / "demo_out" / name) as figure:
+        assert f"landing_out/{name}" in done.stdout
+        with Image.open(tmp_path / "landing_out" / name) as figure:
             assert min(figure.size) > 500
-    assert {path.name for path in (tmp_path / "demo_out").iterdir()} == {"landing.png", "cftl.png"}
+    assert {path.name for path in (tmp_path / "landing_out").iterdir()} == {"landing.png", "cftl.png"}
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "taken").write_text("a file")
-    done = run("demo", "--steps", 1, "--out", tmp_path / "taken", cwd=tmp_path)
+    done = run("landing", "--steps", 1, "--out", tmp_path / "taken", cwd=tmp_path)
     assert done.returncode == 1
-    assert "cannot write to" in done.stdout + done.stderr
+    assert f"semidice landing: {tmp_path / 'taken'}: File exists" in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_version_and_help(tmp_path):
     assert run("--version", cwd=tmp_path).stdout.strip() == f"semidice {semidice.__version__}"
-    assert "demo" in run("--help", cwd=tmp_path).stdout
+    shown = run("--help", cwd=tmp_path).stdout
+    assert all(f" {command} " in shown for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_of_a_command_has_a_worked_example(command, tmp_path):
+    shown = run(command, "--help", cwd=tmp_path)
+    assert shown.returncode == 0
+    assert f"Example: semidice {command}" in " ".join(shown.stdout.split())
+
+
+def test_help_comes_at_once(tmp_path):
+    """Torch takes a second or two to import; nothing else may."""
+    start = time.perf_counter()
+    subprocess.run([sys.executable, "-c", "import torch"], check=True)
+    torch_alone = time.perf_counter() - start
+    start = time.perf_counter()
+    run("--help", cwd=tmp_path)
+    assert time.perf_counter() - start < 2 * torch_alone + 2
+
+
+def write_folder(root, num_cases=10, num_raters=3):
+    """PNG images and raters of a user."""
+    phantom = make_phantom(num_cases, size=(48, 56), num_raters=num_raters, seed=3)
+    for case in range(num_cases):
+        for rater in range(num_raters):
+            home = root / "raters" / f"reader{rater}"
+            home.mkdir(parents=True, exist_ok=True)
+            drawn = 255 * phantom.masks[case, rater].numpy().astype(np.uint8)
+            Image.fromarray(drawn).save(home / f"scan{case}.png")
+        (root / "images").mkdir(exist_ok=True)
+        image = (255 * phantom.image[case, 0].clamp(0, 1)).byte().numpy()
+        Image.fromarray(image).save(root / "images" / f"scan{case}.png")
+
+
+def readme_commands():
+    """The shell lines of the README's section on data of one's own."""
+    text = (__import__("pathlib").Path(__file__).parent.parent / "README.md").read_text()
+    section = text.split("## Train on your own images")[1].split("\n## ")[0]
+    block = section.split("```\n")[1]
+    return [line.split("#")[0].strip() for line in block.splitlines() if line.startswith("semidice")]
+
+
+def test_a_users_own_folder_goes_from_prepare_to_predict_by_the_readme_alone(tmp_path):
+    write_folder(tmp_path / "my_scans")
+    commands = readme_commands()
+    assert [command.split()[1] for command in commands] == ["prepare", "check", "train", "predict", "report"]
+    for command in commands:
+        done = run(*command.split()[1:], cwd=tmp_path)
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    predictions = tmp_path / "predictions"
+    assert len(list(predictions.glob("*_mask.png"))) == 10
+    with (
+        Image.open(predictions / "scan0_prob.png") as prob,
+        Image.open(tmp_path / "my_scans" / "images" / "scan0.png") as image,
+    ):
+        assert prob.size == image.size
+    assert (predictions / "volumes.csv").read_text().startswith("case,")
+    assert (tmp_path / "report.html").stat().st_size > 10_000
+    assert (tmp_path / "data_check.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("prepare", "folder", "nowhere", "data"), "there is no folder nowhere"),
+        (("prepare", "folder", "nowhere"), "folder needs RAW_DIR OUT_DIR; got 1 folders"),
+        (("prepare", "phantom", "data", "--size", "large"), "--size must be ROWSxCOLUMNS"),
+        (("check", "nowhere"), "there is no folder nowhere"),
+        (
+            ("train", "quik", "-o", "run"),
+            "there is neither a file nor a shipped recipe quik; did you mean quick?",
+        ),
+        (
+            ("train", "quick", "-o", "run"),
+            "data.dataset: missing; give it in the file, or with --set data.dataset=",
+        ),
+        (("train", "quick", "--set", "loss.fom=min", "-o", "run"), "did you mean loss.form?"),
+        (("train", "quick", "--set", "data.dataset=nowhere", "-o", "run"), "there is no folder"),
+        (("evaluate", "nowhere"), "nowhere is no run folder"),
+        (("predict", "nowhere", "x.png", "-o", "out"), "nowhere is no run folder"),
+        (("compare", "nowhere", "labels", "-o", "out"), "there is no folder"),
+        (("report", "nowhere"), "there is no folder nowhere"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_what_cannot_be_done_is_one_message_and_exit_code_1(arguments, message, tmp_path):
+    done = run(*arguments, cwd=tmp_path)
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr + done.stdout
+    assert not (tmp_path / "run").exists()

@@ -106,7 +106,7 @@ def test_every_interval_lead_and_p_value_is_that_of_the_comparison(built):
         for cell, other in zip(answer[2:], others, strict=True):
             low, high = (shown(float(e[first, other]), metric, signed=True) for e in (one.low, one.high))
             difference = shown(float(one.difference[first, other]), metric, signed=True)
-            words = "real" if one.superior()[first, other] else "may be chance"
+            words = "significant" if one.superior()[first, other] else "may be chance"
             p = p_text(float(one.p_holm[first, other]))
             equals = p if p.startswith("<") else f"= {p}"
             assert cell == f"{difference} [{low}, {high}] {NAMES[other]} {words}: p {equals}"
@@ -216,6 +216,18 @@ def scored(means, *, metric="dice_score", noise=0.01, num_cases=20):
             {"A": 0.2, "B": 0.1},
             "It depends on the score: every method is beaten significantly by some. Significantly ahead of "
             "every other method: A by dice_score; B by brier_error.",
+        ),
+        (
+            {"A": 0.9, "B": 0.9, "C": 0.8},
+            {"A": 0.2, "B": 0.2, "C": 0.1},
+            "It depends on the score: every method is beaten significantly by some. Significantly ahead of "
+            "every other method: C by brier_error.",
+        ),
+        (
+            {"A": 0.9, "B": 0.9, "C": 0.8, "D": 0.8},
+            {"A": 0.2, "B": 0.2, "C": 0.1, "D": 0.1},
+            "It depends on the score: every method is beaten significantly by some. In the best set of most "
+            "of them: A, B, C and D (1 of 2).",
         ),
     ],
 )

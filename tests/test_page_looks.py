@@ -171,8 +171,10 @@ def test_a_narrow_screen_has_nothing_beside_it(chromium, built, classes, width):
 
 
 def test_paper_is_light_and_without_controls(chromium, built):
-    watched = open_page(chromium, built.out, color_scheme="dark")
+    # the width of A4 less its margins
+    watched = open_page(chromium, built.out, color_scheme="dark", width=718)
     watched.page.emulate_media(media="print", color_scheme="dark")
+    assert watched.page.evaluate("document.documentElement.scrollWidth") == 718
     assert watched.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     for selector in ("nav", "#theme", "#case-filter", "#viewer-keys"):
         assert not watched.page.locator(selector).first.is_visible()

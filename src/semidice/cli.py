@@ -264,7 +264,9 @@ def evaluate(
     metrics: Annotated[
         list[str] | None, typer.Option("--metric", help="A score of docs/metrics.md; may be given again.")
     ] = None,
-    out: Annotated[Path | None, typer.Option("-o", "--out", help=".parquet or .csv file for the table.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help=".parquet or .csv file for the table.")
+    ] = None,
     dataset: Annotated[Path | None, typer.Option(help="Where the dataset is now, if it has moved.")] = None,
 ) -> None:
     """Score a run again from its stored predictions, with other metrics if you like.
@@ -275,3 +277,117 @@ def evaluate(
         from .predict import run_evaluate
 
         run_evaluate(run, metrics=metrics, out=out, dataset_path=dataset, console=Console())
+
+
+@app.command()
+def predict(
+    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    inputs: Annotated[list[Path], typer.Argument(help="Images, NIfTI volumes, or folders of them.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="Folder for probabilities, masks and volumes.")],
+    fold: Annotated[
+        int | None, typer.Option(min=0, help="One fold's network; the mean of all folds if left out.")
+    ] = None,
+    threshold: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Of the foreground; the likeliest class if left out.")
+    ] = None,
+    window: Annotated[
+        int, typer.Option(min=64, help="Larger images are predicted in overlapping windows of this side.")
+    ] = 1024,
+    overlap: Annotated[
+        float, typer.Option(min=0, max=0.9, help="Share of a window that the next covers.")
+    ] = 0.25,
+    batch_size: Annotated[int, typer.Option(min=1, help="Slices at a time.")] = 8,
+    slice_axis: Annotated[
+        int | None,
+        typer.Option(min=0, max=2, help="Axis that counts the slices, if not that of the dataset."),
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; a GPU if there is one.")] = None,
+    overwrite: Annotated[bool, typer.Option(help="Make again what is there.")] = False,
+) -> None:
+    """Predict new images or volumes: probabilities and masks on their own grid, and volumes in ml.
+
+    NIfTI gives NIfTI with the input's affine, PNG gives PNG. The volumes are also expected ones, from the
+    probabilities. What is there already is skipped.
+
+    Example: **semidice predict runs/first scan.nii.gz more_scans -o predictions**
+    """
+    with _reported("predict"):
+        from .predict import run_predict
+
+        run_predict(
+            run,
+            inputs,
+            out,
+            fold=fold,
+            threshold=threshold,
+            window=window,
+            overlap=overlap,
+            batch_size=batch_size,
+            slice_axis=slice_axis,
+            device=device,
+            overwrite=overwrite,
+            console=Console(),
+        )
+
+
+@app.command()
+def compare(
+    dataset: Annotated[Path, typer.Argument(help="Folder that `semidice prepare` wrote.")],
+    recipes: Annotated[
+        list[str],
+        typer.Argument(help="Grid or recipe files, or names of shipped ones: labels, distillation."),
+    ],
+    out: Annotated[Path, typer.Option("-o", "--out", help="Folder for the runs and tables.")],
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", help="KEY=VALUE over all recipes; may be given again.")
+    ] = None,
+    metrics: Annotated[
+        list[str] | None,
+        typer.Option("--metric", help="Compare by this score; may be given again. All if none."),
+    ] = None,
+    accelerator: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+) -> None:
+    """Which label and loss serve my data, by how much, and is it real?
+
+    Runs every recipe over the same folds, skipping what is finished, then compares them case by case: the
+    best set of each score, and every pair with its confidence interval and p-value. A recipe that fails is
+    reported and the others finish.
+
+    Example: **semidice compare data labels -o comparison --set schedule.epochs=50**
+    """
+    with _reported("compare"):
+        from .compare import run_compare
+        from .grid import read_variants
+
+        variants = read_variants(recipes, dataset=dataset, out=out, overrides=overrides or ())
+        run_compare(variants, out, Console(), metrics=metrics, accelerator=accelerator)
+
+
+@app.command()
+def report(
+    paths: Annotated[list[Path], typer.Argument(help="Run folders, or a folder that compare wrote.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="The page.")] = Path("report.html"),
+    dataset: Annotated[Path | None, typer.Option(help="Where the dataset is now, if it has moved.")] = None,
+    title: Annotated[str | None, typer.Option(help="Heading of the page.")] = None,
+    max_cases: Annotated[int, typer.Option(min=1, help="Cases with pictures, best and worst first.")] = 100,
+) -> None:
+    """One page that answers the question: scores, significance, calibration, curves, and all cases to see.
+
+    The page needs no network. Figures as PNG and SVG, and tables as CSV, Markdown and LaTeX, are written
+    beside it.
+
+    Example: **semidice report comparison -o report.html**
+    """
+    with _reported("report"):
+        from .predict import read_prediction
+        from .report.page import run_report
+
+        run_report(
+            paths,
+            out,
+            Console(),
+            read_prediction=read_prediction,
+            dataset=dataset,
+            title=title,
+            max_cases=max_cases,
+        )

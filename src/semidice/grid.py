@@ -120,7 +120,10 @@ def _variants_of(
             options["teacher.run"] = str((out / folder_name(teacher)).absolute())
         sets = [f"{key}={_one_line(value)}" for key, value in options.items()]
         fixed = [f"name={name}", f"data.dataset={dataset.absolute()}"]
-        recipe = read_recipe(grid["recipe"], [*sets, *fixed, *overrides])
+        try:
+            recipe = read_recipe(grid["recipe"], [*sets, *fixed, *overrides])
+        except ValueError as error:
+            raise ValueError(f"{source}, variant {name}: {error}") from error
         needs = teacher if teacher in names else None
         variants.append(Variant(recipe, out / folder_name(str(name)), needs))
     return variants

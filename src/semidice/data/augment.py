@@ -57,11 +57,6 @@ class AugmentOptions(BaseModel):
         return self
 
 
-def num_params(num_space_axes: int) -> int:
-    """Numbers that describe the augmentation of one case: A, t and the logarithm of gamma."""
-    return num_space_axes * (num_space_axes + 1) + 1
-
-
 def draw_augmentation(
     options: AugmentOptions,
     rng: np.random.Generator,
@@ -92,12 +87,6 @@ def draw_augmentation(
     centre = sizes * scale / 2 - np.sign(room) * steps - 0.5
     shift = (sizes - 1) / 2 - np.einsum("nij,nj->ni", matrix, centre)
     return np.concatenate([matrix.reshape(num_cases, -1), shift, log_gamma], 1).astype(np.float32)
-
-
-def identity_augmentation(num_cases: int, num_space_axes: int) -> Float32[np.ndarray, "N params"]:
-    """Parameters that leave cases where they are, in the corner of a larger output."""
-    row = [*np.eye(num_space_axes).ravel(), *np.zeros(num_space_axes + 1)]
-    return np.tile(np.array(row, dtype=np.float32), (num_cases, 1))
 
 
 def augment(
@@ -185,7 +174,7 @@ def _grid(
         inside = (position - nearest).abs_() <= 0.5
         valid = valid & inside
         # grid_sample counts from -1 to 1, the last axis first, and finds zeros at -3
-        place = torch.add(1 / fine[axis] - 1, nearest, alpha=2 / fine[axis])
+        place = (nearest * (2 / fine[axis])).add_(1 / fine[axis] - 1)
         grid[..., dims - 1 - axis] = torch.where(inside, place, -3)
     return grid, valid
 

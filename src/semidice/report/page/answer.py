@@ -205,8 +205,14 @@ def headline(scores: Sequence[Score]) -> str:
             "the cases do not decide."
         )
     leading = [f"{method} by {_listed(names)}" for method, names in alone.items() if names]
-    alone_best = f" Significantly ahead of every other method: {'; '.join(leading)}." if leading else ""
-    return f"It depends on the score: every method is beaten significantly by some.{alone_best}"
+    if leading:
+        more = f"Significantly ahead of every other method: {'; '.join(leading)}."
+    else:
+        counts = {method: sum(method in names for names in best.values()) for method in methods}
+        most = max(counts.values())
+        often = [method for method, count in counts.items() if count == most]
+        more = f"In the best set of most of them: {_listed(often)} ({most} of {len(best)})."
+    return f"It depends on the score: every method is beaten significantly by some. {more}"
 
 
 def _by_all(best: dict[str, tuple[str, ...]]) -> str:

@@ -76,14 +76,19 @@ function drawViewer() {
   const pictures = viewer.shown;
   if (!pictures) return;
   const whole = { x: 0, y: 0, width: pictures.width, height: pictures.height };
-  const frame = byId("zoom").checked ? zoomWindow(pictures, chosenClass()) : whole;
-  byId("stage").replaceChildren(panelOf(pictures, LAYERS[viewer.layer], frame, byId("outlines").checked), el("figcaption", {}, stageCaption()));
+  viewer.frame = byId("zoom").checked ? zoomWindow(pictures, chosenClass()) : whole;
   byId("panels").replaceChildren(...LAYERS.map((layer, number) => {
-    const choose = () => chooseLayer(number);
-    const drawn = panelOf(pictures, layer, frame, layer.kind === "image" && byId("outlines").checked);
-    return el("button", { type: "button", class: "panel", "aria-pressed": String(number === viewer.layer), onclick: choose }, drawn, el("span", {}, layer.name));
+    const drawn = panelOf(pictures, layer, viewer.frame, layer.kind === "image" && byId("outlines").checked);
+    return el("button", { type: "button", class: "panel", onclick: () => chooseLayer(number) }, drawn, el("span", {}, layer.name));
   }));
-  viewer.frame = frame;
+  drawStage();
+}
+
+// The chosen layer; the panels stay as they are.
+function drawStage() {
+  const drawn = panelOf(viewer.shown, LAYERS[viewer.layer], viewer.frame, byId("outlines").checked);
+  byId("stage").replaceChildren(drawn, el("figcaption", {}, stageCaption()));
+  [...byId("panels").children].forEach((panel, number) => panel.setAttribute("aria-pressed", String(number === viewer.layer)));
   byId("legend").replaceChildren(...legendFor(LAYERS[viewer.layer].kind));
 }
 
@@ -169,11 +174,8 @@ function drawOneCase() {
 }
 
 function chooseLayer(number) {
-  const focused = byId("panels").contains(document.activeElement);
   viewer.layer = Math.min(Math.max(0, number), LAYERS.length - 1);
-  drawViewer();
-  // the panel that was pressed has been drawn anew
-  if (focused) byId("panels").children[viewer.layer].focus();
+  if (viewer.shown) drawStage();
 }
 
 function readOut(event) {

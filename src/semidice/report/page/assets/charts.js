@@ -86,7 +86,7 @@ function drawDistributions(width) {
   const centre = (method) => 8 + rowHeight * (method + 0.5) + (narrow ? 9 : 0);
   // the same height for a case in every row, spread evenly by the golden ratio
   const offset = (index) => (((index * 0.61803) % 1) - 0.5) * (narrow ? 34 : 36);
-  const root = svg("svg", { width, height: bottom + 44, role: "img", "aria-label": describeDistributions(score, values) });
+  const root = svg("svg", { width, height: bottom + 44, viewBox: `0 0 ${width} ${bottom + 44}`, role: "img", "aria-label": describeDistributions(score, values) });
   root.append(axisX(ticks(low, high, Math.max(3, width / 110)), x, 4, bottom, score.heading, (left + right) / 2));
   const dots = svg("g", { class: "dots" });
   const spots = [];
@@ -177,7 +177,7 @@ function drawReliability(width) {
   const x = linear(start, 1, left, right);
   const y = linear(floor, 1, bottom, top);
   const words = lines.map((one) => `${one.style.name} ${fixed(one.error * 100)} %`).join(", ");
-  const root = svg("svg", { width: side, height: side, role: "img", "aria-label": `Accuracy against confidence. Calibration error: ${words}` });
+  const root = svg("svg", { width: side, height: side, viewBox: `0 0 ${side} ${side}`, role: "img", "aria-label": `Accuracy against confidence. Calibration error: ${words}` });
   root.append(
     axisX(ticks(start, 1, 5), x, top, bottom, "mean confidence in the bin", (left + right) / 2),
     axisY(ticks(floor, 1, 5), y, left, right),
@@ -207,7 +207,7 @@ function drawShares(side, lines, start) {
   const every = Math.ceil((3 - least) / 5);
   const marks = [];
   for (let power = 2; power >= least; power -= every) marks.push({ value: power, text: String(Number((10 ** power).toPrecision(1))) });
-  const root = svg("svg", { width: side, height, role: "img", "aria-label": "Share of the voxels in each bin, in percent, on a logarithmic scale" });
+  const root = svg("svg", { width: side, height, viewBox: `0 0 ${side} ${height}`, role: "img", "aria-label": "Share of the voxels in each bin, in percent, on a logarithmic scale" });
   root.append(
     axisX(ticks(start, 1, 5), x, top, bottom, "mean confidence in the bin", (left + right) / 2),
     axisY(marks, y, left, right),
@@ -230,7 +230,7 @@ function drawCurves(width) {
   const x = linear(0, last, left, right);
   const y = linear(low - reach * 0.03, high + reach * 0.03, bottom, top);
   const ends = series.methods.map((one) => `${DATA.methods[one.method].name} ends at ${one.mean.at(-1).toPrecision(3)}`);
-  const root = svg("svg", { width, height, role: "img", "aria-label": `${series.name} over training steps: ${ends.join(", ")}` });
+  const root = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${series.name} over training steps: ${ends.join(", ")}` });
   root.append(
     axisX(ticks(0, last, Math.max(3, width / 130)), x, top, bottom, "step", (left + right) / 2),
     axisY(ticks(low - reach * 0.03, high + reach * 0.03, 5), y, left, right),

@@ -30,6 +30,7 @@ class CasePictures {
   constructor(picture, image, maps) {
     [this.height, this.width] = picture.size;
     this.picture = picture;
+    this.labels = new Map();
     this.greys = LAYOUT.channels.map((_, channel) => tileOf(image, this.width, this.height, 0, channel));
     const count = LAYOUT.rater_tiles + LAYOUT.classes.length * (LAYOUT.methods.length + LAYOUT.has_truth);
     this.tiles = Array.from({ length: count }, (_, tile) =>
@@ -46,34 +47,46 @@ class CasePictures {
     const tile = this.tiles[Math.floor(number / LAYOUT.raters_per_tile)];
     const shift = (number % LAYOUT.raters_per_tile) * LAYOUT.bits;
     const mask = (1 << LAYOUT.bits) - 1;
-    return tile.map((value) => Number(((value >> shift) & mask) === classNumber + 1));
+    const drawn = new Uint8Array(tile.length);
+    for (let at = 0; at < tile.length; at += 1) drawn[at] = ((tile[at] >> shift) & mask) === classNumber + 1 ? 1 : 0;
+    return drawn;
   }
 
-  // mean of the raters who looked
+  // mean of the raters who looked; made once, as every difference needs it
   label(classNumber) {
-    const sum = new Float32Array(this.width * this.height);
-    let count = 0;
-    this.picture.present.forEach((there, number) => {
-      if (!there) return;
-      count += 1;
-      this.rater(number, classNumber).forEach((drawn, at) => { sum[at] += drawn; });
-    });
-    return sum.map((value) => value / count);
+    if (!this.labels.has(classNumber)) {
+      const looked = LAYOUT.raters.map((_, number) => number).filter((number) => this.picture.present[number]);
+      const mean = new Float32Array(this.width * this.height);
+      for (const number of looked) {
+        const drawn = this.rater(number, classNumber);
+        for (let at = 0; at < mean.length; at += 1) mean[at] += drawn[at] / looked.length;
+      }
+      this.labels.set(classNumber, mean);
+    }
+    return this.labels.get(classNumber);
+  }
+
+  probability(tile) {
+    const values = new Float32Array(tile.length);
+    for (let at = 0; at < tile.length; at += 1) values[at] = tile[at] / 255;
+    return values;
   }
 
   truth(classNumber) {
-    return Float32Array.from(this.tiles[LAYOUT.rater_tiles + classNumber], (value) => value / 255);
+    return this.probability(this.tiles[LAYOUT.rater_tiles + classNumber]);
   }
 
   // place: of the method among those that have pictures
   prediction(place, classNumber) {
     const first = LAYOUT.rater_tiles + LAYOUT.classes.length * (place + LAYOUT.has_truth);
-    return Float32Array.from(this.tiles[first + classNumber], (value) => value / 255);
+    return this.probability(this.tiles[first + classNumber]);
   }
 
   difference(place, classNumber) {
     const label = this.label(classNumber);
-    return this.prediction(place, classNumber).map((value, at) => value - label[at]);
+    const values = this.prediction(place, classNumber);
+    for (let at = 0; at < values.length; at += 1) values[at] -= label[at];
+    return values;
   }
 }
 
@@ -87,28 +100,32 @@ function loadPictures(number) {
   return loaded.get(number);
 }
 
-function greyPixels(values) {
+// RGBA of each value: `colour` puts red, green, blue and opacity, all up to 255, at a place.
+function paint(values, colour) {
   const pixels = new Uint8ClampedArray(values.length * 4);
-  values.forEach((value, at) => pixels.set([value, value, value, 255], at * 4));
+  for (let at = 0; at < values.length; at += 1) colour(values[at], pixels, at * 4);
   return pixels;
 }
 
-function probabilityPixels(values) {
-  const pixels = new Uint8ClampedArray(values.length * 4);
-  values.forEach((value, at) => {
+const greyPixels = (values) =>
+  paint(values, (value, pixels, at) => {
+    pixels[at] = pixels[at + 1] = pixels[at + 2] = value;
+    pixels[at + 3] = 255;
+  });
+
+const probabilityPixels = (values) =>
+  paint(values, (value, pixels, at) => {
     const colour = Math.round(value * 255) * 3;
-    pixels.set([COLOURS[colour], COLOURS[colour + 1], COLOURS[colour + 2], 255 * Math.min(1, value / OPAQUE)], at * 4);
+    for (let part = 0; part < 3; part += 1) pixels[at + part] = COLOURS[colour + part];
+    pixels[at + 3] = 255 * Math.min(1, value / OPAQUE);
   });
-  return pixels;
-}
 
-function differencePixels(values) {
-  const pixels = new Uint8ClampedArray(values.length * 4);
-  values.forEach((value, at) => {
-    pixels.set([...(value > 0 ? TOO_HIGH : TOO_LOW), 255 * Math.min(1, 1.5 * Math.abs(value))], at * 4);
+const differencePixels = (values) =>
+  paint(values, (value, pixels, at) => {
+    const colour = value > 0 ? TOO_HIGH : TOO_LOW;
+    for (let part = 0; part < 3; part += 1) pixels[at + part] = colour[part];
+    pixels[at + 3] = 255 * Math.min(1, 1.5 * Math.abs(value));
   });
-  return pixels;
-}
 
 // The outline of a mask along the edges of its pixels, as a path: each edge has the mask on its right, and edges
 // that meet are joined until they come back to where they began.
