@@ -106,7 +106,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not(finished, datase
     assert any(not torch.equal(t, weights(other)[name]) for name, t in weights(finished[0]).items())
 
 
-class Stopped(Exception):
+class Stopped(BaseException):
     pass
 
 
@@ -156,7 +156,9 @@ def test_killed_at_random_points_it_ends_with_the_weights_of_a_run_never_interru
 def test_a_finished_fold_is_not_touched_again(finished, dataset, fabric):
     folder, table = finished
     before = {path: path.stat().st_mtime_ns for path in sorted(folder.path.rglob("*.safetensors"))}
-    again = cross_validate(recipe_for(dataset), open_run(recipe_for(dataset), folder.path, resume=True), fabric)
+    again = cross_validate(
+        recipe_for(dataset), open_run(recipe_for(dataset), folder.path, resume=True), fabric
+    )
     assert {path: path.stat().st_mtime_ns for path in sorted(folder.path.rglob("*.safetensors"))} == before
     assert list(again.rows()) == list(table.rows())
 
@@ -264,3 +266,44 @@ def test_two_processes_have_the_loss_curve_of_one(dataset, tmp_path):
     losses = [torch.tensor([line["loss"] for line in log if "loss" in line]) for log in logs]
     assert len(losses[0]) >= 4
     torch.testing.assert_close(losses[0], losses[1], rtol=0, atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_recorded_step_trains_as_an_eager_one(dataset, tmp_path, dtype):
+    fabric = Fabric(accelerator="cuda", devices=1)
+    fabric.launch()
+    losses = []
+    for graph in (False, True):
+        recipe = recipe_for(dataset, precision={"dtype": dtype, "graph": graph}, log_every=1)
+        folder, _ = run(recipe, tmp_path / str(graph), fabric)
+        lines = [json.loads(line) for line in folder.fold(0).log.read_text().splitlines()]
+        losses.append(torch.tensor([line["loss"] for line in lines if "loss" in line]))
+    assert len(losses[0]) == 6
+    # noise and dropout come from the same seeds; convolutions may choose other algorithms while recording
+    torch.testing.assert_close(losses[0], losses[1], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_a_loss_that_is_not_finite_leaves_the_weights_before_it(dataset, tmp_path, monkeypatch):
+    from semidice.training.step import TrainingStep
+
+    plain = TrainingStep._losses
+
+    def broken(self, image, target, valid):
+        total, parts = plain(self, image, target, valid)
+        broken.calls += 1
+        return (total * torch.nan, parts) if broken.calls == 3 else (total, parts)
+
+    broken.calls = 0
+    monkeypatch.setattr(TrainingStep, "_losses", broken)
+    fabric = Fabric(accelerator="cuda", devices=1)
+    fabric.launch()
+    recipe = recipe_for(dataset, precision={"graph": False}, log_every=10, schedule={"epochs": 12})
+    folder = open_run(recipe, tmp_path / "diverging", resume=False)
+    with pytest.raises(DivergedError, match="loss of step 2 "):
+        cross_validate(recipe, folder, fabric)
+    saved = Checkpoint(folder.fold(0).path / "diverged_step_2.safetensors")
+    weights = [tensor for name, tensor in saved.tensors.items() if name.endswith("weight")]
+    assert weights
+    assert all(tensor.isfinite().all() for tensor in weights)

@@ -125,6 +125,7 @@ class SmallUNet(nn.Module):
                 f"got {norm!r} and {tuple(channels)}"
             )
         self.multiple = 2 ** (len(channels) - 1)
+        self.level_channels = tuple(channels)
         into = [num_channels, *channels[:-1]]
         self.down = nn.ModuleList(
             nn.Sequential(_block(before, width, norm), _block(width, width, norm))
@@ -135,6 +136,11 @@ class SmallUNet(nn.Module):
         self.segmentation_head: nn.Module = nn.Sequential(nn.Conv2d(channels[0], num_classes, 1))
 
     def forward(self, image: Float[Tensor, "N channels H W"]) -> Float[Tensor, "N C H W"]:
+        logits: Tensor = self.segmentation_head(self.decode(self.encode(image)))
+        return logits
+
+    def encode(self, image: Float[Tensor, "N channels H W"]) -> list[Tensor]:
+        """Features of every level, the finest first."""
         if image.shape[-1] % self.multiple or image.shape[-2] % self.multiple:
             raise ValueError(
                 f"height and width must be multiples of {self.multiple}; got {tuple(image.shape[-2:])}"
@@ -143,11 +149,14 @@ class SmallUNet(nn.Module):
         for number, down in enumerate(self.down):
             image = down(image if number == 0 else F.max_pool2d(image, 2))
             levels.append(image)
-        below = levels.pop()
-        for lift, up in zip(reversed(self.lift), reversed(self.up), strict=True):
-            below = up(levels.pop() + F.interpolate(lift(below), scale_factor=2.0))
-        logits: Tensor = self.segmentation_head(below)
-        return logits
+        return levels
+
+    def decode(self, levels: Sequence[Tensor]) -> Float[Tensor, "N width H W"]:
+        """What the last layer is given, from the levels of `encode`."""
+        *finer, below = levels
+        for level, lift, up in zip(reversed(finer), reversed(self.lift), reversed(self.up), strict=True):
+            below = up(level + F.interpolate(lift(below), scale_factor=2.0))
+        return below
 
 
 def _block(before: int, width: int, norm: str) -> nn.Sequential:

@@ -45,12 +45,18 @@ class Feed(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What a network is trained on: normalised images, labels that are probabilities, voxels that count."""
+    """What a network is trained on: normalised images, labels that are probabilities, voxels that count.
+
+    raters: what each of them drew, as the label is, background where one did not look; present: who looked.
+    Both None unless they were asked for.
+    """
 
     image: Float32[Tensor, "N channels *space"]
     target: Float32[Tensor, "N C *space"]
     valid: Bool[Tensor, "N *space"]
     case: Int64[Tensor, " N"]
+    raters: Float32[Tensor, "N R C *space"] | None = None
+    present: Bool[Tensor, "N R"] | None = None
 
 
 class CaseBatch(NamedTuple):
@@ -75,6 +81,7 @@ class Batches:
     resident: whether the dataset is kept on the device; None: if it takes at most half of its free memory.
     resident_of: other batches of the dataset on that device, whose memory to share.
     workers: processes that read ahead where it is not; 0 reads in this one.
+    with_raters: whether a batch also has what each rater drew.
     """
 
     def __init__(
@@ -92,8 +99,10 @@ class Batches:
         rank: int = 0,
         world_size: int = 1,
         workers: int = 0,
+        with_raters: bool = False,
     ) -> None:
         _check(dataset, cases, batch_size, rank, world_size)
+        self.with_raters = with_raters
         self.dataset, self.cases, self.augment = dataset, tuple(cases), augment
         self.storage: Storage = (
             resident_of.storage if resident_of else Storage(dataset, device, resident=resident)
@@ -145,22 +154,31 @@ class Batches:
         valid = storage.valid(case)
         # a label need not know where its image ends if it fills its place
         ends = valid if storage.is_padded else None
-        label = self._tables(storage.masks(packed), case, rater=feed.rater, valid=ends)
+        masks = storage.masks(packed)
+        label = self._tables(masks, case, rater=feed.rater, valid=ends)
+        num_classes = label.shape[1]
+        if self.with_raters:
+            # further classes of the label, so that all of them move with the image at once
+            label = torch.cat([label, _foreground(masks, num_classes)], 1)
         image = storage.normalised(stored, case)
         if self.augment is None:
             image = image.mul_(valid.unsqueeze(1)) if storage.is_padded else image
+        else:
+            image, label, valid = augment(
+                image,
+                label,
+                storage.sizes[case],
+                feed.params,
+                self.augment,
+                out_size=self.out_size,
+                mean=storage.mean,
+                std=storage.std,
+            )
+        if not self.with_raters:
             return Batch(image, label, valid, case)
-        image, label, valid = augment(
-            image,
-            label,
-            storage.sizes[case],
-            feed.params,
-            self.augment,
-            out_size=self.out_size,
-            mean=storage.mean,
-            std=storage.std,
-        )
-        return Batch(image, label, valid, case)
+        target = _with_background(label[:, 1:num_classes], 1)
+        raters = _with_background(label[:, num_classes:].unflatten(1, (-1, num_classes - 1)), 2)
+        return Batch(image, target, valid, case, raters, self._tables.present[case])
 
     @torch.no_grad()
     def labels(
@@ -292,6 +310,19 @@ class _Feeds:
         # the first rater with more than nth present up to him
         rater: np.ndarray = np.argmax(self.present.cumsum(1) > nth, axis=1)
         return rater
+
+
+def _foreground(
+    masks: UInt8[Tensor, "N R *space"], num_classes: int
+) -> Float32[Tensor, "N drawings *space"]:
+    """What the raters drew, a channel a class but the background, one rater after the other."""
+    return torch.stack([masks == number for number in range(1, num_classes)], 2).flatten(1, 2).float()
+
+
+def _with_background(foreground: Tensor, axis: int) -> Tensor:
+    """Classes along an axis, and before them what they leave, the background."""
+    rest = 1 - foreground.sum(axis, keepdim=True).clamp_(max=1)
+    return torch.cat([rest, foreground], axis)
 
 
 def _fit(tensor: Tensor, space: Sequence[int]) -> Tensor:

@@ -92,7 +92,7 @@ class Table:
             # names of methods give way on a narrow terminal, numbers do not
             named = number == 0 or name == "minus"
             table.add_column(
-                Text(name), justify="left" if named else "right", no_wrap=not named, overflow="fold"
+                Text(_narrow(name)), justify="left" if named else "right", no_wrap=not named, overflow="fold"
             )
         for row in self.rows:
             # Text takes brackets as they are: "[0.1, 0.2]" is no markup
@@ -219,6 +219,20 @@ def p_text(p: float) -> str:
 def _number(value: float, *, signed: bool = False) -> str:
     # a minus sign, not a hyphen
     return f"{value:{'+' if signed else ''}.2f}".replace("-", "−")
+
+
+def _narrow(name: str, width: int = 12) -> str:
+    """A heading in lines of about `width`, broken after underscores and spaces.
+
+    >>> _narrow("binarized_dice_score (%)").split("\\n")
+    ['binarized_', 'dice_score ', '(%)']
+    """
+    lines = [""]
+    for part in re.findall(r"[^_ ]*[_ ]?", name):
+        if lines[-1] and len(lines[-1]) + len(part.rstrip()) > width:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(lines)
 
 
 def _heading(comparison: Comparison) -> str:

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from ..checkpoint import Checkpoint
 from ..data.manifest import Manifest
 from ..data.options import PrepareOptions
-from ..models import build_model
 from ..recipe import Recipe, read_recipe
 from ..rundir import RunFolder, whole_file
+from ..systems import System, build_network
 
 Which = Literal["last", "best"]
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -38,6 +38,7 @@ class DatasetFacts(BaseModel):
     channels: tuple[str, ...] = Field(min_length=1)
     mean: tuple[float, ...] = Field(description="of each channel's intensity in [0, 1]")
     std: tuple[float, ...]
+    num_raters: int | None = Field(default=None, ge=1, description="None in runs of an older semidice")
     options: dict[str, Any] = Field(description="of `semidice prepare`")
     manifest_sha256: str = Field(description="of the manifest, to tell whether the dataset is still the same")
 
@@ -80,6 +81,7 @@ def write_dataset_facts(run: RunFolder, manifest: Manifest) -> None:
         channels=manifest.channels,
         mean=manifest.mean,
         std=manifest.std,
+        num_raters=len(manifest.raters),
         options=manifest.options,
         manifest_sha256=manifest_digest(manifest),
     )
@@ -124,8 +126,13 @@ def load_fold(
     """`load_network` of a run that is open."""
     path = checkpoint_path(run, fold, which=which)
     options = run.recipe.model.build_options() | {"weights": "none"}
-    network = build_model(
-        num_channels=len(run.facts.channels), num_classes=len(run.facts.class_names), **options
+    network = build_network(
+        run.recipe.system,
+        options,
+        num_channels=len(run.facts.channels),
+        num_classes=len(run.facts.class_names),
+        num_raters=run.facts.num_raters,
+        seed=run.recipe.seed,
     )
     Checkpoint(path).load_model(network)
     network = network.to(device)
@@ -155,6 +162,7 @@ def network_probability(
 ) -> Float32[Tensor, "N C *space"]:
     """Class probabilities of normalised images, of the first output if there are several.
 
+    A system of `systems` has its own way to them; of other networks it is the softmax.
     dtype: fp32, bf16 or fp16, of the network; softmax is in float32. The network is left in eval mode.
     """
     if dtype not in _DTYPES:
@@ -162,6 +170,8 @@ def network_probability(
     network.eval()
     precision = _DTYPES[dtype]
     with torch.no_grad(), torch.autocast(image.device.type, precision, enabled=precision != torch.float32):
+        if isinstance(network, System):
+            return network.probability(image)
         logits = network(image)
     if isinstance(logits, Mapping):
         logits = next(iter(logits.values()))

@@ -26,6 +26,7 @@ from ..models import SIZE_MULTIPLE
 from ..region import Classes, Over
 
 Family = Literal["dice", "jaccard", "tversky"]
+System = Literal["standard", "mc_dropout", "multi_head", "softseg", "mrnet"]
 _FAMILY_WEIGHTS = {"dice": 0.5, "jaccard": 1.0}
 
 AbsolutePath = Annotated[Path, AfterValidator(lambda path: Path(os.path.abspath(path.expanduser())))]
@@ -137,6 +138,21 @@ class SegmentationLossOptions(_Section):
             raise ValueError("cross_entropy_weight and region_weight are both 0: nothing would be learned")
         self.build()
         return self
+
+
+class SystemOptions(_Section):
+    """Which system is trained: the network as it is, or one that the paper compares with; see systems.md."""
+
+    name: System = Field(
+        default="standard",
+        description="standard, or: dropout at prediction, a head for each rater, SoftSeg, MRNet",
+    )
+    dropout: float = Field(
+        default=0.5, gt=0, lt=1, description="of whole channels in the two deepest levels, by mc_dropout"
+    )
+    num_samples: int = Field(
+        default=20, ge=1, description="dropouts whose probabilities mc_dropout averages"
+    )
 
 
 class TeacherOptions(_Section):
@@ -251,6 +267,7 @@ class Recipe(_Section):
     augment: AugmentOptions = AugmentOptions.model_validate({})
     model: ModelOptions = ModelOptions()
     loss: SegmentationLossOptions = SegmentationLossOptions()
+    system: SystemOptions = SystemOptions()
     teacher: TeacherOptions | None = Field(default=None, description="null trains from the label alone")
     optimiser: OptimiserOptions = OptimiserOptions()
     schedule: ScheduleOptions = ScheduleOptions()
@@ -275,6 +292,10 @@ class Recipe(_Section):
                 f"batch_size must be a multiple of optimiser.accumulate {self.optimiser.accumulate}; "
                 f"got {self.batch_size}"
             )
+        if self.system.name == "mc_dropout" and self.model.dropout > 0:
+            raise ValueError("mc_dropout has its own layers: set system.dropout, and model.dropout to 0")
+        if self.teacher is not None and self.system.name != "standard":
+            raise ValueError(f"a student of a teacher has system.name standard; got {self.system.name}")
         if self.teacher is not None:
             weights = {"cross_entropy": self.loss.cross_entropy_weight, "region": self.loss.region_weight}
             if not any(weights[term] for term in self.teacher.terms):

@@ -100,6 +100,7 @@ def draw_curves(curves: Mapping[str, Mapping[str, Curve]]) -> Figure:
         axes.grid(alpha=0.3)
         axes.set_title(series, fontsize=9)
         axes.tick_params(labelsize=7)
+        axes.set_xlabel("step", fontsize=7)
         for method, curve in of_methods.items():
             colour, line = styles[method]
             axes.fill_between(curve.step, curve.low, curve.high, color=colour, alpha=0.15, linewidth=0)
@@ -109,5 +110,4 @@ def draw_curves(curves: Mapping[str, Mapping[str, Curve]]) -> Figure:
     for method, (colour, line) in styles.items():
         grid[0].plot([], [], color=colour, linestyle=line, label=method)
     figure.legend(loc="outside lower center", ncols=3, fontsize=8, frameon=False)
-    figure.supxlabel("step", fontsize=8)
     return figure

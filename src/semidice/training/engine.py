@@ -23,10 +23,10 @@ from ..data.dataset import Dataset
 from ..labels import majority_label, mean_label
 from ..metrics.accumulators import CaseScores
 from ..metrics.cases import higher_is_better
-from ..models import build_model
 from ..predict import load_network, network_probability
 from ..recipe import Recipe
 from ..rundir import FoldFolder, RunFolder, whole_file
+from ..systems import System, build_network
 from .distributed import synchronise_norms
 from .step import TrainingStep, build_optimiser, step_seed
 from .teacher import load_teacher
@@ -100,13 +100,19 @@ class _Loop:
         self.fold_run, self.fabric, self.on_step = run, fabric, on_step
         recipe, dataset, device = run.recipe, run.dataset, fabric.device
         torch.manual_seed(step_seed(recipe.seed, run.fold, -1))
-        model = build_model(
-            num_channels=dataset.num_channels, num_classes=dataset.num_classes, **recipe.model.build_options()
+        model = build_network(
+            recipe.system,
+            recipe.model.build_options(),
+            num_channels=dataset.num_channels,
+            num_classes=dataset.num_classes,
+            num_raters=len(dataset.manifest.raters),
+            seed=recipe.seed,
         )
         if fabric.world_size > 1:
             model = synchronise_norms(model, device)
         model = model.to(device)
         self.model = model.to(memory_format=torch.channels_last) if recipe.precision.channels_last else model
+        system = self.model if isinstance(self.model, System) else None
         self.optimiser = build_optimiser(recipe, self.model, device)
         self.batches = Batches(
             dataset,
@@ -119,6 +125,7 @@ class _Loop:
             rank=fabric.global_rank,
             world_size=fabric.world_size,
             workers=recipe.workers,
+            with_raters=system is not None and system.needs_raters,
         )
         self.steps_per_epoch = self.batches.steps_per_epoch
         self.num_steps = recipe.schedule.epochs * self.steps_per_epoch
@@ -135,6 +142,7 @@ class _Loop:
             teacher=load_teacher(recipe, run.fold, self.batches, run.folder, device),
             num_steps=self.num_steps,
             fold=run.fold,
+            system=system,
         )
         self._resume()
         self.log = _Log(run.folder, self.start) if fabric.is_global_zero else None

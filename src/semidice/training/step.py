@@ -18,6 +18,7 @@ from ..data.batches import Batches, Feed
 from ..distillation import DistillationLoss, Teacher
 from ..losses import SegmentationLoss
 from ..recipe import Recipe
+from ..systems import System, TrainingLabels
 
 # eager steps before a graph is recorded: libraries choose their algorithms, optimisers make their state
 _WARM_UP = 3
@@ -42,6 +43,7 @@ class TrainingStep:
 
     The values of a step stay valid until the next one. On a GPU the optimiser leaves the weights as they are
     from the first loss on that is not finite; `engine` reads that some steps later and stops.
+    system: what `network` trains, where its losses are its own.
     """
 
     def __init__(
@@ -55,16 +57,18 @@ class TrainingStep:
         teacher: Teacher | None,
         num_steps: int,
         fold: int,
+        system: System | None = None,
     ) -> None:
+        self.system = system
         self.recipe, self.fabric, self.network, self.optimiser = recipe, fabric, network, optimiser
         self.batches, self.teacher, self.num_steps, self.fold = batches, teacher, num_steps, fold
         self.device = fabric.device
         self.names: tuple[str, ...] = ()
-        mix = recipe.loss.build(sync=fabric.world_size > 1).to(self.device)
-        self.loss: SegmentationLoss | DistillationLoss = mix
+        self.mix = recipe.loss.build(sync=fabric.world_size > 1).to(self.device)
+        self.loss: SegmentationLoss | DistillationLoss = self.mix
         if recipe.teacher is not None:
             self.loss = DistillationLoss(
-                mix,
+                self.mix,
                 label_weight=recipe.teacher.label_weight,
                 teacher_weight=recipe.teacher.teacher_weight,
                 terms=recipe.teacher.terms,
@@ -149,13 +153,15 @@ class TrainingStep:
         assert self._feed is not None
         batch = self.batches.make(self._feed)
         accumulate = self.recipe.optimiser.accumulate
-        pieces = zip(*(part.chunk(accumulate) for part in batch[:3]), strict=True)
+        used = [batch.image, batch.target, batch.valid]
+        used += [part for part in (batch.raters, batch.present) if part is not None]
+        pieces = zip(*(part.chunk(accumulate) for part in used), strict=True)
         values: list[Tensor] = []
         self.optimiser.zero_grad(set_to_none=True)
-        for number, (image, target, valid) in enumerate(pieces):
+        for number, piece in enumerate(pieces):
             last = number == accumulate - 1
             with self._delayed(not last):
-                total, parts = self._losses(image, target, valid)
+                total, parts = self._losses(*piece)
                 self.fabric.backward(self.scaler.scale(total) / accumulate)
             values.append(torch.stack([total.detach(), *parts.values()]).float())
             self.names = ("loss", *parts)
@@ -164,10 +170,19 @@ class TrainingStep:
         self._update()
         return mean
 
-    def _losses(self, image: Tensor, target: Tensor, valid: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def _losses(
+        self,
+        image: Tensor,
+        target: Tensor,
+        valid: Tensor,
+        raters: Tensor | None = None,
+        present: Tensor | None = None,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         image = image.to(memory_format=torch.channels_last) if self._channels_last() else image
         with self._autocast():
-            logits = self.network(image)
+            logits = self.network(image) if present is None else self.network(image, present)
+        if self.system is not None:
+            return self.system.losses(logits, TrainingLabels(target, valid, raters, present), self.mix)
         if self.teacher is None:
             return self.loss(logits, target, valid, parts=True)  # type: ignore[no-any-return]
         with self._autocast():

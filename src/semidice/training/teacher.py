@@ -9,7 +9,7 @@ from ..calibrators import TemperatureScaling
 from ..data.batches import Batches, WholeCases
 from ..data.folds import read_folds
 from ..distillation import Teacher
-from ..predict import load_network
+from ..predict.networks import load_fold, read_run
 from ..recipe import Recipe
 from ..rundir import FoldFolder, RunFolder, whole_file
 
@@ -23,7 +23,13 @@ def load_teacher(
         return None
     run = RunFolder(Path(options.run))
     check_same_folds(run, RunFolder(folder.path.parent), batches)
-    network = load_network(run, fold, device=device)
+    teacher = read_run(run)
+    if teacher.recipe.system.name != "standard":
+        raise ValueError(
+            f"the teacher in {run.path} is a {teacher.recipe.system.name}, which has no logits to calibrate; "
+            "a teacher has system.name standard"
+        )
+    network = load_fold(teacher, fold, device=device)
     temperature = options.temperature
     if options.calibration == "temperature" and temperature == "fit":
         temperature = _fitted_temperature(network, recipe, batches, device)

@@ -182,7 +182,10 @@ def headline(scores: Sequence[Score]) -> str:
     if len(methods) == 1:
         return f"One method, {methods[0]}: there is nothing to compare it with."
     unbeaten = [method for method in methods if all(method in names for names in best.values())]
-    alone = {method: [name for name, names in best.items() if names == (method,)] for method in methods}
+    alone = {
+        method: [score.name for score in main if _beats_all(score.comparison, number)]
+        for number, method in enumerate(methods)
+    }
     if len(unbeaten) == len(methods):
         return (
             f"No difference between the {_count(methods, 'method')} is significant by any score: "
@@ -213,6 +216,10 @@ def headline(scores: Sequence[Score]) -> str:
         often = [method for method, count in counts.items() if count == most]
         more = f"In the best set of most of them: {_listed(often)} ({most} of {len(best)})."
     return f"It depends on the score: every method is beaten significantly by some. {more}"
+
+
+def _beats_all(comparison: Comparison, number: int) -> bool:
+    return bool(comparison.superior(level=LEVEL)[number].sum() == len(comparison.methods) - 1)
 
 
 def _by_all(best: dict[str, tuple[str, ...]]) -> str:

@@ -12,6 +12,11 @@ function ticks(low, high, most) {
   return marks;
 }
 
+// A name, or its two ends: what differs between names is mostly at the end.
+function shortened(name, most) {
+  return name.length <= most ? name : `${name.slice(0, Math.floor(most / 2) - 1)}…${name.slice(-Math.floor(most / 2))}`;
+}
+
 const linear = (low, high, from, to) => (value) => from + ((value - low) / (high - low || 1)) * (to - from);
 
 // A container whose drawing follows its width; the returned function draws anew.
@@ -73,7 +78,7 @@ function drawDistributions(width) {
   const score = DATA.scores[state.score];
   const narrow = width < 560;
   const longest = Math.max(...DATA.methods.map((method) => method.name.length));
-  const left = narrow ? 10 : Math.min(260, 24 + 7.2 * longest);
+  const left = narrow ? 10 : 24 + 7.8 * Math.min(30, longest);
   const right = width - 14;
   const rowHeight = narrow ? 78 : 60;
   const bottom = 8 + rowHeight * DATA.methods.length;
@@ -94,8 +99,8 @@ function drawDistributions(width) {
     const y = centre(number);
     root.append(
       narrow
-        ? svg("text", { x: left, y: y - 26, class: "row-label" }, method.name)
-        : svg("text", { x: left - 12, y: y + 4, "text-anchor": "end", class: "row-label" }, method.name),
+        ? svg("text", { x: left, y: y - 26, class: "row-label" }, shortened(method.name, Math.floor(width / 8.5)))
+        : svg("text", { x: left - 12, y: y + 4, "text-anchor": "end", class: "row-label" }, shortened(method.name, 30)),
     );
     const column = [];
     values.forEach((row, index) => {

@@ -1,0 +1,138 @@
+"""The figures of a table, ours or the paper's: a number for each row, metric and column, and what is marked.
+
+All numbers are in percent but the number of raters. A method is superior to another if the difference is
+significant; of the paper it is known of the marked methods against the others alone.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from typing import Any, NamedTuple
+
+from ..recipe.text import parse_yaml
+
+QUBIQ = (
+    "prostate_task1",
+    "prostate_task2",
+    "brain_growth",
+    "brain_tumor_task1",
+    "brain_tumor_task2",
+    "brain_tumor_task3",
+    "kidney",
+)
+TUMOURS = ("lits", "kits")
+NETWORKS = (
+    "unet_resnet50",
+    "unet_resnet18",
+    "unet_efficientnet_b0",
+    "unet_mobilenet_v2",
+    "deeplabv3plus_resnet18",
+)
+# of the paper's metrics
+LOWER_IS_BETTER = ("ece",)
+
+
+class RowKey(NamedTuple):
+    """A line of a table: of which dataset or network, and which metric."""
+
+    name: str
+    metric: str
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a table holds.
+
+    values: by row and column, without the cells that are empty. superior: pairs of columns, the first of
+    which is significantly better. best: columns to which none is superior. num_cases: behind a row of ours.
+    """
+
+    columns: tuple[str, ...]
+    values: Mapping[RowKey, Mapping[str, float]]
+    superior: Mapping[RowKey, frozenset[tuple[str, str]]] = field(default_factory=dict)
+    best: Mapping[RowKey, frozenset[str]] = field(default_factory=dict)
+    num_cases: Mapping[RowKey, int] = field(default_factory=dict)
+
+    def value(self, row: RowKey, column: str) -> float | None:
+        return self.values.get(row, {}).get(column)
+
+    def gain(self, row: RowKey, better: str, worse: str) -> float | None:
+        """How much better one column is than another; None where a cell is empty."""
+        first, second = self.value(row, better), self.value(row, worse)
+        if first is None or second is None:
+            return None
+        return second - first if row.metric in LOWER_IS_BETTER else first - second
+
+    def rows(self, metric: str, names: Iterable[str]) -> list[RowKey]:
+        """Those of the named rows that have a figure."""
+        keys = [RowKey(name, metric) for name in names]
+        return [key for key in keys if self.values.get(key)]
+
+
+def column_name(column: object) -> str:
+    """A column as it is written; bandwidths as in the paper.
+
+    >>> column_name("dml1"), column_name(5e-05), column_name(0)
+    ('dml1', '5e-5', '0')
+    """
+    if isinstance(column, str) or not column:
+        return str(column)
+    return f"{column:.0e}".replace("e-0", "e-")
+
+
+@cache
+def paper_yaml() -> dict[str, Any]:
+    """What paper.yaml holds."""
+    text = (resources.files("semidice") / "reproduce" / "paper.yaml").read_text(encoding="utf-8")
+    content: dict[str, Any] = parse_yaml(text, "paper.yaml")
+    return content
+
+
+@cache
+def paper_figures(table: str) -> Figures:
+    """The paper's own figures of a table.
+
+    >>> paper_figures("kde_bandwidth").value(RowKey("lits", "dice"), "1e-3")
+    60.3
+    """
+    content, marked = paper_yaml()[table], paper_yaml()["marked"].get(table, {})
+    if table == "rater_agreement":
+        values = {RowKey(task, "agreement"): dict(cells) for task, cells in content.items()}
+        return Figures(("raters", "dice"), values)
+    lines: dict[RowKey, tuple[Sequence[float | None], Sequence[Any]]] = {}
+    for name, line in content.items():
+        if name == "columns":
+            continue
+        if table == "qubiq_labels":
+            lines |= {
+                RowKey(name, metric): (cells["values"], cells["best"]) for metric, cells in line.items()
+            }
+        elif table == "qubiq_sota":
+            lines[RowKey(name, "bdice")] = (line["values"], line["best"])
+        elif table == "lits_kits":
+            lines |= {
+                RowKey(f"{name} on {dataset}", metric): (cells, marked[name][dataset][metric])
+                for dataset, metrics in line.items()
+                for metric, cells in metrics.items()
+            }
+        else:
+            metric = "bdice" if (table, name) == ("sdl_against_dml", "qubiq") else "dice"
+            lines[RowKey(name, metric)] = (line, marked[name])
+    return _marked_figures(tuple(map(column_name, content["columns"])), lines)
+
+
+def _marked_figures(
+    columns: tuple[str, ...], lines: Mapping[RowKey, tuple[Sequence[float | None], Sequence[Any]]]
+) -> Figures:
+    values, superior, best = {}, {}, {}
+    for key, (numbers, marks) in lines.items():
+        cells = {
+            name: number for name, number in zip(columns, numbers, strict=True) if number is not None
+        }
+        values[key] = cells
+        best[key] = frozenset(map(column_name, marks))
+        superior[key] = frozenset(
+            (better, worse) for better in best[key] for worse in cells if worse not in best[key]
+        )
+    return Figures(columns, values, superior, best)
