@@ -32,6 +32,7 @@ from semidice.predict import (
 )
 from semidice.predict.inputs import find_inputs, read_input
 from semidice.predict.networks import DatasetFacts
+from semidice.predict.outputs import OutputFolder, Volume
 
 AFFINE = np.array([[-0.7, 0.1, 0, 12.5], [0.05, 0.8, 0.2, -30], [0, -0.1, 2.5, 7], [0, 0, 0, 1]])
 
@@ -448,6 +449,12 @@ def test_three_classes_are_a_last_axis_or_a_picture_each(tmp_path):
     inputs = [write_nifti(tmp_path / f"{name}.nii.gz", values) for name, values in (
         ("volume", np.moveaxis(pixels, 0, 2)), ("flat", pixels[0])
     )]  # fmt: skip
+    # as some scanners write it: lengths of axes that the file does not have are 0
+    flat = nibabel.load(inputs[1])
+    flat.header["pixdim"][3:5] = 0
+    nibabel.save(flat, tmp_path / "flat2.nii.gz")
+    inputs[1] = (tmp_path / "flat2.nii.gz").rename(tmp_path / "flat.nii.gz")
+    assert nibabel.load(inputs[1]).header["pixdim"][4] == 0
     Image.fromarray(pixels[0]).save(tmp_path / "photo.png")
     out = tmp_path / "out"
     run_predict(run.path, [*inputs, tmp_path / "photo.png"], out, device="cpu", console=quiet())
@@ -458,7 +465,9 @@ def test_three_classes_are_a_last_axis_or_a_picture_each(tmp_path):
     np.testing.assert_allclose(prob.get_fdata(), expected.transpose(2, 3, 0, 1), atol=2e-6)
     mask = np.asarray(nibabel.load(out / "volume_mask.nii.gz").dataobj)
     np.testing.assert_array_equal(mask, np.asarray(prob.dataobj).argmax(-1))
-    assert nibabel.load(out / "flat_prob.nii.gz").shape == (40, 36, 1, 3)
+    flat = nibabel.load(out / "flat_prob.nii.gz")
+    assert flat.shape == (40, 36, 1, 3)
+    assert flat.header.get_zooms()[2:] == (1, 1)
     for number in (1, 2):
         picture = np.array(Image.open(out / f"photo_prob_class{number}.png"))
         np.testing.assert_allclose(picture / 65535, expected[0, number], atol=1e-5)
@@ -469,12 +478,13 @@ def test_three_classes_are_a_last_axis_or_a_picture_each(tmp_path):
 
 
 def test_an_image_is_resized_as_the_dataset_was_and_its_probabilities_back(dataset, tmp_path):
-    options = {"window": [0.0, 1.0], "size": [32, 32]}
+    options = {"window": [0.0, 1.0], "size": [32, 64]}
     run = make_run(tmp_path / "run", dataset, options=options, scored=False)
     image = np.random.default_rng(0).uniform(0, 1, (50, 70)).astype(np.float32)
     source = write_nifti(tmp_path / "one.nii.gz", image)
-    run_predict(run.path, [source], tmp_path / "out", device="cpu", console=quiet())
-    small = expected_prob(run, dataset, resize_image(image, (32, 32))[None])[0]
+    # the size that was trained on is predicted whole, whatever the window
+    run_predict(run.path, [source], tmp_path / "out", window=32, device="cpu", console=quiet())
+    small = expected_prob(run, dataset, resize_image(image, (32, 64))[None])[0]
     prob = nibabel.load(tmp_path / "out" / "one_prob.nii.gz").get_fdata()
     np.testing.assert_allclose(prob, resize_probability(small, (50, 70))[1], atol=2e-6)
 
@@ -580,6 +590,25 @@ def test_predictions_made_otherwise_are_not_mixed(run, tmp_path):
     console = quiet()
     run_predict(run.path, inputs, out, fold=0, device="cpu", console=console)
     assert "1 of 2 inputs are predicted already" in said(console)
+
+
+def test_what_was_made_otherwise_is_not_done_even_if_the_next_run_is_killed(tmp_path):
+    folder = OutputFolder(tmp_path, ("background", "lesion"))
+    folder.check_settings({"threshold": None}, overwrite=False)
+    folder.volumes = {"a": [Volume("a", "lesion", "", "", "1", "1.0", "")]}
+    folder.close()
+    assert OutputFolder(tmp_path, ("background", "lesion")).volumes == folder.volumes
+    folder.check_settings({"threshold": 0.3}, overwrite=True)
+    assert OutputFolder(tmp_path, ("background", "lesion")).volumes == {}
+
+
+def test_a_volumes_file_of_someone_else_is_not_overwritten(run, tmp_path):
+    source = write_nifti(tmp_path / "one.nii.gz", np.random.default_rng(0).uniform(0, 1, (32, 32)))
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "volumes.csv").write_text("name,litres\nbarrel,159\n")
+    with pytest.raises(ValueError, match=r"volumes\.csv is no volumes\.csv of this semidice"):
+        run_predict(run.path, [source], tmp_path / "out", device="cpu", console=quiet())
+    assert "barrel" in (tmp_path / "out" / "volumes.csv").read_text()
 
 
 def test_an_unfinished_run_says_what_it_predicts_with(dataset, tmp_path):

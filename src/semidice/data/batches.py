@@ -312,9 +312,7 @@ class _Feeds:
         return rater
 
 
-def _foreground(
-    masks: UInt8[Tensor, "N R *space"], num_classes: int
-) -> Float32[Tensor, "N drawings *space"]:
+def _foreground(masks: UInt8[Tensor, "N R *space"], num_classes: int) -> Float32[Tensor, "N drawings *space"]:
     """What the raters drew, a channel a class but the background, one rater after the other."""
     return torch.stack([masks == number for number in range(1, num_classes)], 2).flatten(1, 2).float()
 

@@ -87,12 +87,19 @@ class Table:
             from rich.text import Text
         except ImportError:
             raise ImportError("tables in the terminal need rich: pip install 'semidice[train]'") from None
-        table = RichTable(title=self.title, caption=self.note, box=box.SIMPLE_HEAD)
+        table = RichTable(
+            title=self.title, caption=self.note, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False
+        )
         for number, name in enumerate(self.header):
-            # names of methods give way on a narrow terminal, numbers do not
+            # names of methods give way on a narrow terminal, by their words, and numbers do not
             named = number == 0 or name == "minus"
+            longest = max((len(row[number].text) for row in self.rows), default=0)
             table.add_column(
-                Text(_narrow(name)), justify="left" if named else "right", no_wrap=not named, overflow="fold"
+                Text(_narrow(name)),
+                justify="left" if named else "right",
+                no_wrap=not named,
+                overflow="fold",
+                min_width=min(longest, 13) if named else None,
             )
         for row in self.rows:
             # Text takes brackets as they are: "[0.1, 0.2]" is no markup

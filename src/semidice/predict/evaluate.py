@@ -104,6 +104,9 @@ def _score_cells(rows: CaseTable, metric: str, class_name: str) -> tuple[str, ..
     # by patient: slices of one person are no independent cases
     estimate = paired_bootstrap(values[there][:, None] * scale, groups=patients)
     mean, low, high = (float(part[0]) for part in (estimate.value, estimate.low, estimate.high))
+    # where almost all cases score alike, resamples without any spread leave the interval open
+    if not np.isfinite([low, high]).all():
+        return name, class_name, f"{mean:.3f}", "-", str(int(there.sum()))
     return name, class_name, f"{mean:.3f}", f"{low:.3f} to {high:.3f}", str(int(there.sum()))
 
 

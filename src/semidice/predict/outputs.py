@@ -195,7 +195,8 @@ def _write_nifti(path: Path, image: InputImage, values: np.ndarray, *, highest: 
         # classes are the fourth axis of a single image too: the third is space
         if len(image.space) == 2:
             values = values[:, :, None]
-        header["pixdim"][4] = 1
+        # an axis that the input does not have may have length 0, which other readers refuse
+        header["pixdim"][3:5] = np.where(header["pixdim"][3:5] > 0, header["pixdim"][3:5], 1)
     with (
         whole_file(path) as part,
         part.open("wb") as file,

@@ -26,7 +26,7 @@ from ..models import SIZE_MULTIPLE
 from ..region import Classes, Over
 
 Family = Literal["dice", "jaccard", "tversky"]
-System = Literal["standard", "mc_dropout", "multi_head", "softseg", "mrnet"]
+SystemName = Literal["standard", "mc_dropout", "multi_head", "softseg", "mrnet"]
 _FAMILY_WEIGHTS = {"dice": 0.5, "jaccard": 1.0}
 
 AbsolutePath = Annotated[Path, AfterValidator(lambda path: Path(os.path.abspath(path.expanduser())))]
@@ -143,16 +143,14 @@ class SegmentationLossOptions(_Section):
 class SystemOptions(_Section):
     """Which system is trained: the network as it is, or one that the paper compares with; see systems.md."""
 
-    name: System = Field(
+    name: SystemName = Field(
         default="standard",
         description="standard, or: dropout at prediction, a head for each rater, SoftSeg, MRNet",
     )
     dropout: float = Field(
         default=0.5, gt=0, lt=1, description="of whole channels in the two deepest levels, by mc_dropout"
     )
-    num_samples: int = Field(
-        default=20, ge=1, description="dropouts whose probabilities mc_dropout averages"
-    )
+    num_samples: int = Field(default=20, ge=1, description="dropouts whose probabilities mc_dropout averages")
 
 
 class TeacherOptions(_Section):

@@ -9,6 +9,6 @@ A training is one run folder, OUT/DATASET/METHOD, whichever tables show it.
 """
 
 from .command import ReproduceError, Reproduction, run_reproduce
-from .tables import TABLES
+from .tables import paper_tables
 
-__all__ = ["TABLES", "ReproduceError", "Reproduction", "run_reproduce"]
+__all__ = ["ReproduceError", "Reproduction", "paper_tables", "run_reproduce"]

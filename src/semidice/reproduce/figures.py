@@ -64,10 +64,9 @@ class Figures:
             return None
         return second - first if row.metric in LOWER_IS_BETTER else first - second
 
-    def rows(self, metric: str, names: Iterable[str]) -> list[RowKey]:
-        """Those of the named rows that have a figure."""
-        keys = [RowKey(name, metric) for name in names]
-        return [key for key in keys if self.values.get(key)]
+    def present(self, rows: Iterable[RowKey]) -> list[RowKey]:
+        """Those of the rows that have a figure."""
+        return [key for key in rows if self.values.get(key)]
 
 
 def column_name(column: object) -> str:
@@ -127,9 +126,7 @@ def _marked_figures(
 ) -> Figures:
     values, superior, best = {}, {}, {}
     for key, (numbers, marks) in lines.items():
-        cells = {
-            name: number for name, number in zip(columns, numbers, strict=True) if number is not None
-        }
+        cells = {name: number for name, number in zip(columns, numbers, strict=True) if number is not None}
         values[key] = cells
         best[key] = frozenset(map(column_name, marks))
         superior[key] = frozenset(

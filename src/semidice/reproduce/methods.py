@@ -5,11 +5,12 @@ A name is a run folder, so what two tables share is trained once. Tumours are th
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 from ..grid import Variant
 from ..recipe import read_recipe
-from .figures import NETWORKS, TUMOURS, paper_yaml
+from .figures import NETWORKS, TUMOURS, column_name, paper_yaml
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,10 @@ QUBIQ_METHODS: dict[str, Method] = {
     "ce": Method("qubiq_losses", {"label.maker": "majority", **_CROSS_ENTROPY}),
     "weighted_sdl": Method("qubiq_losses", {"loss.form": "relaxed"}),
     "weighted_dml2": Method("qubiq_losses", {"loss.form": "product"}),
-    **{
-        system: Method("qubiq_systems", {"system.name": system})
-        for system in ("mc_dropout", "multi_head", "mrnet", "softseg")
-    },
+    "mc_dropout": Method("qubiq_systems", {"system.name": "mc_dropout"}),
+    "multi_head": Method("qubiq_systems", {"system.name": "multi_head"}),
+    "mrnet": Method("qubiq_systems", {"system.name": "mrnet", **_CROSS_ENTROPY}),
+    "softseg": Method("qubiq_systems", {"system.name": "softseg", "label.maker": "mean"}),
 }
 
 
@@ -58,7 +59,9 @@ def distillation_method(bandwidth: str) -> str:
     return f"{_STUDENT}{ {'0': '_dml1', '1e-3': ''}.get(bandwidth, f'_h{bandwidth}') }"
 
 
-def _tumour_methods() -> dict[str, Method]:
+@cache
+def tumour_methods() -> dict[str, Method]:
+    """Those on LiTS and KiTS; every student has the same teacher."""
     methods: dict[str, Method] = {}
     for network in NETWORKS:
         model = {"model.architecture": network.partition("_")[0], "model.encoder": _ENCODERS[network]}
@@ -77,22 +80,17 @@ def _tumour_methods() -> dict[str, Method]:
         methods[f"{_STUDENT}_{name}"] = Method("tumour_distillation", options, TEACHER)
     for number in paper_yaml()["kde_bandwidth"]["columns"]:
         if number not in (0, 1e-3):
-            name = distillation_method(f"{number:.0e}".replace("e-0", "e-"))
+            name = distillation_method(column_name(number))
             methods[name] = Method("tumour_distillation", {"teacher.bandwidth": repr(number)}, TEACHER)
     return methods
 
 
-TUMOUR_METHODS: dict[str, Method] = _tumour_methods()
-
-
 def method_of(name: str, dataset: str) -> Method:
     """The method of a name on a dataset."""
-    return (TUMOUR_METHODS if dataset in TUMOURS else QUBIQ_METHODS)[name]
+    return (tumour_methods() if dataset in TUMOURS else QUBIQ_METHODS)[name]
 
 
-def variant_of(
-    name: str, dataset: str, *, data: Path, out: Path, overrides: Sequence[str] = ()
-) -> Variant:
+def variant_of(name: str, dataset: str, *, data: Path, out: Path, overrides: Sequence[str] = ()) -> Variant:
     """The method on the dataset prepared in data/DATASET, run in out/DATASET/NAME."""
     method = method_of(name, dataset)
     options = [f"{key}={value}" for key, value in method.options.items()]

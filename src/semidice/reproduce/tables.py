@@ -5,8 +5,9 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 
-from .figures import NETWORKS, QUBIQ, TUMOURS, Figures, RowKey, paper_figures
+from .figures import QUBIQ, TUMOURS, Figures, RowKey, paper_figures
 from .methods import distillation_method, method_of
 
 # columns to the name of a method, on a dataset; None where the paper has no cell
@@ -47,18 +48,13 @@ class PaperTable:
     def methods(self, dataset: str) -> tuple[str, ...]:
         """What is trained on a dataset for this table, teachers before their students."""
         names = dict.fromkeys(
-            of_column[dataset]
-            for row in self.rows
-            for of_column in row.runs.values()
-            if dataset in of_column
+            of_column[dataset] for row in self.rows for of_column in row.runs.values() if dataset in of_column
         )
         teachers = {name: method_of(name, dataset).teacher for name in names}
         return tuple(dict.fromkeys([teacher for teacher in teachers.values() if teacher] + list(names)))
 
 
-def _row(
-    key: RowKey, datasets: tuple[str, ...], columns: tuple[str, ...], method: MethodOf
-) -> Row:
+def _row(key: RowKey, datasets: tuple[str, ...], columns: tuple[str, ...], method: MethodOf) -> Row:
     runs: dict[str, dict[str, str]] = {}
     for column in columns:
         of_column = {dataset: method(column, dataset) for dataset in datasets}
@@ -114,19 +110,23 @@ def _lits_kits() -> PaperTable:
         rows.append(
             _row(key, (dataset,), columns, lambda column, _, network=network: f"{network}_{column}")  # type: ignore[misc]
         )
-    assert {row.key.name.partition(" on ")[0] for row in rows} == set(NETWORKS)
     return PaperTable("lits_kits", title, tuple(rows))
 
 
-TABLES: dict[str, PaperTable] = {
-    table.name: table
-    for table in (
+@cache
+def paper_tables() -> dict[str, PaperTable]:
+    """All tables of the paper by name, in the order of its text.
+
+    >>> list(paper_tables())[:2]
+    ['rater_agreement', 'qubiq_labels']
+    """
+    tables = (
         PaperTable("rater_agreement", "Raters against the majority vote on QUBIQ"),
         _table("qubiq_labels", "Hard against soft labels on QUBIQ, UNet-ResNet50", lambda column, _: column),
         _table("qubiq_sota", "Comparison systems on QUBIQ, UNet-ResNet50", _system),
-        _lits_kits(),
-        _table("ce_against_dml", "Cross entropy against DML, UNet-ResNet50", _ce_or_dml),
         _table("sdl_against_dml", "Soft Dice loss against DML1 and DML2 on soft labels", _sdl_or_dml),
+        _table("ce_against_dml", "Cross entropy against DML, UNet-ResNet50", _ce_or_dml),
+        _lits_kits(),
         _table("distillation_terms", "What each term of distillation adds, UNet-ResNet18", _terms),
         _table(
             "kde_bandwidth",
@@ -134,4 +134,4 @@ TABLES: dict[str, PaperTable] = {
             lambda column, _: distillation_method(column),
         ),
     )
-}
+    return {table.name: table for table in tables}

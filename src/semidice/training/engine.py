@@ -249,7 +249,7 @@ class _Loop:
                 soft_target=soft,
                 valid=batch.valid,
                 case=names_of,
-                masks=batch.masks,
+                masks=batch.masks.bool() if run.dataset.num_classes == 2 else batch.masks,
                 present=batch.present,
             )
         return {name: float(value) for name, value in scores.compute().items()}

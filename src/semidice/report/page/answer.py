@@ -19,6 +19,7 @@ _ORDER = (
     "dice_score",
     "binarized_dice_score",
     "calibration_error",
+    "rater_calibration_error",
     "soft_dice_score",
     "iou_score",
     "brier_error",

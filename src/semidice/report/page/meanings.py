@@ -10,6 +10,7 @@ MEANINGS = {
     "calibration_error": (
         "ECE: distance of confidence from accuracy over 10 bins of the top class, against the majority"
     ),
+    "rater_calibration_error": "the same, accuracy being the share of raters who agree with the top class",
     "classwise_calibration_error": "the calibration error of each class on its own",
     "kde_calibration_error": "how far probabilities are from what is observed at them, by kernel density",
     "brier_error": "mean squared difference of probabilities and the majority",
