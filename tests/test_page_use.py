@@ -149,6 +149,7 @@ def test_a_point_of_the_chart_and_a_row_of_the_table_lead_to_the_images(opened):
     dot.scroll_into_view_if_needed()
     box = dot.bounding_box()
     opened.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    opened.wait_for_function("document.querySelector('.tip').textContent.trim() !== ''")
     tip = opened.locator("#distribution-chart .tip").text_content()
     assert re.match(r"scan\d+: majority \+ SDL \d", tip)
     opened.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
@@ -305,6 +306,7 @@ def test_pointing_at_a_pixel_reads_its_probabilities(opened, built):
         box["x"] + (column_ + 0.5) * box["width"] / label.shape[1],
         box["y"] + (row + 0.5) * box["height"] / label.shape[0],
     )
+    opened.wait_for_function("document.getElementById('readout').textContent.startsWith('row')")
     words = opened.locator("#readout").text_content()
     assert words.startswith(f"row {row}, column {column_}: soft label {label[row, column_]:.2f}, true ")
     for method in NAMES:

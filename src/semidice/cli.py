@@ -64,9 +64,9 @@ def demo(
     out: Annotated[Path, typer.Option("-o", "--out", help="Folder for data, runs and figures.")] = Path(
         "demo_out"
     ),
-    cases: Annotated[int, typer.Option(min=10, help="Phantom slices.")] = 60,
-    epochs: Annotated[int, typer.Option(min=1, help="Epochs of each training.")] = 60,
-    folds: Annotated[int, typer.Option(min=2, help="Folds of the cross-validation.")] = 3,
+    cases: Annotated[int, typer.Option(min=10, help="Phantom slices.")] = 80,
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs of each training.")] = 120,
+    folds: Annotated[int, typer.Option(min=2, help="Folds of the cross-validation.")] = 2,
 ) -> None:
     """The paper's point in minutes: four labels and losses, cross-validated on phantoms, compared by case.
 

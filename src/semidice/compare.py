@@ -60,7 +60,12 @@ def run_variants(
         console=console,
     ) as progress:
         bars = {
-            variant.name: FoldBar(progress, variant.name, variant.recipe.data.num_folds)
+            variant.name: FoldBar(
+                progress,
+                variant.name,
+                # those that are run
+                len(variant.recipe.data.folds or range(variant.recipe.data.num_folds)),
+            )
             for variant in variants
         }
         for variant in variants:

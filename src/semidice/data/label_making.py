@@ -176,7 +176,7 @@ class LabelTables:
 
 def _votes(masks: UInt8[Tensor, "N R *space"], bits: int) -> Integer[Tensor, "N *space"]:
     """What all raters drew at a voxel as one number, `bits` bits a rater, the first rater lowest."""
-    # eight bits are enough in most cases, and an eighth of the memory is the faster by that much
+    # eight bits are mostly enough, and a quarter of the memory is the faster by that much
     wide = masks if masks.shape[1] * bits <= 8 else masks.int()
     votes = wide[:, 0]
     for number in range(1, masks.shape[1]):

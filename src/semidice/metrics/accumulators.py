@@ -82,7 +82,7 @@ SCORES: dict[str, Score] = {
     "binarized_dice_score": lambda b: binarized_dice_score(b.prob, b.need("soft_target"), valid=b.valid),
     "soft_dice_score": lambda b: soft_dice_score(b.prob, b.need("soft_target"), valid=b.valid),
     "calibration_error": lambda b: calibration_error(b.prob, b.need("target"), valid=b.valid),
-    # against the raters themselves: how often one of them agrees, where the majority says only whether most do
+    # how often a rater agrees, where the majority only says whether most of them do
     "rater_calibration_error": lambda b: calibration_error(b.prob, b.need("soft_target"), valid=b.valid),
     "classwise_calibration_error": lambda b: classwise_calibration_error(
         b.prob, b.need("target"), valid=b.valid

@@ -1,4 +1,4 @@
-"""Ours beside the paper's: figures, three lines for each line of the paper, and what became of conclusions."""
+"""Ours beside the paper's: figures, three lines for each of the paper, and what became of its conclusions."""
 
 from collections.abc import Sequence
 

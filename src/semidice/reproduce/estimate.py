@@ -23,7 +23,7 @@ from ..recipe import Recipe
 from .plan import folds_left
 
 _CPU_SIDE, _CPU_BATCH = 128, 2
-_NUM_TIMED = 3
+_NUM_TIMED, _MOST_SECONDS = 5, 2.0
 
 
 class StepTimes:
@@ -66,12 +66,13 @@ class StepTimes:
             if self.device.type == "cuda":
                 torch.cuda.synchronize()
 
-        step()
-        start = time.perf_counter()
-        for _ in range(_NUM_TIMED):
+        # the first one warms up; on a slow machine it has to do
+        taken: list[float] = []
+        while not taken or (len(taken) < _NUM_TIMED and sum(taken) < _MOST_SECONDS):
+            start = time.perf_counter()
             step()
-        seconds = (time.perf_counter() - start) / _NUM_TIMED
-        return seconds * (recipe.batch_size * math.prod(crop)) / (batch * math.prod(size))
+            taken.append(time.perf_counter() - start)
+        return min(taken) * (recipe.batch_size * math.prod(crop)) / (batch * math.prod(size))
 
 
 def _padded(manifest: Manifest) -> tuple[int, ...]:

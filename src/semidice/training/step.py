@@ -74,7 +74,7 @@ class TrainingStep:
                 terms=recipe.teacher.terms,
             )
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=recipe.precision.dtype == "fp16")
-        self.diverged = torch.zeros(1, device=self.device)
+        self.diverged = torch.zeros((), device=self.device)
         self._graph: torch.cuda.CUDAGraph | None = None
         self._num_eager = 0
         self._feed: Feed | None = None
@@ -166,7 +166,7 @@ class TrainingStep:
             values.append(torch.stack([total.detach(), *parts.values()]).float())
             self.names = ("loss", *parts)
         mean = torch.stack(values).mean(0)
-        torch.maximum(self.diverged, (~mean[:1].isfinite()).float(), out=self.diverged)
+        torch.maximum(self.diverged, (~mean[0].isfinite()).float(), out=self.diverged)
         self._update()
         return mean
 

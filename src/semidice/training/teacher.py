@@ -25,7 +25,8 @@ def load_teacher(
     check_same_folds(run, RunFolder(folder.path.parent), batches)
     if not run.fold(fold).cases.exists():
         raise ValueError(
-            f"fold {fold} of the teacher in {run.path} is not finished: go on with it by `semidice train --resume`"
+            f"fold {fold} of the teacher in {run.path} is not finished: go on with it first, "
+            "by `semidice train --resume`"
         )
     teacher = read_run(run)
     if teacher.recipe.system.name != "standard":
