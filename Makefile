@@ -54,10 +54,13 @@ figures: $(VENV)/.dev  ## make every figure and table of the documentation anew
 bench: $(VENV)/.dev  ## time and memory of the losses on the CPU, against peers, into docs/performance.md
 	$(BIN)/python benchmarks/bench_loss.py --docs docs/performance.md
 	$(BIN)/python benchmarks/bench_memory.py --docs docs/performance.md
+	$(BIN)/python benchmarks/bench_data.py --docs docs/performance.md
 
-bench-gpu: $(VENV)/.dev  ## the same on a CUDA device, and the KDE kernel
+bench-gpu: $(VENV)/.dev  ## the same on a CUDA device, the KDE kernel, batches and the training step
 	$(BIN)/python benchmarks/bench_loss.py --device cuda --compiled --docs docs/performance.md
 	$(BIN)/python benchmarks/bench_kde.py --device cuda
+	$(BIN)/python benchmarks/bench_data.py --device cuda --docs docs/performance.md
+	$(BIN)/python benchmarks/bench_training.py --docs docs/performance.md
 
 clean:  ## remove the environment and every cache
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis demo_out landing_out bench_out

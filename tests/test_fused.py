@@ -3,6 +3,7 @@
 Without a GPU they run in Triton's interpreter, on the CPU; on a GPU (`make test-gpu`) compiled.
 """
 
+import itertools
 import os
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from semidice.kernels.overlap import MixtureOptions, flat_inputs, forward_tiling
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
 pytestmark = pytest.mark.gpu if ON_GPU else []
-BLOCK = forward_tiling(sum(split_classes(5)), half=False).voxel_block
+BLOCK = forward_tiling(5, half=False).voxel_block
 # 1, a block and its neighbours, primes, plain classification, many classes
 SHAPES = [
     (1, 2, 1),
@@ -34,6 +35,7 @@ SHAPES = [
     (9, 4),
     (1, 19, 3, 5, 7),
     (1, 150, 37),
+    (1, 1000, 18),
 ]
 
 
@@ -59,6 +61,9 @@ def test_sums_and_gradients_of_soft_targets(shape, form, activation):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
 def test_sums_and_gradients_of_class_indices(shape, dtype):
+    if shape[1] > 256:
+        # what a byte does not hold
+        dtype = torch.promote_types(dtype, torch.int16)
     target = class_map((shape[0], *shape[2:]), shape[1]).to(dtype)
     # the interpreter takes its time: there each shape has one of the forms
     for form in FORMS if ON_GPU else [list(FORMS)[SHAPES.index(shape) % len(FORMS)]]:
@@ -170,23 +175,28 @@ def test_many_partial_sums_are_added_up_before_the_loss(over, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("num_classes", "rows"),
+    ("num_classes", "step", "rows"),
     [
-        (1, (1, 0, 0)),
-        (3, (2, 1, 0)),
-        (14, (16, 0, 0)),
-        (19, (16, 4, 0)),
-        (150, (128, 32, 0)),
-        (100, (64, 32, 4)),
+        (1, 1, (1, 0, 0)),
+        (3, 1, (2, 1, 0)),
+        (14, 2, (16, 0, 0)),
+        (19, 2, (16, 4, 0)),
+        (150, 16, (128, 32, 0)),
+        (100, 1, (64, 32, 4)),
+        (100, 16, (64, 32, 16)),
+        (3, 16, (4, 0, 0)),
     ],
 )
-def test_classes_are_padded_little(num_classes, rows):
-    assert split_classes(num_classes) == rows
+def test_classes_are_padded_little(num_classes, step, rows):
+    assert split_classes(num_classes, step) == rows
 
 
-def test_no_number_of_classes_is_cut_or_padded_by_more_than_a_seventh():
-    for num_classes in range(1, 257):
-        assert num_classes <= sum(split_classes(num_classes)) <= max(1.15 * num_classes, num_classes + 1)
+def test_no_number_of_classes_is_cut_or_padded_by_more_than_a_seventh_or_a_step():
+    for num_classes, step in itertools.product(range(1, 1025), (1, 4, 32, 128)):
+        rows = split_classes(num_classes, step)
+        assert num_classes <= sum(rows) <= max(1.15 * num_classes, num_classes + step)
+        assert len(rows) == 3
+        assert all(row == 0 or row % min(step, rows[0]) == 0 for row in rows)
 
 
 COMPILE = """
@@ -208,23 +218,23 @@ def compile_for_hopper(kernel, pointers, constants, num_warps):
     source = ASTSource(fn=kernel, signature=signature, constexprs=numbers)
     triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": num_warps})
 
-for num_classes in (3, 19, 100, 256):
-    rows = overlap.split_classes(num_classes)
+for num_classes in (3, 19, 100, 150, 1000):
     for logits, target in (("*fp32", "*fp32"), ("*bf16", "*u8")):
+        half, hard = logits == "*bf16", target == "*u8"
         pointers = dict.fromkeys(POINTERS, "*fp32")
         pointers |= {"logits": logits, "gradient": logits, "target": target, "valid": "*u8"}
-        constants = dict(
-            ACTIVATION=0, FORM=0, ENTROPY=True, HARD=target == "*u8", HAS_VALID=False, WIDE=False,
-            ROWS_A=rows[0], ROWS_B=rows[1], ROWS_C=rows[2], logits_v=1, target_v=1,
+        shape, stride = (1, num_classes, 4096), (0, 4096, 1)
+        layout = overlap.Layout(shape, stride, stride, half, hard, False, "softmax", "min", True)
+        tile = overlap.forward_tiling(num_classes, half=half)
+        forward = dict(NUM_TILES=tile.num_tiles, NUM_STAGES=tile.num_stages, logits_v=1, target_v=1)
+        compile_for_hopper(
+            overlap._sums_kernel, pointers, layout.constants(tile) | forward, tile.num_warps
         )
-        tile = overlap.forward_tiling(sum(rows), half=logits == "*bf16")
-        forward = dict(
-            BY_CLASS=False, VOXEL_BLOCK=tile.voxel_block, NUM_TILES=tile.num_tiles, NUM_STAGES=tile.num_stages
+        tile = overlap.backward_tiling(num_classes, half=half)
+        backward = dict(logits_v=1, target_v=1, gradient_v=1)
+        compile_for_hopper(
+            overlap._gradient_kernel, pointers, layout.constants(tile) | backward, tile.num_warps
         )
-        compile_for_hopper(overlap._sums_kernel, pointers, constants | forward, tile.num_warps)
-        tile = overlap.backward_tiling(sum(rows), half=logits == "*bf16")
-        backward = dict(VOXEL_BLOCK=tile.voxel_block, gradient_v=1)
-        compile_for_hopper(overlap._gradient_kernel, pointers, constants | backward, tile.num_warps)
 for over, added_up in ((0, False), (1, True), (2, False)):
     constants = dict(
         FORM=0, ENTROPY=True, HAS_WEIGHT=over == 0, LOG=over == 1, FOCAL=over == 2, PRESENT=over == 1,

@@ -47,8 +47,8 @@ METRICS = (
     "rater_calibration_error",
     "truth_error",
 )
-# Three raters, as in the smaller tasks of QUBIQ, who differ more from case to case than by habit: what most of
-# them say cannot be foreseen, and a network that is sure of it is wrong (see "against whom" in docs/metrics.md).
+# Three raters, as in the smaller tasks of QUBIQ, who differ more from case to case than by habit: what most
+# of them say cannot be foreseen, and a network that is sure of it is wrong (docs/metrics.md, "against whom").
 PHANTOM = PhantomOptions(num_raters=3, bias=0.6, offset=1.6, wobble=1.2, miss=0.02)
 
 

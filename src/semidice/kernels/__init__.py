@@ -20,7 +20,7 @@ _enabled = True
 _has_triton = find_spec("triton") is not None
 _FUSED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # more do not fit the registers of a program; not tried beyond
-_MOST_FUSED_CLASSES = 256
+_MOST_FUSED_CLASSES = 1024
 
 
 def use_kernels(enabled: bool) -> None:

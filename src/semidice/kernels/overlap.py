@@ -32,6 +32,9 @@ SOFTMAX, SIGMOID = tl.constexpr(0), tl.constexpr(1)
 NO_FORM, MIN, PRODUCT, SQUARED = tl.constexpr(-1), tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 BATCH, IMAGE = tl.constexpr(0), tl.constexpr(1)
 SMALLEST_NORMAL = tl.constexpr(1.1754943508222875e-38)
+LOG2_E, LN_2 = tl.constexpr(1.4426950408889634), tl.constexpr(0.6931471805599453)
+# a logit whose exponential is 0 and whose product with 0 is one
+FAR_BELOW = tl.constexpr(-1e30)
 
 
 class Tiling(NamedTuple):
@@ -39,119 +42,202 @@ class Tiling(NamedTuple):
 
     voxel_block: int
     num_warps: int
+    # voxels side by side in one thread
+    vector: int
     # tiles that a program adds up, and how many of them are in flight
     num_tiles: int = 1
     num_stages: int = 1
 
+    @property
+    def step(self) -> int:
+        """Rows that all threads together hold at a time: a thread has every step-th row."""
+        return max(1, 32 * self.num_warps * self.vector // self.voxel_block)
 
-def split_classes(num_classes: int) -> tuple[int, int, int]:
-    """Powers of two that add up to the classes or little more: one alone would waste 41 % on 150 classes."""
+
+def split_classes(num_classes: int, step: int) -> tuple[int, int, int]:
+    """Powers of two, `step` or more, that add up to the classes or little more: 150 alone would be 256."""
     single = triton.next_power_of_2(num_classes)
-    if single <= 1.15 * num_classes:
+    if single <= max(step, 1.15 * num_classes):
         return single, 0, 0
     first = single // 2
-    second = triton.next_power_of_2(num_classes - first)
-    if first + second <= 1.15 * num_classes:
+    second = max(step, triton.next_power_of_2(num_classes - first))
+    if second == step or first + second <= 1.15 * num_classes:
         return first, second, 0
     second //= 2
-    return first, second, triton.next_power_of_2(num_classes - first - second)
+    return first, second, max(step, triton.next_power_of_2(num_classes - first - second))
 
 
-def forward_tiling(num_rows: int, half: bool) -> Tiling:
-    """Best of those tried on an H200 with 2, 3, 14, 19 and 150 classes."""
-    if num_rows <= 4:
-        return Tiling(1024, 8)
-    if num_rows <= 32:
-        return Tiling(64, 1) if half else Tiling(32, 1, num_tiles=8, num_stages=3)
-    return Tiling(16, 4)
+def forward_tiling(num_classes: int, half: bool) -> Tiling:
+    """Best of those tried on an H200 with 2, 3, 14, 19, 150 and 1000 classes."""
+    if num_classes <= 4:
+        return Tiling(1024, 4, 4, num_tiles=2)
+    if num_classes <= 32:
+        return Tiling(64, 1, 4, num_tiles=8, num_stages=1 if half else 3)
+    return _tiling_of_many(num_classes)._replace(num_tiles=8)
 
 
-def backward_tiling(num_rows: int, half: bool) -> Tiling:
-    """Best of those tried on an H200 with 2, 3, 14, 19 and 150 classes."""
-    if num_rows <= 4:
-        return Tiling(1024, 8)
-    if num_rows <= 32:
-        return Tiling(32, 1) if half else Tiling(64, 2)
-    return Tiling(16, 2) if half else Tiling(32, 8)
+def backward_tiling(num_classes: int, half: bool) -> Tiling:
+    """Best of those tried on an H200 with 2, 3, 14, 19, 150 and 1000 classes."""
+    if num_classes <= 4:
+        return Tiling(1024, 4, 4)
+    if num_classes <= 32:
+        return Tiling(64, 1, 4)
+    return _tiling_of_many(num_classes)
 
 
-@triton.jit
-def _rows_of_chunk(
-    logits,
-    target,
-    index,
-    v,
-    counted_v,
-    num_voxels,
-    num_classes,
-    logits_c,
-    logits_v,
-    target_c,
-    target_v,
-    ACTIVATION: tl.constexpr,
-    HARD: tl.constexpr,
-    WIDE: tl.constexpr,
-    FIRST: tl.constexpr,
-    ROWS: tl.constexpr,
-):
-    """Class numbers, logits (-inf in rows that only pad a softmax), soft target and counted entries."""
-    c = FIRST + tl.arange(0, ROWS)[:, None]
-    inside = (c < num_classes) & (v < num_voxels)[None, :]
-    row, column = c, v[None, :]
-    if WIDE:
-        row, column = c.to(tl.int64), v.to(tl.int64)[None, :]
-    x = tl.load(logits + row * logits_c + column * logits_v, mask=inside, other=0.0).to(tl.float32)
-    if ACTIVATION == SOFTMAX:
-        x = tl.where(c < num_classes, x, float("-inf"))
-    if HARD:
-        y = (index[None, :] == c).to(tl.float32)
-    else:
-        y = tl.load(target + row * target_c + column * target_v, mask=inside, other=0.0).to(tl.float32)
-    counted = (c < num_classes) & counted_v[None, :]
-    return c, x, tl.where(counted, y, 0.0), counted
+def _tiling_of_many(num_classes: int) -> Tiling:
+    """Few enough elements a thread for its registers, and rows of 64 bytes or more."""
+    if num_classes <= 80:
+        return Tiling(32, 2, 4)
+    if num_classes <= 160:
+        return Tiling(32, 4, 4)
+    return Tiling(32 if num_classes <= 320 else 16, 8, 4)
 
 
 @triton.jit
 def _voxels(
-    target, valid, n, v, num_voxels, target_v, HARD: tl.constexpr, HAS_VALID: tl.constexpr, WIDE: tl.constexpr
-):
-    """Class index of each voxel (0 for soft targets), and whether the voxel counts."""
-    inside = v < num_voxels
-    column = v
-    if WIDE:
-        column = v.to(tl.int64)
+    target, valid, n, v, num_voxels, target_v,
+    HARD: tl.constexpr, HAS_VALID: tl.constexpr, WIDE: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """Whether each voxel is there, whether it counts, and its class: -1, which is none, where it does not."""
+    inside = tl.full(v.shape, True, tl.int1) if EVEN else v < num_voxels
+    column = v.to(tl.int64) if WIDE else v
     counted = inside
     if HAS_VALID:
         counted = inside & (tl.load(valid + n * num_voxels + column, mask=inside, other=0) != 0)
     index = tl.zeros(v.shape, tl.int32)
     if HARD:
-        index = tl.load(target + column * target_v, mask=inside, other=0).to(tl.int32)
-    return index, counted
+        index = tl.where(counted, tl.load(target + column * target_v, mask=inside, other=0).to(tl.int32), -1)
+    return inside, counted, index
 
 
 @triton.jit
-def _softmax_terms(x_a, x_b, x_c, ROWS_B: tl.constexpr, ROWS_C: tl.constexpr):
-    """Of each voxel the largest logit, one over the sum of exponentials less it, and their logarithm.
-
-    Chunks of no rows are not looked at.
-    """
-    largest = tl.max(x_a, 0)
-    if ROWS_B > 0:
-        largest = tl.maximum(largest, tl.max(x_b, 0))
-    if ROWS_C > 0:
-        largest = tl.maximum(largest, tl.max(x_c, 0))
-    total = tl.sum(tl.exp(x_a - largest[None, :]), 0)
-    if ROWS_B > 0:
-        total += tl.sum(tl.exp(x_b - largest[None, :]), 0)
-    if ROWS_C > 0:
-        total += tl.sum(tl.exp(x_c - largest[None, :]), 0)
-    return largest, 1.0 / total, largest + tl.log(total)
+def _voxels(
+    target, valid, n, v, num_voxels, target_v,
+    HARD: tl.constexpr, HAS_VALID: tl.constexpr, WIDE: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """Whether each voxel is there, whether it counts, and its class: -1, which is none, where it does not."""
+    inside = tl.full(v.shape, True, tl.int1) if EVEN else v < num_voxels
+    column = v.to(tl.int64) if WIDE else v
+    counted = inside
+    if HAS_VALID:
+        counted = inside & (tl.load(valid + n * num_voxels + column, mask=inside, other=0) != 0)
+    index = tl.zeros(v.shape, tl.int32)
+    if HARD:
+        index = tl.where(counted, tl.load(target + column * target_v, mask=inside, other=0).to(tl.int32), -1)
+    return inside, counted, index
 
 
 @triton.jit
-def _probability(x, largest, inverse, ACTIVATION: tl.constexpr):
+def _voxels(
+    target, valid, n, v, num_voxels, target_v,
+    HARD: tl.constexpr, HAS_VALID: tl.constexpr, WIDE: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """Whether each voxel is there, whether it counts, and its class: -1, which is none, where it does not."""
+    inside = tl.full(v.shape, True, tl.int1) if EVEN else v < num_voxels
+    column = v.to(tl.int64) if WIDE else v
+    counted = inside
+    if HAS_VALID:
+        counted = inside & (tl.load(valid + n * num_voxels + column, mask=inside, other=0) != 0)
+    index = tl.zeros(v.shape, tl.int32)
+    if HARD:
+        index = tl.where(counted, tl.load(target + column * target_v, mask=inside, other=0).to(tl.int32), -1)
+    return inside, counted, index
+
+
+@triton.jit
+def _voxels(
+    target, valid, n, v, num_voxels, target_v,
+    HARD: tl.constexpr, HAS_VALID: tl.constexpr, WIDE: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """Whether each voxel is there, whether it counts, and its class: -1, which is none, where it does not."""
+    inside = tl.full(v.shape, True, tl.int1) if EVEN else v < num_voxels
+    column = v.to(tl.int64) if WIDE else v
+    counted = inside
+    if HAS_VALID:
+        counted = inside & (tl.load(valid + n * num_voxels + column, mask=inside, other=0) != 0)
+    index = tl.zeros(v.shape, tl.int32)
+    if HARD:
+        index = tl.where(counted, tl.load(target + column * target_v, mask=inside, other=0).to(tl.int32), -1)
+    return inside, counted, index
+
+
+@triton.jit
+def _rows_of_chunk(
+    logits, target, index, v, inside_v, counted_v, logits_c, logits_v, target_c, target_v,
+    ACTIVATION: tl.constexpr, HARD: tl.constexpr, HAS_VALID: tl.constexpr, WIDE: tl.constexpr,
+    NUM_CLASSES: tl.constexpr, FIRST: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Logits and soft target: 0 where they do not count, but far below in rows that only pad a softmax."""
+    c = FIRST + tl.arange(0, ROWS)[:, None]
+    inside = (c < NUM_CLASSES) & inside_v[None, :]
+    row, column = c, v[None, :]
+    if WIDE:
+        row, column = c.to(tl.int64), v.to(tl.int64)[None, :]
+    x = tl.load(logits + row * logits_c + column * logits_v, mask=inside, other=0.0).to(tl.float32)
+    if HARD:
+        y = (index[None, :] == c).to(tl.float32)
+    else:
+        y = tl.load(target + row * target_c + column * target_v, mask=inside, other=0.0).to(tl.float32)
+    if HAS_VALID:
+        # whatever is there, even NaN
+        x = tl.where(counted_v[None, :], x, 0.0)
+        y = tl.where(counted_v[None, :], y, 0.0)
     if ACTIVATION == SOFTMAX:
-        prob = tl.exp(x - largest[None, :]) * inverse[None, :]
+        x = tl.where(c < NUM_CLASSES, x, FAR_BELOW)
+    return x, y
+
+
+@triton.jit
+def _largest(x, ROWS: tl.constexpr, STEP: tl.constexpr, VOXEL_BLOCK: tl.constexpr):
+    """Largest of every STEP-th row, which a thread has in its registers."""
+    return tl.max(tl.reshape(x, [ROWS // STEP, STEP, VOXEL_BLOCK]), 0)
+
+
+@triton.jit
+def _summed(x, ROWS: tl.constexpr, STEP: tl.constexpr, VOXEL_BLOCK: tl.constexpr):
+    return tl.sum(tl.reshape(x, [ROWS // STEP, STEP, VOXEL_BLOCK]), 0)
+
+
+@triton.jit
+def _powers(
+    x_a, x_b, x_c, counted_v,
+    ROWS_A: tl.constexpr, ROWS_B: tl.constexpr, ROWS_C: tl.constexpr, STEP: tl.constexpr,
+    VOXEL_BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Of a softmax t = log2 e (x - largest), 2^t, and of each voxel 1 / Σ 2^t and log2 Σ 2^t.
+
+    The former is 0 where the voxel does not count. Chunks of no rows are not looked at. They are put
+    together before threads exchange anything.
+    """
+    largest = _largest(x_a, ROWS_A, STEP, VOXEL_BLOCK)
+    if ROWS_B > 0:
+        largest = tl.maximum(largest, _largest(x_b, ROWS_B, STEP, VOXEL_BLOCK))
+    if ROWS_C > 0:
+        largest = tl.maximum(largest, _largest(x_c, ROWS_C, STEP, VOXEL_BLOCK))
+    # its rounding is the same for all classes, and cancels
+    shift = -LOG2_E * tl.max(largest, 0)[None, :]
+    t_a = tl.fma(x_a, LOG2_E, shift)
+    e_a = tl.exp2(t_a)
+    total = _summed(e_a, ROWS_A, STEP, VOXEL_BLOCK)
+    t_b, e_b, t_c, e_c = t_a, e_a, t_a, e_a
+    if ROWS_B > 0:
+        t_b = tl.fma(x_b, LOG2_E, shift)
+        e_b = tl.exp2(t_b)
+        total += _summed(e_b, ROWS_B, STEP, VOXEL_BLOCK)
+    if ROWS_C > 0:
+        t_c = tl.fma(x_c, LOG2_E, shift)
+        e_c = tl.exp2(t_c)
+        total += _summed(e_c, ROWS_C, STEP, VOXEL_BLOCK)
+    total_v = tl.sum(total, 0)
+    inverse = tl.where(counted_v, 1.0 / total_v, 0.0)
+    return t_a, e_a, t_b, e_b, t_c, e_c, inverse, tl.log2(total_v)
+
+
+@triton.jit
+def _probability(x, power, inverse, ACTIVATION: tl.constexpr):
+    if ACTIVATION == SOFTMAX:
+        prob = power * inverse[None, :]
     elif ACTIVATION == SIGMOID:
         prob = 1.0 / (1.0 + tl.exp(-x))
     else:
@@ -160,24 +246,23 @@ def _probability(x, largest, inverse, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
-def _terms_of_chunk(
-    x,
-    y,
-    counted,
-    largest,
-    inverse,
-    log_total,
-    ACTIVATION: tl.constexpr,
-    FORM: tl.constexpr,
-    ENTROPY: tl.constexpr,
-):
-    """tp, fp, fn, entropy and mass of every voxel and class of a chunk, 0 where not counted."""
-    prob = _probability(x, largest, inverse, ACTIVATION)
-    p = tl.where(counted, prob, 0.0)
-    tp, fp, fn, entropy, mass = p, p, p, p, y
+def _add_chunk(
+    tp_sum, fp_sum, fn_sum, entropy_sum, mass_sum, x, y, power, inverse, log_total, counted_v,
+    ACTIVATION: tl.constexpr, FORM: tl.constexpr, ENTROPY: tl.constexpr, NUM_CLASSES: tl.constexpr,
+    FIRST: tl.constexpr, ROWS: tl.constexpr, VOXEL_BLOCK: tl.constexpr, VECTOR: tl.constexpr,
+):  # fmt: skip
+    """The sums, and tp, fp, fn, entropy and mass of every voxel of a chunk added to them.
+
+    For a softmax x is its t, and the entropy is in bits. Voxels of one thread are summed at once.
+    """
+    p = _probability(x, power, inverse, ACTIVATION)
+    counted = (FIRST + tl.arange(0, ROWS)[:, None] < NUM_CLASSES) & counted_v[None, :]
+    if ACTIVATION == SIGMOID:
+        p = tl.where(counted, p, 0.0)
+    tp, fp, fn = p, p, p
     if FORM == MIN:
+        # with the sum of p instead of fp, which is what tp leaves of it: one addition less
         tp = tl.minimum(p, y)
-        fp = p - tp
         fn = y - tp
     elif FORM == PRODUCT:
         tp = p * y
@@ -191,182 +276,149 @@ def _terms_of_chunk(
         tp = p * y
         fp = p * (1.0 - y)
         fn = y * (1.0 - p)
+    SHAPE: tl.constexpr = [ROWS, VOXEL_BLOCK // VECTOR, VECTOR]
+    if FORM != NO_FORM:
+        tp_sum += tl.sum(tl.reshape(tp, SHAPE), 2)
+        fp_sum += tl.sum(tl.reshape(fp, SHAPE), 2)
+        fn_sum += tl.sum(tl.reshape(fn, SHAPE), 2)
     if ENTROPY:
+        mass = y
         if ACTIVATION == SOFTMAX:
-            # a row that only pads has x = -inf and y = 0
-            entropy = y * (log_total[None, :] - tl.where(counted, x, 0.0))
+            entropy = y * (log_total[None, :] - x)
         elif ACTIVATION == SIGMOID:
             entropy = tl.maximum(x, 0.0) - x * y + tl.log(1.0 + tl.exp(-tl.abs(x)))
             entropy = tl.where(counted, entropy, 0.0)
             mass = counted.to(tl.float32)
         else:
-            entropy = tl.where(counted, -y * tl.log(tl.maximum(prob, SMALLEST_NORMAL)), 0.0)
-    return tp, fp, fn, entropy, mass
+            entropy = -y * tl.log(tl.maximum(p, SMALLEST_NORMAL))
+        entropy_sum += tl.sum(tl.reshape(entropy, SHAPE), 2)
+        if ACTIVATION == SIGMOID or FORM != MIN:
+            mass_sum += tl.sum(tl.reshape(mass, SHAPE), 2)
+    return tp_sum, fp_sum, fn_sum, entropy_sum, mass_sum
 
 
 @triton.jit
 def _store_sums(
-    row, tp, fp, fn, entropy, mass, num_classes,
-    FORM: tl.constexpr, BY_CLASS: tl.constexpr, FIRST: tl.constexpr, ROWS: tl.constexpr,
+    row, tp, fp, fn, entropy, mass,
+    ACTIVATION: tl.constexpr, FORM: tl.constexpr, ENTROPY: tl.constexpr,
+    NUM_CLASSES: tl.constexpr, FIRST: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     c = FIRST + tl.arange(0, ROWS)
-    inside = c < num_classes
+    inside = c < NUM_CLASSES
     if FORM != NO_FORM:
-        tl.store(row + c, tl.sum(tp, 1), mask=inside)
-        tl.store(row + num_classes + c, tl.sum(fp, 1), mask=inside)
-        tl.store(row + 2 * num_classes + c, tl.sum(fn, 1), mask=inside)
-    if BY_CLASS:
-        tl.store(row + 3 * num_classes + c, tl.sum(entropy, 1), mask=inside)
-        tl.store(row + 4 * num_classes + c, tl.sum(mass, 1), mask=inside)
+        tp, fp, fn = tl.sum(tp, 1), tl.sum(fp, 1), tl.sum(fn, 1)
+        if FORM == MIN:
+            # Never below 0, and 0 where p = tp everywhere: both were summed in the same order.
+            fp -= tp
+        tl.store(row + c, tp, mask=inside)
+        tl.store(row + NUM_CLASSES + c, fp, mask=inside)
+        tl.store(row + 2 * NUM_CLASSES + c, fn, mask=inside)
+    if ENTROPY:
+        entropy = tl.sum(entropy, 1)
+        if ACTIVATION == SOFTMAX:
+            entropy *= LN_2
+        tl.store(row + 3 * NUM_CLASSES + c, entropy, mask=inside)
+        if ACTIVATION != SIGMOID and FORM == MIN:
+            # the two are the target
+            tl.store(row + 4 * NUM_CLASSES + c, tp + fn, mask=inside)
+        else:
+            tl.store(row + 4 * NUM_CLASSES + c, tl.sum(mass, 1), mask=inside)
 
 
 @triton.jit
 def _sums_kernel(
-    logits,
-    target,
-    valid,
-    partials,
-    num_voxels,
-    num_classes,
-    logits_n,
-    logits_c,
-    logits_v,
-    target_n,
-    target_c,
-    target_v,
-    ACTIVATION: tl.constexpr,
-    FORM: tl.constexpr,
-    ENTROPY: tl.constexpr,
-    BY_CLASS: tl.constexpr,
-    HARD: tl.constexpr,
-    HAS_VALID: tl.constexpr,
-    WIDE: tl.constexpr,
-    ROWS_A: tl.constexpr,
-    ROWS_B: tl.constexpr,
-    ROWS_C: tl.constexpr,
-    VOXEL_BLOCK: tl.constexpr,
-    NUM_TILES: tl.constexpr,
-    NUM_STAGES: tl.constexpr,
-):
+    logits, target, valid, partials, num_voxels,
+    logits_n, logits_c, logits_v, target_n, target_c, target_v,
+    ACTIVATION: tl.constexpr, FORM: tl.constexpr, ENTROPY: tl.constexpr,
+    HARD: tl.constexpr, HAS_VALID: tl.constexpr, WIDE: tl.constexpr, NUM_CLASSES: tl.constexpr,
+    ROWS_A: tl.constexpr, ROWS_B: tl.constexpr, ROWS_C: tl.constexpr, STEP: tl.constexpr,
+    VOXEL_BLOCK: tl.constexpr, VECTOR: tl.constexpr, EVEN: tl.constexpr,
+    NUM_TILES: tl.constexpr, NUM_STAGES: tl.constexpr,
+):  # fmt: skip
     program, n = tl.program_id(0), tl.program_id(1).to(tl.int64)
     logits += n * logits_n
     target += n * target_n
-    # voxel by voxel and class by class, and summed over voxels only at the end: that takes shuffles
-    tp_a = tl.zeros([ROWS_A, VOXEL_BLOCK], tl.float32)
+    # thread by thread, and summed over them only at the end: that takes shuffles
+    tp_a = tl.zeros([ROWS_A, VOXEL_BLOCK // VECTOR], tl.float32)
     fp_a, fn_a, entropy_a, mass_a = tp_a, tp_a, tp_a, tp_a
     if ROWS_B > 0:
-        tp_b = tl.zeros([ROWS_B, VOXEL_BLOCK], tl.float32)
+        tp_b = tl.zeros([ROWS_B, VOXEL_BLOCK // VECTOR], tl.float32)
         fp_b, fn_b, entropy_b, mass_b = tp_b, tp_b, tp_b, tp_b
     if ROWS_C > 0:
-        tp_c = tl.zeros([ROWS_C, VOXEL_BLOCK], tl.float32)
+        tp_c = tl.zeros([ROWS_C, VOXEL_BLOCK // VECTOR], tl.float32)
         fp_c, fn_c, entropy_c, mass_c = tp_c, tp_c, tp_c, tp_c
-    entropy = tl.zeros([VOXEL_BLOCK], tl.float32)
-    mass = tl.zeros([VOXEL_BLOCK], tl.float32)
     for tile in tl.range(0, NUM_TILES, num_stages=NUM_STAGES):
         v = (program * NUM_TILES + tile) * VOXEL_BLOCK + tl.arange(0, VOXEL_BLOCK)
-        index, counted_v = _voxels(target, valid, n, v, num_voxels, target_v, HARD, HAS_VALID, WIDE)
-        _, x_a, y_a, counted_a = _rows_of_chunk(
-            logits, target, index, v, counted_v, num_voxels, num_classes,
-            logits_c, logits_v, target_c, target_v, ACTIVATION, HARD, WIDE, 0, ROWS_A,
+        v = tl.max_contiguous(v, VECTOR)
+        inside_v, counted_v, index = _voxels(
+            target, valid, n, v, num_voxels, target_v, HARD, HAS_VALID, WIDE, EVEN
+        )
+        x_a, y_a = _rows_of_chunk(
+            logits, target, index, v, inside_v, counted_v, logits_c, logits_v, target_c, target_v,
+            ACTIVATION, HARD, HAS_VALID, WIDE, NUM_CLASSES, 0, ROWS_A,
         )  # fmt: skip
         x_b, x_c = x_a, x_a
         if ROWS_B > 0:
-            _, x_b, y_b, counted_b = _rows_of_chunk(
-                logits, target, index, v, counted_v, num_voxels, num_classes,
-                logits_c, logits_v, target_c, target_v, ACTIVATION, HARD, WIDE, ROWS_A, ROWS_B,
+            x_b, y_b = _rows_of_chunk(
+                logits, target, index, v, inside_v, counted_v, logits_c, logits_v, target_c, target_v,
+                ACTIVATION, HARD, HAS_VALID, WIDE, NUM_CLASSES, ROWS_A, ROWS_B,
             )  # fmt: skip
         if ROWS_C > 0:
-            _, x_c, y_c, counted_c = _rows_of_chunk(
-                logits, target, index, v, counted_v, num_voxels, num_classes,
-                logits_c, logits_v, target_c, target_v, ACTIVATION, HARD, WIDE, ROWS_A + ROWS_B, ROWS_C,
+            x_c, y_c = _rows_of_chunk(
+                logits, target, index, v, inside_v, counted_v, logits_c, logits_v, target_c, target_v,
+                ACTIVATION, HARD, HAS_VALID, WIDE, NUM_CLASSES, ROWS_A + ROWS_B, ROWS_C,
             )  # fmt: skip
-        largest = tl.zeros([VOXEL_BLOCK], tl.float32)
-        inverse = largest
-        log_total = largest
+        e_a, e_b, e_c = x_a, x_b, x_c
+        inverse = tl.zeros([VOXEL_BLOCK], tl.float32)
+        log_total = inverse
         if ACTIVATION == SOFTMAX:
-            largest, inverse, log_total = _softmax_terms(x_a, x_b, x_c, ROWS_B, ROWS_C)
-        tp, fp, fn, each, weight = _terms_of_chunk(
-            x_a, y_a, counted_a, largest, inverse, log_total, ACTIVATION, FORM, ENTROPY
-        )
-        if FORM != NO_FORM:
-            tp_a += tp
-            fp_a += fp
-            fn_a += fn
-        if ENTROPY:
-            if BY_CLASS:
-                entropy_a += each
-                mass_a += weight
-            else:
-                entropy += tl.sum(each, 0)
-                mass += tl.sum(weight, 0)
+            x_a, e_a, x_b, e_b, x_c, e_c, inverse, log_total = _powers(
+                x_a, x_b, x_c, counted_v, ROWS_A, ROWS_B, ROWS_C, STEP, VOXEL_BLOCK
+            )
+        tp_a, fp_a, fn_a, entropy_a, mass_a = _add_chunk(
+            tp_a, fp_a, fn_a, entropy_a, mass_a, x_a, y_a, e_a, inverse, log_total, counted_v,
+            ACTIVATION, FORM, ENTROPY, NUM_CLASSES, 0, ROWS_A, VOXEL_BLOCK, VECTOR,
+        )  # fmt: skip
         if ROWS_B > 0:
-            tp, fp, fn, each, weight = _terms_of_chunk(
-                x_b, y_b, counted_b, largest, inverse, log_total, ACTIVATION, FORM, ENTROPY
-            )
-            if FORM != NO_FORM:
-                tp_b += tp
-                fp_b += fp
-                fn_b += fn
-            if ENTROPY:
-                if BY_CLASS:
-                    entropy_b += each
-                    mass_b += weight
-                else:
-                    entropy += tl.sum(each, 0)
-                    mass += tl.sum(weight, 0)
+            tp_b, fp_b, fn_b, entropy_b, mass_b = _add_chunk(
+                tp_b, fp_b, fn_b, entropy_b, mass_b, x_b, y_b, e_b, inverse, log_total, counted_v,
+                ACTIVATION, FORM, ENTROPY, NUM_CLASSES, ROWS_A, ROWS_B, VOXEL_BLOCK, VECTOR,
+            )  # fmt: skip
         if ROWS_C > 0:
-            tp, fp, fn, each, weight = _terms_of_chunk(
-                x_c, y_c, counted_c, largest, inverse, log_total, ACTIVATION, FORM, ENTROPY
-            )
-            if FORM != NO_FORM:
-                tp_c += tp
-                fp_c += fp
-                fn_c += fn
-            if ENTROPY:
-                if BY_CLASS:
-                    entropy_c += each
-                    mass_c += weight
-                else:
-                    entropy += tl.sum(each, 0)
-                    mass += tl.sum(weight, 0)
-    row = partials + (n * tl.num_programs(0) + program) * 5 * num_classes
-    _store_sums(row, tp_a, fp_a, fn_a, entropy_a, mass_a, num_classes, FORM, BY_CLASS, 0, ROWS_A)
+            tp_c, fp_c, fn_c, entropy_c, mass_c = _add_chunk(
+                tp_c, fp_c, fn_c, entropy_c, mass_c, x_c, y_c, e_c, inverse, log_total, counted_v,
+                ACTIVATION, FORM, ENTROPY, NUM_CLASSES, ROWS_A + ROWS_B, ROWS_C, VOXEL_BLOCK, VECTOR,
+            )  # fmt: skip
+    row = partials + (n * tl.num_programs(0) + program) * 5 * NUM_CLASSES
+    _store_sums(row, tp_a, fp_a, fn_a, entropy_a, mass_a, ACTIVATION, FORM, ENTROPY, NUM_CLASSES, 0, ROWS_A)
     if ROWS_B > 0:
-        _store_sums(row, tp_b, fp_b, fn_b, entropy_b, mass_b, num_classes, FORM, BY_CLASS, ROWS_A, ROWS_B)
+        _store_sums(
+            row, tp_b, fp_b, fn_b, entropy_b, mass_b,
+            ACTIVATION, FORM, ENTROPY, NUM_CLASSES, ROWS_A, ROWS_B,
+        )  # fmt: skip
     if ROWS_C > 0:
         _store_sums(
-            row, tp_c, fp_c, fn_c, entropy_c, mass_c, num_classes, FORM, BY_CLASS, ROWS_A + ROWS_B, ROWS_C
-        )
-    if ENTROPY and not BY_CLASS:
-        # classes weigh alike: their sum goes in the place of class 0, the other places are not read
-        tl.store(row + 3 * num_classes, tl.sum(entropy, 0))
-        tl.store(row + 4 * num_classes, tl.sum(mass, 0))
+            row, tp_c, fp_c, fn_c, entropy_c, mass_c,
+            ACTIVATION, FORM, ENTROPY, NUM_CLASSES, ROWS_A + ROWS_B, ROWS_C,
+        )  # fmt: skip
 
 
 @triton.jit
 def _weighted_rows(
-    to_sums,
-    c,
-    x,
-    y,
-    counted,
-    largest,
-    inverse,
-    factor,
-    num_classes,
-    ACTIVATION: tl.constexpr,
-    FORM: tl.constexpr,
-    ENTROPY: tl.constexpr,
-):
+    to_sums, x, y, power, inverse, counted_v, factor,
+    ACTIVATION: tl.constexpr, FORM: tl.constexpr, ENTROPY: tl.constexpr,
+    NUM_CLASSES: tl.constexpr, FIRST: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
     """Probabilities, and for a softmax w = p dL/dp - e y, else the gradient itself."""
-    prob = _probability(x, largest, inverse, ACTIVATION)
-    place = to_sums + c
-    inside = c < num_classes
+    prob = _probability(x, power, inverse, ACTIVATION)
+    # loaded as a row and turned: else the compiler lays the whole tile out along these few numbers
+    c = FIRST + tl.arange(0, ROWS)
+    place, inside = to_sums + c, c < NUM_CLASSES
     to_prob = tl.zeros(x.shape, tl.float32)
     if FORM != NO_FORM:
-        to_tp = tl.load(place, mask=inside, other=0.0) * factor
-        to_fp = tl.load(place + num_classes, mask=inside, other=0.0) * factor
-        to_fn = tl.load(place + 2 * num_classes, mask=inside, other=0.0) * factor
+        to_tp = (tl.load(place, mask=inside, other=0.0) * factor)[:, None]
+        to_fp = (tl.load(place + NUM_CLASSES, mask=inside, other=0.0) * factor)[:, None]
+        to_fn = (tl.load(place + 2 * NUM_CLASSES, mask=inside, other=0.0) * factor)[:, None]
         if FORM == MIN:
             to_prob = tl.where(prob < y, to_tp - to_fn, tl.where(prob > y, to_fp, 0.0))
         elif FORM == PRODUCT:
@@ -377,150 +429,108 @@ def _weighted_rows(
             to_prob = to_fp + (to_tp - to_fp - to_fn) * y
     to_entropy = tl.zeros([1, 1], tl.float32)
     if ENTROPY:
-        to_entropy = tl.load(place + 3 * num_classes, mask=inside, other=0.0) * factor
+        to_entropy = (tl.load(place + 3 * NUM_CLASSES, mask=inside, other=0.0) * factor)[:, None]
     if ACTIVATION == SOFTMAX:
+        # where a voxel does not count, p and y are 0
         result = prob * to_prob - to_entropy * y
     elif ACTIVATION == SIGMOID:
         result = prob * (1.0 - prob) * to_prob + to_entropy * (prob - y)
+        result = tl.where(counted_v[None, :], result, 0.0)
     else:
         held = prob < SMALLEST_NORMAL
         result = to_prob - tl.where(held, 0.0, to_entropy * y / tl.where(held, 1.0, prob))
-    return prob, tl.where(counted, result, 0.0)
+        result = tl.where(counted_v[None, :], result, 0.0)
+    return prob, result
 
 
 @triton.jit
 def _store_rows(
-    gradient,
-    c,
-    v,
-    prob,
-    weighted,
-    counted,
-    summed,
-    num_voxels,
-    num_classes,
-    gradient_c,
-    gradient_v,
-    ACTIVATION: tl.constexpr,
-    WIDE: tl.constexpr,
-):
+    gradient, v, prob, weighted, summed, inside_v, gradient_c, gradient_v,
+    ACTIVATION: tl.constexpr, WIDE: tl.constexpr,
+    NUM_CLASSES: tl.constexpr, FIRST: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
     result = weighted
     if ACTIVATION == SOFTMAX:
-        result = tl.where(counted, weighted - prob * summed[None, :], 0.0)
-    row, column = c, v[None, :]
+        result = weighted - prob * summed[None, :]
+    row, column = FIRST + tl.arange(0, ROWS)[:, None], v[None, :]
+    mask = (row < NUM_CLASSES) & inside_v[None, :]
     if WIDE:
-        row, column = c.to(tl.int64), v.to(tl.int64)[None, :]
+        row, column = row.to(tl.int64), column.to(tl.int64)
     place = gradient + row * gradient_c + column * gradient_v
-    mask = (c < num_classes) & (v < num_voxels)[None, :]
     tl.store(place, result.to(gradient.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def _gradient_kernel(
-    logits,
-    target,
-    valid,
-    to_sums,
-    scale,
-    gradient,
-    num_voxels,
-    num_classes,
-    logits_n,
-    logits_c,
-    logits_v,
-    target_n,
-    target_c,
-    target_v,
-    gradient_n,
-    gradient_c,
-    gradient_v,
-    ACTIVATION: tl.constexpr,
-    FORM: tl.constexpr,
-    ENTROPY: tl.constexpr,
-    HARD: tl.constexpr,
-    HAS_VALID: tl.constexpr,
-    WIDE: tl.constexpr,
-    ROWS_A: tl.constexpr,
-    ROWS_B: tl.constexpr,
-    ROWS_C: tl.constexpr,
-    VOXEL_BLOCK: tl.constexpr,
-):
+    logits, target, valid, to_sums, scale, gradient, num_voxels,
+    logits_n, logits_c, logits_v, target_n, target_c, target_v, gradient_n, gradient_c, gradient_v,
+    ACTIVATION: tl.constexpr, FORM: tl.constexpr, ENTROPY: tl.constexpr,
+    HARD: tl.constexpr, HAS_VALID: tl.constexpr, WIDE: tl.constexpr, NUM_CLASSES: tl.constexpr,
+    ROWS_A: tl.constexpr, ROWS_B: tl.constexpr, ROWS_C: tl.constexpr, STEP: tl.constexpr,
+    VOXEL_BLOCK: tl.constexpr, VECTOR: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
     n = tl.program_id(1).to(tl.int64)
-    v = tl.program_id(0) * VOXEL_BLOCK + tl.arange(0, VOXEL_BLOCK)
+    v = tl.max_contiguous(tl.program_id(0) * VOXEL_BLOCK + tl.arange(0, VOXEL_BLOCK), VECTOR)
     logits += n * logits_n
     target += n * target_n
     gradient += n * gradient_n
-    to_sums += n * 4 * num_classes
+    to_sums += n * 4 * NUM_CLASSES
     factor = tl.load(scale)
-    index, counted_v = _voxels(target, valid, n, v, num_voxels, target_v, HARD, HAS_VALID, WIDE)
-    c_a, x_a, y_a, counted_a = _rows_of_chunk(
-        logits, target, index, v, counted_v, num_voxels, num_classes,
-        logits_c, logits_v, target_c, target_v, ACTIVATION, HARD, WIDE, 0, ROWS_A,
+    inside_v, counted_v, index = _voxels(
+        target, valid, n, v, num_voxels, target_v, HARD, HAS_VALID, WIDE, EVEN
+    )
+    x_a, y_a = _rows_of_chunk(
+        logits, target, index, v, inside_v, counted_v, logits_c, logits_v, target_c, target_v,
+        ACTIVATION, HARD, HAS_VALID, WIDE, NUM_CLASSES, 0, ROWS_A,
     )  # fmt: skip
     x_b, x_c = x_a, x_a
     if ROWS_B > 0:
-        c_b, x_b, y_b, counted_b = _rows_of_chunk(
-            logits, target, index, v, counted_v, num_voxels, num_classes,
-            logits_c, logits_v, target_c, target_v, ACTIVATION, HARD, WIDE, ROWS_A, ROWS_B,
+        x_b, y_b = _rows_of_chunk(
+            logits, target, index, v, inside_v, counted_v, logits_c, logits_v, target_c, target_v,
+            ACTIVATION, HARD, HAS_VALID, WIDE, NUM_CLASSES, ROWS_A, ROWS_B,
         )  # fmt: skip
     if ROWS_C > 0:
-        c_c, x_c, y_c, counted_c = _rows_of_chunk(
-            logits, target, index, v, counted_v, num_voxels, num_classes,
-            logits_c, logits_v, target_c, target_v, ACTIVATION, HARD, WIDE, ROWS_A + ROWS_B, ROWS_C,
+        x_c, y_c = _rows_of_chunk(
+            logits, target, index, v, inside_v, counted_v, logits_c, logits_v, target_c, target_v,
+            ACTIVATION, HARD, HAS_VALID, WIDE, NUM_CLASSES, ROWS_A + ROWS_B, ROWS_C,
         )  # fmt: skip
-    largest = tl.zeros([VOXEL_BLOCK], tl.float32)
-    inverse = largest
+    e_a, e_b, e_c = x_a, x_b, x_c
+    inverse = tl.zeros([VOXEL_BLOCK], tl.float32)
     if ACTIVATION == SOFTMAX:
-        largest, inverse, _ = _softmax_terms(x_a, x_b, x_c, ROWS_B, ROWS_C)
+        _, e_a, _, e_b, _, e_c, inverse, _ = _powers(
+            x_a, x_b, x_c, counted_v, ROWS_A, ROWS_B, ROWS_C, STEP, VOXEL_BLOCK
+        )
     p_a, w_a = _weighted_rows(
-        to_sums, c_a, x_a, y_a, counted_a, largest, inverse, factor, num_classes, ACTIVATION, FORM, ENTROPY
-    )
-    summed = tl.sum(w_a, 0)
+        to_sums, x_a, y_a, e_a, inverse, counted_v, factor,
+        ACTIVATION, FORM, ENTROPY, NUM_CLASSES, 0, ROWS_A,
+    )  # fmt: skip
+    summed = _summed(w_a, ROWS_A, STEP, VOXEL_BLOCK)
     if ROWS_B > 0:
         p_b, w_b = _weighted_rows(
-            to_sums,
-            c_b,
-            x_b,
-            y_b,
-            counted_b,
-            largest,
-            inverse,
-            factor,
-            num_classes,
-            ACTIVATION,
-            FORM,
-            ENTROPY,
-        )
-        summed += tl.sum(w_b, 0)
+            to_sums, x_b, y_b, e_b, inverse, counted_v, factor,
+            ACTIVATION, FORM, ENTROPY, NUM_CLASSES, ROWS_A, ROWS_B,
+        )  # fmt: skip
+        summed += _summed(w_b, ROWS_B, STEP, VOXEL_BLOCK)
     if ROWS_C > 0:
         p_c, w_c = _weighted_rows(
-            to_sums,
-            c_c,
-            x_c,
-            y_c,
-            counted_c,
-            largest,
-            inverse,
-            factor,
-            num_classes,
-            ACTIVATION,
-            FORM,
-            ENTROPY,
-        )
-        summed += tl.sum(w_c, 0)
+            to_sums, x_c, y_c, e_c, inverse, counted_v, factor,
+            ACTIVATION, FORM, ENTROPY, NUM_CLASSES, ROWS_A + ROWS_B, ROWS_C,
+        )  # fmt: skip
+        summed += _summed(w_c, ROWS_C, STEP, VOXEL_BLOCK)
+    summed_v = tl.sum(summed, 0)
     _store_rows(
-        gradient, c_a, v, p_a, w_a, counted_a, summed, num_voxels, num_classes,
-        gradient_c, gradient_v, ACTIVATION, WIDE,
+        gradient, v, p_a, w_a, summed_v, inside_v, gradient_c, gradient_v,
+        ACTIVATION, WIDE, NUM_CLASSES, 0, ROWS_A,
     )  # fmt: skip
     if ROWS_B > 0:
         _store_rows(
-            gradient, c_b, v, p_b, w_b, counted_b, summed, num_voxels, num_classes,
-            gradient_c, gradient_v, ACTIVATION, WIDE,
+            gradient, v, p_b, w_b, summed_v, inside_v, gradient_c, gradient_v,
+            ACTIVATION, WIDE, NUM_CLASSES, ROWS_A, ROWS_B,
         )  # fmt: skip
     if ROWS_C > 0:
         _store_rows(
-            gradient, c_c, v, p_c, w_c, counted_c, summed, num_voxels, num_classes,
-            gradient_c, gradient_v, ACTIVATION, WIDE,
+            gradient, v, p_c, w_c, summed_v, inside_v, gradient_c, gradient_v,
+            ACTIVATION, WIDE, NUM_CLASSES, ROWS_A + ROWS_B, ROWS_C,
         )  # fmt: skip
 
 
@@ -618,13 +628,9 @@ def _loss_kernel(
     if ENTROPY:
         entropy = tl.zeros([CLASS_BLOCK], tl.float32)
         mass = tl.zeros([CLASS_BLOCK], tl.float32)
-        read = inside
-        if not HAS_WEIGHT:
-            # summed over classes already, in the place of class 0
-            read = c == 0
         for n in range(num_images):
-            entropy += tl.load(sums + (n * 5 + 3) * num_classes + c, mask=read, other=0.0)
-            mass += tl.load(sums + (n * 5 + 4) * num_classes + c, mask=read, other=0.0)
+            entropy += tl.load(sums + (n * 5 + 3) * num_classes + c, mask=inside, other=0.0)
+            mass += tl.load(sums + (n * 5 + 4) * num_classes + c, mask=inside, other=0.0)
         weighted_mass = tl.sum(mass * weight, 0)
         weighted_mass = tl.where(weighted_mass > 0.0, weighted_mass, 1.0)
         cross_entropy = tl.sum(entropy * weight, 0) / weighted_mass
@@ -719,12 +725,12 @@ class Layout(NamedTuple):
 
     @property
     def integers(self) -> tuple[int, ...]:
-        """Voxels, classes and strides, as the kernels take them."""
-        return (self.shape[2], self.shape[1], *self.logits_stride, *self.target_stride)
+        """Voxels and strides, as the kernels take them."""
+        return (self.shape[2], *self.logits_stride, *self.target_stride)
 
-    def constants(self) -> dict[str, Any]:
+    def constants(self, tiling: Tiling) -> dict[str, Any]:
         """Constants of the kernels that read logits."""
-        rows = split_classes(self.shape[1])
+        rows = split_classes(self.shape[1], tiling.step)
         return {
             "ACTIVATION": _ACTIVATIONS[self.activation],
             "FORM": _FORMS[self.form],
@@ -733,9 +739,15 @@ class Layout(NamedTuple):
             "HAS_VALID": self.has_valid,
             # offsets within an image; between images they are always 64 bit
             "WIDE": max(map(self._extent, (self.logits_stride, self.target_stride))) >= 2**31,
+            # rows and voxels known to the compiler need no masks where there is nothing to mask
+            "NUM_CLASSES": self.shape[1],
+            "EVEN": self.shape[2] % (tiling.voxel_block * tiling.num_tiles) == 0,
             "ROWS_A": rows[0],
             "ROWS_B": rows[1],
             "ROWS_C": rows[2],
+            "STEP": min(tiling.step, rows[0]),
+            "VOXEL_BLOCK": tiling.voxel_block,
+            "VECTOR": tiling.vector,
         }
 
     def _extent(self, stride: tuple[int, int, int]) -> int:
@@ -791,30 +803,25 @@ class _SumsPlan(NamedTuple):
 
 
 @lru_cache(_NUM_PLANS)
-def _sums_plan(layout: Layout, by_class: bool) -> _SumsPlan:
+def _sums_plan(layout: Layout) -> _SumsPlan:
     num_images, num_classes, num_voxels = layout.shape
-    tiling = forward_tiling(sum(split_classes(num_classes)), half=layout.half)
+    tiling = forward_tiling(num_classes, half=layout.half)
     num_programs = -(-num_voxels // (tiling.voxel_block * tiling.num_tiles))
     launch = Launch(
         _sums_kernel,
         (num_programs, num_images),
         layout.integers,
         num_warps=tiling.num_warps,
-        **layout.constants(),
-        BY_CLASS=by_class,
-        VOXEL_BLOCK=tiling.voxel_block,
+        **layout.constants(tiling),
         NUM_TILES=tiling.num_tiles,
         NUM_STAGES=tiling.num_stages,
     )
     return _SumsPlan(launch, num_programs)
 
 
-def partial_sums(inputs: Inputs, *, by_class: bool = True) -> Tensor:
-    """Sums (N, T, 5, C) of T programs an image; those that were not asked for hold anything.
-
-    Unless `by_class`, entropy and mass are summed over classes and stand in the place of class 0.
-    """
-    plan = _sums_plan(inputs.layout, by_class)
+def partial_sums(inputs: Inputs) -> Tensor:
+    """Sums (N, T, 5, C) of T programs an image; those that were not asked for hold anything."""
+    plan = _sums_plan(inputs.layout)
     num_images, num_classes, _ = inputs.layout.shape
     shape = num_images, plan.num_programs, NUM_SUMS, num_classes
     partials = torch.empty(shape, device=inputs.logits.device, dtype=torch.float32)
@@ -824,14 +831,13 @@ def partial_sums(inputs: Inputs, *, by_class: bool = True) -> Tensor:
 
 @lru_cache(_NUM_PLANS)
 def _gradient_launch(layout: Layout, gradient_stride: tuple[int, ...]) -> Launch:
-    tiling = backward_tiling(sum(split_classes(layout.shape[1])), half=layout.half)
+    tiling = backward_tiling(layout.shape[1], half=layout.half)
     return Launch(
         _gradient_kernel,
         (-(-layout.shape[2] // tiling.voxel_block), layout.shape[0]),
         (*layout.integers, *gradient_stride),
         num_warps=tiling.num_warps,
-        **layout.constants(),
-        VOXEL_BLOCK=tiling.voxel_block,
+        **layout.constants(tiling),
     )
 
 
@@ -875,7 +881,7 @@ def _mixture_plan(
     layout: Layout, has_weight: bool, log: bool, focal: bool, over: str, classes: str, background: bool
 ) -> _MixturePlan:
     num_images, num_classes, _ = layout.shape
-    sums, num_programs = _sums_plan(layout, has_weight)
+    sums, num_programs = _sums_plan(layout)
     added_up = num_images * num_programs * NUM_SUMS * num_classes > _FEW_PARTIALS
     row_block = triton.next_power_of_2(NUM_SUMS * num_classes)
     loss = Launch(
