@@ -24,7 +24,7 @@ from semidice.kernels.overlap import MixtureOptions, flat_inputs, forward_tiling
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
 pytestmark = pytest.mark.gpu if ON_GPU else []
-BLOCK = forward_tiling(5, half=False).voxel_block
+BLOCK = forward_tiling(5).voxel_block
 # 1, a block and its neighbours, primes, plain classification, many classes
 SHAPES = [
     (1, 2, 1),
@@ -220,17 +220,16 @@ def compile_for_hopper(kernel, pointers, constants, num_warps):
 
 for num_classes in (3, 19, 100, 150, 1000):
     for logits, target in (("*fp32", "*fp32"), ("*bf16", "*u8")):
-        half, hard = logits == "*bf16", target == "*u8"
         pointers = dict.fromkeys(POINTERS, "*fp32")
         pointers |= {"logits": logits, "gradient": logits, "target": target, "valid": "*u8"}
         shape, stride = (1, num_classes, 4096), (0, 4096, 1)
-        layout = overlap.Layout(shape, stride, stride, half, hard, False, "softmax", "min", True)
-        tile = overlap.forward_tiling(num_classes, half=half)
+        layout = overlap.Layout(shape, stride, stride, target == "*u8", False, "softmax", "min", True)
+        tile = overlap.forward_tiling(num_classes)
         forward = dict(NUM_TILES=tile.num_tiles, NUM_STAGES=tile.num_stages, logits_v=1, target_v=1)
         compile_for_hopper(
             overlap._sums_kernel, pointers, layout.constants(tile) | forward, tile.num_warps
         )
-        tile = overlap.backward_tiling(num_classes, half=half)
+        tile = overlap.backward_tiling(num_classes)
         backward = dict(logits_v=1, target_v=1, gradient_v=1)
         compile_for_hopper(
             overlap._gradient_kernel, pointers, layout.constants(tile) | backward, tile.num_warps

@@ -29,6 +29,7 @@ from .recipe import Recipe
 from .report.case_figures import draw_reliability
 from .report.figures import save_figure
 from .report.overlays import CaseOverlay, draw_overlays
+from .report.page import build_page
 from .rundir import DatasetFolder, RunFolder
 from .training.command import start_fabric
 
@@ -61,10 +62,16 @@ def demo_recipe(name: str, dataset: Path, *, epochs: int, num_folds: int) -> Rec
             "data": {"dataset": dataset, "num_folds": num_folds},
             "label": {"maker": maker},
             "augment": {"scale": (0.8, 1.25)},
-            "model": {"architecture": "small_unet", "encoder": "none", "weights": "none"},
+            "model": {
+                "architecture": "small_unet",
+                "encoder": "none",
+                "weights": "none",
+                "options": {"channels": [8, 16, 32, 64, 128]},
+            },
             "loss": {"form": form},
             "optimiser": {"name": "adamw", "lr": 3e-3, "weight_decay": 1e-4},
             "schedule": {"epochs": epochs},
+            "precision": {"channels_last": True},
             "validation": {"every": max(1, epochs // 4), "metrics": METRICS[:-1]},
             "workers": 0,
         }
@@ -97,6 +104,8 @@ def run_demo(out: Path, console: Console, *, num_cases: int, epochs: int, num_fo
         say(console, _margin(comparisons[metric]))
     save_figure(draw_overlays(_overlays(dataset, outcome.runs)), out / "overlays.png")
     save_figure(draw_reliability(_reliability(dataset, outcome.runs)), out / "reliability.png")
+    with console.status("writing the report page"):
+        build_page(outcome.runs, dataset, out / "report.html", read_prediction=read_prediction, figures=False)
     _say_where(out, console)
 
 
@@ -163,6 +172,7 @@ def _reliability(dataset: Dataset, runs: Mapping[str, RunFolder]) -> dict[str, C
 
 def _say_where(out: Path, console: Console) -> None:
     for name, what in {
+        "report.html": "everything on one page: open it in a browser",
         "overlays.png": "the cases on which raters disagree most, and what each method predicts",
         "reliability.png": "confidence against accuracy",
         "cases.parquet": "every score of every case",

@@ -20,6 +20,8 @@ from .packing import num_planes, unpack_classes
 
 # networks halve their images up to five times
 SIZE_MULTIPLE = 32
+# Linux lets a process map 65 000 files
+_MAX_MAPPED = 20_000
 
 
 def common_space(shapes: Sequence[Sequence[int]], multiple: int = SIZE_MULTIPLE) -> tuple[int, ...]:
@@ -70,6 +72,13 @@ class CaseReader:
         self.dtype = torch.uint8 if set(dtypes) == {"uint8"} else torch.int16
         self.units = np.array([INTENSITY_UNITS[dtype] for dtype in dtypes], dtype=np.float32)
 
+        # opening a file takes longer than reading a slice from it
+        self._mapped: dict[tuple[str, int], np.ndarray] = {}
+
+    def __getstate__(self) -> dict[str, object]:
+        # a mapped array would be pickled with all it holds
+        return {**self.__dict__, "_mapped": {}}
+
     def image_shape(self) -> tuple[int, ...]:
         return (self.dataset.num_channels, *self.space)
 
@@ -85,8 +94,10 @@ class CaseReader:
         self, cases: Sequence[int]
     ) -> tuple[Shaped[Tensor, "N channels *space"], UInt8[Tensor, "N R planes *packed"]]:
         """Stored images and packed masks of the cases with these numbers."""
-        images = torch.zeros(len(cases), *self.image_shape(), dtype=self.dtype)
-        packed = torch.zeros(len(cases), *self.packed_shape(), dtype=torch.uint8)
+        padded = any(self.dataset.cases[number].shape != self.space for number in cases)
+        make = torch.zeros if padded else torch.empty
+        images = make(len(cases), *self.image_shape(), dtype=self.dtype)
+        packed = make(len(cases), *self.packed_shape(), dtype=torch.uint8)
         for row, number in enumerate(cases):
             *rest, width = self.dataset.cases[number].shape
             self._copy("images", number, (*rest, width), images[row].numpy())
@@ -97,7 +108,11 @@ class CaseReader:
         self, kind: Literal["images", "masks"], number: int, space: Sequence[int], place: np.ndarray
     ) -> None:
         """Put a stored array into the corner of `place`."""
-        stored = self.dataset.stored(kind, number)
+        stored = self._mapped.get((kind, number))
+        if stored is None:
+            stored = self.dataset.stored(kind, number)
+            if len(self._mapped) < _MAX_MAPPED:
+                self._mapped[kind, number] = stored
         expected = (*place.shape[: -len(space)], *space)
         if stored.shape != expected:
             path = self.dataset.folder.array(kind, self.dataset.cases[number].scan.name)

@@ -67,17 +67,18 @@ def split_classes(num_classes: int, step: int) -> tuple[int, int, int]:
     return first, second, max(step, triton.next_power_of_2(num_classes - first - second))
 
 
-def forward_tiling(num_classes: int, half: bool) -> Tiling:
-    """Best of those tried on an H200 with 2, 3, 14, 19, 150 and 1000 classes."""
+def forward_tiling(num_classes: int) -> Tiling:
+    """Best of those tried on an H200 with 2, 3, 14, 19, 64, 150 and 1000 classes."""
     if num_classes <= 4:
         return Tiling(1024, 4, 4, num_tiles=2)
     if num_classes <= 32:
-        return Tiling(64, 1, 4, num_tiles=8, num_stages=1 if half else 3)
-    return _tiling_of_many(num_classes)._replace(num_tiles=8)
+        return Tiling(64, 1, 4, num_tiles=8, num_stages=3)
+    # tiles in flight are in shared memory, which has no room for three of more classes
+    return _tiling_of_many(num_classes)._replace(num_tiles=8, num_stages=3 if num_classes <= 160 else 1)
 
 
-def backward_tiling(num_classes: int, half: bool) -> Tiling:
-    """Best of those tried on an H200 with 2, 3, 14, 19, 150 and 1000 classes."""
+def backward_tiling(num_classes: int) -> Tiling:
+    """Best of those tried on an H200 with 2, 3, 14, 19, 64, 150 and 1000 classes."""
     if num_classes <= 4:
         return Tiling(1024, 4, 4)
     if num_classes <= 32:
@@ -86,63 +87,10 @@ def backward_tiling(num_classes: int, half: bool) -> Tiling:
 
 
 def _tiling_of_many(num_classes: int) -> Tiling:
-    """Few enough elements a thread for its registers, and rows of 64 bytes or more."""
-    if num_classes <= 80:
-        return Tiling(32, 2, 4)
+    """Few enough elements a thread for its registers, and rows of 32 bytes or more."""
     if num_classes <= 160:
-        return Tiling(32, 4, 4)
+        return Tiling(32, 2 if num_classes <= 48 else 4, 4)
     return Tiling(32 if num_classes <= 320 else 16, 8, 4)
-
-
-@triton.jit
-def _voxels(
-    target, valid, n, v, num_voxels, target_v,
-    HARD: tl.constexpr, HAS_VALID: tl.constexpr, WIDE: tl.constexpr, EVEN: tl.constexpr,
-):  # fmt: skip
-    """Whether each voxel is there, whether it counts, and its class: -1, which is none, where it does not."""
-    inside = tl.full(v.shape, True, tl.int1) if EVEN else v < num_voxels
-    column = v.to(tl.int64) if WIDE else v
-    counted = inside
-    if HAS_VALID:
-        counted = inside & (tl.load(valid + n * num_voxels + column, mask=inside, other=0) != 0)
-    index = tl.zeros(v.shape, tl.int32)
-    if HARD:
-        index = tl.where(counted, tl.load(target + column * target_v, mask=inside, other=0).to(tl.int32), -1)
-    return inside, counted, index
-
-
-@triton.jit
-def _voxels(
-    target, valid, n, v, num_voxels, target_v,
-    HARD: tl.constexpr, HAS_VALID: tl.constexpr, WIDE: tl.constexpr, EVEN: tl.constexpr,
-):  # fmt: skip
-    """Whether each voxel is there, whether it counts, and its class: -1, which is none, where it does not."""
-    inside = tl.full(v.shape, True, tl.int1) if EVEN else v < num_voxels
-    column = v.to(tl.int64) if WIDE else v
-    counted = inside
-    if HAS_VALID:
-        counted = inside & (tl.load(valid + n * num_voxels + column, mask=inside, other=0) != 0)
-    index = tl.zeros(v.shape, tl.int32)
-    if HARD:
-        index = tl.where(counted, tl.load(target + column * target_v, mask=inside, other=0).to(tl.int32), -1)
-    return inside, counted, index
-
-
-@triton.jit
-def _voxels(
-    target, valid, n, v, num_voxels, target_v,
-    HARD: tl.constexpr, HAS_VALID: tl.constexpr, WIDE: tl.constexpr, EVEN: tl.constexpr,
-):  # fmt: skip
-    """Whether each voxel is there, whether it counts, and its class: -1, which is none, where it does not."""
-    inside = tl.full(v.shape, True, tl.int1) if EVEN else v < num_voxels
-    column = v.to(tl.int64) if WIDE else v
-    counted = inside
-    if HAS_VALID:
-        counted = inside & (tl.load(valid + n * num_voxels + column, mask=inside, other=0) != 0)
-    index = tl.zeros(v.shape, tl.int32)
-    if HARD:
-        index = tl.where(counted, tl.load(target + column * target_v, mask=inside, other=0).to(tl.int32), -1)
-    return inside, counted, index
 
 
 @triton.jit
@@ -716,7 +664,6 @@ class Layout(NamedTuple):
     # along images, classes and voxels; classes of class indices have stride 0
     logits_stride: tuple[int, int, int]
     target_stride: tuple[int, int, int]
-    half: bool
     hard: bool
     has_valid: bool
     activation: Activation
@@ -783,10 +730,7 @@ def flat_inputs(
         valid = _flat(valid, 1).contiguous()
     shape: Any = tuple(logits.shape)
     logits_stride: Any = logits.stride()
-    half = logits.element_size() < 4
-    layout = Layout(
-        shape, logits_stride, target_stride, half, hard, valid is not None, activation, form, entropy
-    )
+    layout = Layout(shape, logits_stride, target_stride, hard, valid is not None, activation, form, entropy)
     return Inputs(logits, target, valid, layout)
 
 
@@ -805,7 +749,7 @@ class _SumsPlan(NamedTuple):
 @lru_cache(_NUM_PLANS)
 def _sums_plan(layout: Layout) -> _SumsPlan:
     num_images, num_classes, num_voxels = layout.shape
-    tiling = forward_tiling(num_classes, half=layout.half)
+    tiling = forward_tiling(num_classes)
     num_programs = -(-num_voxels // (tiling.voxel_block * tiling.num_tiles))
     launch = Launch(
         _sums_kernel,
@@ -831,7 +775,7 @@ def partial_sums(inputs: Inputs) -> Tensor:
 
 @lru_cache(_NUM_PLANS)
 def _gradient_launch(layout: Layout, gradient_stride: tuple[int, ...]) -> Launch:
-    tiling = backward_tiling(layout.shape[1], half=layout.half)
+    tiling = backward_tiling(layout.shape[1])
     return Launch(
         _gradient_kernel,
         (-(-layout.shape[2] // tiling.voxel_block), layout.shape[0]),
