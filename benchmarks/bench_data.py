@@ -208,13 +208,11 @@ def contenders(dataset: Dataset, device: str, augment: AugmentOptions | None) ->
         return {
             "resident, CUDA graph": ours_recorded(dataset, device, augment, resident=True),
             "resident, eager": ours(dataset, device, augment, resident=True),
-            f"read by {WORKERS} processes, CUDA graph": ours_recorded(
-                dataset, device, augment, resident=False
-            ),
+            f"read by {WORKERS} threads, CUDA graph": ours_recorded(dataset, device, augment, resident=False),
         }
     return {
         "semidice, in memory": ours(dataset, device, augment, resident=True),
-        f"semidice, read by {WORKERS} processes": ours(dataset, device, augment, resident=False),
+        f"semidice, read by {WORKERS} threads": ours(dataset, device, augment, resident=False),
         f"DataLoader of {WORKERS} processes with MONAI": monai(dataset, augmented=augment is not None),
     }
 

@@ -1,7 +1,7 @@
 """Batches: a pure function of seed and step, the same streamed, resident, shared by processes or resumed."""
 
 import os
-import pickle
+import threading
 
 import numpy as np
 import pytest
@@ -114,10 +114,19 @@ def test_feeds_from_any_step_on_are_the_tail_of_all_feeds(dataset, options):
         assert_same(feed, batches_of(dataset, label=LabelOptions(maker="random"), **options).feed(step))
 
 
-def test_feeds_can_be_made_in_a_process_that_shares_nothing(dataset):
-    """Where processes are not forked, what reads ahead is pickled."""
-    batches = batches_of(dataset, resident=False)
-    assert_same(pickle.loads(pickle.dumps(batches._feeds))[3], batches.feed(3))
+def test_reading_ahead_ends_with_the_iterator_and_passes_errors_on(tmp_path):
+    dataset = make_prepared(tmp_path / "set", num_cases=8, size=(32, 32))
+    before = threading.active_count()
+    feeds = batches_of(dataset, resident=False, workers=2).feeds(0, 1_000_000)
+    next(feeds)
+    assert threading.active_count() > before
+    feeds.close()
+    assert threading.active_count() == before
+    feeds = batches_of(dataset, resident=False, workers=2).feeds(0, 100)
+    dataset.folder.array("masks", "scan003").unlink()
+    with pytest.raises(ValueError, match=r"cannot read .*scan003\.npy"):
+        list(feeds)
+    assert threading.active_count() == before
 
 
 def test_writing_into_a_feed_does_not_change_later_ones(dataset):

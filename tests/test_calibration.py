@@ -516,3 +516,19 @@ def test_a_bandwidth_cannot_be_chosen_from_nothing():
         choose_bandwidth(KEYS[:1], TARGET[:1])
     with pytest.raises(ValueError, match="bandwidth must be above 0"):
         choose_bandwidth(KEYS, TARGET, bandwidths=(0.1, 0.0))
+
+
+def test_a_probability_by_attention_is_at_most_one():
+    prob = torch.rand(2000, 1, generator=torch.Generator().manual_seed(0))
+    points = torch.cat([prob, 1 - prob], dim=1)
+    # keys of one class alone: the weights must add up to 1, and in float32 they add up to more
+    for num_keys in (256, 1000):
+        recalibrated = kde_recalibrate(
+            points,
+            points[:num_keys],
+            torch.ones(num_keys, dtype=torch.long),
+            bandwidth=0.01,
+            method="attention",
+        )
+        assert recalibrated.max() <= 1
+        torch.testing.assert_close(recalibrated[:, 1], torch.ones(2000))

@@ -218,22 +218,24 @@ def compile_for_hopper(kernel, pointers, constants, num_warps):
     source = ASTSource(fn=kernel, signature=signature, constexprs=numbers)
     triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": num_warps})
 
-for num_classes in (3, 19, 100, 150, 1000):
-    for logits, target in (("*fp32", "*fp32"), ("*bf16", "*u8")):
-        pointers = dict.fromkeys(POINTERS, "*fp32")
-        pointers |= {"logits": logits, "gradient": logits, "target": target, "valid": "*u8"}
-        shape, stride = (1, num_classes, 4096), (0, 4096, 1)
-        layout = overlap.Layout(shape, stride, stride, target == "*u8", False, "softmax", "min", True)
-        tile = overlap.forward_tiling(num_classes)
-        forward = dict(NUM_TILES=tile.num_tiles, NUM_STAGES=tile.num_stages, logits_v=1, target_v=1)
-        compile_for_hopper(
-            overlap._sums_kernel, pointers, layout.constants(tile) | forward, tile.num_warps
-        )
-        tile = overlap.backward_tiling(num_classes)
-        backward = dict(logits_v=1, target_v=1, gradient_v=1)
-        compile_for_hopper(
-            overlap._gradient_kernel, pointers, layout.constants(tile) | backward, tile.num_warps
-        )
+# one number of classes of every tiling, in three chunks or fewer
+CASES = (
+    (3, "*fp32", "*fp32"), (19, "*bf16", "*u8"), (27, "*fp32", "*u8"), (100, "*fp32", "*fp32"),
+    (1000, "*bf16", "*u8"),
+)
+for num_classes, logits, target in CASES:
+    pointers = dict.fromkeys(POINTERS, "*fp32")
+    pointers |= {"logits": logits, "gradient": logits, "target": target, "valid": "*u8"}
+    shape, stride = (1, num_classes, 4096), (0, 4096, 1)
+    layout = overlap.Layout(shape, stride, stride, target == "*u8", False, "softmax", "min", True)
+    tile = overlap.forward_tiling(num_classes)
+    forward = dict(NUM_TILES=tile.num_tiles, NUM_STAGES=tile.num_stages, logits_v=1, target_v=1)
+    compile_for_hopper(overlap._sums_kernel, pointers, layout.constants(tile) | forward, tile.num_warps)
+    tile = overlap.backward_tiling(num_classes)
+    backward = dict(logits_v=1, target_v=1, gradient_v=1)
+    compile_for_hopper(
+        overlap._gradient_kernel, pointers, layout.constants(tile) | backward, tile.num_warps
+    )
 for over, added_up in ((0, False), (1, True), (2, False)):
     constants = dict(
         FORM=0, ENTROPY=True, HAS_WEIGHT=over == 0, LOG=over == 1, FOCAL=over == 2, PRESENT=over == 1,

@@ -18,12 +18,12 @@ import torch
 from jaxtyping import Bool, Float32
 from PIL import Image
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from torch import Tensor
 
 from .data.listing import natural_order, visible
 from .metrics.agreement import BATCH_SIZE, AgreementBatches, drawn_voxels
+from .progress import counting_bar
 from .rundir import whole_file
 
 _BATCH = BATCH_SIZE
@@ -132,14 +132,7 @@ def write_agreement(agreement: FolderAgreement, path: Path) -> None:
 
 def run_agreement(folder: Path, csv_path: Path | None, console: Console) -> None:
     """Read the masks behind a progress bar, print the table, and write the CSV if one is asked for."""
-    with Progress(
-        TextColumn("reading masks"),
-        BarColumn(),
-        TextColumn("{task.completed}/{task.total} cases"),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-    ) as progress:
+    with counting_bar(console, doing="reading masks", unit="cases") as progress:
         bar = progress.add_task("", total=None)
         agreement = folder_agreement(
             folder, on_case=lambda done, total: progress.update(bar, completed=done, total=total)

@@ -17,7 +17,6 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Bool, Float, Float32
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 from torch import Tensor
@@ -38,6 +37,7 @@ from .data.integrity import (
 from .data.manifest import Scan
 from .data.packing import unpack_case
 from .metrics.agreement import AgreementBatches, drawn_voxels
+from .progress import counting_bar
 from .report.contact_sheet import case_panel, choose_cases, draw_contact_sheet
 from .report.figures import save_figure
 
@@ -252,14 +252,7 @@ def run_check(folder: Path, *, sheet: Path | None = None, console: Console) -> C
         raise ValueError(f"the contact sheet is a PNG: give it a name that ends in .png; got {sheet}")
     if sheet.resolve().is_relative_to(folder.resolve()):
         raise ValueError(f"{sheet} lies in the dataset, which stays as it was prepared: choose another place")
-    with Progress(
-        TextColumn("checking"),
-        BarColumn(),
-        TextColumn("{task.completed}/{task.total} cases"),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-    ) as progress:
+    with counting_bar(console, doing="checking", unit="cases") as progress:
         bar = progress.add_task("", total=None)
         report = check_dataset(
             folder, on_case=lambda done, total: progress.update(bar, completed=done, total=total)

@@ -13,12 +13,12 @@ from pathlib import Path
 
 from lightning_fabric import Fabric
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from .grid import Variant
 from .metrics.cases import CaseTable, concatenate, write_cases
 from .metrics.statistics import Comparison, Unit, compare_cases
 from .metrics.tables import Table, means_table, pairs_table
+from .progress import training_bars
 from .rundir import RunFolder, whole_file
 from .training.command import FoldBar, start_fabric
 from .training.crossvalidation import cross_validate, open_run
@@ -51,14 +51,7 @@ def run_variants(
     """Train every variant that is not finished, behind a bar for each."""
     outcome = Outcome()
     width = max(len(variant.name) for variant in variants)
-    with Progress(
-        TextColumn(f"{{task.description:<{width}}}"),
-        BarColumn(bar_width=16),
-        TextColumn("{task.percentage:>3.0f}%"),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[status]}"),
-        console=console,
-    ) as progress:
+    with training_bars(console, width=width) as progress:
         bars = {
             variant.name: FoldBar(
                 progress,

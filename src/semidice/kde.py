@@ -91,7 +91,8 @@ def kernel_mean(
         elif leave_one_out:
             raise ValueError("method 'attention' cannot leave a point out: use 'reference' or 'auto'")
         else:
-            mean = _fused_attention(points.to(precision), alpha, bias, label)
+            # its weights add up to 1 within a few units of the last digit; a loss refuses more than 1
+            mean = _fused_attention(points.to(precision), alpha, bias, label).clamp(max=1.0)
     if region is not None:
         mean = torch.where(region.unsqueeze(1), mean, points.to(precision))
     if weight is None and not leave_one_out:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from torch import Tensor
 
 from .losses import dice_loss, tversky_loss
+from .progress import counting_bar
 from .report.figures import draw_focal_curves, draw_landing, save_figure
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -53,14 +53,7 @@ def run_landing(out: Path, steps: int, console: Console) -> None:
     out.mkdir(parents=True, exist_ok=True)
     target = torch.linspace(0, 1, 21).reshape(1, 1, -1)
     landed: dict[str, Tensor] = {}
-    with Progress(
-        TextColumn("fitting {task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed}/{task.total} steps"),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-    ) as progress:
+    with counting_bar(console, doing="fitting", unit="steps") as progress:
         bar = progress.add_task("", total=steps * len(SHOWN_LOSSES))
         for name, loss in SHOWN_LOSSES.items():
             progress.update(bar, description=name)

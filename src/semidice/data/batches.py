@@ -5,11 +5,14 @@
 The order of cases is a permutation for each epoch, drawn on the CPU and the same on every device, for every
 number of processes and for a run that was resumed. `make` has static shapes, looks at no value and waits for
 nothing, so it can be part of a CUDA graph. Where the dataset does not fit on the device (see `Storage`), a
-feed also carries the stored images and masks, which worker processes read ahead.
+feed also carries the stored images and masks. Threads read them ahead: copying from a mapped file leaves the
+interpreter free, and another process would have to hand over what it read, which takes longer than reading.
 """
 
 import math
+from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +20,6 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float32, Int64, Shaped, UInt8
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from .augment import AugmentOptions, augment, draw_augmentation
 from .dataset import Dataset
@@ -80,7 +82,7 @@ class Batches:
     as there are cases for; fewer cases than a batch holds are repeated.
     resident: whether the dataset is kept on the device; None: if it takes at most half of its free memory.
     resident_of: other batches of the dataset on that device, whose memory to share.
-    workers: processes that read ahead where it is not; 0 reads in this one.
+    workers: threads that read ahead where it is not; 0 reads when a feed is asked for.
     with_raters: whether a batch also has what each rater drew.
     """
 
@@ -134,17 +136,28 @@ class Batches:
 
     def feeds(self, start: int, stop: int) -> Iterator[Feed]:
         """The feeds of steps start to stop - 1 in their order, read ahead, in pinned memory for a GPU."""
-        pinned = self.device.type == "cuda"
-        loader: DataLoader[Feed] = DataLoader(
-            self._feeds,  # type: ignore[arg-type]
-            sampler=range(start, stop),
-            batch_size=None,
-            num_workers=0 if self.storage.resident else self.workers,
-            pin_memory=pinned,
-            # its own: a loader would move the generator that training draws from
-            generator=torch.Generator(),
-        )
-        return iter(loader)
+        if self.storage.resident or self.workers == 0:
+            yield from (self._pinned_feed(step) for step in range(start, stop))
+            return
+        num_ahead = 2 * self.workers
+        pool = ThreadPoolExecutor(self.workers)
+        try:
+            ahead = deque(
+                pool.submit(self._pinned_feed, step) for step in range(start, min(stop, start + num_ahead))
+            )
+            for step in range(start + num_ahead, stop + num_ahead):
+                feed = ahead.popleft().result()
+                if step < stop:
+                    ahead.append(pool.submit(self._pinned_feed, step))
+                yield feed
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _pinned_feed(self, step: int) -> Feed:
+        feed = self.feed(step)
+        if self.device.type != "cuda":
+            return feed
+        return Feed(*(part if part is None else part.pin_memory() for part in feed))  # type: ignore[arg-type]
 
     @torch.no_grad()
     def make(self, feed: Feed) -> Batch:
@@ -244,7 +257,7 @@ class WholeCases:
 
 
 class _Feeds:
-    """The CPU's part of batches; it goes to worker processes."""
+    """The CPU's part of batches; several threads may ask for feeds at once."""
 
     def __init__(
         self,
@@ -288,9 +301,11 @@ class _Feeds:
 
     def epoch(self, epoch: int) -> tuple[Int64[np.ndarray, " some"], Int64[np.ndarray, " cases"]]:
         """The order of the cases in an epoch, and a rater for each case of the dataset."""
-        if self._drawn is None or self._drawn[0] != epoch:
-            self._drawn = (epoch, self._order(epoch), self._raters(epoch))
-        return self._drawn[1], self._drawn[2]
+        drawn = self._drawn
+        if drawn is None or drawn[0] != epoch:
+            # another thread may be at another epoch, so nothing is read back
+            self._drawn = drawn = (epoch, self._order(epoch), self._raters(epoch))
+        return drawn[1], drawn[2]
 
     def _rng(self, purpose: int, number: int) -> np.random.Generator:
         """Random numbers of their own for each purpose and epoch or step."""

@@ -46,7 +46,7 @@ def inside(sizes: Integer[Tensor, "N axes"], space: Sequence[int]) -> Bool[Tenso
 
 
 class CaseReader:
-    """Reads cases as they are stored into tensors of one size; it can go to another process."""
+    """Reads cases as they are stored into tensors of one size; several threads may do so at once."""
 
     def __init__(self, dataset: Dataset) -> None:
         self.dataset = dataset
@@ -74,10 +74,6 @@ class CaseReader:
 
         # opening a file takes longer than reading a slice from it
         self._mapped: dict[tuple[str, int], np.ndarray] = {}
-
-    def __getstate__(self) -> dict[str, object]:
-        # a mapped array would be pickled with all it holds
-        return {**self.__dict__, "_mapped": {}}
 
     def image_shape(self) -> tuple[int, ...]:
         return (self.dataset.num_channels, *self.space)

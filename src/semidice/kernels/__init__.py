@@ -19,7 +19,7 @@ from .blocked import SMALLEST_SIZE, blocked_sums
 _enabled = True
 _has_triton = find_spec("triton") is not None
 _FUSED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# more do not fit the registers of a program; not tried beyond
+# more do not fit the registers of a program
 _MOST_FUSED_CLASSES = 1024
 
 

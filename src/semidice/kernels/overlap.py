@@ -72,8 +72,8 @@ def forward_tiling(num_classes: int) -> Tiling:
     if num_classes <= 4:
         return Tiling(1024, 4, 4, num_tiles=2)
     if num_classes <= 32:
-        return Tiling(64, 1, 4, num_tiles=8, num_stages=3)
-    # tiles in flight are in shared memory, which has no room for three of more classes
+        return _tiling_of_some(num_classes)._replace(num_tiles=8, num_stages=3)
+    # tiles in flight lie in shared memory: with 160 classes 82 KB, and some GPUs have 99
     return _tiling_of_many(num_classes)._replace(num_tiles=8, num_stages=3 if num_classes <= 160 else 1)
 
 
@@ -82,8 +82,13 @@ def backward_tiling(num_classes: int) -> Tiling:
     if num_classes <= 4:
         return Tiling(1024, 4, 4)
     if num_classes <= 32:
-        return Tiling(64, 1, 4)
+        return _tiling_of_some(num_classes)
     return _tiling_of_many(num_classes)
+
+
+def _tiling_of_some(num_classes: int) -> Tiling:
+    """One warp, so that nothing waits for another."""
+    return Tiling(64 if num_classes <= 20 else 32, 1, 4)
 
 
 def _tiling_of_many(num_classes: int) -> Tiling:

@@ -19,10 +19,10 @@ import numpy as np
 import torch
 from jaxtyping import Float32, UInt8
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
 from ..data.resample import resize_probability
+from ..progress import counting_bar
 from .inputs import InputImage, find_inputs, read_input
 from .networks import TrainedRun, Which, checkpoint_path, load_fold, network_probability, read_run
 from .outputs import OutputFolder, enumerated_errors
@@ -134,7 +134,7 @@ def run_predict(
     ensemble = Ensemble(trained, networks, device, window, overlap, batch_size)
     errors: list[str] = []
     try:
-        with _progress(console) as progress:
+        with counting_bar(console, doing="predicting", unit="inputs") as progress:
             bar = progress.add_task("", total=len(due))
             for number, path in enumerate(due):
                 progress.update(bar, completed=number, description=path.name)
@@ -206,14 +206,3 @@ def _told(path: Path, error: ValueError | OSError) -> str:
 
 def _say(console: Console, text: str) -> None:
     console.print(text, highlight=False, soft_wrap=True, markup=False)
-
-
-def _progress(console: Console) -> Progress:
-    return Progress(
-        TextColumn("predicting {task.description}", markup=False),
-        BarColumn(),
-        TextColumn("{task.completed:.0f}/{task.total} inputs"),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-    )

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from ..data.dataset import Dataset
@@ -19,6 +18,7 @@ from ..data.folds import fold_cases, read_folds
 from ..metrics.cases import CaseTable, concatenate, higher_is_better, write_cases
 from ..metrics.resampling import paired_bootstrap
 from ..metrics.tables import display_scale
+from ..progress import counting_bar
 from .networks import TrainedRun, manifest_digest, read_run
 from .scoring import inapplicable_metrics, score_fold
 
@@ -47,7 +47,7 @@ def run_evaluate(
     for name, reason in inapplicable_metrics(dataset, metrics).items():
         _say(console, f"left out {name}: {reason}")
     cases = {fold: fold_cases(fold_of_case, fold)[1] for fold in finished}
-    with _progress(console) as progress:
+    with counting_bar(console, doing="scoring", unit="cases") as progress:
         bar = progress.add_task("", total=sum(map(len, cases.values())))
         table = concatenate(
             score_fold(
@@ -124,14 +124,3 @@ def _open_dataset(run: TrainedRun, path: Path | None, console: Console) -> Datas
 
 def _say(console: Console, text: str) -> None:
     console.print(text, highlight=False, soft_wrap=True, markup=False)
-
-
-def _progress(console: Console) -> Progress:
-    return Progress(
-        TextColumn("scoring"),
-        BarColumn(),
-        TextColumn("{task.completed:.0f}/{task.total:.0f} cases"),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-    )

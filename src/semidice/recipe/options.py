@@ -274,7 +274,7 @@ class Recipe(_Section):
     batch_size: int = Field(default=8, ge=1, description="images in a batch, of all processes together")
     log_every: int = Field(default=10, ge=1, description="steps between lines of the log")
     workers: int = Field(
-        default=2, ge=0, description="processes that load batches of a dataset too large for the device"
+        default=2, ge=0, description="threads that read ahead in a dataset too large for the device"
     )
     seed: int = Field(default=0, ge=0, description="of weights, order of cases, augmentation, dropout")
 

@@ -1,15 +1,14 @@
 """`semidice train`: a recipe to a run folder, with a progress bar, and a table at the end."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from lightning_fabric import Fabric
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 
 from ..metrics.cases import CaseTable
 from ..predict.evaluate import scores_table
+from ..progress import training_bars
 from ..recipe import Recipe
 from ..rundir import RunFolder
 from .crossvalidation import cross_validate, open_run
@@ -55,7 +54,8 @@ def start_fabric(
 def train_with_progress(recipe: Recipe, run: RunFolder, fabric: Fabric, console: Console) -> CaseTable | None:
     """`cross_validate` behind a progress bar over the steps of all folds."""
     folds = recipe.data.folds if recipe.data.folds is not None else tuple(range(recipe.data.num_folds))
-    with fold_progress(console, recipe.name, num_folds=len(folds)) as bar:
+    with training_bars(console, transient=True) as progress:
+        bar = FoldBar(progress, recipe.name, len(folds))
         return cross_validate(recipe, run, fabric, on_step=bar.step, on_fold=bar.fold)
 
 
@@ -88,18 +88,3 @@ class FoldBar:
             + (f"  Dice {100 * dice:.1f}" if dice is not None else "")
             + f"  {watch.images_per_second:.0f} images/s",
         )
-
-
-@contextmanager
-def fold_progress(console: Console, name: str, *, num_folds: int) -> Iterator[FoldBar]:
-    """A progress bar for one run."""
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
-        TextColumn("{task.percentage:>3.0f}%"),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[status]}"),
-        console=console,
-        transient=True,
-    ) as progress:
-        yield FoldBar(progress, name, num_folds)

@@ -1,0 +1,29 @@
+"""Progress bars of the command line, all of one kind: what is done, how far it is, and the time left."""
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+
+def counting_bar(console: Console, *, doing: str, unit: str) -> Progress:
+    """A bar that counts `unit`s and vanishes at the end; what a task is called stands behind `doing`."""
+    return Progress(
+        TextColumn(f"{doing} {{task.description}}", markup=False),
+        BarColumn(),
+        TextColumn(f"{{task.completed:.0f}}/{{task.total}} {unit}"),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+    )
+
+
+def training_bars(console: Console, *, width: int = 0, transient: bool = False) -> Progress:
+    """Bars of trainings, one a task, each with a line of its own about what it is at: the field `status`."""
+    return Progress(
+        TextColumn(f"{{task.description:<{width}}}" if width else "{task.description}", markup=False),
+        BarColumn(bar_width=16),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[status]}", markup=False),
+        console=console,
+        transient=transient,
+    )
