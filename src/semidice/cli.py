@@ -391,3 +391,51 @@ def report(
             title=title,
             max_cases=max_cases,
         )
+
+
+@app.command()
+def reproduce(
+    table: Annotated[
+        str, typer.Argument(help="A table of the paper, as --list shows them, or all.", metavar="[TABLE]")
+    ] = "all",
+    data: Annotated[
+        Path, typer.Option(help="Folder of prepared datasets: prostate_task1, ..., lits, kits.")
+    ] = Path("data"),
+    out: Annotated[Path, typer.Option("-o", "--out", help="Folder for runs and tables.")] = Path(
+        "reproduce_out"
+    ),
+    show: Annotated[
+        bool, typer.Option("--list", help="Show tables, number of runs and time; start nothing.")
+    ] = False,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Instead of the paper's 150 or 60.")] = None,
+    folds: Annotated[int | None, typer.Option(min=1, help="Run the first so many folds.")] = None,
+    tasks: Annotated[
+        list[str] | None, typer.Option("--task", help="A dataset, such as kidney; may be given again.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", help="KEY=VALUE over all recipes; may be given again.")
+    ] = None,
+    accelerator: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+) -> None:
+    """The paper's tables: run what is missing, print ours beside theirs, and say which conclusions hold.
+
+    Datasets are looked for in --data, as `semidice prepare qubiq RAW data` and `semidice prepare lits RAW
+    data/lits` make them. Interrupted, the same command goes on.
+
+    Example: **semidice reproduce qubiq_labels --data data --task kidney --epochs 20**
+    """
+    with _reported("reproduce"):
+        from .reproduce import run_reproduce
+
+        run_reproduce(
+            table,
+            data,
+            out,
+            console=Console(),
+            epochs=epochs,
+            folds=folds,
+            tasks=tasks or (),
+            overrides=overrides or (),
+            list_only=show,
+            accelerator=accelerator,
+        )
