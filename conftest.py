@@ -15,10 +15,10 @@ from hypothesis import settings
 from jaxtyping import install_import_hook
 
 # Shapes in annotations are checked under pytest only. Not in kernels/: Triton compiles the source of its
-# functions and cannot have them wrapped.
+# functions and cannot have them wrapped. Not in cli: its annotations are for typer.
 _PACKAGE = Path(__file__).parent / "src" / "semidice"
 _CHECKED = [
-    f"semidice.{path.stem}" for path in _PACKAGE.iterdir() if path.stem not in ("kernels", "__init__")
+    f"semidice.{path.stem}" for path in _PACKAGE.iterdir() if path.stem not in ("kernels", "cli", "__init__")
 ]
 install_import_hook(_CHECKED, "shapecheck.check")
 

@@ -4,12 +4,15 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from typer.testing import CliRunner
 
 import semidice
+from semidice.cli import app
 from semidice.data.phantom import make_phantom
 
 COMMANDS = (
@@ -63,10 +66,10 @@ def test_version_and_help(tmp_path):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_help_of_a_command_has_a_worked_example(command, tmp_path):
-    shown = run(command, "--help", cwd=tmp_path)
-    assert shown.returncode == 0
-    assert f"Example: semidice {command}" in " ".join(shown.stdout.split())
+def test_the_help_of_a_command_has_a_worked_example(command):
+    shown = CliRunner().invoke(app, [command, "--help"])
+    assert shown.exit_code == 0
+    assert f"Example: semidice {command}" in " ".join(shown.output.split())
 
 
 def test_help_comes_at_once(tmp_path):
@@ -95,7 +98,7 @@ def write_folder(root, num_cases=10, num_raters=3):
 
 def readme_commands():
     """The shell lines of the README's section on data of one's own."""
-    text = (__import__("pathlib").Path(__file__).parent.parent / "README.md").read_text()
+    text = (Path(__file__).parent.parent / "README.md").read_text()
     section = text.split("## Train on your own images")[1].split("\n## ")[0]
     block = section.split("```\n")[1]
     return [line.split("#")[0].strip() for line in block.splitlines() if line.startswith("semidice")]
@@ -144,9 +147,18 @@ def test_a_users_own_folder_goes_from_prepare_to_predict_by_the_readme_alone(tmp
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_what_cannot_be_done_is_one_message_and_exit_code_1(arguments, message, tmp_path):
-    done = run(*arguments, cwd=tmp_path)
-    assert done.returncode == 1
+def test_what_cannot_be_done_is_one_message_and_exit_code_1(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, list(arguments))
+    assert done.exit_code == 1
+    assert isinstance(done.exception, SystemExit)
     assert message in done.stderr
-    assert "Traceback" not in done.stderr + done.stdout
+    assert done.stderr.startswith(f"semidice {arguments[0]}: ")
     assert not (tmp_path / "run").exists()
+
+
+def test_what_goes_wrong_in_a_process_of_its_own_leaves_no_traceback(tmp_path):
+    done = run("train", "quick", "--set", "data.dataset=nowhere", "-o", "run", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "there is no folder" in done.stderr
+    assert "Traceback" not in done.stderr + done.stdout

@@ -1,31 +1,35 @@
 """`reference_sums` on the CPU in blocks that fit the cache; only the gradient has the size of the logits.
 
-The forward pass applies the definition block by block and keeps only the inputs; the backward pass makes
-each block's probabilities p again. With e the gradient of the entropy sums and w = p dL/dp - e y,
+The forward pass sums block by block and keeps only the inputs; the backward pass makes each block's
+probabilities p again. With e the gradient of the entropy sums and w = p dL/dp - e y,
 
     softmax   dL/dlogits = w - p sum_c w_c
     sigmoid   dL/dlogits = p (1 - p) dL/dp + e (p - y)
     none      dL/dp - e y / p
 
-Totals over blocks are float64. A gradient of the gradient goes through the definition.
+Many classes are gathered: off its label a voxel has tp = fn = 0 and fp = p, so that only what it has at the
+label is picked out and counted, and class indices are never spread to one hot. Totals over blocks are
+float64. A gradient of the gradient goes through the definition.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..arrays import Activation, one_hot
-from ..forms import Form, form_gradient
+from ..arrays import Activation
+from ..forms import Form, form_gradient, form_sums
 from ..overlap import OverlapStats
 from ..sums import SegmentationSums, probability, reference_gradient, reference_sums
 
-# In elements of the prediction: one MiB of float32. Smaller blocks stay nearer in the cache, but with two
-# threads the start of an operation costs more than that gives.
+# In elements of the prediction: one MiB of float32. What is made of smaller blocks stays nearer in the cache,
+# but the start of their operations costs more than that gives.
 BLOCK_SIZE = 2**18
 # below this the whole is no more than a few blocks, and plain operations are as good
 SMALLEST_SIZE = 2 * BLOCK_SIZE
+# of fewer classes, all passes over a one-hot label cost less than gathering
+FEWEST_GATHERED = 8
 
 
 class _Options(NamedTuple):
@@ -35,13 +39,33 @@ class _Options(NamedTuple):
 
 
 class _Block(NamedTuple):
-    """Some voxels of one image, or all of several small ones, as views."""
+    """Some voxels of one image, or all of several small ones, with one axis of space."""
 
     images: slice
     part: slice
     prediction: Tensor
     target: Tensor
+    # None if all are
     valid: Tensor | None
+
+
+class _Buffers:
+    """Memory by name that block after block uses again: new pages cost more than what is written there."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        # half precision is left in every block, before the exponential
+        self.dtype = torch.promote_types(dtype, torch.float32)
+        self._memory: dict[str, Tensor] = {}
+
+    def take(self, name: str, shape: torch.Size) -> Tensor:
+        """Contiguous memory of `shape`, with anything in it."""
+        held = self._memory.get(name)
+        if held is None or held.numel() < shape.numel():
+            held = self._memory[name] = torch.empty(shape, dtype=self.dtype)
+        return held if held.shape == shape else held.flatten()[: shape.numel()].view(shape)
+
+    def copy(self, name: str, tensor: Tensor) -> Tensor:
+        return self.take(name, tensor.shape).copy_(tensor)
 
 
 def blocked_sums(
@@ -70,15 +94,16 @@ class _BlockedSums(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(prediction, target, valid)
         ctx.options = options
+        sums_of = _way(prediction, target, options).sums
+        buffers = _Buffers(prediction.dtype)
         totals = torch.zeros(5, *prediction.shape[:2], dtype=torch.float64)
         for block in _blocks(prediction, target, valid):
-            soft = _soft_target(block)
-            sums = reference_sums(block.prediction, soft, valid=block.valid, **options._asdict())
+            sums = sums_of(block, options, buffers)
             if sums.overlap is not None:
                 totals[:3, block.images] += torch.stack(sums.overlap)
             if sums.entropy is not None and sums.mass is not None:
                 totals[3:, block.images] += torch.stack((sums.entropy, sums.mass))
-        return tuple(totals.to(torch.promote_types(prediction.dtype, torch.float32)).unbind(0))
+        return tuple(totals.to(buffers.dtype).unbind(0))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
@@ -86,55 +111,210 @@ class _BlockedSums(torch.autograd.Function):
         if torch.is_grad_enabled():
             again = reference_gradient(prediction, target, gradients, valid=valid, **ctx.options._asdict())
             return again, None, None, None
+        gradient_of = _way(prediction, target, ctx.options).gradient
+        buffers = _Buffers(prediction.dtype)
         gradient = torch.empty_like(prediction)
         # cut as the prediction is, so that a block's gradient has its place
         out = _with_space(gradient, 2, flat=_can_be_flat(prediction, target, valid))
         for block in _blocks(prediction, target, valid):
-            to_sums = [_along_space(g[block.images], out.ndim) for g in gradients]
-            out[block.images, :, block.part] = _block_gradient(block, ctx.options, *to_sums)
+            to_sums = [g[block.images] for g in gradients[:4]]
+            place = out[block.images, :, block.part]
+            direct = place.ndim == 3 and place.dtype == buffers.dtype
+            made = place if direct else buffers.take("gradient", block.prediction.shape)
+            gradient_of(block, ctx.options, buffers, to_sums, made)
+            if not direct:
+                place.copy_(made.view(place.shape))
         return gradient, None, None, None
 
 
-def _block_gradient(
-    block: _Block,
-    options: _Options,
-    to_tp: Tensor,
-    to_fp: Tensor,
-    to_fn: Tensor,
-    to_entropy: Tensor,
-    _: Tensor,
-) -> Tensor:
-    prediction, soft = block.prediction.to(to_tp.dtype), _soft_target(block)
-    prob = probability(prediction, options.activation)
+class _Way(NamedTuple):
+    """How a block is summed, and how its gradient is made from those of tp, fp, fn and entropy."""
+
+    sums: Callable[[_Block, _Options, _Buffers], SegmentationSums]
+    # into the last argument, (N, C, V)
+    gradient: Callable[[_Block, _Options, _Buffers, Sequence[Tensor], Tensor], None]
+
+
+def _way(prediction: Tensor, target: Tensor, options: _Options) -> _Way:
+    if options.activation != "softmax":
+        return _Way(_plain_sums, _plain_gradient)
+    many = prediction.shape[1] >= FEWEST_GATHERED
+    # on hard labels the other three forms agree
+    if many and not target.is_floating_point() and options.form != "squared":
+        return _Way(_gathered_sums, _gathered_gradient)
+    return _Way(_softmax_sums, _softmax_gradient)
+
+
+def _softmax_sums(block: _Block, options: _Options, buffers: _Buffers) -> SegmentationSums:
+    """Sums of a softmax against a soft label: one exponential an element."""
+    logits, soft = block.prediction.to(buffers.dtype), _soft_target(block, buffers)
+    # The softmax subtracts the maximum anyway: these probabilities are those of the logits to the bit.
+    logits = torch.sub(logits, logits.amax(1, keepdim=True), out=buffers.take("logits", logits.shape))
+    prob = torch.softmax(logits, 1, out=buffers.take("prob", logits.shape))
+    entropy = mass = overlap = None
+    if options.entropy:
+        # the largest logit is 0 now, and its probability the factor between all p and exp(logit)
+        log_prob = logits.add_(prob.amax(1, keepdim=True).log_())
+        _clear_ignored(log_prob, block.valid)
+        entropy, mass = log_prob.mul_(soft).sum(2).neg_(), soft.sum(2)
+    if options.form is not None:
+        _clear_ignored(prob, block.valid)
+        overlap = (
+            _min_sums(prob, soft, logits) if options.form == "min" else form_sums(prob, soft, options.form)
+        )
+    return SegmentationSums(None if overlap is None else OverlapStats(*overlap), entropy, mass)
+
+
+def _min_sums(prob: Tensor, soft: Tensor, scratch: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """`form_sums` of `min` in place of `prob`: relu(x - y) is x - min(x, y), to the bit."""
+    both = torch.minimum(prob, soft, out=scratch)
+    return both.sum(2), prob.sub_(both).sum(2), torch.sub(soft, both, out=prob).sum(2)
+
+
+def _softmax_gradient(
+    block: _Block, options: _Options, buffers: _Buffers, to_sums: Sequence[Tensor], out: Tensor
+) -> None:
+    soft = _soft_target(block, buffers)
+    prob = _softmax(block, buffers)
+    _clear_ignored(prob, block.valid)
+    to_tp, to_fp, to_fn, to_entropy = (g.unsqueeze(-1) for g in to_sums)
+    weighted = buffers.take("weighted", prob.shape)
+    if options.form is None:
+        weighted.zero_()
+    elif options.form == "min":
+        # Comparisons into floats; at a tie both are 0.
+        torch.gt(prob, soft, out=weighted).mul_(to_fp)
+        below = torch.lt(prob, soft, out=buffers.take("scratch", prob.shape))
+        weighted.addcmul_(below, to_tp - to_fn).mul_(prob)
+    else:
+        torch.mul(form_gradient(prob, soft, options.form, to_tp, to_fp, to_fn), prob, out=weighted)
+    if options.entropy:
+        weighted.addcmul_(soft, to_entropy, value=-1)
+    torch.addcmul(weighted, prob, weighted.sum(1, keepdim=True), value=-1, out=out)
+
+
+def _gathered_sums(block: _Block, options: _Options, buffers: _Buffers) -> SegmentationSums:
+    """Sums of a softmax against class indices, from the probability each voxel gives to its label."""
+    prob, (num_images, num_classes) = _softmax(block, buffers), block.prediction.shape[:2]
+    index = _class_indices(block)
+    at_label = prob.gather(1, index.unsqueeze(1)).squeeze(1)
+    bins = block.target
+    if num_images > 1 or block.valid is not None:
+        # ignored voxels are counted as one class more, and left there
+        bins = index if block.valid is None else index.masked_fill(~block.valid, num_classes)
+        bins = bins + (num_classes + 1) * torch.arange(num_images).unsqueeze(1)
+
+    def by_class(values: Tensor | None) -> Tensor:
+        # float64: a bin is added up number by number, and fn may be the small rest of a large count
+        weights = None if values is None else values.flatten().double()
+        counts = torch.bincount(bins.flatten(), weights, minlength=num_images * (num_classes + 1))
+        return counts.view(num_images, -1)[:, :num_classes]
+
+    mass = by_class(None)
+    entropy = by_class(_log_at_label(block, at_label, index)).neg_() if options.entropy else None
+    if options.form is None:
+        return SegmentationSums(None, entropy, mass)
+    tp = by_class(at_label)
+    # not the sum less tp, which would cancel
+    prob.scatter_(1, index.unsqueeze(1), torch.zeros_like(at_label).unsqueeze(1))
+    _clear_ignored(prob, block.valid)
+    return SegmentationSums(OverlapStats(tp, prob.sum(2), mass - tp), entropy, mass)
+
+
+def _log_at_label(block: _Block, at_label: Tensor, index: Tensor) -> Tensor:
+    """log p of the labels; from the logits if one is so small that p has lost its digits."""
+    # NaN, of an ignored voxel perhaps, takes the safe way
+    if bool(at_label.amin() >= torch.finfo(at_label.dtype).tiny):
+        return at_label.log()
+    logits = block.prediction.to(at_label.dtype)
+    return logits.log_softmax(1).gather(1, index.unsqueeze(1)).squeeze(1)
+
+
+def _gathered_gradient(
+    block: _Block, options: _Options, buffers: _Buffers, to_sums: Sequence[Tensor], out: Tensor
+) -> None:
+    prob, index = _softmax(block, buffers), _class_indices(block)
+    _clear_ignored(prob, block.valid)
+    to_tp, to_fp, to_fn, to_entropy = to_sums
+    weighted = torch.mul(prob, to_fp.unsqueeze(-1), out=buffers.take("weighted", prob.shape))
+    at_label = prob.gather(1, index.unsqueeze(1)).squeeze(1)
+    pull = (to_tp - to_fn).gather(1, index)
+    if options.form != "relaxed" and bool(at_label.amax() >= 1):
+        # a tie, where `min` has no derivative and `product` only that of tp
+        at_tie = to_tp.gather(1, index) if options.form == "product" else 0
+        pull = torch.where(at_label < 1, pull, at_tie)
+    pull.mul_(at_label)
+    if options.entropy:
+        pull.sub_(to_entropy.gather(1, index))
+    _clear_ignored(pull, block.valid)
+    weighted.scatter_(1, index.unsqueeze(1), pull.unsqueeze(1))
+    torch.addcmul(weighted, prob, weighted.sum(1, keepdim=True), value=-1, out=out)
+
+
+def _plain_sums(block: _Block, options: _Options, buffers: _Buffers) -> SegmentationSums:
+    soft = _soft_target(block, buffers)
+    return reference_sums(block.prediction, soft, valid=block.valid, **options._asdict())
+
+
+def _plain_gradient(
+    block: _Block, options: _Options, buffers: _Buffers, to_sums: Sequence[Tensor], out: Tensor
+) -> None:
+    """Gradient of sigmoids or given probabilities."""
+    soft = _soft_target(block, buffers)
+    prob = probability(block.prediction.to(buffers.dtype), options.activation)
+    to_tp, to_fp, to_fn, to_entropy = (g.unsqueeze(-1) for g in to_sums)
     gradient = torch.zeros_like(prob)
     if options.form is not None:
         gradient = form_gradient(prob, soft, options.form, to_tp, to_fp, to_fn)
-    if options.activation == "softmax":
-        weighted = gradient.mul_(prob)
-        if options.entropy:
-            weighted.addcmul_(soft, to_entropy, value=-1)
-        gradient = weighted.addcmul_(prob, weighted.sum(1, keepdim=True), value=-1)
-    elif options.activation == "sigmoid":
+    if options.activation == "sigmoid":
         gradient.mul_(prob).mul_(1 - prob)
         if options.entropy:
             gradient.addcmul_(prob - soft, to_entropy)
     elif options.entropy:
         held = prob.clamp_min(torch.finfo(prob.dtype).tiny)
         gradient.sub_(torch.where(prob >= held, soft * to_entropy / held, 0))
-    return gradient if block.valid is None else gradient.masked_fill_(~block.valid.unsqueeze(1), 0)
+    _clear_ignored(gradient, block.valid)
+    out.copy_(gradient)
 
 
-def _soft_target(block: _Block) -> Tensor:
-    """Class indices as a float label, once for all that is done with it: bytes and floats mix slowly."""
-    dtype = torch.promote_types(block.prediction.dtype, torch.float32)
-    soft = block.target
-    if not soft.is_floating_point():
-        soft = one_hot(soft, block.prediction.shape[1])
-    return soft.to(dtype)
+def _softmax(block: _Block, buffers: _Buffers) -> Tensor:
+    logits = buffers.copy("logits", block.prediction)
+    return torch.softmax(logits, 1, out=buffers.take("prob", logits.shape))
+
+
+def _soft_target(block: _Block, buffers: _Buffers) -> Tensor:
+    """The label in floats, 0 at ignored voxels."""
+    if not block.target.is_floating_point():
+        # compared straight into floats: bytes and floats mix slowly
+        shape = block.prediction.shape
+        classes = torch.arange(shape[1]).to(block.target.dtype).view(-1, 1)
+        soft = torch.eq(block.target.unsqueeze(1), classes, out=buffers.take("soft", shape))
+    elif block.valid is None and block.target.dtype == buffers.dtype:
+        return block.target
+    else:
+        soft = buffers.copy("soft", block.target)
+    _clear_ignored(soft, block.valid)
+    return soft
+
+
+def _class_indices(block: _Block) -> Tensor:
+    """int64; an ignored voxel, whose index may be no class, has class 0."""
+    index = block.target.long()
+    return index if block.valid is None else index * block.valid
+
+
+def _clear_ignored(tensor: Tensor, valid: Tensor | None) -> None:
+    """Set (N, C, V) or (N, V) to 0 in place where voxels are ignored, whatever stands there, NaN included."""
+    if valid is None:
+        return
+    # The bits are kept or not: six times as fast as masked_fill_.
+    bits = tensor.view(torch.int64 if tensor.dtype == torch.float64 else torch.int32)
+    keep = valid.to(bits.dtype).neg_()
+    bits.bitwise_and_(keep if tensor.ndim == 2 else keep.unsqueeze(1))
 
 
 def _blocks(prediction: Tensor, target: Tensor, valid: Tensor | None) -> Iterator[_Block]:
-    """Everything once, in views of about BLOCK_SIZE elements of the prediction."""
+    """Everything once, in about BLOCK_SIZE elements of the prediction; views where memory is contiguous."""
     flat = _can_be_flat(prediction, target, valid)
     prediction = _with_space(prediction, 2, flat=flat)
     target = _with_space(target, 2 if target.is_floating_point() else 1, flat=flat)
@@ -142,17 +322,22 @@ def _blocks(prediction: Tensor, target: Tensor, valid: Tensor | None) -> Iterato
     num_images, _, length = prediction.shape[:3]
     row = prediction[0, :, 0].numel()
     step = max(1, min(length, BLOCK_SIZE // row))
+    # whole vectors: the rest of a row is worked on number by number
+    step -= step % 16 if step > 16 else 0
     num_together = max(1, BLOCK_SIZE // (row * length))
     for first in range(0, num_images, num_together):
         images = slice(first, first + num_together)
         for start in range(0, length, step):
             part = slice(start, start + step)
+            counted = None if valid is None else valid[images, part].flatten(1)
             yield _Block(
                 images,
                 part,
-                prediction[images, :, part],
-                target[images, :, part] if target.is_floating_point() else target[images, part],
-                None if valid is None else valid[images, part],
+                prediction[images, :, part].flatten(2),
+                target[images, :, part].flatten(2)
+                if target.is_floating_point()
+                else target[images, part].flatten(1),
+                None if counted is None or bool(counted.all()) else counted,
             )
 
 
@@ -165,7 +350,3 @@ def _with_space(tensor: Tensor, num_leading: int, *, flat: bool) -> Tensor:
     if tensor.ndim == num_leading:
         return tensor.unsqueeze(-1)
     return tensor.flatten(num_leading) if flat else tensor
-
-
-def _along_space(sums: Tensor, ndim: int) -> Tensor:
-    return sums.reshape(*sums.shape, *[1] * (ndim - 2))
