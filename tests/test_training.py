@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -307,3 +308,19 @@ def test_on_a_gpu_a_loss_that_is_not_finite_leaves_the_weights_before_it(dataset
     weights = [tensor for name, tensor in saved.tensors.items() if name.endswith("weight")]
     assert weights
     assert all(tensor.isfinite().all() for tensor in weights)
+
+
+def test_ctrl_c_leaves_a_run_that_can_be_resumed(dataset, tmp_path):
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = train_command(dataset, tmp_path / "run", "schedule.epochs=4000")
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    log = RunFolder(tmp_path / "run").fold(0).log
+    deadline = time.monotonic() + 120
+    while not (log.exists() and log.stat().st_size) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted; the same command with --resume goes on from here" in errors
+    assert "Traceback" not in errors
+    assert log.stat().st_size

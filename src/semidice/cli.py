@@ -35,7 +35,8 @@ def _reported(command: str) -> Iterator[None]:
         name = error.filename2 or error.filename
         _fail(command, f"{name}: {error.strerror}" if name else str(error))
     except KeyboardInterrupt:
-        typer.echo(f"semidice {command}: interrupted; the same command goes on from here", err=True)
+        how = "the same command with --resume" if command == "train" else "the same command"
+        typer.echo(f"semidice {command}: interrupted; {how} goes on from here", err=True)
         raise typer.Exit(130) from None
 
 
@@ -225,7 +226,9 @@ def train(
     recipe: Annotated[
         str, typer.Argument(help="A YAML file, or the name of a shipped recipe, such as quick.")
     ],
-    out: Annotated[Path, typer.Option("-o", "--out", help="Run folder.")],
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="Run folder; runs/NAME of the recipe if left out.")
+    ] = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", help="KEY=VALUE over the recipe; may be given again.")
     ] = None,
@@ -243,12 +246,14 @@ def train(
     Example: **semidice train quick --set data.dataset=data --set schedule.epochs=30 -o runs/first**
     """
     with _reported("train"):
+        from .grid import folder_name
         from .recipe import read_recipe
         from .training.command import run_train
 
+        resolved = read_recipe(recipe, overrides or ())
         run_train(
-            read_recipe(recipe, overrides or ()),
-            out,
+            resolved,
+            out or Path("runs") / folder_name(resolved.name),
             Console(),
             resume=resume,
             accelerator=accelerator,
