@@ -154,8 +154,10 @@ class _Loop:
 
     def _resume(self) -> None:
         """Go on from the last checkpoint, if there is one."""
-        for leftover in self.fold_run.folder.path.glob(".*.part"):
-            leftover.unlink(missing_ok=True)
+        # by the process that writes: another might be later, and take what is being written for a leftover
+        if self.fabric.is_global_zero:
+            for leftover in self.fold_run.folder.path.glob(".*.part"):
+                leftover.unlink(missing_ok=True)
         if not self.fold_run.folder.last.exists():
             return
         checkpoint = Checkpoint(self.fold_run.folder.last)
