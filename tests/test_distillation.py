@@ -146,9 +146,21 @@ class TestTeacher:
             return (teacher(biased, label) - phantom.prob).abs()[:, 1][region].mean().item()
 
         before = (biased.softmax(1) - phantom.prob).abs()[:, 1][region].mean().item()
-        assert error(num_keys=4096) < 0.5 * before
+        assert error(num_keys=4096, keys_from="batch") < 0.5 * before
+        # as many keys say more where there is doubt
+        assert error(num_keys=1024) < error(num_keys=1024, keys_from="batch")
         # the paper's recipe, equal keys for unequal classes, draws every voxel towards the rare one
-        assert error(num_keys=4096, reweight_keys=False) > before
+        assert error(num_keys=4096, keys_from="batch", reweight_keys=False) > before
+
+    @pytest.mark.parametrize("per_image", [False, True])
+    def test_without_a_doubt_in_the_batch_nothing_is_changed(self, per_image):
+        sure = torch.tensor([20.0, -20.0, -20.0]).view(1, 3, 1, 1).expand(2, 3, 8, 8).clone()
+        target = torch.zeros(2, 8, 8, dtype=torch.long)
+        # of two images one may have a region and the other none
+        target[1, :4] = 1
+        teacher = Teacher(nn.Identity(), calibration="kde", num_keys=16, keys_per_image=per_image)
+        torch.testing.assert_close(teacher(sure[:1], target[:1]), sure[:1].softmax(1), rtol=0, atol=0)
+        assert torch.equal(teacher(sure, target)[0], sure[0].softmax(0))
 
     def test_wrong_arguments_are_named(self):
         with pytest.raises(ValueError, match="calibration='kde' needs the target"):

@@ -141,10 +141,15 @@ class TestWhatThePagesSay:
             before = calibration_study.error_to_truth(
                 calibration_study.teacher_prob(name)[calibration_study.JUDGED]
             )
-            weighted, unweighted = (
-                calibration_study.batchwise_error(name, reweight_keys=reweight) for reweight in (True, False)
+            near, weighted, unweighted = (
+                calibration_study.batchwise_error(name, **keys)
+                for keys in (
+                    {"keys_from": "region"},
+                    {"keys_from": "batch"},
+                    {"keys_from": "batch", "reweight_keys": False},
+                )
             )
-            assert weighted < before < unweighted
+            assert near < weighted < before < unweighted
 
     def test_the_chosen_bandwidth_is_the_nearest_to_the_truth_of_those_tried(self):
         table = calibration_study.bandwidth_errors()

@@ -21,6 +21,7 @@ from .losses import SegmentationLoss
 
 Calibration = Literal["none", "temperature", "kde"]
 Term = Literal["cross_entropy", "region"]
+KeySource = Literal["region", "batch"]
 
 
 class Teacher(nn.Module):
@@ -31,7 +32,9 @@ class Teacher(nn.Module):
 
     calibration: "none"; "temperature", logits / `temperature`; or "kde": E[y | f] at `bandwidth` from
     `num_keys` key points of the batch (or of each image, `keys_per_image`), class-balanced and labelled
-    by `target`, applied where the network is wrong or within `width` voxels of a label boundary.
+    by `target`, applied in a region: where the network is wrong or within `width` voxels of a label boundary.
+    keys_from: "region" draws the keys where they are applied, so that all of them tell something and the
+    estimate is E[y | f] there; "batch", as in the paper, draws most of them far from any doubt.
     reweight_keys: each key stands for the number of voxels it was drawn from, which makes the estimate
     consistent. False is the paper's recipe: classes count alike however rare they are.
     generator: of the draw of keys, on the device of the batch; the default generator if None.
@@ -52,12 +55,14 @@ class Teacher(nn.Module):
         num_keys: int = 1024,
         width: int = 3,
         keys_per_image: bool = False,
+        keys_from: KeySource = "region",
         reweight_keys: bool = True,
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
         check_choice("activation", activation, Activation)
         check_choice("calibration", calibration, Calibration)
+        check_choice("keys_from", keys_from, KeySource)
         for name, value in {"temperature": temperature, "bandwidth": bandwidth, "num_keys": num_keys}.items():
             if not value > 0:
                 raise ValueError(f"{name} must be above 0; got {value}")
@@ -66,7 +71,8 @@ class Teacher(nn.Module):
         self.network = network.requires_grad_(False)
         self.activation, self.calibration, self.temperature = activation, calibration, temperature
         self.bandwidth, self.num_keys, self.width = bandwidth, num_keys, width
-        self.keys_per_image, self.reweight_keys, self.generator = keys_per_image, reweight_keys, generator
+        self.keys_per_image, self.keys_from, self.reweight_keys = keys_per_image, keys_from, reweight_keys
+        self.generator = generator
         self.train(False)
 
     def train(self, mode: bool = True) -> "Teacher":
@@ -105,10 +111,14 @@ class Teacher(nn.Module):
         return self._recalibrated_classes(prob, target, valid)
 
     def _recalibrated_classes(self, prob: Tensor, target: Tensor, valid: Tensor | None) -> Tensor:
-        keys = sample_keys(
-            target, self.num_keys, valid=valid, generator=self.generator, per_image=self.keys_per_image
-        )
         region = calibration_region(prob, target, width=self.width, valid=valid)
+        keys = sample_keys(
+            target,
+            self.num_keys,
+            valid=valid if self.keys_from == "batch" else self._where_keys_are(region, valid),
+            generator=self.generator,
+            per_image=self.keys_per_image,
+        )
         recalibrated = kde_recalibrate(
             prob,
             take_keys(prob, keys),
@@ -117,6 +127,12 @@ class Teacher(nn.Module):
             key_weight=keys.weight if self.reweight_keys else keys.mask,
         )
         return torch.where(region.unsqueeze(1), recalibrated, prob)
+
+    def _where_keys_are(self, region: Tensor, valid: Tensor | None) -> Tensor:
+        """The region; everything valid in a batch, or image, that has none: nothing is applied there."""
+        everywhere = torch.ones_like(region) if valid is None else valid
+        axes = tuple(range(1 if self.keys_per_image else 0, region.ndim))
+        return torch.where(region.any(axes, keepdim=True), region, everywhere)
 
 
 class DistillationLoss(nn.Module):

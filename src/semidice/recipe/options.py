@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 
 from ..data.augment import AugmentOptions
 from ..data.label_making import LabelOptions
-from ..distillation import Calibration, Term
+from ..distillation import Calibration, KeySource, Term
 from ..forms import Form
 from ..losses import SegmentationLoss, TverskyLoss
 from ..models import SIZE_MULTIPLE
@@ -167,6 +167,10 @@ class TeacherOptions(_Section):
         default=3, ge=0, description="voxels from a label boundary within which kde is applied"
     )
     keys_per_image: bool = Field(default=False, description="key points of each image in place of the batch")
+    keys_from: KeySource = Field(
+        default="region",
+        description="where key points are drawn: where kde is applied, or in all of the batch, as in the paper",
+    )
     reweight_keys: bool = Field(
         default=True,
         description="a key counts for the voxels it was drawn from; false is the paper's, see calibration.md",

@@ -49,6 +49,7 @@ def load_teacher(
         num_keys=options.num_keys,
         width=options.width,
         keys_per_image=options.keys_per_image,
+        keys_from=options.keys_from,
         reweight_keys=options.reweight_keys,
     ).to(device)
 
