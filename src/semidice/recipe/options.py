@@ -169,7 +169,7 @@ class TeacherOptions(_Section):
     keys_per_image: bool = Field(default=False, description="key points of each image in place of the batch")
     keys_from: KeySource = Field(
         default="region",
-        description="where key points are drawn: where kde is applied, or in all of the batch, as in the paper",
+        description="where key points are drawn: where kde is applied, or anywhere, as in the paper",
     )
     reweight_keys: bool = Field(
         default=True,
