@@ -1,5 +1,6 @@
 """The blocked kernel of the CPU gives the numbers and gradients of the definition."""
 
+import math
 from functools import partial
 
 import kernels
@@ -8,6 +9,7 @@ import torch
 from laws import FORMS, class_map, random_logits, soft_label
 
 import semidice
+from semidice.arrays import one_hot
 from semidice.kernels import blocked, segmentation_sums
 from semidice.sums import reference_sums
 
@@ -46,14 +48,107 @@ def test_sums_and_gradients_of_soft_targets(shape, form, activation):
         )
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.fixture(params=["gathered", "one hot"])
+def _both_ways(request, monkeypatch):
+    """Class indices of few and of many classes go different ways; here both go each of them."""
+    monkeypatch.setattr(blocked, "FEWEST_GATHERED", 2 if request.param == "gathered" else 1000)
+
+
+# the last: many images in a block, more classes than a block has elements, rows of whole vectors and a rest
+@pytest.mark.parametrize("shape", [*SHAPES, (7, 5, 3), (2, 150, 5), (1, 3, 101)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8])
+@pytest.mark.usefixtures("_both_ways")
 def test_sums_and_gradients_of_class_indices(shape, dtype):
     target = class_map((shape[0], *shape[2:]), shape[1]).to(dtype)
+    valid = random_logits(shape[0], *shape[2:], seed=6) > -1
+    # what is ignored may be no class
+    ignored = target.masked_fill(~valid, 255)
     for form in FORMS:
-        assert_equal_to_the_definition(
-            random_logits(*shape), target, form=form, activation="softmax", entropy=True
-        )
+        for index, mask in ((target, None), (ignored, valid)):
+            assert_equal_to_the_definition(
+                random_logits(*shape), index, mask, form=form, activation="softmax", entropy=True
+            )
+
+
+@pytest.mark.parametrize("num_classes", [2, 3, 11, 12, 13, 31, 64, 65, 150])
+def test_any_number_of_classes(num_classes):
+    logits, index = random_logits(2, num_classes, 37), class_map((2, 37), num_classes)
+    soft = soft_label(2, num_classes, 37)
+    for target in (index, index.to(torch.int32), soft):
+        assert_equal_to_the_definition(logits, target, form="min", activation="softmax", entropy=True)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.usefixtures("_both_ways")
+def test_probabilities_of_exactly_0_and_1(form):
+    index = class_map((2, 60), 5)
+    # a third of the voxels certain and right, a third certain and wrong, and the others between
+    logits = random_logits(2, 5, 60)
+    hot = one_hot(index, 5)
+    logits[..., :20] = 300.0 * hot[..., :20]
+    logits[..., 20:40] = 300.0 * hot.roll(1, 1)[..., 20:40]
+    prob = logits.softmax(1)
+    assert (prob == 0).any()
+    assert (prob == 1).any()
+    for target in (index, hot.float()):
+        assert_equal_to_the_definition(logits, target, form=form, activation="softmax", entropy=True)
+
+
+@pytest.mark.parametrize("form", ["min", "product"])
+@pytest.mark.parametrize("shape", [(2, 3, 401), (1, 14, 7, 19), (3, 2, 32)], ids=str)
+def test_at_the_label_there_is_no_error_and_no_gradient(form, shape, monkeypatch):
+    # The bits of a softmax depend on whether it is made in whole vectors: so they are in every real block.
+    monkeypatch.setattr(blocked, "BLOCK_SIZE", 512)
+    logits = random_logits(*shape)
+    # the label is what the network outputs, to the bit, and the incoming gradient that of a Dice loss
+    free, label = logits.requires_grad_(), logits.detach().softmax(1)
+    sums = blocked.blocked_sums(
+        free, label, activation="softmax", valid=None, form=form, entropy=False
+    ).overlap
+    assert torch.count_nonzero(sums.fp) == 0
+    assert torch.count_nonzero(sums.fn) == 0
+    errors = 0.5 * sums.fp + 0.5 * sums.fn
+    (errors / (sums.tp + errors)).sum().backward()
+    assert torch.count_nonzero(free.grad) == 0
+
+
+@pytest.mark.usefixtures("_both_ways")
+def test_a_certain_class_keeps_the_digits_of_its_few_errors():
+    index = class_map((1, 2000), 3)
+    logits = random_logits(1, 3, 2000) + 9 * one_hot(index, 3)
+    options = {"activation": "softmax", "valid": None, "form": "min", "entropy": True}
+    exact = reference_sums(logits.double(), index, **options)
+    for target in (index, one_hot(index, 3).float()):
+        ours = blocked.blocked_sums(logits, target, **options)
+        for part in ("fp", "fn"):
+            mine, true = getattr(ours.overlap, part).double(), getattr(exact.overlap, part)
+            assert (true < 0.02 * exact.mass).all()
+            # a difference of two sums as large as the mass would be wrong by a part in ten thousand
+            torch.testing.assert_close(mine, true, rtol=2e-6, atol=0)
+        torch.testing.assert_close(ours.entropy.double(), exact.entropy, rtol=1e-4, atol=0)
+
+
+@pytest.mark.usefixtures("_both_ways")
+@pytest.mark.parametrize("soft", [False, True])
+def test_an_ignored_voxel_may_hold_nan_and_no_class(soft):
+    logits, index = random_logits(2, 4, 50), class_map((2, 50), 4)
+    valid = torch.ones(2, 50, dtype=torch.bool)
+    valid[:, 10:30] = False
+    target = soft_label(2, 4, 50) if soft else index
+    free = logits.masked_fill(~valid.unsqueeze(1), math.nan).requires_grad_()
+    poisoned = target.masked_fill(~valid.unsqueeze(1), math.nan) if soft else index.masked_fill(~valid, -1)
+    options = {"activation": "softmax", "form": "min", "entropy": True}
+    ours = kernels.sums_and_gradient(blocked.blocked_sums, free, poisoned, valid, **options)
+    theirs = kernels.sums_and_gradient(reference_sums, logits, target, valid, **options)
+    torch.testing.assert_close(ours, theirs)
+    assert torch.count_nonzero(ours[1][..., 10:30]) == 0
+
+
+def test_a_label_whose_probability_is_lost_still_has_its_entropy():
+    logits, index = random_logits(1, 14, 40), class_map((1, 40), 14)
+    logits[:, :, ::3] -= 150.0 * one_hot(index, 14)[:, :, ::3]
+    assert (logits.softmax(1) == 0).any()
+    assert_equal_to_the_definition(logits, index, form="min", activation="softmax", entropy=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])

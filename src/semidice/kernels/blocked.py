@@ -7,9 +7,9 @@ probabilities p again. With e the gradient of the entropy sums and w = p dL/dp -
     sigmoid   dL/dlogits = p (1 - p) dL/dp + e (p - y)
     none      dL/dp - e y / p
 
-Many classes are gathered: off its label a voxel has tp = fn = 0 and fp = p, so that only what it has at the
-label is picked out and counted, and class indices are never spread to one hot. Totals over blocks are
-float64. A gradient of the gradient goes through the definition.
+Class indices of many classes are not spread to one hot: off its label a voxel has tp = fn = 0 and fp = p, so
+what it has at its label is gathered and counted. Totals over blocks are float64. A gradient of the gradient
+goes through the definition.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,13 +23,13 @@ from ..forms import Form, form_gradient, form_sums
 from ..overlap import OverlapStats
 from ..sums import SegmentationSums, probability, reference_gradient, reference_sums
 
-# In elements of the prediction: one MiB of float32. What is made of smaller blocks stays nearer in the cache,
-# but the start of their operations costs more than that gives.
-BLOCK_SIZE = 2**18
-# below this the whole is no more than a few blocks, and plain operations are as good
-SMALLEST_SIZE = 2 * BLOCK_SIZE
-# of fewer classes, all passes over a one-hot label cost less than gathering
-FEWEST_GATHERED = 8
+# In elements of the prediction: two MiB of float32. What is made of smaller blocks stays nearer in the cache,
+# but with two threads the start of their operations costs more than that gives.
+BLOCK_SIZE = 2**19
+# below this plain operations are as good
+SMALLEST_SIZE = BLOCK_SIZE
+# class indices of fewer classes are spread to one hot: cheaper than gathering, which goes voxel by voxel
+FEWEST_GATHERED = 12
 
 
 class _Options(NamedTuple):
@@ -136,10 +136,11 @@ class _Way(NamedTuple):
 
 
 def _way(prediction: Tensor, target: Tensor, options: _Options) -> _Way:
+    """The way for these, the same forward and backward."""
     if options.activation != "softmax":
         return _Way(_plain_sums, _plain_gradient)
     many = prediction.shape[1] >= FEWEST_GATHERED
-    # on hard labels the other three forms agree
+    # on hard labels the other three forms agree, but for their ties
     if many and not target.is_floating_point() and options.form != "squared":
         return _Way(_gathered_sums, _gathered_gradient)
     return _Way(_softmax_sums, _softmax_gradient)
@@ -178,19 +179,18 @@ def _softmax_gradient(
     prob = _softmax(block, buffers)
     _clear_ignored(prob, block.valid)
     to_tp, to_fp, to_fn, to_entropy = (g.unsqueeze(-1) for g in to_sums)
-    weighted = buffers.take("weighted", prob.shape)
     if options.form is None:
-        weighted.zero_()
+        out.zero_()
     elif options.form == "min":
         # Comparisons into floats; at a tie both are 0.
-        torch.gt(prob, soft, out=weighted).mul_(to_fp)
-        below = torch.lt(prob, soft, out=buffers.take("scratch", prob.shape))
-        weighted.addcmul_(below, to_tp - to_fn).mul_(prob)
+        torch.gt(prob, soft, out=out).mul_(to_fp)
+        below = torch.lt(prob, soft, out=buffers.take("logits", prob.shape))
+        out.addcmul_(below, to_tp - to_fn).mul_(prob)
     else:
-        torch.mul(form_gradient(prob, soft, options.form, to_tp, to_fp, to_fn), prob, out=weighted)
+        torch.mul(form_gradient(prob, soft, options.form, to_tp, to_fp, to_fn), prob, out=out)
     if options.entropy:
-        weighted.addcmul_(soft, to_entropy, value=-1)
-    torch.addcmul(weighted, prob, weighted.sum(1, keepdim=True), value=-1, out=out)
+        out.addcmul_(soft, to_entropy, value=-1)
+    out.addcmul_(prob, out.sum(1, keepdim=True), value=-1)
 
 
 def _gathered_sums(block: _Block, options: _Options, buffers: _Buffers) -> SegmentationSums:
@@ -236,7 +236,7 @@ def _gathered_gradient(
     prob, index = _softmax(block, buffers), _class_indices(block)
     _clear_ignored(prob, block.valid)
     to_tp, to_fp, to_fn, to_entropy = to_sums
-    weighted = torch.mul(prob, to_fp.unsqueeze(-1), out=buffers.take("weighted", prob.shape))
+    torch.mul(prob, to_fp.unsqueeze(-1), out=out)
     at_label = prob.gather(1, index.unsqueeze(1)).squeeze(1)
     pull = (to_tp - to_fn).gather(1, index)
     if options.form != "relaxed" and bool(at_label.amax() >= 1):
@@ -247,8 +247,8 @@ def _gathered_gradient(
     if options.entropy:
         pull.sub_(to_entropy.gather(1, index))
     _clear_ignored(pull, block.valid)
-    weighted.scatter_(1, index.unsqueeze(1), pull.unsqueeze(1))
-    torch.addcmul(weighted, prob, weighted.sum(1, keepdim=True), value=-1, out=out)
+    out.scatter_(1, index.unsqueeze(1), pull.unsqueeze(1))
+    out.addcmul_(prob, out.sum(1, keepdim=True), value=-1)
 
 
 def _plain_sums(block: _Block, options: _Options, buffers: _Buffers) -> SegmentationSums:
@@ -287,7 +287,7 @@ def _soft_target(block: _Block, buffers: _Buffers) -> Tensor:
     if not block.target.is_floating_point():
         # compared straight into floats: bytes and floats mix slowly
         shape = block.prediction.shape
-        classes = torch.arange(shape[1]).to(block.target.dtype).view(-1, 1)
+        classes = torch.arange(shape[1], dtype=block.target.dtype).view(-1, 1)
         soft = torch.eq(block.target.unsqueeze(1), classes, out=buffers.take("soft", shape))
     elif block.valid is None and block.target.dtype == buffers.dtype:
         return block.target
