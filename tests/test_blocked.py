@@ -94,6 +94,22 @@ def test_probabilities_of_exactly_0_and_1(form):
         assert_equal_to_the_definition(logits, target, form=form, activation="softmax", entropy=True)
 
 
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.usefixtures("_both_ways")
+def test_a_tie_at_1_beside_probabilities_that_are_not_0(form):
+    index = class_map((2, 40), 4)
+    logits = random_logits(2, 4, 40) + 30 * one_hot(index, 4)
+    prob = logits.softmax(1)
+    assert (prob.amax(1) == 1).any()
+    assert (prob > 0).all()
+    options = {"form": form, "activation": "softmax", "entropy": False}
+    _, ours = kernels.sums_and_gradient(blocked.blocked_sums, logits, index, None, **options)
+    _, theirs = kernels.sums_and_gradient(reference_sums, logits, index, None, **options)
+    off_label = one_hot(index, 4) == 0
+    # all of these are far below the usual absolute tolerance
+    torch.testing.assert_close(ours[off_label], theirs[off_label], rtol=1e-4, atol=0)
+
+
 @pytest.mark.parametrize("form", ["min", "product"])
 @pytest.mark.parametrize("shape", [(2, 3, 401), (1, 14, 7, 19), (3, 2, 32)], ids=str)
 def test_at_the_label_there_is_no_error_and_no_gradient(form, shape, monkeypatch):

@@ -80,6 +80,8 @@ def demo_recipe(name: str, dataset: Path, *, epochs: int, num_folds: int) -> Rec
 
 def run_demo(out: Path, console: Console, *, num_cases: int, epochs: int, num_folds: int) -> None:
     """Prepare, train, compare, draw; every step is skipped where its result is there already."""
+    # on images this small a second thread gains little, and where cores are shared it waits for the first
+    torch.set_num_threads(1)
     out.mkdir(parents=True, exist_ok=True)
     data = out / "phantom"
     prepare_phantom(data, num_cases)

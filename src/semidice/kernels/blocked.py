@@ -322,8 +322,9 @@ def _blocks(prediction: Tensor, target: Tensor, valid: Tensor | None) -> Iterato
     num_images, _, length = prediction.shape[:3]
     row = prediction[0, :, 0].numel()
     step = max(1, min(length, BLOCK_SIZE // row))
-    # whole vectors: the rest of a row is worked on number by number
-    step -= step % 16 if step > 16 else 0
+    if 16 < step < length:
+        # whole vectors: the rest of a row is worked on number by number
+        step -= step % 16
     num_together = max(1, BLOCK_SIZE // (row * length))
     for first in range(0, num_images, num_together):
         images = slice(first, first + num_together)
