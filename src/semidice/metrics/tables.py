@@ -88,7 +88,7 @@ class Table:
         except ImportError:
             raise ImportError("tables in the terminal need rich: pip install 'semidice[train]'") from None
         table = RichTable(
-            title=self.title, caption=self.note, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False
+            title=self.title, caption=self.note, box=box.SIMPLE_HEAD, padding=0, pad_edge=False
         )
         for number, name in enumerate(self.header):
             # names of methods give way on a narrow terminal, by their words, and numbers do not
