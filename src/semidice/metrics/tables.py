@@ -87,9 +87,7 @@ class Table:
             from rich.text import Text
         except ImportError:
             raise ImportError("tables in the terminal need rich: pip install 'semidice[train]'") from None
-        table = RichTable(
-            title=self.title, caption=self.note, box=box.SIMPLE_HEAD, padding=0, pad_edge=False
-        )
+        table = RichTable(title=self.title, caption=self.note, box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
         for number, name in enumerate(self.header):
             # names of methods give way on a narrow terminal, by their words, and numbers do not
             named = number == 0 or name == "minus"
