@@ -512,3 +512,12 @@ def test_standard_is_the_network_itself():
     network = network_for("standard")
     assert not isinstance(network, System)
     assert type(network).__name__ == "SmallUNet"
+
+
+def test_a_system_that_lacks_its_losses_or_its_probability_cannot_be_made():
+    class Half(System):
+        def probability(self, image):
+            return image
+
+    with pytest.raises(TypeError, match="losses"):
+        Half()

@@ -21,6 +21,8 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 Activation = Literal["softmax", "sigmoid", "none"]
+# of the sides of an image that goes into a network, which halves it up to five times
+SIZE_MULTIPLE = 32
 
 
 def describe(tensor: object) -> str:

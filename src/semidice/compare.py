@@ -18,7 +18,7 @@ from .grid import Variant
 from .metrics.cases import CaseTable, concatenate, write_cases
 from .metrics.statistics import Comparison, Unit, compare_cases
 from .metrics.tables import Table, means_table, pairs_table
-from .progress import training_bars
+from .progress import say, training_bars
 from .rundir import RunFolder, whole_file
 from .training.command import FoldBar, start_fabric
 from .training.crossvalidation import cross_validate, open_run
@@ -136,8 +136,3 @@ def write_table(table: Table, path: Path) -> None:
     for suffix, text in {".md": table.markdown(), ".tex": table.latex(), ".csv": table.csv()}.items():
         with whole_file(path.with_suffix(suffix)) as half_written:
             half_written.write_text(text, encoding="utf-8")
-
-
-def say(console: Console, text: str) -> None:
-    """One line, as it is."""
-    console.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from .compare import CompareError, comparisons_of, run_variants, say
+from .compare import CompareError, comparisons_of, run_variants
 from .data.dataset import Dataset
 from .data.folds import read_folds
 from .data.phantom import PhantomOptions
@@ -25,6 +25,7 @@ from .metrics.cases import write_cases
 from .metrics.statistics import Comparison
 from .metrics.tables import display_scale, means_table, p_text
 from .predict import read_prediction
+from .progress import say
 from .recipe import Recipe
 from .report.case_figures import draw_reliability
 from .report.figures import save_figure

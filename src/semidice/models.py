@@ -25,8 +25,6 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-SIZE_MULTIPLE = 32
-
 # what build_model sets itself; and a network that ends in a softmax would give no logits
 _NOT_OPTIONS = {
     "encoder_name",

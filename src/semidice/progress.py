@@ -1,4 +1,4 @@
-"""Progress bars of the command line, all of one kind: what is done, how far it is, and the time left."""
+"""How commands speak: a line as it is, and progress bars of one kind with the time that is left."""
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -27,3 +27,8 @@ def training_bars(console: Console, *, width: int = 0, transient: bool = False) 
         console=console,
         transient=transient,
     )
+
+
+def say(console: Console, text: str) -> None:
+    """One line, as it is: nothing in it is markup, and a path is not broken."""
+    console.print(text, highlight=False, markup=False, soft_wrap=True)

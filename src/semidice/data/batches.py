@@ -21,10 +21,11 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float32, Int64, Shaped, UInt8
 from torch import Tensor
 
+from ..arrays import SIZE_MULTIPLE
 from .augment import AugmentOptions, augment, draw_augmentation
 from .dataset import Dataset
 from .label_making import LabelOptions, LabelTables
-from .storage import SIZE_MULTIPLE, CaseReader, Storage, common_space, inside
+from .storage import CaseReader, Storage, common_space, inside
 
 
 class Feed(NamedTuple):

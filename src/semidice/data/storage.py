@@ -15,11 +15,10 @@ import torch
 from jaxtyping import Bool, Float32, Int64, Integer, Shaped, UInt8
 from torch import Tensor
 
+from ..arrays import SIZE_MULTIPLE
 from .dataset import INTENSITY_UNITS, Dataset
 from .packing import num_planes, unpack_classes
 
-# networks halve their images up to five times
-SIZE_MULTIPLE = 32
 # Linux lets a process map 65 000 files
 _MAX_MAPPED = 20_000
 

@@ -22,7 +22,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from ..data.resample import resize_probability
-from ..progress import counting_bar
+from ..progress import counting_bar, say
 from .inputs import InputImage, find_inputs, read_input
 from .networks import TrainedRun, Which, checkpoint_path, load_fold, network_probability, read_run
 from .outputs import OutputFolder, enumerated_errors
@@ -126,7 +126,7 @@ def run_predict(
     )
     due = [path for path in paths if overwrite or not folder.is_done(path)]
     if len(due) < len(paths):
-        _say(console, f"{len(paths) - len(due)} of {len(paths)} inputs are predicted already")
+        say(console, f"{len(paths) - len(due)} of {len(paths)} inputs are predicted already")
     if not due:
         return
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -148,7 +148,7 @@ def run_predict(
                     errors.append(_told(path, error))
     finally:
         folder.close()
-    _say(console, f"predicted {len(due) - len(errors)} of {len(due)} inputs into {out}")
+    say(console, f"predicted {len(due) - len(errors)} of {len(due)} inputs into {out}")
     if errors:
         raise ValueError(enumerated_errors(errors, len(due)))
 
@@ -158,7 +158,7 @@ def _chosen_folds(run: TrainedRun, fold: int | None, console: Console) -> tuple[
     if fold is not None:
         checkpoint_path(run, fold)
         if fold not in finished:
-            _say(console, f"fold {fold} of {run.folder.path} is not finished: taking it as it is now")
+            say(console, f"fold {fold} of {run.folder.path} is not finished: taking it as it is now")
         return (fold,)
     if not finished:
         raise ValueError(
@@ -167,7 +167,7 @@ def _chosen_folds(run: TrainedRun, fold: int | None, console: Console) -> tuple[
         )
     missing = [str(number) for number in run.folds if number not in finished]
     if missing:
-        _say(console, f"without fold {', '.join(missing)}, which is not finished")
+        say(console, f"without fold {', '.join(missing)}, which is not finished")
     return finished
 
 
@@ -202,7 +202,3 @@ def _told(path: Path, error: ValueError | OSError) -> str:
     if isinstance(error, OSError) and error.strerror:
         text = f"{error.filename2 or error.filename or path}: {error.strerror}"
     return text if str(path) in text or isinstance(error, OSError) else f"{path}: {text}"
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(text, highlight=False, soft_wrap=True, markup=False)

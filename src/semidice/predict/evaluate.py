@@ -18,7 +18,7 @@ from ..data.folds import fold_cases, read_folds
 from ..metrics.cases import CaseTable, concatenate, higher_is_better, write_cases
 from ..metrics.resampling import paired_bootstrap
 from ..metrics.tables import display_scale
-from ..progress import counting_bar
+from ..progress import counting_bar, say
 from .networks import TrainedRun, manifest_digest, read_run
 from .scoring import inapplicable_metrics, score_fold
 
@@ -45,7 +45,7 @@ def run_evaluate(
         raise ValueError(f"{run} has no finished fold to evaluate: go on with `semidice train --resume`")
     missing = [str(fold) for fold in trained.folds if fold not in finished]
     for name, reason in inapplicable_metrics(dataset, metrics).items():
-        _say(console, f"left out {name}: {reason}")
+        say(console, f"left out {name}: {reason}")
     cases = {fold: fold_cases(fold_of_case, fold)[1] for fold in finished}
     with counting_bar(console, doing="scoring", unit="cases") as progress:
         bar = progress.add_task("", total=sum(map(len, cases.values())))
@@ -64,14 +64,14 @@ def run_evaluate(
         ).sorted()
     console.print(scores_table(table, title=f"{trained.recipe.name}: {len(finished)} folds"))
     if missing:
-        _say(console, f"not finished, and not in these numbers: fold {', '.join(missing)}")
+        say(console, f"not finished, and not in these numbers: fold {', '.join(missing)}")
     if missing and out is None:
-        _say(console, f"{trained.folder.cases} is written once all folds are there; name a file with -o")
+        say(console, f"{trained.folder.cases} is written once all folds are there; name a file with -o")
         return table
     out = out or trained.folder.cases
     out.parent.mkdir(parents=True, exist_ok=True)
     write_cases(table, out)
-    _say(console, f"wrote {out}")
+    say(console, f"wrote {out}")
     return table
 
 
@@ -118,9 +118,5 @@ def _open_dataset(run: TrainedRun, path: Path | None, console: Console) -> Datas
             f"{run.folder.path} was trained for {', '.join(run.facts.class_names)}: give its dataset"
         )
     if manifest_digest(dataset.manifest) != run.facts.manifest_sha256:
-        _say(console, f"{dataset.folder.path} has been prepared anew since the run was trained on it")
+        say(console, f"{dataset.folder.path} has been prepared anew since the run was trained on it")
     return dataset
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(text, highlight=False, soft_wrap=True, markup=False)

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Float32
 from torch import Tensor
 
-from ..models import SIZE_MULTIPLE
+from ..arrays import SIZE_MULTIPLE
 
 Predictor = Callable[[Tensor], Tensor]
 

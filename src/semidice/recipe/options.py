@@ -17,12 +17,12 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
+from ..arrays import SIZE_MULTIPLE
 from ..data.augment import AugmentOptions
 from ..data.label_making import LabelOptions
 from ..distillation import Calibration, KeySource, Term
 from ..forms import Form
 from ..losses import SegmentationLoss, TverskyLoss
-from ..models import SIZE_MULTIPLE
 from ..region import Classes, Over
 
 Family = Literal["dice", "jaccard", "tversky"]

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from ..data.dataset import INTENSITY_UNITS, Dataset
+from .images import fullest_slice
 from .label_figures import draw_outlines, outline_style
 
 MOST_CASES = 24
@@ -58,11 +59,7 @@ def case_panel(dataset: Dataset, number: int, agreement: float) -> SheetPanel:
     stored, masks = dataset.stored("images", number)[0], dataset.masks(number)
     spacing = case.scan.spacing_mm[: len(case.shape)]
     if stored.ndim == 3:
-        chosen = dataset.manifest.options.get("slice_axis")
-        axis = chosen if chosen in (0, 1, 2) else 2
-        counts = (masks > 0).sum(axis=(0, *(other + 1 for other in range(3) if other != axis)))
-        # the middle slice where nobody drew anything
-        fullest = int(counts.argmax()) if counts.any() else len(counts) // 2
+        axis, fullest = fullest_slice(dataset, masks)
         stored, masks = stored.take(fullest, axis), masks.take(fullest, axis + 1)
         spacing = tuple(side for other, side in enumerate(spacing) if other != axis)
     rows, columns = _window(np.asarray(masks.any(axis=0)))

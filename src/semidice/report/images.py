@@ -166,6 +166,14 @@ def make_picture(
     )
 
 
+def fullest_slice(dataset: Dataset, masks: UInt8[np.ndarray, "R *space"]) -> tuple[int, int]:
+    """Axis and number of the slice of a volume in which raters drew most; the middle one if nobody did."""
+    chosen = dataset.manifest.options.get("slice_axis")
+    axis = chosen if chosen in (0, 1, 2) else 2
+    counts = (masks > 0).sum(axis=(0, *(other + 1 for other in range(3) if other != axis)))
+    return axis, int(counts.argmax()) if counts.any() else len(counts) // 2
+
+
 def _cut(dataset: Dataset, number: int, probs: Sequence[np.ndarray]) -> _Slice:
     """The case as an image: of a volume, the slice in which most raters drew most."""
     case = dataset.cases[number]
@@ -174,11 +182,7 @@ def _cut(dataset: Dataset, number: int, probs: Sequence[np.ndarray]) -> _Slice:
     spacing = case.scan.spacing_mm[: len(case.shape)]
     if len(case.shape) == 2:
         return _Slice(image, masks, foreground, spacing[0] / spacing[1], None, None)
-    chosen = dataset.manifest.options.get("slice_axis")
-    axis = chosen if chosen in (0, 1, 2) else 2
-    counts = (masks > 0).sum(axis=(0, *(other + 1 for other in range(3) if other != axis)))
-    # the middle slice where nobody drew anything
-    fullest = int(counts.argmax()) if counts.any() else len(counts) // 2
+    axis, fullest = fullest_slice(dataset, masks)
     sides = [length for other, length in enumerate(spacing) if other != axis]
     return _Slice(
         image.take(fullest, axis + 1),
@@ -186,7 +190,7 @@ def _cut(dataset: Dataset, number: int, probs: Sequence[np.ndarray]) -> _Slice:
         [np.asarray(prob.take(fullest, axis + 1)) for prob in foreground],
         sides[0] / sides[1],
         fullest,
-        len(counts),
+        masks.shape[axis + 1],
     )
 
 

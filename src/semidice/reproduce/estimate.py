@@ -16,9 +16,10 @@ from contextlib import nullcontext
 
 import torch
 
+from ..arrays import SIZE_MULTIPLE
 from ..data.manifest import Manifest
 from ..grid import Variant
-from ..models import SIZE_MULTIPLE, build_model
+from ..models import build_model
 from ..recipe import Recipe
 from .plan import folds_left
 

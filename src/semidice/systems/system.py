@@ -8,6 +8,7 @@ A network of `models` that is trained as it is, the system `standard`, is none o
 recipe's, its probability the softmax. Nothing here waits for the device, so a step can be recorded.
 """
 
+from abc import ABC, abstractmethod
 from typing import Any, ClassVar, NamedTuple
 
 from jaxtyping import Bool, Float, Float32
@@ -32,20 +33,20 @@ class TrainingLabels(NamedTuple):
         return self.raters, self.present
 
 
-class System(nn.Module):
-    """A network with losses and a probability of its own."""
+class System(nn.Module, ABC):
+    """A network with losses and a probability of its own; one that lacks either cannot be made."""
 
     needs_raters: ClassVar[bool] = False
 
+    @abstractmethod
     def losses(
         self, output: Any, labels: TrainingLabels, loss: SegmentationLoss
     ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
         """What is minimised, and its terms by name, detached, for a log. loss: the recipe's."""
-        raise NotImplementedError
 
+    @abstractmethod
     def probability(self, image: Float[Tensor, "N channels *space"]) -> Float32[Tensor, "N C *space"]:
         """Class probabilities of normalised images; a function of weights, seed and image alone."""
-        raise NotImplementedError
 
 
 def rater_losses(
