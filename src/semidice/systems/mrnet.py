@@ -6,8 +6,8 @@
 
 From the paper's description and the authors' released code: an image is trained on under three weightings,
 equal, random (whole numbers 1 to 10, normalised) and one rater alone, which count 3 : 2 : 1; coarse and final
-learn sum_r v_r (what rater r drew), MRM what each rater drew; a module learns from its own loss alone, what it
-is given is detached; it predicts with equal weights.
+learn sum_r v_r (what rater r drew), MRM what each rater drew; a module learns from its own loss alone, what
+it is given is detached; it predicts with equal weights.
 Decided here: the recipe's network and a ConvLSTM of at most 512 channels; MRM is a small_unet with a head for
 each rater; MPM blurs with a fixed Gaussian; one optimiser; the recipe's loss in place of cross entropy;
 absent raters have weight 0. `label` of the recipe is not used. Reasons are in docs/systems.md.
