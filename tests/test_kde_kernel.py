@@ -108,6 +108,25 @@ def test_dtypes_layouts_and_soft_labels(num_classes, dtype):
             assert found < MARGIN
 
 
+@pytest.mark.parametrize("num_classes", [2, 3, 4, 6])
+def test_labels_need_not_sum_to_one(num_classes):
+    points, keys, _ = one_set(150, 70, num_classes)
+    label = 3 * torch.rand(1, 70, num_classes, device=DEVICE)
+    options = {"bandwidth": 1e-3, "weight": None}
+    ours = kernel_mean(points, keys, label, method="triton", **options)
+    exact = kernel_mean(points.double(), keys, label, method="reference", **options)
+    assert (ours - exact).abs().max() < 3 * MARGIN
+
+
+@pytest.mark.parametrize("num_classes", [2, 3, 4])
+@pytest.mark.parametrize("bandwidth", BANDWIDTHS)
+def test_keys_that_are_the_same_or_in_a_corner_share(num_classes, bandwidth):
+    points, some, label = one_set(150, 100, num_classes)
+    corners = torch.eye(num_classes, device=DEVICE).repeat(10, 1)
+    keys = torch.cat([corners, some[0, :30], some[0, :30]])[None, :100]
+    assert error_of(points, keys, label[:, : keys.shape[1]], bandwidth=bandwidth) < MARGIN
+
+
 @pytest.mark.parametrize("num_classes", [3, 6])
 def test_integer_labels_weights_and_masks(num_classes):
     points, keys, label = one_set(50, 60, num_classes)

@@ -1,9 +1,10 @@
-"""A launch that is remembered is the one that Triton would make.
+"""A launch that is remembered is the one that Triton would make, and what is around it changes nothing.
 
 The oracle is Triton's own choice of what to compile for given arguments, which needs no GPU.
 """
 
 import itertools
+import math
 import random
 
 import pytest
@@ -157,6 +158,85 @@ def test_where_it_was_not_tried_nothing_is_remembered(kernels, monkeypatch, owne
 def test_constants_must_be_those_of_the_kernel():
     with pytest.raises(ValueError, match=r"constants of the kernel are .*NUM_STAGES; got FORM"):
         Launch(overlap._sums_kernel, (1,), (), num_warps=1, FORM=0)
+
+
+def layouts():
+    """Tensors (2, 3, *space) and (1, 3, *space), dense or not, whose axes of space are one or are not."""
+    for num_images, space in itertools.product((1, 2), ((), (4,), (4, 6), (4, 1, 6), (1, 1), (2, 4, 6))):
+        whole = torch.arange(num_images * 3 * math.prod(space)).view(num_images, 3, *space)
+        yield whole
+        yield whole.transpose(0, 1).contiguous().transpose(0, 1)
+        yield whole.movedim(1, -1).contiguous().movedim(-1, 1)
+        yield whole[:, :1].expand(num_images, 3, *space)
+        if space:
+            yield whole[..., ::2]
+            yield whole.transpose(2, -1)
+            yield whole[..., :1].expand(num_images, 3, *space)
+            yield whole.flatten(2)[:, :, :1].expand(num_images, 3, 12)
+
+
+def test_axes_are_one_without_a_copy_where_torch_makes_none():
+    num_copied = 0
+    for tensor in layouts():
+        flat = overlap._flat(tensor, 2)
+        stride = overlap._flat_stride(tensor.shape, tensor.stride(), 2)
+        assert (stride is None) == (flat.data_ptr() != tensor.data_ptr())
+        num_copied += stride is None
+        if stride is not None:
+            assert torch.equal(tensor.as_strided(flat.shape, stride), flat)
+    assert num_copied > 0
+
+
+def test_a_mask_is_copied_unless_it_is_contiguous():
+    num_kept = 0
+    for tensor in layouts():
+        mask = tensor[:, 1] % 2 == 0
+        for valid in (mask, mask.expand(3, *mask.shape)[1], (tensor % 2 == 0)[:, 1]):
+            logits, target = torch.zeros(tensor.shape), torch.zeros(valid.shape, dtype=torch.long)
+            inputs = overlap.flat_inputs(logits, target, valid, **WHICH)
+            assert torch.equal(inputs.valid.flatten(), valid.flatten())
+            assert inputs.valid.is_contiguous()
+            num_kept += inputs.valid is valid
+    assert num_kept > 0
+
+
+def mixture(logits, **options):
+    target = soft_label(1, 2, 16)
+    return fused.fused_mixture(
+        logits, target, valid=None, class_weight=None, options=OPTIONS, **WHICH, **options
+    )
+
+
+def test_total_and_parts_can_be_changed_in_place(kernels):
+    free = random_logits(1, 2, 16).requires_grad_()
+    total, entropy, region = mixture(free)
+    assert not entropy.requires_grad
+    assert not region.requires_grad
+    total /= 4
+    entropy *= 2
+    total.backward()
+    assert free.grad.shape == free.shape
+
+
+def test_without_parts_there_is_the_total_alone(kernels):
+    (total,) = mixture(random_logits(1, 2, 16).requires_grad_(), parts=False)
+    assert total.requires_grad
+
+
+def test_logits_that_were_changed_since_are_found_out(kernels):
+    logits = 2 * random_logits(1, 2, 16).requires_grad_()
+    total, *_ = mixture(logits)
+    logits.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        total.backward()
+
+
+def test_the_gradient_of_the_mixture_has_none_and_says_so(kernels):
+    free = random_logits(1, 2, 16).requires_grad_()
+    total, *_ = mixture(free)
+    (slope,) = torch.autograd.grad(total.square(), free, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        slope.sum().backward()
 
 
 @pytest.mark.gpu

@@ -13,7 +13,7 @@ synchronisation: on the CPU, outside a compiled graph.
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -34,14 +34,14 @@ def describe(tensor: object) -> str:
 
 def check_choice(name: str, value: object, choices: Any) -> None:
     """Raise unless `value` is one of the strings of the Literal type `choices`."""
-    known = get_args(choices)
+    known = choices.__args__
     if value not in known:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}; got {value!r}")
 
 
 def values_are_readable(tensor: Tensor) -> bool:
     """True where looking at values costs no device synchronisation, no graph break and no vmap error."""
-    if torch.compiler.is_compiling() or tensor.device.type != "cpu":
+    if tensor.device.type != "cpu" or torch.compiler.is_compiling():
         return False
     return not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
@@ -69,7 +69,7 @@ def check_prediction(prediction: Tensor, activation: Activation) -> None:
         raise ValueError(f"prediction must be a float tensor (N, C, *space); got {describe(prediction)}")
     if prediction.numel() == 0:
         raise ValueError(f"prediction is empty: {describe(prediction)}; skip batches that hold nothing")
-    if activation == "softmax" and prediction.shape[1] == 1:
+    if activation == "softmax" and prediction.size(1) == 1:
         raise ValueError(
             f"softmax over one channel is 1 everywhere; got prediction {describe(prediction)}: "
             "use activation='sigmoid', or two channels"
@@ -91,21 +91,18 @@ def check_target(
         raise ValueError(f"target must be a tensor; got {describe(target)}")
     if target.device != prediction.device:
         raise ValueError(f"target is on {target.device} but prediction on {prediction.device}")
-    space_shape = (prediction.shape[0], *prediction.shape[2:])
-    if valid is not None and (valid.dtype != torch.bool or tuple(valid.shape) != space_shape):
-        raise ValueError(
-            f"valid must be bool {space_shape}, one flag a voxel and no channel axis; got {describe(valid)}"
-        )
-    if target.dtype == torch.bool or target.is_complex():
-        raise ValueError(
-            f"target must hold integers (class indices) or floats (soft labels); got {describe(target)}: "
-            "use .float() for one mask a channel, .long() for class indices"
-        )
+    if valid is not None:
+        _check_valid(prediction, valid)
     if target.is_floating_point():
         _check_soft_target(prediction, target)
         valid = fold_ignored(target, valid, ignore_index)
         check_unit_range("target", target, valid)
         return valid
+    if target.dtype == torch.bool or target.is_complex():
+        raise ValueError(
+            f"target must hold integers (class indices) or floats (soft labels); got {describe(target)}: "
+            "use .float() for one mask a channel, .long() for class indices"
+        )
     _check_class_map(prediction, target, activation)
     valid = fold_ignored(target, valid, ignore_index)
     _check_class_range(target, valid, prediction.shape[1], ignore_index)
@@ -127,6 +124,14 @@ def fold_ignored(target: Tensor, valid: Tensor | None, ignore_index: int | None)
     return counted if valid is None else valid & counted
 
 
+def _check_valid(prediction: Tensor, valid: Tensor) -> None:
+    space_shape = (prediction.shape[0], *prediction.shape[2:])
+    if valid.dtype != torch.bool or tuple(valid.shape) != space_shape:
+        raise ValueError(
+            f"valid must be bool {space_shape}, one flag a voxel and no channel axis; got {describe(valid)}"
+        )
+
+
 def _check_soft_target(prediction: Tensor, target: Tensor) -> None:
     if target.shape != prediction.shape:
         came = f"got target {describe(target)} for prediction {describe(prediction)}"
@@ -141,6 +146,9 @@ def _check_soft_target(prediction: Tensor, target: Tensor) -> None:
 
 
 def _check_class_map(prediction: Tensor, target: Tensor, activation: Activation) -> None:
+    is_map = target.shape == prediction.shape[:1] + prediction.shape[2:]
+    if is_map and activation != "sigmoid" and prediction.size(1) > 1:
+        return
     came = f"got target {describe(target)} for prediction {describe(prediction)}"
     if activation == "sigmoid" or prediction.shape[1] == 1:
         raise ValueError(
@@ -149,8 +157,7 @@ def _check_class_map(prediction: Tensor, target: Tensor, activation: Activation)
         )
     if target.shape == prediction.shape:
         raise ValueError(f"an integer target holds class indices, without a class axis; {came}: use .float()")
-    if target.shape != prediction.shape[:1] + prediction.shape[2:]:
-        raise ValueError(f"class indices must have shape (N, *space) of the prediction; {came}")
+    raise ValueError(f"class indices must have shape (N, *space) of the prediction; {came}")
 
 
 def _check_class_range(

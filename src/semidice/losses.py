@@ -10,6 +10,7 @@ Left out: distances to surfaces, thresholds, and label making (`labels`).
 """
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, Literal, NamedTuple, Unpack, overload
 
 import torch
@@ -109,6 +110,7 @@ def tversky_loss(
         beta,
         cross_entropy_weight=0.0,
         region_weight=1.0,
+        parts=False,
         sync=sync,
         gamma=gamma,
         log=log,
@@ -117,7 +119,7 @@ def tversky_loss(
         classes=classes,
         background=background,
     )
-    return check_result(losses.region, prediction)
+    return check_result(losses.total, prediction)
 
 
 def dice_loss(prediction: Tensor, target: Tensor, **options: Unpack[LossOptions]) -> Float[Tensor, ""]:
@@ -271,24 +273,35 @@ class SegmentationLoss(nn.Module):
         parts: bool = False,
     ) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
         """The total; with `parts`, also the unweighted terms by name, detached, for a log."""
-        total, terms = self.over_valid(logits, target, fold_ignored(target, valid, self.region.ignore_index))
-        return (total, terms) if parts else total
+        valid = fold_ignored(target, valid, self.region.ignore_index)
+        if parts:
+            return self.over_valid(logits, target, valid)
+        return self._losses_of_all(logits, target, valid, parts=False).total
 
     def over_valid(
         self, logits: Tensor | Sequence[Tensor], target: Tensor, valid: Tensor | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Total and terms, whose ignored voxels are in `valid` already: `ignore_index` is not looked at."""
-        if isinstance(logits, Tensor):
-            losses = self._losses(logits, target, valid)
-        else:
-            weights = self._weights_of_scales(len(logits))
-            each = [self._losses(scale, *downsample_target(target, valid, scale.shape)) for scale in logits]
-            losses = Losses(*(_weighted_sum(weights, part) for part in zip(*each, strict=True)))
-        parts = {"cross_entropy": losses.cross_entropy.detach(), "region": losses.region.detach()}
-        return losses.total, parts
+        total, (cross_entropy, region) = self._losses_of_all(logits, target, valid, parts=True)
+        return total, {"cross_entropy": cross_entropy.detach(), "region": region.detach()}
 
-    def _losses(self, logits: Tensor, target: Tensor, valid: Tensor | None) -> "Losses":
-        """The losses of one output, from one pass over it; 0 for a term of weight 0."""
+    def _losses_of_all(
+        self, logits: Tensor | Sequence[Tensor], target: Tensor, valid: Tensor | None, *, parts: bool
+    ) -> "Losses":
+        """The losses of one output, or the weighted sums of those of several."""
+        if isinstance(logits, Tensor):
+            return self._losses(logits, target, valid, parts=parts)
+        weights = self._weights_of_scales(len(logits))
+        each = [
+            self._losses(scale, *downsample_target(target, valid, scale.shape), parts=parts)
+            for scale in logits
+        ]
+        total = _weighted_sum(weights, [losses.total for losses in each])
+        terms = zip(*(losses.terms for losses in each), strict=True)
+        return Losses(total, tuple(_weighted_sum(weights, term) for term in terms))
+
+    def _losses(self, logits: Tensor, target: Tensor, valid: Tensor | None, *, parts: bool) -> "Losses":
+        """The losses of one output, from one pass over it."""
         region = self.region
         check_prediction(logits, region.activation)
         check_target(logits, target, activation=region.activation, valid=valid)
@@ -305,6 +318,7 @@ class SegmentationLoss(nn.Module):
             region.beta,
             cross_entropy_weight=self.cross_entropy_weight,
             region_weight=self.region_weight,
+            parts=parts,
             sync=region.sync,
             **region.options,
         )
@@ -325,11 +339,10 @@ class SegmentationLoss(nn.Module):
 
 
 class Losses(NamedTuple):
-    """The weighted total, and its terms; a term of weight 0 is 0."""
+    """The weighted total, and if asked for its terms, cross entropy and region; one of weight 0 is 0."""
 
     total: Tensor
-    cross_entropy: Tensor
-    region: Tensor
+    terms: tuple[Tensor, ...]
 
 
 def _losses(
@@ -344,6 +357,7 @@ def _losses(
     *,
     cross_entropy_weight: float,
     region_weight: float,
+    parts: bool,
     sync: bool,
     **options: Unpack[IndexOptions],
 ) -> Losses:
@@ -352,34 +366,43 @@ def _losses(
     if with_region and not options.get("background", True) and prediction.shape[1] == 1:
         raise ValueError("background=False leaves no class of a one-channel prediction")
     weight = None if class_weight is None else class_weights(class_weight, prediction)
-    which: dict[str, Any] = {
-        "activation": activation,
-        "valid": valid,
-        "form": form if with_region else None,
-        "entropy": with_entropy,
-    }
+    counted = form if with_region else None
     # Compiled, the sums are an operator and the rest is for the compiler; synced, others must be asked first.
     if fused_applies(prediction, target) and not sync and not torch.compiler.is_compiling():
-        from .kernels.fused import fused_mixture
-        from .kernels.overlap import MixtureOptions
-
-        mixture = MixtureOptions(alpha, beta, cross_entropy_weight, region_weight, **options)
-        total, entropy_term, region_term = fused_mixture(
-            prediction, target, class_weight=weight, options=mixture, **which
+        fused = _fused_kernels()
+        total, *terms = fused.fused_mixture(
+            prediction,
+            target,
+            activation=activation,
+            valid=valid,
+            form=counted,
+            entropy=with_entropy,
+            class_weight=weight,
+            options=fused.MixtureOptions(alpha, beta, cross_entropy_weight, region_weight, **options),
+            parts=parts,
         )
-        # alone and unweighted, the region loss is the total, which has the gradient
-        return Losses(
-            total, entropy_term, total if (with_entropy, region_weight) == (False, 1.0) else region_term
-        )
-    sums = segmentation_sums(prediction, target, **which)
+        return Losses(total, tuple(terms))
+    sums = segmentation_sums(
+        prediction, target, activation=activation, valid=valid, form=counted, entropy=with_entropy
+    )
     weight = class_weights(class_weight, prediction)
     entropy_term = region_term = torch.zeros((), device=prediction.device)
     if with_entropy:
         entropy_term = cross_entropy_of(sums, weight, sync)
     if with_region:
         region_term = region_loss_of(sums, weight, alpha, beta, sync=sync, **options)
+    if not (parts or with_entropy) and region_weight == 1:
+        return Losses(region_term, ())
     total = cross_entropy_weight * entropy_term + region_weight * region_term
-    return Losses(total, entropy_term, region_term)
+    return Losses(total, (entropy_term, region_term) if parts else ())
+
+
+@cache
+def _fused_kernels() -> Any:
+    """The module, imported when first needed, for Triton comes with it, and found quickly from then on."""
+    from .kernels import fused
+
+    return fused
 
 
 def _weighted_sum(weights: Sequence[float], terms: Sequence[Tensor]) -> Tensor:

@@ -6,6 +6,7 @@
 They are used by themselves where they apply: `use_kernels(False)` keeps this process to the definition.
 """
 
+from functools import cache
 from importlib.util import find_spec
 
 import torch
@@ -57,11 +58,17 @@ def fused_applies(prediction: Tensor, target: Tensor) -> bool:
     if target.requires_grad or prediction.dtype not in _FUSED_DTYPES:
         return False
     # images are the second axis of a CUDA grid, which ends at 65535
-    if prediction.shape[0] > 65535 or prediction.shape[1] > _MOST_FUSED_CLASSES:
+    if prediction.size(0) > 65535 or prediction.size(1) > _MOST_FUSED_CLASSES:
         return False
     if torch.compiler.is_compiling():
         return True
-    # vmap wants plain operations, and Triton a device of compute capability 8 or more
+    # vmap wants plain operations
     if torch._C._functorch.is_functorch_wrapped_tensor(prediction):
         return False
-    return torch.cuda.get_device_capability(prediction.device) >= (8, 0)
+    return _triton_compiles_for(prediction.get_device())
+
+
+@cache
+def _triton_compiles_for(device: int) -> bool:
+    """Whether a CUDA device has compute capability 8 or more."""
+    return torch.cuda.get_device_capability(device) >= (8, 0)

@@ -49,12 +49,15 @@ def fused_mixture(
     entropy: bool,
     class_weight: Tensor | None,
     options: MixtureOptions,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Total, cross entropy and region loss in three launches, the gradient included; the total has one."""
+    parts: bool = True,
+) -> tuple[Tensor, ...]:
+    """Total, and with `parts` cross entropy and region loss, in three launches, its gradient included.
+
+    The total alone has a gradient. Not to ask for the parts saves the time of two views.
+    """
     which = _Options(activation, form, entropy)
-    total, terms = _FusedMixture.apply(prediction, target, valid, class_weight, which, options)
-    cross_entropy, region = terms.unbind()
-    return total, cross_entropy, region
+    total, (terms,) = _FusedMixture.apply(prediction, target, valid, class_weight, which, options)
+    return (total, *terms.unbind()) if parts else (total,)
 
 
 class _FusedSums(torch.autograd.Function):
@@ -97,23 +100,31 @@ class _FusedMixture(torch.autograd.Function):
         class_weight: Tensor | None,
         which: _Options,
         options: MixtureOptions,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, tuple[Tensor]]:
         activation, form, entropy = which
         inputs = flat_inputs(prediction, target, valid, activation=activation, form=form, entropy=entropy)
         total, terms, to_sums = mixture_losses(inputs, class_weight, options)
         ctx.save_for_backward(prediction, target, valid, to_sums)
         ctx.which = which
-        ctx.mark_non_differentiable(terms)
-        return total, terms
+        # in a tuple of their own autograd leaves them alone: else it makes zeros for their gradient
+        return total, (terms,)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, to_total: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        prediction, target, valid, to_sums = ctx.saved_tensors
-        activation, form, entropy = ctx.which
-        inputs = flat_inputs(prediction, target, valid, activation=activation, form=form, entropy=entropy)
-        gradient = logits_gradient(inputs, to_sums, to_total, like=prediction)
-        return gradient, None, None, None, None, None
+    def backward(ctx: Any, to_total: Tensor, _: None) -> tuple[Tensor | None, ...]:
+        # with gradients off there is nothing to refuse, and `once_differentiable` takes a few microseconds
+        return (_once_gradient if torch.is_grad_enabled() else _mixture_gradient)(ctx, to_total)
+
+
+def _mixture_gradient(ctx: Any, to_total: Tensor) -> tuple[Tensor | None, ...]:
+    prediction, target, valid, to_sums = ctx.saved_tensors
+    activation, form, entropy = ctx.which
+    inputs = flat_inputs(prediction, target, valid, activation=activation, form=form, entropy=entropy)
+    gradient = logits_gradient(inputs, to_sums, to_total, like=prediction)
+    return gradient, None, None, None, None, None
+
+
+# an error where a derivative of the gradient is asked for
+_once_gradient = once_differentiable(_mixture_gradient)
 
 
 def _sums(

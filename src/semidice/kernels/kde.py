@@ -5,9 +5,10 @@
 
 Energies reach 5e5 at h = 5e-5, of which float32 loses 0.03. Logarithms are float64, and then:
 
-    few classes  up to 4: α and log f are split into 11 bits and a rest. Products of the 11 bits, and their
-                 sums, are exact in float32; less the least energy they are small, and the rests add to that.
-                 Keys are in the lanes and points in registers; a first, rough round finds the least energy.
+    few classes  up to 4: α and log f are sums of float16, so that tensor cores compute energies. Products of
+                 the highest 11 bits, and their sums, are exact in float32; less the least energy, which a
+                 first, rough round finds, they are small, and the rests add to that.
+                 Sums over keys are products too, of weights and labels in two float16 each.
     classes      up to 256: energies are a float64 product (tensor cores from compute capability 8), and
                  sums are rescaled as the least energy falls.
 """
@@ -23,11 +24,13 @@ import triton.language as tl
 from torch import Tensor
 
 LARGEST_NUM_CLASSES = 256
-# below it the sums of products in float32 lose 1e-4, and few classes go the way of many
+# well below it α log2 e leaves float16: from there on few classes go the way of many
 SMALLEST_SPLIT_BANDWIDTH = 5e-5
 _FEW = 4
-# logarithms in whole units of this have 11 bits, and so have the α in their own: their products are exact
-_X_UNIT = 2.0**-7
+# log f / f_last in whole units of this has 11 bits, and so has α in its own: their products are exact
+_X_UNIT = 2.0**-6
+# from one number of 11 bits, and its sign, to the next
+STEP, PART = tl.constexpr(4096), tl.constexpr(1 / 4096)
 # elements of the logarithms of one launch where they do not stay in registers: 32 MB of float64
 _CHUNK = 2**22
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -44,7 +47,7 @@ class Tile(NamedTuple):
     num_warps: int
 
 
-FEW_TILE = Tile(32, 16, 2)
+FEW_TILE = Tile(128, 32, 4)
 MANY_TILE = Tile(64, 32, 4)
 WIDE_TILE = Tile(64, 64, 8)
 
@@ -61,7 +64,8 @@ def kernel_mean_triton(
 ) -> Tensor:
     """See `kde.kernel_mean`; float32, without a gradient. Outside region (B, n), bool, the point stays.
 
-    A block of points that all lie outside the region costs nothing. A NaN in a point stays in it.
+    A block of points that all lie outside the region costs nothing. A NaN in a point stays in it. Up to four
+    classes, labels have to be within float16's 65504.
     """
     mean = torch.empty(points.shape, dtype=torch.float32, device=points.device)
     if points.numel() == 0:
@@ -100,20 +104,24 @@ def _fill_few(
 ) -> None:
     batch, num_classes, num_points = points.shape
     num_sets, num_keys, _ = keys.tensors[0].shape
-    num_tiles = triton.cdiv(num_keys, FEW_TILE.key_block)
-    tiles = mean.new_empty(num_sets, num_tiles, 4 * num_classes, FEW_TILE.key_block)
-    # the largest α log2 e has 11 bits
-    unit = 2.0 ** (math.ceil(math.log2(math.log2(math.e) / bandwidth)) - 11)
-    _split_keys_kernel[(num_tiles, num_sets)](
-        *keys.tensors, tiles, num_keys, num_tiles, *keys.strides, *_numbers(bandwidth), unit,
-        SMALLEST=smallest, HAS_WEIGHT=keys.has_weight, NUM_CLASSES=num_classes,
+    padded = triton.cdiv(num_keys, FEW_TILE.key_block) * FEW_TILE.key_block
+    num_values = triton.next_power_of_2(2 * (num_classes + 1))
+    high = mean.new_empty(num_sets, padded, 16, dtype=torch.float16)
+    rest = torch.empty_like(high)
+    value = mean.new_empty(num_sets, padded, num_values, dtype=torch.float16)
+    # the largest α log2 e has 11 bits; not below 2^-8, for log2 w has to fit in 2^23 units of energy
+    unit = 2.0 ** max(-8, math.ceil(math.log2(math.log2(math.e) / bandwidth)) - 11)
+    _split_keys_kernel[(padded // FEW_TILE.key_block, num_sets)](
+        *keys.tensors, high, rest, value, num_keys, padded, *keys.strides, *_numbers(bandwidth), unit,
+        SMALLEST=smallest, HAS_WEIGHT=keys.has_weight, NUM_CLASSES=num_classes, NUM_VALUES=num_values,
         X_UNIT=_X_UNIT, KEY_BLOCK=FEW_TILE.key_block, num_warps=1,
     )  # fmt: skip
     _few_classes_kernel[(triton.cdiv(num_points, FEW_TILE.point_block), batch)](
-        points, points if flags is None else flags, tiles, mean,
-        num_points, num_tiles, int(num_sets > 1), *points.stride(), unit,
-        SMALLEST=smallest, HAS_REGION=flags is not None, NUM_CLASSES=num_classes, X_UNIT=_X_UNIT,
-        POINT_BLOCK=FEW_TILE.point_block, KEY_BLOCK=FEW_TILE.key_block, num_warps=FEW_TILE.num_warps,
+        points, points if flags is None else flags, high, rest, value, mean,
+        num_points, padded, int(num_sets > 1), *points.stride(), unit,
+        SMALLEST=smallest, HAS_REGION=flags is not None, NUM_CLASSES=num_classes, NUM_VALUES=num_values,
+        X_UNIT=_X_UNIT, POINT_BLOCK=FEW_TILE.point_block, KEY_BLOCK=FEW_TILE.key_block,
+        num_warps=FEW_TILE.num_warps,
     )  # fmt: skip
 
 
@@ -204,59 +212,108 @@ def _exact_keys_kernel(
 
 
 @triton.jit
+def _split(x, unit, per_unit):
+    """A float64 as three numbers of 11 bits: whole units, whole parts of one, and the rest times STEP."""
+    high = tl.floor(x * per_unit + 0.5) * unit
+    rest = x - high
+    middle = tl.floor(rest * (per_unit * STEP) + 0.5) * (unit * PART)
+    low = (rest - middle) * STEP
+    return (
+        high.to(tl.float32).to(tl.float16),
+        middle.to(tl.float32).to(tl.float16),
+        low.to(tl.float32).to(tl.float16),
+    )
+
+
+@triton.jit
+def _join(a, b, c, d):
+    """Four vectors as two axes of two, the order of which is that of the vectors."""
+    return tl.join(tl.join(a, c), tl.join(b, d))
+
+
+@triton.jit
+def _columns(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p):  # noqa: E741
+    """16 vectors as the columns of a matrix."""
+    even = tl.join(_join(a, e, i, m), _join(c, g, k, o))
+    odd = tl.join(_join(b, f, j, n), _join(d, h, l, p))
+    return tl.reshape(tl.join(even, odd), [a.shape[0], 16])
+
+
+@triton.jit
+def _alpha(
+    row, c, factor, real, unit, SMALLEST: tl.constexpr, NUM_CLASSES: tl.constexpr, KEY_BLOCK: tl.constexpr
+):
+    """The parts of α log2 e of class c, zero from the last class on."""
+    a = tl.zeros([KEY_BLOCK], tl.float64)
+    if c < NUM_CLASSES - 1:
+        prob = tl.load(row, mask=real, other=0.0).to(tl.float64)
+        a = tl.maximum(prob, tl.full([KEY_BLOCK], SMALLEST, tl.float64)) * factor
+    return _split(a, unit, 1 / unit)
+
+
+@triton.jit
 def _split_keys_kernel(
-    key_prob, label, weight, tiles, num_keys, num_tiles,
+    key_prob, label, weight, high, rest, value, num_keys, padded,
     prob_b, prob_k, prob_c, label_b, label_k, label_c, weight_b, weight_k, scale, scale_rest, centre,
     unit, SMALLEST: tl.constexpr, HAS_WEIGHT: tl.constexpr, NUM_CLASSES: tl.constexpr,
-    X_UNIT: tl.constexpr, KEY_BLOCK: tl.constexpr,
+    NUM_VALUES: tl.constexpr, X_UNIT: tl.constexpr, KEY_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """4 C rows of a tile of keys: rough energy and α; both in units; the rest of α; weight, labels."""
+    """What `_few_classes_kernel` multiplies with its columns, those of a key side by side; labels."""
     b = tl.program_id(1).to(tl.int64)
     k = tl.program_id(0).to(tl.int64) * KEY_BLOCK + tl.arange(0, KEY_BLOCK)
     factor, own, real = _keys_of(
         key_prob, weight, b, k, k < num_keys, prob_b, prob_k, prob_c, weight_b, weight_k,
         scale, scale_rest, centre, SMALLEST, HAS_WEIGHT, NUM_CLASSES, KEY_BLOCK,
     )  # fmt: skip
-    smallest = tl.full([KEY_BLOCK], SMALLEST, tl.float64)
-    row = tiles + (b * num_tiles + tl.program_id(0)) * 4 * NUM_CLASSES * KEY_BLOCK + tl.arange(0, KEY_BLOCK)
+    row = key_prob + b * prob_b + k * prob_k
+    a0, b0, c0 = _alpha(row, 0, factor, real, unit, SMALLEST, NUM_CLASSES, KEY_BLOCK)
+    a1, b1, c1 = _alpha(row + prob_c, 1, factor, real, unit, SMALLEST, NUM_CLASSES, KEY_BLOCK)
+    a2, b2, c2 = _alpha(row + 2 * prob_c, 2, factor, real, unit, SMALLEST, NUM_CLASSES, KEY_BLOCK)
     energy_unit = unit * X_UNIT
-    high = tl.floor(own / energy_unit + 0.5) * energy_unit
+    units = tl.floor(own / energy_unit + 0.5)
     # the rest of the energy is a factor of the weight
-    rest = tl.where(real, tl.exp2((high - own).to(tl.float32)), 0.0)
-    tl.store(row, tl.where(real, own, ABSENT).to(tl.float32))
-    tl.store(row + NUM_CLASSES * KEY_BLOCK, tl.where(real, high, ABSENT).to(tl.float32))
-    tl.store(row + (3 * NUM_CLASSES - 1) * KEY_BLOCK, rest)
-    for c in range(NUM_CLASSES):
-        prob = tl.load(key_prob + b * prob_b + k * prob_k + c * prob_c, mask=real, other=0.0).to(tl.float64)
-        value = tl.load(label + b * label_b + k * label_k + c * label_c, mask=real, other=0)
-        tl.store(row + (3 * NUM_CLASSES + c) * KEY_BLOCK, value.to(tl.float32) * rest)
-        if c < NUM_CLASSES - 1:
-            a = -(tl.maximum(prob, smallest) * factor)
-            high = tl.floor(a / unit + 0.5) * unit
-            tl.store(row + (1 + c) * KEY_BLOCK, a.to(tl.float32))
-            tl.store(row + (NUM_CLASSES + 1 + c) * KEY_BLOCK, high.to(tl.float32))
-            tl.store(row + (2 * NUM_CLASSES + c) * KEY_BLOCK, (a - high).to(tl.float32))
+    factor = tl.where(real, tl.exp2((units * energy_unit - own).to(tl.float32)), 0.0)
+    steps = tl.floor(units / STEP + 0.5)
+    own = tl.where(real, (steps * STEP - units) * energy_unit, 0.0).to(tl.float32).to(tl.float16)
+    # a key that is not there has an energy of 2^28, the most there is
+    steps = tl.where(real, -steps * energy_unit, -65504.0).to(tl.float32).to(tl.float16)
+    zero = tl.zeros([KEY_BLOCK], tl.float16)
+    column = tl.arange(0, 16)[None, :]
+    row = (b * padded + k)[:, None] * 16 + column
+    columns = _columns(
+        a0, a1, a2, a0, a1, a2, b0, b1, b2, steps, own, zero - STEP, zero - 1, zero, zero, zero
+    )  # fmt: skip
+    tl.store(high + row, columns)
+    columns = _columns(
+        b0, a0 * PART, c0, b0 * PART, c0, b1, a1 * PART, c1, b1 * PART, c1,
+        b2, a2 * PART, c2, b2 * PART, c2, zero,
+    )  # fmt: skip
+    tl.store(rest + row, columns)
+    # 1 and the labels, and what float16 leaves of them
+    value += (b * padded + k) * NUM_VALUES
+    for c in tl.static_range(NUM_VALUES // 2):
+        y = factor
+        if c > NUM_CLASSES:
+            y = tl.zeros([KEY_BLOCK], tl.float32)
+        elif c > 0:
+            at = label + b * label_b + k * label_k + (c - 1) * label_c
+            y *= tl.load(at, mask=real, other=0).to(tl.float32)
+        tl.store(value + c, y.to(tl.float16))
+        tl.store(value + NUM_VALUES // 2 + c, (y - y.to(tl.float16).to(tl.float32)).to(tl.float16))
 
 
 @triton.jit
-def _against_last(log_prob, c, which, last):
-    """Row `which` less row `last`; a sum, so that each logarithm is one thread's work until here."""
-    return tl.sum(tl.where(c == which, log_prob, tl.where(c == last, -log_prob, 0.0)), 0)
-
-
-@triton.jit
-def _split(x, UNIT: tl.constexpr):
-    """A float64 as float32 of its own, in whole units, and of the rest, as columns."""
-    high = tl.floor(x / UNIT + 0.5) * UNIT
-    return x.to(tl.float32)[:, None], high.to(tl.float32)[:, None], (x - high).to(tl.float32)[:, None]
+def _log_prob(point, SMALLEST: tl.constexpr):
+    """In float64, of a probability that is not below SMALLEST."""
+    return tl.log(tl.maximum(point.to(tl.float64), tl.full([1], SMALLEST, tl.float64)))
 
 
 @triton.jit
 def _few_classes_kernel(
-    points, region, tiles, mean,
-    num_points, num_tiles, key_stride, points_b, points_c, points_n, unit,
-    SMALLEST: tl.constexpr, HAS_REGION: tl.constexpr, NUM_CLASSES: tl.constexpr, X_UNIT: tl.constexpr,
-    POINT_BLOCK: tl.constexpr, KEY_BLOCK: tl.constexpr,
+    points, region, high, rest, value, mean,
+    num_points, padded, key_stride, points_b, points_c, points_n, unit,
+    SMALLEST: tl.constexpr, HAS_REGION: tl.constexpr, NUM_CLASSES: tl.constexpr, NUM_VALUES: tl.constexpr,
+    X_UNIT: tl.constexpr, POINT_BLOCK: tl.constexpr, KEY_BLOCK: tl.constexpr,
 ):  # fmt: skip
     """All classes relative to the last: Σ_c α_ic is the same for all keys, so that the last cancels."""
     b = tl.program_id(1).to(tl.int64)
@@ -266,74 +323,76 @@ def _few_classes_kernel(
     if HAS_REGION:
         wanted = tl.load(region + b * num_points + n, mask=inside, other=0) != 0
     # a block without any point of the region has no keys to go through
-    stop = tl.where(tl.max(wanted.to(tl.int32), 0) > 0, num_tiles, 0)
-    c = tl.arange(0, 4).to(tl.int64)[:, None]
-    held = (c < NUM_CLASSES) & inside[None, :]
-    point = tl.load(points + b * points_b + c * points_c + n[None, :] * points_n, mask=held, other=1.0)
-    log_prob = tl.log(tl.maximum(point.to(tl.float64), tl.full([1, 1], SMALLEST, tl.float64)))
-    x0, h0, l0 = _split(_against_last(log_prob, c, 0, NUM_CLASSES - 1), X_UNIT)
-    x1, h1, l1 = _split(_against_last(log_prob, c, 1, NUM_CLASSES - 1), X_UNIT)
-    x2, h2, l2 = _split(_against_last(log_prob, c, 2, NUM_CLASSES - 1), X_UNIT)
-
-    first = tiles + b * key_stride * num_tiles * 4 * NUM_CLASSES * KEY_BLOCK + tl.arange(0, KEY_BLOCK)
-    rough = tl.full([POINT_BLOCK, KEY_BLOCK], ABSENT, tl.float32)
-    for tile in range(stop):
-        row = first + tile * (4 * NUM_CLASSES * KEY_BLOCK)
-        e = tl.load(row)[None, :] + x0 * tl.load(row + KEY_BLOCK)[None, :]
-        if NUM_CLASSES > 2:
-            e += x1 * tl.load(row + 2 * KEY_BLOCK)[None, :]
-        if NUM_CLASSES > 3:
-            e += x2 * tl.load(row + 3 * KEY_BLOCK)[None, :]
-        rough = tl.minimum(rough, e)
-    least = tl.min(rough, 1)
-    shift = (tl.floor(least / (unit * X_UNIT) + 0.5) * (unit * X_UNIT))[:, None]
-
-    total = tl.zeros([POINT_BLOCK, KEY_BLOCK], tl.float32)
-    m0 = tl.zeros([POINT_BLOCK, KEY_BLOCK], tl.float32)
-    m1 = tl.zeros([POINT_BLOCK, KEY_BLOCK], tl.float32)
-    m2 = tl.zeros([POINT_BLOCK, KEY_BLOCK], tl.float32)
-    m3 = tl.zeros([POINT_BLOCK, KEY_BLOCK], tl.float32)
-    for tile in range(stop):
-        row = first + tile * (4 * NUM_CLASSES * KEY_BLOCK)
-        high = row + NUM_CLASSES * KEY_BLOCK
-        low = row + 2 * NUM_CLASSES * KEY_BLOCK
-        y = row + 3 * NUM_CLASSES * KEY_BLOCK
-        # whole units first: these products and sums are exact, and leave little for the rest to add to
-        a0 = tl.load(high + KEY_BLOCK)[None, :]
-        e = (tl.load(high)[None, :] - shift) + h0 * a0
-        if NUM_CLASSES > 2:
-            a1 = tl.load(high + 2 * KEY_BLOCK)[None, :]
-            e += h1 * a1
-        if NUM_CLASSES > 3:
-            a2 = tl.load(high + 3 * KEY_BLOCK)[None, :]
-            e += h2 * a2
-        e += l0 * a0
-        e += x0 * tl.load(low)[None, :]
-        if NUM_CLASSES > 2:
-            e += l1 * a1
-            e += x1 * tl.load(low + KEY_BLOCK)[None, :]
-        if NUM_CLASSES > 3:
-            e += l2 * a2
-            e += x2 * tl.load(low + 2 * KEY_BLOCK)[None, :]
-        w = tl.exp2(-e)
-        total += w * tl.load(y - KEY_BLOCK)[None, :]
-        m0 += w * tl.load(y)[None, :]
-        m1 += w * tl.load(y + KEY_BLOCK)[None, :]
-        if NUM_CLASSES > 2:
-            m2 += w * tl.load(y + 2 * KEY_BLOCK)[None, :]
-        if NUM_CLASSES > 3:
-            m3 += w * tl.load(y + 3 * KEY_BLOCK)[None, :]
-    sums = tl.where(c == 0, tl.sum(m0, 1)[None, :], tl.sum(m1, 1)[None, :])
+    stop = tl.where(tl.max(wanted.to(tl.int32), 0) > 0, padded, 0)
+    row = points + b * points_b + n * points_n
+    points_c = tl.cast(points_c, tl.int64)
+    f0 = tl.load(row, mask=inside, other=1.0)
+    last = tl.load(row + (NUM_CLASSES - 1) * points_c, mask=inside, other=1.0)
+    log_last = _log_prob(last, SMALLEST)
+    nan = 0.0 * (f0.to(tl.float32) + last.to(tl.float32))
+    zero = tl.zeros([POINT_BLOCK], tl.float16)
+    h0, l0, r0 = _split(_log_prob(f0, SMALLEST) - log_last, X_UNIT, 1 / X_UNIT)
+    h1, l1, r1 = zero, zero, zero
+    h2, l2, r2 = zero, zero, zero
     if NUM_CLASSES > 2:
-        sums = tl.where(c == 2, tl.sum(m2, 1)[None, :], sums)
+        f1 = tl.load(row + points_c, mask=inside, other=1.0)
+        h1, l1, r1 = _split(_log_prob(f1, SMALLEST) - log_last, X_UNIT, 1 / X_UNIT)
+        nan += 0.0 * f1.to(tl.float32)
     if NUM_CLASSES > 3:
-        sums = tl.where(c == 3, tl.sum(m3, 1)[None, :], sums)
-    stays = ((least > HALF_ABSENT) | (wanted == 0))[None, :]
-    point = point.to(tl.float32)
-    # a NaN, which the maximum above swallows, comes back
-    result = sums / tl.where(stays, 1.0, tl.sum(total, 1)[None, :]) + 0.0 * tl.sum(point, 0)[None, :]
-    result = tl.where(stays, point, result)
-    tl.store(mean + (b * NUM_CLASSES + c) * num_points + n[None, :], result, mask=held)
+        f2 = tl.load(row + 2 * points_c, mask=inside, other=1.0)
+        h2, l2, r2 = _split(_log_prob(f2, SMALLEST) - log_last, X_UNIT, 1 / X_UNIT)
+        nan += 0.0 * f2.to(tl.float32)
+
+    # -energies are sums of products of these columns and those of `_split_keys_kernel`
+    x = _columns(
+        h0, h1, h2, l0, l1, l2, h0, h1, h2, zero + STEP, zero + 1, zero, zero, zero, zero, zero
+    )  # fmt: skip
+    column = tl.arange(0, 16)
+    key = tl.arange(0, KEY_BLOCK)
+    offset = b * key_stride * padded * 16 + column[:, None] + key[None, :] * 16
+    high += offset
+    rest += offset
+    rough = tl.full([POINT_BLOCK, KEY_BLOCK], float("-inf"), tl.float32)
+    for start in range(0, stop, KEY_BLOCK):
+        rough = tl.maximum(rough, tl.dot(x, tl.load(high + start * 16)))
+    most = tl.max(rough, 1)
+    # the largest weight is 2^9, so that float16 reaches down to 2^-33 of it
+    energy_unit = unit * X_UNIT
+    absent = most < -(2.0**27)
+    units = tl.floor((tl.where(absent, 0.0, most) - 9) / energy_unit + 0.5)
+    steps = tl.floor(units / STEP + 0.5)
+    units = ((units - steps * STEP) * energy_unit).to(tl.float16)
+    steps = (steps * energy_unit).to(tl.float16)
+    # whole units first: these products and sums are exact, and leave little for the rest to add to
+    column = column[None, :]
+    middle = tl.where((column > 2) & (column < 9), x, 0.0)
+    x = tl.where((column > 2) & (column < 9), 0.0, x)
+    x = tl.where(column == 11, steps[:, None], tl.where(column == 12, units[:, None], x))
+    z = _columns(
+        l0, r0, h0 * PART, r0, l0 * PART, l1, r1, h1 * PART, r1, l1 * PART,
+        l2, r2, h2 * PART, r2, l2 * PART, zero,
+    )  # fmt: skip
+    v = tl.arange(0, NUM_VALUES)[None, :]
+    value += b * key_stride * padded * NUM_VALUES + key[:, None] * NUM_VALUES + v
+    sums = tl.zeros([POINT_BLOCK, NUM_VALUES], tl.float32)
+    for start in range(0, stop, KEY_BLOCK):
+        a = tl.load(high + start * 16)
+        e = tl.dot(middle, a, tl.dot(x, a))
+        e = tl.dot(z, tl.load(rest + start * 16), e)
+        w = tl.exp2(e)
+        # the highest 11 bits
+        w_high = (w.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
+        y = tl.load(value + start * NUM_VALUES)
+        # added apart, for tensor cores cut off instead of rounding, and that adds up
+        sums += tl.dot(w_high.to(tl.float16), y, tl.dot((w - w_high).to(tl.float16), y))
+    stays = absent | (wanted == 0)
+    v = v % (NUM_VALUES // 2)
+    total = tl.where(stays, 1.0, tl.sum(tl.where(v == 0, sums, 0.0), 1))
+    for c in tl.static_range(NUM_CLASSES):
+        # a NaN, which the maximum above swallows, comes back
+        result = tl.sum(tl.where(v == c + 1, sums, 0.0), 1) / total + nan
+        point = tl.load(row + c * points_c, mask=inside, other=0.0).to(tl.float32)
+        tl.store(mean + (b * NUM_CLASSES + c) * num_points + n, tl.where(stays, point, result), mask=inside)
 
 
 @triton.jit

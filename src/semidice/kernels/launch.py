@@ -25,7 +25,8 @@ class Launch:
     """A kernel whose arguments are tensors, integers, floats and constants, in this order.
 
     Integers and constants are those of this launch for good, so that no two launches share what was compiled
-    for one; tensors and floats come with each call. Floats are never compiled in.
+    for one; tensors and floats come with each call. Floats are never compiled in. `registers` is the most
+    that a thread may have.
     """
 
     def __init__(
@@ -35,38 +36,50 @@ class Launch:
         integers: tuple[int, ...],
         *,
         num_warps: int,
+        registers: int | None = None,
         **constants: Any,
     ) -> None:
         names = kernel.arg_names[-len(constants) :]
         if set(names) != set(constants):
             raise ValueError(f"constants of the kernel are {', '.join(names)}; got {', '.join(constants)}")
-        self._kernel, self._num_warps = kernel, num_warps
+        self._kernel = kernel
+        self._options = {"num_warps": num_warps}
+        if registers is not None and torch.version.hip is None:
+            self._options["maxnreg"] = registers
         self._grid = (*grid, 1, 1)[:3]
         self._integers = tuple(map(int, integers))
         self._constants = tuple(constants[name] for name in names)
+        self._numbers = (*self._integers, *self._constants)
+        self._one_device = torch.cuda.device_count() <= 1
         self._compiled: dict[tuple[Any, ...], Callable[..., None]] = {}
 
     def __call__(self, *tensors: Tensor | None, floats: tuple[float, ...] = ()) -> None:
         """Launch on the device of the first tensor, in its current stream."""
-        device = -1 if tensors[0] is None else tensors[0].get_device()
         # Triton launches on the current device, which need not be that of the tensors
-        if device >= 0 and device != torch.cuda.current_device():
-            with torch.cuda.device(device):
-                self(*tensors, floats=floats)
-            return
-        pointers = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
+        if not self._one_device and tensors[0] is not None:
+            device = tensors[0].get_device()
+            if device >= 0 and device != torch.cuda.current_device():
+                with torch.cuda.device(device):
+                    self(*tensors, floats=floats)
+                return
+        pointers: list[int | None] = []
         # A tensor on another device than was seen here has another key: Triton looks at it, and refuses it.
-        key = (
-            *[None if tensor is None else (tensor.dtype, tensor.get_device()) for tensor in tensors],
-            *[None if pointer is None else pointer % _ALIGNMENT for pointer in pointers],
-        )
+        key: tuple[Any, ...] = ()
+        for tensor in tensors:
+            if tensor is None:
+                pointers.append(None)
+                key += (None,)
+            else:
+                pointer = tensor.data_ptr()
+                pointers.append(pointer)
+                key += (tensor.dtype, tensor.get_device(), pointer % _ALIGNMENT)
         # a float that came as an integer would be compiled as one
-        rest = (*self._integers, *map(float, floats), *self._constants)
+        rest = (*self._integers, *map(float, floats), *self._constants) if floats else self._numbers
         compiled = self._compiled.get(key)
         if compiled is not None:
             compiled(*pointers, *rest)
             return
-        found = self._kernel[self._grid](*tensors, *rest, num_warps=self._num_warps)
+        found = self._kernel[self._grid](*tensors, *rest, **self._options)
         if _can_be_called(found):
             self._compiled[key] = found[self._grid]
 

@@ -8,7 +8,9 @@ Rows of a tile are all classes (in chunks of powers of two), columns voxels. Eve
 results are the same in every run. Offsets are 64 bit. The formulas are those of `forms`, `blocked`, `losses`.
 """
 
+import math
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -23,16 +25,23 @@ from .launch import Launch
 NUM_SUMS = 5
 # layouts whose launches are remembered; a network sees a few, and one that is forgotten is planned again
 _NUM_PLANS = 256
+# classes of hard labels from which on voxels are added to a table; with fewer it is too many for the memory
+_FEWEST_IN_TABLE = 48
 # floats of partial sums that one program adds up in no time; more are work for the whole device
 _FEW_PARTIALS = 2**18
 _ACTIVATIONS = {"softmax": 0, "sigmoid": 1, "none": 2}
 _FORMS = {None: -1, "min": 0, "product": 1, "squared": 2, "relaxed": 3}
 _OVERS = {"batch": 0, "image": 1, "class": 2}
 SOFTMAX, SIGMOID = tl.constexpr(0), tl.constexpr(1)
-NO_FORM, MIN, PRODUCT, SQUARED = tl.constexpr(-1), tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+NO_FORM, MIN, PRODUCT = tl.constexpr(-1), tl.constexpr(0), tl.constexpr(1)
+SQUARED, RELAXED = tl.constexpr(2), tl.constexpr(3)
 BATCH, IMAGE = tl.constexpr(0), tl.constexpr(1)
 SMALLEST_NORMAL = tl.constexpr(1.1754943508222875e-38)
 LOG2_E, LN_2 = tl.constexpr(1.4426950408889634), tl.constexpr(0.6931471805599453)
+# Units of the whole numbers that probabilities and entropies, in bits, are added up as. A voxel counts beyond
+# all of the former; more entropy than any logits have is cut off.
+PROB_UNITS, COUNT = tl.constexpr(2.0**38), tl.constexpr(2**50)
+BIT_UNITS, MOST_BIT_UNITS = tl.constexpr(2.0**24), tl.constexpr(2.0**52)
 # a logit whose exponential is 0 and whose product with 0 is one
 FAR_BELOW = tl.constexpr(-1e30)
 
@@ -47,6 +56,8 @@ class Tiling(NamedTuple):
     # tiles that a program adds up, and how many of them are in flight
     num_tiles: int = 1
     num_stages: int = 1
+    # that a thread may have, so that more of them run at once; else as many as the compiler likes
+    registers: int | None = None
 
     @property
     def step(self) -> int:
@@ -57,18 +68,20 @@ class Tiling(NamedTuple):
 def split_classes(num_classes: int, step: int) -> tuple[int, int, int]:
     """Powers of two, `step` or more, that add up to the classes or little more: 150 alone would be 256."""
     single = triton.next_power_of_2(num_classes)
-    if single <= max(step, 1.15 * num_classes):
+    if single <= step:
         return single, 0, 0
     first = single // 2
-    second = max(step, triton.next_power_of_2(num_classes - first))
-    if second == step or first + second <= 1.15 * num_classes:
-        return first, second, 0
-    second //= 2
-    return first, second, max(step, triton.next_power_of_2(num_classes - first - second))
+    second = max(step, triton.next_power_of_2(max(1, num_classes - first)))
+    half = max(step, second // 2)
+    third = max(step, triton.next_power_of_2(max(1, num_classes - first - half)))
+    # the fewest rows, and of those the fewest chunks
+    return min((single, 0, 0), (first, second, 0), (first, half, third), key=sum)
+
+
+# Best of those tried on an H200 with 2, 3, 14, 19, 32, 64, 100, 150, 300 and 1000 classes.
 
 
 def forward_tiling(num_classes: int) -> Tiling:
-    """Best of those tried on an H200 with 2, 3, 14, 19, 64, 150 and 1000 classes."""
     if num_classes <= 4:
         return Tiling(1024, 4, 4, num_tiles=2)
     if num_classes <= 32:
@@ -77,13 +90,34 @@ def forward_tiling(num_classes: int) -> Tiling:
     return _tiling_of_many(num_classes)._replace(num_tiles=8, num_stages=3 if num_classes <= 160 else 1)
 
 
+def indices_tiling(num_classes: int) -> Tiling:
+    """Forward, of class indices of many classes."""
+    if num_classes <= 160:
+        return Tiling(32, 1 if num_classes <= 102 else 2, 4, num_tiles=8, num_stages=3)
+    if num_classes <= 320:
+        return Tiling(32, 4, 4, num_tiles=8, num_stages=1)
+    return Tiling(16, 8, 4, num_tiles=8)
+
+
 def backward_tiling(num_classes: int) -> Tiling:
-    """Best of those tried on an H200 with 2, 3, 14, 19, 64, 150 and 1000 classes."""
     if num_classes <= 4:
         return Tiling(1024, 4, 4)
     if num_classes <= 32:
         return _tiling_of_some(num_classes)
     return _tiling_of_many(num_classes)
+
+
+def hard_backward_tiling(num_classes: int) -> Tiling:
+    """Backward, of class indices: less to hold, and so more voxels at once."""
+    if num_classes <= 4:
+        return Tiling(1024, 4, 4)
+    if num_classes <= 20:
+        return Tiling(128, 1, 4)
+    if num_classes <= 102:
+        return Tiling(32, 1, 4)
+    if num_classes <= 160:
+        return Tiling(64, 4, 4, registers=128)
+    return Tiling(32, 4, 4, registers=128) if num_classes <= 320 else Tiling(16, 8, 4)
 
 
 def _tiling_of_some(num_classes: int) -> Tiling:
@@ -158,9 +192,9 @@ def _powers(
     ROWS_A: tl.constexpr, ROWS_B: tl.constexpr, ROWS_C: tl.constexpr, STEP: tl.constexpr,
     VOXEL_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Of a softmax t = log2 e (x - largest), 2^t, and of each voxel 1 / Σ 2^t and log2 Σ 2^t.
+    """Of a softmax t = log2 e (x - largest), 2^t, and of each voxel largest, 1 / Σ 2^t and log2 Σ 2^t.
 
-    The former is 0 where the voxel does not count. Chunks of no rows are not looked at. They are put
+    The second is 0 where the voxel does not count. Chunks of no rows are not looked at. They are put
     together before threads exchange anything.
     """
     largest = _largest(x_a, ROWS_A, STEP, VOXEL_BLOCK)
@@ -169,7 +203,8 @@ def _powers(
     if ROWS_C > 0:
         largest = tl.maximum(largest, _largest(x_c, ROWS_C, STEP, VOXEL_BLOCK))
     # its rounding is the same for all classes, and cancels
-    shift = -LOG2_E * tl.max(largest, 0)[None, :]
+    largest_v = tl.max(largest, 0)
+    shift = -LOG2_E * largest_v[None, :]
     t_a = tl.fma(x_a, LOG2_E, shift)
     e_a = tl.exp2(t_a)
     total = _summed(e_a, ROWS_A, STEP, VOXEL_BLOCK)
@@ -184,7 +219,7 @@ def _powers(
         total += _summed(e_c, ROWS_C, STEP, VOXEL_BLOCK)
     total_v = tl.sum(total, 0)
     inverse = tl.where(counted_v, 1.0 / total_v, 0.0)
-    return t_a, e_a, t_b, e_b, t_c, e_c, inverse, tl.log2(total_v)
+    return t_a, e_a, t_b, e_b, t_c, e_c, largest_v, inverse, tl.log2(total_v)
 
 
 @triton.jit
@@ -213,10 +248,10 @@ def _add_chunk(
     if ACTIVATION == SIGMOID:
         p = tl.where(counted, p, 0.0)
     tp, fp, fn = p, p, p
+    # fp and fn as what tp leaves of p and y: with sums of those there is less to do, and mass for nothing
+    LEFT: tl.constexpr = (FORM == MIN) | (FORM == RELAXED)
     if FORM == MIN:
-        # with the sum of p instead of fp, which is what tp leaves of it: one addition less
-        tp = tl.minimum(p, y)
-        fn = y - tp
+        tp, fn = tl.minimum(p, y), y
     elif FORM == PRODUCT:
         tp = p * y
         fp = tl.maximum(p - y, 0.0)
@@ -225,13 +260,13 @@ def _add_chunk(
         tp = p * y
         fp = p * (p - y)
         fn = y * (y - p)
-    elif FORM != NO_FORM:
-        tp = p * y
-        fp = p * (1.0 - y)
-        fn = y * (1.0 - p)
+    elif FORM == RELAXED:
+        tp, fn = p * y, y
     SHAPE: tl.constexpr = [ROWS, VOXEL_BLOCK // VECTOR, VECTOR]
     if FORM != NO_FORM:
         tp_sum += tl.sum(tl.reshape(tp, SHAPE), 2)
+        # joined, else the compiler lays labels out in a way of their own and moves them between threads
+        fp, fn = tl.split(tl.join(fp, fn))
         fp_sum += tl.sum(tl.reshape(fp, SHAPE), 2)
         fn_sum += tl.sum(tl.reshape(fn, SHAPE), 2)
     if ENTROPY:
@@ -245,7 +280,7 @@ def _add_chunk(
         else:
             entropy = -y * tl.log(tl.maximum(p, SMALLEST_NORMAL))
         entropy_sum += tl.sum(tl.reshape(entropy, SHAPE), 2)
-        if ACTIVATION == SIGMOID or FORM != MIN:
+        if ACTIVATION == SIGMOID or not LEFT:
             mass_sum += tl.sum(tl.reshape(mass, SHAPE), 2)
     return tp_sum, fp_sum, fn_sum, entropy_sum, mass_sum
 
@@ -258,11 +293,14 @@ def _store_sums(
 ):  # fmt: skip
     c = FIRST + tl.arange(0, ROWS)
     inside = c < NUM_CLASSES
+    LEFT: tl.constexpr = (FORM == MIN) | (FORM == RELAXED)
     if FORM != NO_FORM:
         tp, fp, fn = tl.sum(tp, 1), tl.sum(fp, 1), tl.sum(fn, 1)
-        if FORM == MIN:
-            # Never below 0, and 0 where p = tp everywhere: both were summed in the same order.
+        if LEFT:
+            # never below 0, as all were summed in the same order
+            label = fn
             fp -= tp
+            fn -= tp
         tl.store(row + c, tp, mask=inside)
         tl.store(row + NUM_CLASSES + c, fp, mask=inside)
         tl.store(row + 2 * NUM_CLASSES + c, fn, mask=inside)
@@ -271,9 +309,8 @@ def _store_sums(
         if ACTIVATION == SOFTMAX:
             entropy *= LN_2
         tl.store(row + 3 * NUM_CLASSES + c, entropy, mask=inside)
-        if ACTIVATION != SIGMOID and FORM == MIN:
-            # the two are the target
-            tl.store(row + 4 * NUM_CLASSES + c, tp + fn, mask=inside)
+        if ACTIVATION != SIGMOID and LEFT:
+            tl.store(row + 4 * NUM_CLASSES + c, label, mask=inside)
         else:
             tl.store(row + 4 * NUM_CLASSES + c, tl.sum(mass, 1), mask=inside)
 
@@ -325,7 +362,7 @@ def _sums_kernel(
         inverse = tl.zeros([VOXEL_BLOCK], tl.float32)
         log_total = inverse
         if ACTIVATION == SOFTMAX:
-            x_a, e_a, x_b, e_b, x_c, e_c, inverse, log_total = _powers(
+            x_a, e_a, x_b, e_b, x_c, e_c, _, inverse, log_total = _powers(
                 x_a, x_b, x_c, counted_v, ROWS_A, ROWS_B, ROWS_C, STEP, VOXEL_BLOCK
             )
         tp_a, fp_a, fn_a, entropy_a, mass_a = _add_chunk(
@@ -353,6 +390,145 @@ def _sums_kernel(
         _store_sums(
             row, tp_c, fp_c, fn_c, entropy_c, mass_c,
             ACTIVATION, FORM, ENTROPY, NUM_CLASSES, ROWS_A + ROWS_B, ROWS_C,
+        )  # fmt: skip
+
+
+@triton.jit
+def _added_probabilities(
+    sums, power, inverse,
+    FORM: tl.constexpr, ROWS: tl.constexpr, VOXEL_BLOCK: tl.constexpr, VECTOR: tl.constexpr,
+):  # fmt: skip
+    prob = power * inverse[None, :]
+    if FORM == SQUARED:
+        prob = prob * prob
+    return sums + tl.sum(tl.reshape(prob, [ROWS, VOXEL_BLOCK // VECTOR, VECTOR]), 2)
+
+
+@triton.jit
+def _clear(table, NUM_CLASSES: tl.constexpr, FIRST: tl.constexpr, ROWS: tl.constexpr):
+    c = FIRST + tl.arange(0, ROWS)
+    tl.store(table + c, tl.zeros([ROWS], tl.int64), mask=c < NUM_CLASSES)
+    tl.store(table + NUM_CLASSES + c, tl.zeros([ROWS], tl.int64), mask=c < NUM_CLASSES)
+
+
+@triton.jit
+def _own_sums(table, NUM_CLASSES: tl.constexpr, FIRST: tl.constexpr, ROWS: tl.constexpr):
+    """tp, mass and entropy in bits of a chunk of classes."""
+    c = FIRST + tl.arange(0, ROWS)
+    # past the first cache, which does not see what was added
+    both = tl.load(table + c, mask=c < NUM_CLASSES, other=0, cache_modifier=".cg")
+    bits = tl.load(table + NUM_CLASSES + c, mask=c < NUM_CLASSES, other=0, cache_modifier=".cg")
+    tp = (both % COUNT).to(tl.float32) / PROB_UNITS
+    return tp, (both // COUNT).to(tl.float32), bits.to(tl.float32) / BIT_UNITS
+
+
+@triton.jit
+def _store_index_sums(
+    row, prob, tp, mass, bits,
+    FORM: tl.constexpr, ENTROPY: tl.constexpr, NUM_CLASSES: tl.constexpr,
+    FIRST: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    c = FIRST + tl.arange(0, ROWS)
+    inside = c < NUM_CLASSES
+    if FORM != NO_FORM:
+        fp = prob - tp
+        if FORM != SQUARED:
+            fp = tl.maximum(fp, 0.0)
+        tl.store(row + c, tp, mask=inside)
+        tl.store(row + NUM_CLASSES + c, fp, mask=inside)
+        tl.store(row + 2 * NUM_CLASSES + c, tl.maximum(mass - tp, 0.0), mask=inside)
+    if ENTROPY:
+        tl.store(row + 3 * NUM_CLASSES + c, bits * LN_2, mask=inside)
+        tl.store(row + 4 * NUM_CLASSES + c, mass, mask=inside)
+
+
+@triton.jit
+def _sums_of_indices_kernel(
+    logits, target, valid, partials, num_voxels,
+    logits_n, logits_c, logits_v, target_n, target_c, target_v,
+    ACTIVATION: tl.constexpr, FORM: tl.constexpr, ENTROPY: tl.constexpr,
+    HARD: tl.constexpr, HAS_VALID: tl.constexpr, WIDE: tl.constexpr, NUM_CLASSES: tl.constexpr,
+    ROWS_A: tl.constexpr, ROWS_B: tl.constexpr, ROWS_C: tl.constexpr, STEP: tl.constexpr,
+    VOXEL_BLOCK: tl.constexpr, VECTOR: tl.constexpr, EVEN: tl.constexpr,
+    NUM_TILES: tl.constexpr, NUM_STAGES: tl.constexpr,
+):  # fmt: skip
+    """`_sums_kernel` for the softmax of many classes, and class indices.
+
+    Of all classes only the probabilities are summed. What a voxel adds to its own class is added to a table
+    in memory, which lies where the program's sums go in the end: whole numbers, so that their order is all
+    the same.
+    """
+    program, n = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    logits += n * logits_n
+    target += n * target_n
+    place = (n * tl.num_programs(0) + program) * 5 * NUM_CLASSES
+    # 16 bytes a class, in the 20 of its sums, at a multiple of 8
+    table = partials.to(tl.pointer_type(tl.int64), bitcast=True) + (place + 1) // 2
+    _clear(table, NUM_CLASSES, 0, ROWS_A)
+    prob_a = tl.zeros([ROWS_A, VOXEL_BLOCK // VECTOR], tl.float32)
+    if ROWS_B > 0:
+        _clear(table, NUM_CLASSES, ROWS_A, ROWS_B)
+        prob_b = tl.zeros([ROWS_B, VOXEL_BLOCK // VECTOR], tl.float32)
+    if ROWS_C > 0:
+        _clear(table, NUM_CLASSES, ROWS_A + ROWS_B, ROWS_C)
+        prob_c = tl.zeros([ROWS_C, VOXEL_BLOCK // VECTOR], tl.float32)
+    tl.debug_barrier()
+    for tile in tl.range(0, NUM_TILES, num_stages=NUM_STAGES):
+        v = (program * NUM_TILES + tile) * VOXEL_BLOCK + tl.arange(0, VOXEL_BLOCK)
+        v = tl.max_contiguous(v, VECTOR)
+        inside_v, counted_v, index = _voxels(
+            target, valid, n, v, num_voxels, target_v, HARD, HAS_VALID, WIDE, EVEN
+        )
+        x_a, _ = _rows_of_chunk(
+            logits, target, index, v, inside_v, counted_v, logits_c, logits_v, target_c, target_v,
+            ACTIVATION, HARD, HAS_VALID, WIDE, NUM_CLASSES, 0, ROWS_A,
+        )  # fmt: skip
+        x_b, x_c = x_a, x_a
+        if ROWS_B > 0:
+            x_b, _ = _rows_of_chunk(
+                logits, target, index, v, inside_v, counted_v, logits_c, logits_v, target_c, target_v,
+                ACTIVATION, HARD, HAS_VALID, WIDE, NUM_CLASSES, ROWS_A, ROWS_B,
+            )  # fmt: skip
+        if ROWS_C > 0:
+            x_c, _ = _rows_of_chunk(
+                logits, target, index, v, inside_v, counted_v, logits_c, logits_v, target_c, target_v,
+                ACTIVATION, HARD, HAS_VALID, WIDE, NUM_CLASSES, ROWS_A + ROWS_B, ROWS_C,
+            )  # fmt: skip
+        real = (index >= 0) & (index < NUM_CLASSES)
+        row, column = index, v
+        if WIDE:
+            row, column = index.to(tl.int64), v.to(tl.int64)
+        x = tl.load(logits + row * logits_c + column * logits_v, mask=real, other=0.0).to(tl.float32)
+        _, e_a, _, e_b, _, e_c, largest, inverse, log_total = _powers(
+            x_a, x_b, x_c, counted_v, ROWS_A, ROWS_B, ROWS_C, STEP, VOXEL_BLOCK
+        )
+        t = (x - largest) * LOG2_E
+        own = (tl.exp2(t) * inverse * PROB_UNITS).to(tl.int64) + COUNT
+        bits = tl.minimum((log_total - t) * BIT_UNITS, MOST_BIT_UNITS).to(tl.int64)
+        tl.atomic_add(table + index, own, mask=real, sem="relaxed")
+        tl.atomic_add(table + NUM_CLASSES + index, bits, mask=real, sem="relaxed")
+        prob_a = _added_probabilities(prob_a, e_a, inverse, FORM, ROWS_A, VOXEL_BLOCK, VECTOR)
+        if ROWS_B > 0:
+            prob_b = _added_probabilities(prob_b, e_b, inverse, FORM, ROWS_B, VOXEL_BLOCK, VECTOR)
+        if ROWS_C > 0:
+            prob_c = _added_probabilities(prob_c, e_c, inverse, FORM, ROWS_C, VOXEL_BLOCK, VECTOR)
+    tl.debug_barrier()
+    tp_a, mass_a, bits_a = _own_sums(table, NUM_CLASSES, 0, ROWS_A)
+    if ROWS_B > 0:
+        tp_b, mass_b, bits_b = _own_sums(table, NUM_CLASSES, ROWS_A, ROWS_B)
+    if ROWS_C > 0:
+        tp_c, mass_c, bits_c = _own_sums(table, NUM_CLASSES, ROWS_A + ROWS_B, ROWS_C)
+    tl.debug_barrier()
+    row = partials + place
+    _store_index_sums(row, tl.sum(prob_a, 1), tp_a, mass_a, bits_a, FORM, ENTROPY, NUM_CLASSES, 0, ROWS_A)
+    if ROWS_B > 0:
+        _store_index_sums(
+            row, tl.sum(prob_b, 1), tp_b, mass_b, bits_b, FORM, ENTROPY, NUM_CLASSES, ROWS_A, ROWS_B
+        )
+    if ROWS_C > 0:
+        _store_index_sums(
+            row, tl.sum(prob_c, 1), tp_c, mass_c, bits_c,
+            FORM, ENTROPY, NUM_CLASSES, ROWS_A + ROWS_B, ROWS_C,
         )  # fmt: skip
 
 
@@ -397,14 +573,59 @@ def _weighted_rows(
 
 
 @triton.jit
-def _store_rows(
-    gradient, v, prob, weighted, summed, inside_v, gradient_c, gradient_v,
-    ACTIVATION: tl.constexpr, WIDE: tl.constexpr,
-    NUM_CLASSES: tl.constexpr, FIRST: tl.constexpr, ROWS: tl.constexpr,
+def _own_class(
+    logits, to_sums, index, v, largest, inverse, logits_c, logits_v,
+    FORM: tl.constexpr, ENTROPY: tl.constexpr, WIDE: tl.constexpr, NUM_CLASSES: tl.constexpr,
 ):  # fmt: skip
-    result = weighted
-    if ACTIVATION == SOFTMAX:
-        result = weighted - prob * summed[None, :]
+    """What w has in the class that is the voxel's label, beyond p dL/dp of the others; 0 where there is none.
+
+    The logit of that class is read again, which is less work than to look for it among all.
+    """
+    row, column = index, v
+    if WIDE:
+        row, column = index.to(tl.int64), v.to(tl.int64)
+    # an index beyond the classes is no class here either, rather than an address
+    real = (index >= 0) & (index < NUM_CLASSES)
+    own = tl.zeros(index.shape, tl.float32)
+    if FORM != NO_FORM:
+        x = tl.load(logits + row * logits_c + column * logits_v, mask=real, other=0.0).to(tl.float32)
+        to_tp = tl.load(to_sums + index, mask=real, other=0.0)
+        to_fp = tl.load(to_sums + NUM_CLASSES + index, mask=real, other=0.0)
+        to_fn = tl.load(to_sums + 2 * NUM_CLASSES + index, mask=real, other=0.0)
+        own = tl.exp2((x - largest) * LOG2_E) * inverse * (to_tp - to_fp - to_fn)
+    if ENTROPY:
+        own -= tl.load(to_sums + 3 * NUM_CLASSES + index, mask=real, other=0.0)
+    return own
+
+
+@triton.jit
+def _other_classes(
+    to_sums, power, inverse, factor,
+    FORM: tl.constexpr, NUM_CLASSES: tl.constexpr, FIRST: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """dL/dp where the voxel's label is another class."""
+    c = FIRST + tl.arange(0, ROWS)
+    slope = tl.zeros([ROWS, 1], tl.float32)
+    if FORM != NO_FORM:
+        slope = (tl.load(to_sums + NUM_CLASSES + c, mask=c < NUM_CLASSES, other=0.0) * factor)[:, None]
+    if FORM == SQUARED:
+        slope = 2.0 * slope * (power * inverse[None, :])
+    return slope
+
+
+@triton.jit
+def _hard_rows(index, power, slope, inverse, summed, own, FIRST: tl.constexpr, ROWS: tl.constexpr):
+    """Gradient p (dL/dp - Σ w), and beyond it that of the voxel's own class."""
+    row = FIRST + tl.arange(0, ROWS)[:, None]
+    result = power * (slope * inverse[None, :] - (summed * inverse)[None, :])
+    return result + tl.where(row == index[None, :], own[None, :], 0.0)
+
+
+@triton.jit
+def _store_rows(
+    gradient, v, result, inside_v, gradient_c, gradient_v,
+    WIDE: tl.constexpr, NUM_CLASSES: tl.constexpr, FIRST: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
     row, column = FIRST + tl.arange(0, ROWS)[:, None], v[None, :]
     mask = (row < NUM_CLASSES) & inside_v[None, :]
     if WIDE:
@@ -450,41 +671,60 @@ def _gradient_kernel(
     e_a, e_b, e_c = x_a, x_b, x_c
     inverse = tl.zeros([VOXEL_BLOCK], tl.float32)
     if ACTIVATION == SOFTMAX:
-        _, e_a, _, e_b, _, e_c, inverse, _ = _powers(
+        _, e_a, _, e_b, _, e_c, largest, inverse, _ = _powers(
             x_a, x_b, x_c, counted_v, ROWS_A, ROWS_B, ROWS_C, STEP, VOXEL_BLOCK
         )
-    p_a, w_a = _weighted_rows(
-        to_sums, x_a, y_a, e_a, inverse, counted_v, factor,
-        ACTIVATION, FORM, ENTROPY, NUM_CLASSES, 0, ROWS_A,
-    )  # fmt: skip
-    summed = _summed(w_a, ROWS_A, STEP, VOXEL_BLOCK)
+    if ACTIVATION == SOFTMAX and HARD:
+        own = factor * _own_class(
+            logits, to_sums, index, v, largest, inverse, logits_c, logits_v,
+            FORM, ENTROPY, WIDE, NUM_CLASSES,
+        )  # fmt: skip
+        u_a = _other_classes(to_sums, e_a, inverse, factor, FORM, NUM_CLASSES, 0, ROWS_A)
+        summed = _summed(e_a * u_a, ROWS_A, STEP, VOXEL_BLOCK)
+        if ROWS_B > 0:
+            u_b = _other_classes(to_sums, e_b, inverse, factor, FORM, NUM_CLASSES, ROWS_A, ROWS_B)
+            summed += _summed(e_b * u_b, ROWS_B, STEP, VOXEL_BLOCK)
+        if ROWS_C > 0:
+            u_c = _other_classes(to_sums, e_c, inverse, factor, FORM, NUM_CLASSES, ROWS_A + ROWS_B, ROWS_C)
+            summed += _summed(e_c * u_c, ROWS_C, STEP, VOXEL_BLOCK)
+        summed_v = tl.sum(summed, 0) * inverse + own
+        g_a = _hard_rows(index, e_a, u_a, inverse, summed_v, own, 0, ROWS_A)
+        if ROWS_B > 0:
+            g_b = _hard_rows(index, e_b, u_b, inverse, summed_v, own, ROWS_A, ROWS_B)
+        if ROWS_C > 0:
+            g_c = _hard_rows(index, e_c, u_c, inverse, summed_v, own, ROWS_A + ROWS_B, ROWS_C)
+    else:
+        p_a, g_a = _weighted_rows(
+            to_sums, x_a, y_a, e_a, inverse, counted_v, factor,
+            ACTIVATION, FORM, ENTROPY, NUM_CLASSES, 0, ROWS_A,
+        )  # fmt: skip
+        summed = _summed(g_a, ROWS_A, STEP, VOXEL_BLOCK)
+        if ROWS_B > 0:
+            p_b, g_b = _weighted_rows(
+                to_sums, x_b, y_b, e_b, inverse, counted_v, factor,
+                ACTIVATION, FORM, ENTROPY, NUM_CLASSES, ROWS_A, ROWS_B,
+            )  # fmt: skip
+            summed += _summed(g_b, ROWS_B, STEP, VOXEL_BLOCK)
+        if ROWS_C > 0:
+            p_c, g_c = _weighted_rows(
+                to_sums, x_c, y_c, e_c, inverse, counted_v, factor,
+                ACTIVATION, FORM, ENTROPY, NUM_CLASSES, ROWS_A + ROWS_B, ROWS_C,
+            )  # fmt: skip
+            summed += _summed(g_c, ROWS_C, STEP, VOXEL_BLOCK)
+        if ACTIVATION == SOFTMAX:
+            summed_row = tl.sum(summed, 0)[None, :]
+            g_a -= p_a * summed_row
+            if ROWS_B > 0:
+                g_b -= p_b * summed_row
+            if ROWS_C > 0:
+                g_c -= p_c * summed_row
+    _store_rows(gradient, v, g_a, inside_v, gradient_c, gradient_v, WIDE, NUM_CLASSES, 0, ROWS_A)
     if ROWS_B > 0:
-        p_b, w_b = _weighted_rows(
-            to_sums, x_b, y_b, e_b, inverse, counted_v, factor,
-            ACTIVATION, FORM, ENTROPY, NUM_CLASSES, ROWS_A, ROWS_B,
-        )  # fmt: skip
-        summed += _summed(w_b, ROWS_B, STEP, VOXEL_BLOCK)
-    if ROWS_C > 0:
-        p_c, w_c = _weighted_rows(
-            to_sums, x_c, y_c, e_c, inverse, counted_v, factor,
-            ACTIVATION, FORM, ENTROPY, NUM_CLASSES, ROWS_A + ROWS_B, ROWS_C,
-        )  # fmt: skip
-        summed += _summed(w_c, ROWS_C, STEP, VOXEL_BLOCK)
-    summed_v = tl.sum(summed, 0)
-    _store_rows(
-        gradient, v, p_a, w_a, summed_v, inside_v, gradient_c, gradient_v,
-        ACTIVATION, WIDE, NUM_CLASSES, 0, ROWS_A,
-    )  # fmt: skip
-    if ROWS_B > 0:
-        _store_rows(
-            gradient, v, p_b, w_b, summed_v, inside_v, gradient_c, gradient_v,
-            ACTIVATION, WIDE, NUM_CLASSES, ROWS_A, ROWS_B,
-        )  # fmt: skip
+        _store_rows(gradient, v, g_b, inside_v, gradient_c, gradient_v, WIDE, NUM_CLASSES, ROWS_A, ROWS_B)
     if ROWS_C > 0:
         _store_rows(
-            gradient, v, p_c, w_c, summed_v, inside_v, gradient_c, gradient_v,
-            ACTIVATION, WIDE, NUM_CLASSES, ROWS_A + ROWS_B, ROWS_C,
-        )  # fmt: skip
+            gradient, v, g_c, inside_v, gradient_c, gradient_v, WIDE, NUM_CLASSES, ROWS_A + ROWS_B, ROWS_C
+        )
 
 
 @triton.jit
@@ -680,12 +920,25 @@ class Layout(NamedTuple):
         """Voxels and strides, as the kernels take them."""
         return (self.shape[2], *self.logits_stride, *self.target_stride)
 
+    @property
+    def forward(self) -> tuple[Any, Tiling]:
+        """The kernel of the sums, and how it goes through the voxels."""
+        num_classes = self.shape[1]
+        if self.hard and self.activation == "softmax" and num_classes >= _FEWEST_IN_TABLE:
+            return _sums_of_indices_kernel, indices_tiling(num_classes)
+        return _sums_kernel, forward_tiling(num_classes)
+
+    @property
+    def backward(self) -> Tiling:
+        hard = self.hard and self.activation == "softmax"
+        return (hard_backward_tiling if hard else backward_tiling)(self.shape[1])
+
     def constants(self, tiling: Tiling) -> dict[str, Any]:
         """Constants of the kernels that read logits."""
         rows = split_classes(self.shape[1], tiling.step)
         return {
             "ACTIVATION": _ACTIVATIONS[self.activation],
-            "FORM": _FORMS[self.form],
+            "FORM": _FORMS[self._form_in_kernel],
             "ENTROPY": self.entropy,
             "HARD": self.hard,
             "HAS_VALID": self.has_valid,
@@ -702,13 +955,22 @@ class Layout(NamedTuple):
             "VECTOR": tiling.vector,
         }
 
+    @property
+    def _form_in_kernel(self) -> Form | None:
+        """On hard labels three forms are one, and this one compares nothing.
+
+        They differ in ties alone, where a probability is 0 or 1 and what it comes from has no gradient.
+        """
+        same = self.hard and self.activation != "none" and self.form in ("min", "product")
+        return "relaxed" if same else self.form
+
     def _extent(self, stride: tuple[int, int, int]) -> int:
         """One more than the largest offset within an image."""
         return 1 + (self.shape[1] - 1) * stride[1] + (self.shape[2] - 1) * stride[2]
 
 
 class Inputs(NamedTuple):
-    """Logits (N, C, V), target (N, V) or (N, C, V), valid (N, V) or None, and their layout."""
+    """Logits, target, and valid or None, of any shape, and their layout with one axis of space."""
 
     logits: Tensor
     target: Tensor
@@ -727,16 +989,56 @@ def flat_inputs(
 ) -> Inputs:
     """`Inputs` with one axis of space; copies only what has no single stride along it."""
     hard = not target.is_floating_point()
+    valid_stride = None if valid is None else valid.stride()
+    layout = _layout(
+        logits.shape, logits.stride(), target.stride(), valid_stride, hard, activation, form, entropy
+    )
+    if layout is not None:
+        return Inputs(logits, target, valid, layout)
     logits, target = _flat(logits, 2), _flat(target, 1 if hard else 2)
-    target_stride: Any = target.stride()
+    valid = None if valid is None else _flat(valid, 1).contiguous()
+    return flat_inputs(logits, target, valid, activation=activation, form=form, entropy=entropy)
+
+
+@lru_cache(_NUM_PLANS)
+def _layout(
+    shape: tuple[int, ...],
+    logits_stride: tuple[int, ...],
+    target_stride: tuple[int, ...],
+    valid_stride: tuple[int, ...] | None,
+    hard: bool,
+    activation: Activation,
+    form: Form | None,
+    entropy: bool,
+) -> Layout | None:
+    """Layout of tensors of these strides, None if one of them has to be copied."""
+    num_images, num_classes, *space = shape
+    num_voxels = math.prod(space)
+    logits_flat: Any = _flat_stride(shape, logits_stride, 2)
+    target_flat: Any = _flat_stride((num_images, *space) if hard else shape, target_stride, 1 if hard else 2)
+    if logits_flat is None or target_flat is None:
+        return None
+    if valid_stride is not None:
+        valid_flat = _flat_stride((num_images, *space), valid_stride, 1)
+        # the kernels take a mask as contiguous; the stride of a single image does not matter
+        if valid_flat is None or valid_flat[1] != 1 or (num_images > 1 and valid_flat[0] != num_voxels):
+            return None
     if hard:
-        target_stride = (target_stride[0], 0, target_stride[1])
-    if valid is not None:
-        valid = _flat(valid, 1).contiguous()
-    shape: Any = tuple(logits.shape)
-    logits_stride: Any = logits.stride()
-    layout = Layout(shape, logits_stride, target_stride, hard, valid is not None, activation, form, entropy)
-    return Inputs(logits, target, valid, layout)
+        target_flat = (target_flat[0], 0, target_flat[1])
+    flat_shape = (num_images, num_classes, num_voxels)
+    has_valid = valid_stride is not None
+    return Layout(flat_shape, logits_flat, target_flat, hard, has_valid, activation, form, entropy)
+
+
+@lru_cache(_NUM_PLANS)
+def _flat_stride(shape: tuple[int, ...], stride: tuple[int, ...], num_leading: int) -> tuple[int, ...] | None:
+    """Strides with the axes from `num_leading` on as one; None if those have no single stride."""
+    space = list(zip(shape, stride, strict=True))[num_leading:]
+    along = [(size, step) for size, step in space if size > 1] or [(1, 1)]
+    for (_, outer), (size, inner) in pairwise(along):
+        if outer != size * inner:
+            return None
+    return (*stride[:num_leading], along[-1][1])
 
 
 def _flat(tensor: Tensor, num_leading: int) -> Tensor:
@@ -753,14 +1055,15 @@ class _SumsPlan(NamedTuple):
 
 @lru_cache(_NUM_PLANS)
 def _sums_plan(layout: Layout) -> _SumsPlan:
-    num_images, num_classes, num_voxels = layout.shape
-    tiling = forward_tiling(num_classes)
+    num_images, _, num_voxels = layout.shape
+    kernel, tiling = layout.forward
     num_programs = -(-num_voxels // (tiling.voxel_block * tiling.num_tiles))
     launch = Launch(
-        _sums_kernel,
+        kernel,
         (num_programs, num_images),
         layout.integers,
         num_warps=tiling.num_warps,
+        registers=tiling.registers,
         **layout.constants(tiling),
         NUM_TILES=tiling.num_tiles,
         NUM_STAGES=tiling.num_stages,
@@ -780,12 +1083,13 @@ def partial_sums(inputs: Inputs) -> Tensor:
 
 @lru_cache(_NUM_PLANS)
 def _gradient_launch(layout: Layout, gradient_stride: tuple[int, ...]) -> Launch:
-    tiling = backward_tiling(layout.shape[1])
+    tiling = layout.backward
     return Launch(
         _gradient_kernel,
         (-(-layout.shape[2] // tiling.voxel_block), layout.shape[0]),
         (*layout.integers, *gradient_stride),
         num_warps=tiling.num_warps,
+        registers=tiling.registers,
         **layout.constants(tiling),
     )
 
@@ -793,12 +1097,12 @@ def _gradient_launch(layout: Layout, gradient_stride: tuple[int, ...]) -> Launch
 def logits_gradient(inputs: Inputs, to_sums: Tensor, scale: Tensor, like: Tensor) -> Tensor:
     """Gradient in the logits, in the shape and layout of `like`, of to_sums (N, 4, C) times `scale`."""
     gradient = torch.empty_like(like)
-    flat = _flat(gradient, 2)
-    if flat.data_ptr() != gradient.data_ptr():
+    stride = _flat_stride(gradient.shape, gradient.stride(), 2)
+    if stride is None:
         gradient = torch.empty_like(like, memory_format=torch.contiguous_format)
-        flat = _flat(gradient, 2)
-    launch = _gradient_launch(inputs.layout, flat.stride())
-    launch(inputs.logits, inputs.target, inputs.valid, to_sums, scale, flat)
+        stride = _flat_stride(gradient.shape, gradient.stride(), 2)
+    launch = _gradient_launch(inputs.layout, stride)
+    launch(inputs.logits, inputs.target, inputs.valid, to_sums, scale, gradient)
     return gradient
 
 
