@@ -156,6 +156,38 @@ def test_without_any_key_the_probability_stays():
     torch.testing.assert_close(alone, prob[0, :, :1].t())
 
 
+@pytest.mark.parametrize("method", ["reference", "attention", "auto"])
+@pytest.mark.parametrize("own_keys", [False, True])
+def test_a_region_is_where_it_is_computed_and_the_rest_stays(method, own_keys):
+    prob = simplex(3 * 40, 3).reshape(3, 40, 3).movedim(2, 1).reshape(3, 3, 8, 5).clone().requires_grad_()
+    key_shape = (3, 20) if own_keys else (20,)
+    keys = simplex(60, 3, seed=2)[: 20 * (3 if own_keys else 1)].reshape(*key_shape, 3)
+    target = labels(60, 3)[: keys[..., 0].numel()].reshape(key_shape)
+    options = {"bandwidth": 0.05, "key_weight": labels(60, 3, seed=4)[: target.numel()].reshape(key_shape)}
+    # one image whole, one in part, one not at all
+    region = torch.zeros(3, 8, 5, dtype=torch.bool)
+    region[0] = True
+    region[1, 2:5, 1:] = True
+    ours = kde_recalibrate(prob, keys, target, region=region, method=method, **options)
+    whole = kde_recalibrate(prob, keys, target, method=method, **options)
+    theirs = torch.where(region[:, None], whole, prob)
+    torch.testing.assert_close(ours, theirs)
+    assert torch.equal(ours[2], prob[2])
+    incoming = torch.randn(ours.shape, generator=torch.Generator().manual_seed(0))
+    for mine, wanted in zip(
+        *(torch.autograd.grad(out, prob, incoming) for out in (ours, theirs)), strict=True
+    ):
+        torch.testing.assert_close(mine, wanted)
+
+
+def test_a_region_of_points_may_be_empty_and_must_fit():
+    prob, keys, target = simplex(12, 3), simplex(20, 3, seed=2), labels(20, 3)
+    nowhere = torch.zeros(12, dtype=torch.bool)
+    assert torch.equal(kde_recalibrate(prob, keys, target, bandwidth=0.05, region=nowhere), prob)
+    with pytest.raises(ValueError, match=r"region must be bool \(12,\)"):
+        kde_recalibrate(prob, keys, target, bandwidth=0.05, region=nowhere[:5])
+
+
 def test_leave_one_out_is_the_estimate_from_the_others():
     prob, target = simplex(12, 3), labels(12, 3)
     result = kde_recalibrate(prob, prob, target, bandwidth=1e-3, leave_one_out=True)

@@ -50,6 +50,7 @@ def kde_recalibrate(
     *,
     bandwidth: float,
     key_weight: Tensor | None = None,
+    region: Tensor | None = None,
     leave_one_out: bool = False,
     method: Method = "auto",
 ) -> Float[Tensor, "N C *space"]:
@@ -59,7 +60,9 @@ def kde_recalibrate(
     (N, K, C); key_target is soft in the same shape, or class indices (K,) or (N, K). key_weight (K,) or
     (N, K) is a bool mask of real keys or a weight per key, 0 or more: with the weights of `sample_keys` the
     estimate is consistent under the class frequencies of the data, without them (as in the paper) under
-    those of the keys. leave_one_out: point j is key j, and does not count for itself.
+    those of the keys. region, bool (N, *space) or (n,): elsewhere the result is `prob`, and where that can be
+    had for less, as in the Triton kernel and on a CPU, nothing is computed there.
+    leave_one_out: point j is key j, and does not count for itself.
     Where no key counts, the result is `prob` itself. Differentiable in prob and key_prob, with gradient 0
     below 1e-7; memory is bounded, forward and backward, by a chunk of the (points, keys) matrix.
 
@@ -94,9 +97,20 @@ def kde_recalibrate(
         bandwidth=bandwidth,
         weight=key_weight,
         leave_one_out=leave_one_out,
+        region=None if region is None else _flat_region(prob, region, points),
         method=method,
     )
     return mean.squeeze(0).t().contiguous() if shared and prob.ndim == 2 else mean.reshape(prob.shape)
+
+
+def _flat_region(prob: Tensor, region: Tensor, points: Tensor) -> Tensor:
+    wanted = prob.shape[:1] + prob.shape[2:]
+    if region.dtype != torch.bool or region.shape != wanted or region.device != prob.device:
+        raise ValueError(
+            f"region must be bool {tuple(wanted)} on {prob.device}, one flag a point of prob; "
+            f"got {describe(region)} on {region.device}"
+        )
+    return region.reshape(points.shape[0], points.shape[2])
 
 
 def check_distribution(name: str, prob: Tensor) -> None:

@@ -119,14 +119,14 @@ class Teacher(nn.Module):
             generator=self.generator,
             per_image=self.keys_per_image,
         )
-        recalibrated = kde_recalibrate(
+        return kde_recalibrate(
             prob,
             take_keys(prob, keys),
             take_keys(target, keys),
             bandwidth=self.bandwidth,
             key_weight=keys.weight if self.reweight_keys else keys.mask,
+            region=region,
         )
-        return torch.where(region.unsqueeze(1), recalibrated, prob)
 
     def _where_keys_are(self, region: Tensor, valid: Tensor | None) -> Tensor:
         """The region; everything valid in a batch, or image, that has none: nothing is applied there."""

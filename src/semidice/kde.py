@@ -23,6 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from .arrays import values_are_readable
 from .kernels import fused_applies
 
 Method = Literal["auto", "reference", "attention", "triton"]
@@ -51,7 +52,7 @@ def kernel_mean(
     """E[y | f] of B sets of points, each with keys of its own or all with the same (B2 = 1), unchecked.
 
     weight (B2, K) is bool, or 0 and more. Where no key counts the result is the point, and outside region
-    (B, n), bool, too: there "triton" computes nothing. At least float32.
+    (B, n), bool, too: there "triton", and on a CPU every method, computes nothing. At least float32.
     Method and leave_one_out are those of `calibration.kde_recalibrate`; "triton" is `kernels.kde`, which
     "auto" takes on a CUDA device for up to 64 classes, unless a point is left out, a gradient is asked for,
     or points are float64.
@@ -83,6 +84,10 @@ def kernel_mean(
             points, key_prob, label,
             bandwidth=bandwidth, weight=weight, smallest_prob=SMALLEST_PROB, region=region,
         )  # fmt: skip
+    if region is not None and values_are_readable(region) and not leave_one_out:
+        return _mean_in_region(
+            points.to(precision), key_prob, label, region, bandwidth=bandwidth, weight=weight, method=method
+        )
     # autocast would round the scores to bfloat16
     with torch.autocast(points.device.type, enabled=False):
         alpha, bias = key_terms(key_prob, bandwidth, weight)
@@ -100,6 +105,25 @@ def kernel_mean(
     real = torch.ones_like(bias, dtype=torch.bool) if weight is None else weight > 0
     others = real.sum(-1, keepdim=True) - real.long() if leave_one_out else real.sum(-1, keepdim=True)
     return torch.where(others.unsqueeze(1) > 0, mean, points.to(precision))
+
+
+def _mean_in_region(
+    points: Tensor, key_prob: Tensor, label: Tensor, region: Tensor, *, weight: Tensor | None, **options: Any
+) -> Tensor:
+    """`kernel_mean` of the points of the region alone, the others as they are."""
+    mean = points.transpose(1, 2).clone()
+    # images that share their keys are one set of points
+    shared = len(key_prob) == 1
+    for image in [slice(None)] if shared else [slice(i, i + 1) for i in range(len(points))]:
+        keys = slice(None) if shared else image
+        inside = points[image].transpose(1, 2)[region[image]]
+        if len(inside) > 0:
+            own_weight = None if weight is None else weight[keys]
+            part = kernel_mean(
+                inside.t().unsqueeze(0), key_prob[keys], label[keys], weight=own_weight, **options
+            )
+            mean[image][region[image]] = part.squeeze(0).t()
+    return mean.transpose(1, 2).contiguous()
 
 
 def _has_kernel(points: Tensor, label: Tensor) -> bool:
