@@ -101,6 +101,21 @@ def test_class_indices_far_from_and_next_to_certainty(shape, form):
 
 
 @pytest.mark.parametrize("num_classes", [3, 60])
+@pytest.mark.parametrize("form", ["min", None])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_what_is_not_finite_shows(num_classes, form, value):
+    """On a GPU nothing looks at values: the loss has to tell."""
+    logits, target = random_logits(2, num_classes, 50), class_map((2, 50), num_classes)
+    logits[1, 1, 7] = value
+    total, *_ = fused.fused_mixture(
+        logits.to(DEVICE), target.to(DEVICE), activation="softmax", form=form, entropy=True, valid=None,
+        class_weight=None, options=MixtureOptions(0.5, 0.5, 0.25, 0.75),
+    )  # fmt: skip
+    assert not total.isfinite()
+
+
+@pytest.mark.parametrize("num_classes", [3, 60])
 def test_an_index_beyond_the_classes_is_no_class(num_classes):
     logits, target = random_logits(1, num_classes, 50), class_map((1, 50), num_classes)
     stray = target.clone()

@@ -412,14 +412,14 @@ def _clear(table, NUM_CLASSES: tl.constexpr, FIRST: tl.constexpr, ROWS: tl.const
 
 
 @triton.jit
-def _own_sums(table, NUM_CLASSES: tl.constexpr, FIRST: tl.constexpr, ROWS: tl.constexpr):
+def _own_sums(table, nan_or_0, NUM_CLASSES: tl.constexpr, FIRST: tl.constexpr, ROWS: tl.constexpr):
     """tp, mass and entropy in bits of a chunk of classes."""
     c = FIRST + tl.arange(0, ROWS)
     # past the first cache, which does not see what was added
     both = tl.load(table + c, mask=c < NUM_CLASSES, other=0, cache_modifier=".cg")
     bits = tl.load(table + NUM_CLASSES + c, mask=c < NUM_CLASSES, other=0, cache_modifier=".cg")
-    tp = (both % COUNT).to(tl.float32) / PROB_UNITS
-    return tp, (both // COUNT).to(tl.float32), bits.to(tl.float32) / BIT_UNITS
+    tp = (both % COUNT).to(tl.float32) / PROB_UNITS + nan_or_0
+    return tp, (both // COUNT).to(tl.float32), bits.to(tl.float32) / BIT_UNITS + nan_or_0
 
 
 @triton.jit
@@ -473,6 +473,7 @@ def _sums_of_indices_kernel(
         _clear(table, NUM_CLASSES, ROWS_A + ROWS_B, ROWS_C)
         prob_c = tl.zeros([ROWS_C, VOXEL_BLOCK // VECTOR], tl.float32)
     tl.debug_barrier()
+    nan = tl.zeros([VOXEL_BLOCK], tl.float32)
     for tile in tl.range(0, NUM_TILES, num_stages=NUM_STAGES):
         v = (program * NUM_TILES + tile) * VOXEL_BLOCK + tl.arange(0, VOXEL_BLOCK)
         v = tl.max_contiguous(v, VECTOR)
@@ -503,7 +504,9 @@ def _sums_of_indices_kernel(
             x_a, x_b, x_c, counted_v, ROWS_A, ROWS_B, ROWS_C, STEP, VOXEL_BLOCK
         )
         t = (x - largest) * LOG2_E
-        own = (tl.exp2(t) * inverse * PROB_UNITS).to(tl.int64) + COUNT
+        # whole numbers know no NaN, which these two minima swallow
+        nan += 0.0 * (log_total - t)
+        own = tl.minimum(tl.exp2(t) * inverse * PROB_UNITS, PROB_UNITS).to(tl.int64) + COUNT
         bits = tl.minimum((log_total - t) * BIT_UNITS, MOST_BIT_UNITS).to(tl.int64)
         tl.atomic_add(table + index, own, mask=real, sem="relaxed")
         tl.atomic_add(table + NUM_CLASSES + index, bits, mask=real, sem="relaxed")
@@ -513,11 +516,12 @@ def _sums_of_indices_kernel(
         if ROWS_C > 0:
             prob_c = _added_probabilities(prob_c, e_c, inverse, FORM, ROWS_C, VOXEL_BLOCK, VECTOR)
     tl.debug_barrier()
-    tp_a, mass_a, bits_a = _own_sums(table, NUM_CLASSES, 0, ROWS_A)
+    nan_or_0 = tl.sum(nan, 0)
+    tp_a, mass_a, bits_a = _own_sums(table, nan_or_0, NUM_CLASSES, 0, ROWS_A)
     if ROWS_B > 0:
-        tp_b, mass_b, bits_b = _own_sums(table, NUM_CLASSES, ROWS_A, ROWS_B)
+        tp_b, mass_b, bits_b = _own_sums(table, nan_or_0, NUM_CLASSES, ROWS_A, ROWS_B)
     if ROWS_C > 0:
-        tp_c, mass_c, bits_c = _own_sums(table, NUM_CLASSES, ROWS_A + ROWS_B, ROWS_C)
+        tp_c, mass_c, bits_c = _own_sums(table, nan_or_0, NUM_CLASSES, ROWS_A + ROWS_B, ROWS_C)
     tl.debug_barrier()
     row = partials + place
     _store_index_sums(row, tl.sum(prob_a, 1), tp_a, mass_a, bits_a, FORM, ENTROPY, NUM_CLASSES, 0, ROWS_A)
