@@ -50,8 +50,8 @@ def ellipsoids(
     return image.astype(np.float32), masks
 
 
-def write_nifti(path: Path, array: np.ndarray, affine: np.ndarray = AFFINE) -> Path:
-    """The array as NIfTI, in its own dtype; folders are made."""
+def write_nifti(path: Path, array: np.ndarray, affine: np.ndarray | None = AFFINE) -> Path:
+    """The array as NIfTI, in its own dtype; folders are made. Without an affine, none is declared."""
     path.parent.mkdir(parents=True, exist_ok=True)
     image = nibabel.Nifti1Image(array, affine)
     image.header.set_xyzt_units("mm")

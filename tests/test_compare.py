@@ -1,6 +1,7 @@
 """Grids of recipes: read, run over the same folds, compared; one that fails does not stop the others."""
 
 import io
+import shutil
 
 import pytest
 import torch
@@ -11,7 +12,9 @@ from rich.console import Console
 from semidice.compare import CompareError, comparisons_of, run_compare, run_variants
 from semidice.grid import folder_name, read_variants, shipped_grids
 from semidice.metrics import read_cases
+from semidice.predict import read_prediction
 from semidice.recipe import read_recipe
+from semidice.report.page import run_report
 
 QUICK = """
 recipe: quick
@@ -135,6 +138,107 @@ def test_interrupted_and_restarted_it_gives_the_same_result(compared, dataset, t
     assert (tmp_path / "out" / "means.csv").read_text() == (whole / "means.csv").read_text()
     one, other = (read_cases(path / "cases.parquet") for path in (tmp_path / "out", whole))
     assert list(one.rows()) == list(other.rows())
+
+
+def copied(compared, place):
+    """The whole comparison at another place, with the times of its files."""
+    return shutil.copytree(compared[1], place)
+
+
+def trained_files(out):
+    """What training writes, and when it did."""
+    files = [path for pattern in ("*.safetensors", "log.jsonl", "*.npz") for path in out.rglob(pattern)]
+    return {path: path.stat().st_mtime_ns for path in files}
+
+
+def compare_again(out, dataset, tmp_path, console):
+    grid = tmp_path / "grid.yaml"
+    grid.write_text(QUICK)
+    variants = read_variants([str(grid)], dataset=dataset, out=out)
+    return run_compare(variants, out, console, accelerator="cpu")
+
+
+def set_teacher(out, was, run):
+    """Edit the student's recipe, as a semidice that wrote absolute paths would have written it."""
+    recipe = out / "student" / "recipe.yaml"
+    text = recipe.read_text()
+    assert f"run: {was}\n" in text
+    recipe.write_text(text.replace(f"run: {was}\n", f"run: {run}\n"))
+
+
+def test_moved_and_run_again_nothing_is_trained_and_the_result_is_the_same(
+    compared, dataset, tmp_path, console
+):
+    _, out, _ = compared
+    moved = copied(compared, tmp_path / "laptop" / "results")
+    data = shutil.copytree(dataset, tmp_path / "laptop" / "data")
+    assert str(out) not in (moved / "student" / "recipe.yaml").read_text()
+    before = trained_files(moved)
+    assert len(before) > 12
+    compare_again(moved, data, tmp_path, console)
+    assert trained_files(moved) == before
+    assert (moved / "means.csv").read_text() == (out / "means.csv").read_text()
+    one, other = (read_cases(path / "cases.parquet") for path in (moved, out))
+    assert list(one.rows()) == list(other.rows())
+    student = read_recipe(moved / "student" / "recipe.yaml")
+    assert (student.teacher.run, student.data.dataset) == (moved / "uniform", data)
+    page = run_report(
+        [moved], tmp_path / "report.html", console, read_prediction=read_prediction, figures=False
+    ).page
+    assert "student" in page.read_text()
+
+
+def test_a_student_moved_with_a_fold_to_go_ends_as_one_that_stayed(compared, dataset, tmp_path, console):
+    _, out, _ = compared
+    moved = copied(compared, tmp_path / "moved")
+    shutil.rmtree(moved / "student" / "fold_1")
+    compare_again(moved, dataset, tmp_path, console)
+    weights = "student/fold_1/last.safetensors"
+    assert (moved / weights).read_bytes() == (out / weights).read_bytes()
+    assert (moved / "means.csv").read_text() == (out / "means.csv").read_text()
+
+
+@pytest.mark.parametrize("place", ["here", "gone"])
+def test_an_absolute_path_of_an_older_semidice_goes_on_and_can_be_moved_from_then_on(
+    place, compared, dataset, tmp_path, console
+):
+    out = copied(compared, tmp_path / "out")
+    run = out / "uniform" if place == "here" else tmp_path / "cluster" / "uniform"
+    set_teacher(out, "../uniform", run)
+    before = trained_files(out)
+    compare_again(out, dataset, tmp_path, console)
+    assert trained_files(out) == before
+    assert "run: ../uniform\n" in (out / "student" / "recipe.yaml").read_text()
+
+
+@pytest.mark.parametrize("which", ["still there", "of another name"])
+def test_another_teacher_is_refused_by_its_path_and_nothing_is_touched(
+    which, compared, dataset, tmp_path, console
+):
+    _, original, _ = compared
+    out = copied(compared, tmp_path / "out")
+    run = original / "uniform" if which == "still there" else tmp_path / "cluster" / "majority"
+    set_teacher(out, "../uniform", run)
+    before = trained_files(out)
+    with pytest.raises(CompareError, match=rf"student: .* differs in teacher\.run; if {run} is the same"):
+        compare_again(out, dataset, tmp_path, console)
+    assert trained_files(out) == before
+    assert f"run: {run}\n" in (out / "student" / "recipe.yaml").read_text()
+
+
+def test_a_student_whose_teacher_is_not_there_says_where_it_looked(compared, dataset, tmp_path):
+    from semidice.training.crossvalidation import cross_validate, open_run
+
+    student = shutil.copytree(compared[1] / "student", tmp_path / "alone")
+    shutil.rmtree(student / "fold_1")
+    recipe = read_recipe(student / "recipe.yaml")
+    fabric = Fabric(accelerator="cpu", devices=1)
+    with pytest.raises(ValueError, match=rf"no run of a teacher in {tmp_path / 'uniform'}.*teacher\.run"):
+        cross_validate(recipe, open_run(recipe, student, resume=True), fabric)
+    # as the message says
+    told = read_recipe(student / "recipe.yaml", [f"teacher.run={compared[1] / 'uniform'}"])
+    table = cross_validate(told, open_run(told, student, resume=True), fabric)
+    assert list(table.rows()) == list(read_cases(compared[1] / "student" / "cases.parquet").rows())
 
 
 def test_a_recipe_that_fails_is_told_with_its_error_and_the_others_finish(dataset, tmp_path, console):

@@ -7,10 +7,11 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+import nibabel
 import numpy as np
 import pytest
 from preparing import PHANTOM, a_folder, a_phantom, fails_at, files_in, prepare, reads
-from raw_trees import make_folder, make_kits, make_qubiq
+from raw_trees import AFFINE, make_folder, make_kits, make_qubiq, write_nifti
 from rich.console import Console
 
 from semidice.data import scan_job
@@ -49,6 +50,30 @@ def test_all_problems_of_all_scans_come_at_once_with_the_files_and_a_way_out(tmp
     again = prepare(dataset, tmp_path / "out")
     assert again.already
     assert again.left_out == prepared.left_out
+
+
+def test_a_mask_with_another_affine_is_a_problem_of_its_case_alone(tmp_path):
+    dataset = a_folder(tmp_path / "raw", suffix=".nii.gz", volumes=True)
+    path = tmp_path / "raw/raters/b/case4.nii.gz"
+    there = AFFINE.copy()
+    there[1, 3] = -12
+    write_nifti(path, np.asanyarray(nibabel.load(path).dataobj), there)
+    with pytest.raises(PrepareError) as told:
+        prepare(dataset, tmp_path / "out")
+    (problem,) = told.value.problems
+    image = tmp_path / "raw/images/case4.nii.gz"
+    assert problem.startswith(f"case4: mask {path} does not lie where image {image} does: ")
+    assert "it is moved by (0, -12, 0) mm" in problem
+    prepared = prepare(dataset, tmp_path / "out", skip_bad=True)
+    assert prepared.left_out == (problem,)
+    assert "case4" not in [scan.name for scan in prepared.manifest.scans]
+    assert "ignore_placement" not in prepared.manifest.options
+
+    by_shape = prepare(dataset, tmp_path / "by_shape", overrides={"ignore_placement": True})
+    assert "case4" in [scan.name for scan in by_shape.manifest.scans]
+    assert by_shape.manifest.options["ignore_placement"] is True
+    with pytest.raises(PrepareError, match="ignore_placement was True and is now None"):
+        prepare(dataset, tmp_path / "by_shape")
 
 
 def test_where_nothing_can_be_prepared_skipping_does_not_help(tmp_path):

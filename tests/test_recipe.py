@@ -262,6 +262,20 @@ class TestWriting:
         moved = (tmp_path / "run").rename(tmp_path / "far" / "away" / "run")
         assert read_recipe(moved / "recipe.yaml").data.dataset == tmp_path / "prepared"
 
+    def test_a_teacher_beside_the_run_moves_along_and_one_elsewhere_stays(self, tmp_path, monkeypatch):
+        (tmp_path / "out" / "student").mkdir(parents=True)
+        # as a folder named by a relative path
+        monkeypatch.chdir(tmp_path)
+        beside, elsewhere = tmp_path / "out" / "big", tmp_path / "big"
+        for teacher, after in ((beside, tmp_path / "moved" / "big"), (elsewhere, elsewhere)):
+            recipe = read_recipe("quick", ["data.dataset=prepared", f"teacher.run={teacher}"])
+            file = Path("out/student/recipe.yaml")
+            write_recipe(recipe, file)
+            assert read_recipe(file) == recipe
+            moved = Path("out").rename("moved")
+            assert read_recipe(moved / "student" / "recipe.yaml").teacher.run == after
+            moved.rename("out")
+
     def test_a_path_given_in_python_is_absolute_too(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         recipe = Recipe(name="a", data={"dataset": "prepared"})

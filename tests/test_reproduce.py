@@ -23,7 +23,7 @@ from semidice.reproduce import ReproduceError, paper_tables, run_reproduce
 from semidice.reproduce.conclusions import CONCLUSIONS, best_match, close_match, order_match
 from semidice.reproduce.estimate import StepTimes, estimated_seconds, num_steps
 from semidice.reproduce.figures import NETWORKS, QUBIQ, Figures, RowKey, paper_figures, paper_yaml
-from semidice.reproduce.methods import QUBIQ_METHODS, tumour_methods, variant_of
+from semidice.reproduce.methods import QUBIQ_METHODS, TEACHER, tumour_methods, variant_of
 from semidice.reproduce.plan import make_plan
 from semidice.reproduce.scores import METRICS, our_figures, paper_beside
 
@@ -615,6 +615,22 @@ def test_run_again_nothing_is_trained_and_the_table_is_the_same(reproduced, data
     assert (out / "distillation_terms.csv").read_text() == before
     assert log.stat().st_mtime_ns == stamp
     assert "trainings to run" not in printed
+
+
+def test_moved_nothing_is_trained_again_and_the_table_is_the_same(reproduced, data, tmp_path):
+    _, out, _ = reproduced
+    moved = tmp_path / "moved"
+    for dataset in ("lits", "kits"):
+        shutil.copytree(out / dataset, moved / dataset)
+    student = moved / "lits" / "unet_resnet18_distillation" / "recipe.yaml"
+    assert read_recipe(student).teacher.run == moved / "lits" / TEACHER
+    weights = sorted(moved.rglob("*.safetensors"))
+    stamps = [path.stat().st_mtime_ns for path in weights]
+    _, printed = reproduce("distillation_terms", data, moved)
+    assert "trainings to run" not in printed
+    assert sorted(moved.rglob("*.safetensors")) == weights
+    assert [path.stat().st_mtime_ns for path in weights] == stamps
+    assert (moved / "distillation_terms.csv").read_text() == (out / "distillation_terms.csv").read_text()
 
 
 def test_the_list_tells_trainings_and_time_and_starts_nothing(data, tmp_path):

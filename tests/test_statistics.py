@@ -274,6 +274,22 @@ def test_intervals_of_means_are_those_of_the_method_alone():
     np.testing.assert_allclose(comparison.mean_high, alone.high)
 
 
+def test_an_interval_of_a_share_ends_where_shares_end():
+    # nearly all are right, and an interval that is symmetric about their mean would pass 1
+    right = np.array([1.0, 1.0, 0.98, 1.0, 0.99, 1.0, 0.97, 1.0, 0.7, 0.99, 1.0, 0.98])
+    scores = paired(np.stack([right, 1 - right], 1))
+    alone = paired_bootstrap(scores.values)
+    assert alone.high[0] > 1
+    assert alone.low[1] < 0
+    comparison = compare_scores(scores)
+    assert (comparison.mean_high[0], comparison.mean_low[1]) == (1.0, 0.0)
+    np.testing.assert_allclose(
+        (comparison.mean_low[0], comparison.mean_high[1]), (alone.low[0], alone.high[1])
+    )
+    volume = compare_scores(paired(scores.values, metric="volume_error_ml"))
+    np.testing.assert_allclose(volume.mean_high, alone.high)
+
+
 # what is refused
 
 

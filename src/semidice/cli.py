@@ -140,6 +140,9 @@ def prepare(
     slices: Annotated[
         str | None, typer.Option(help="What becomes of volumes: none, all, or foreground slices.")
     ] = None,
+    ignore_placement: Annotated[
+        bool, typer.Option(help="Take masks by their shape alone, wherever the headers put them.")
+    ] = False,
     skip_bad: Annotated[bool, typer.Option(help="Leave out scans that have problems.")] = False,
     workers: Annotated[
         int | None, typer.Option(min=0, help="Processes; one for each CPU if left out.")
@@ -179,6 +182,7 @@ def prepare(
             size="raw" if size == "raw" else _size(size),
             window=window,
             slices=_choice("--slices", slices, ("none", "all", "foreground")),  # type: ignore[arg-type]
+            ignore_placement=ignore_placement,
             skip_bad=skip_bad,
             workers=workers,
             phantom=phantom,

@@ -14,6 +14,9 @@ from .scan_job import FinishedScan
 def dataset_identity(raw: RawDataset, options: PrepareOptions) -> dict[str, Any]:
     """What a dataset depends on besides its raw files, as JSON holds it."""
     used = options.model_dump(mode="json")
+    if not options.ignore_placement:
+        # as in datasets from before there was a choice
+        del used["ignore_placement"]
     if raw.class_of_value is not None:
         used["class_of_value"] = {str(value): label for value, label in sorted(raw.class_of_value.items())}
     if raw.phantom is not None:

@@ -32,6 +32,11 @@ class PrepareOptions(BaseModel):
         default=2, ge=0, le=2, description="axis of the raw volume that counts its slices"
     )
 
+    ignore_placement: bool = Field(
+        default=False,
+        description="whether a mask is taken by its shape alone, wherever the headers put it and its image",
+    )
+
     @model_validator(mode="after")
     def _ordered(self) -> "PrepareOptions":
         if self.size is not None and min(self.size) < 1:

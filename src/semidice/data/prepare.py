@@ -104,7 +104,7 @@ def prepare_dataset(
     scans = sorted(raw.scans, key=lambda scan: natural_order(scan.name))
     _check_scans(raw, scans)
     folder = UnfinishedDataset.of(Path(os.path.abspath(out)))
-    job = ScanJob(replace(raw, scans=(), problems=()), options, folder, reader)
+    job = ScanJob(replace(raw, options=options, scans=(), problems=()), options, folder, reader)
     with contextlib.ExitStack() as stack:
         pool = workers if isinstance(workers, Workers) else stack.enter_context(Workers(workers))
         try:
@@ -143,6 +143,7 @@ def run_prepare(
     size: tuple[int, int] | Literal["raw"] | None = None,
     window: tuple[float, float] | None = None,
     slices: Slices | None = None,
+    ignore_placement: bool = False,
     skip_bad: bool = False,
     workers: int | None = None,
     phantom: PhantomOptions | None = None,
@@ -156,6 +157,8 @@ def run_prepare(
     overrides: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if size == "raw":
         overrides["size"] = None
+    if ignore_placement:
+        overrides["ignore_placement"] = True
     prepared: list[Prepared] = []
     failed: dict[str, PrepareError] = {}
     columns = (

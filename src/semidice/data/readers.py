@@ -5,13 +5,14 @@ reoriented, a picture is (rows, columns), a TIFF of several pages is a volume wi
 of length 1 are dropped, last ones first, until there are as many as the dataset has; channels, the last axis
 of a NIfTI or the colours of a picture, go to the front. Transparency is not looked at, and Pillow reads
 colours of 16 bits as 8. Pictures have 1 mm pixels: what they say of their resolution is about printing.
-Left out: comparing the affine of a mask with that of its image; only their shapes must agree.
+Where voxels lie is known of a NIfTI whose header sets its qform, its sform or both, and of nothing else.
 """
 
 import gzip
 import hashlib
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from io import BufferedReader
 from pathlib import Path
@@ -21,7 +22,10 @@ import nibabel
 import numpy as np
 from jaxtyping import Float32, UInt8
 from nibabel.imageglobals import logger as nibabel_log
+from nibabel.spatialimages import HeaderDataError
 from PIL import Image, UnidentifiedImageError
+
+from .placement import Placement
 
 NIFTI_SUFFIXES = (".nii.gz", ".nii")
 PICTURE_SUFFIXES = (".png", ".tif", ".tiff")
@@ -32,29 +36,38 @@ _NIFTI_CLASSES = {348: nibabel.Nifti1Image, 540: nibabel.Nifti2Image}
 
 @dataclass(frozen=True)
 class ImageFile:
-    """Raw intensities of one file, and the spacing along its axes of space; affine only of a NIfTI."""
+    """Raw intensities of one file, and the spacing along its axes of space; affine only of a NIfTI.
+
+    placements: where its header says that the voxels lie: by the sform, by the qform, or nowhere.
+    """
 
     values: UInt8[np.ndarray, "channels *space"] | Float32[np.ndarray, "channels *space"]
     spacing_mm: tuple[float, ...]
     affine: np.ndarray | None
+    placements: tuple[Placement, ...]
     sha256: str
 
 
 @dataclass(frozen=True)
 class MaskFile:
-    """Class indices of one file."""
+    """Class indices of one file; placements as of an image."""
 
     classes: UInt8[np.ndarray, "*space"]
+    placements: tuple[Placement, ...]
     sha256: str
 
 
 @dataclass(frozen=True)
 class _Stored:
-    """What a file holds, axes and dtype as stored; spacing for each axis. Colours are the last axis."""
+    """What a file holds, axes and dtype as stored; spacing for each axis. Colours are the last axis.
+
+    affines_mm: those that the header declares, the one that nibabel takes first.
+    """
 
     values: np.ndarray
     spacing_mm: tuple[float, ...]
     affine: np.ndarray | None
+    affines_mm: tuple[np.ndarray, ...]
     has_colours: bool
     sha256: str
 
@@ -80,7 +93,7 @@ def read_image(path: Path, *, num_axes: int, num_channels: int = 1) -> ImageFile
     A value that is not finite, and an image that is the same everywhere, are errors.
     """
     stored = _read(path, palette_to_colours=True)
-    values, spacing = _arrange(path, stored, num_axes=num_axes, num_channels=num_channels)
+    values, spacing, placements = _arrange(path, stored, num_axes=num_axes, num_channels=num_channels)
     if values.dtype == np.bool_:
         values = values * np.uint8(255)
     elif values.dtype != np.uint8:
@@ -95,7 +108,7 @@ def read_image(path: Path, *, num_axes: int, num_channels: int = 1) -> ImageFile
             )
     if values.min() == values.max():
         raise ValueError(f"{path} is {values.flat[0]:g} everywhere: it shows nothing; export it again")
-    return ImageFile(np.ascontiguousarray(values), spacing, stored.affine, stored.sha256)
+    return ImageFile(np.ascontiguousarray(values), spacing, stored.affine, placements, stored.sha256)
 
 
 def read_mask(path: Path, *, num_axes: int, class_of_value: Mapping[int, int] | None = None) -> MaskFile:
@@ -105,9 +118,9 @@ def read_mask(path: Path, *, num_axes: int, class_of_value: Mapping[int, int] | 
     fractions, negative or not declared are errors. Whole numbers stored as floats are taken as such.
     """
     stored = _read(path, palette_to_colours=False)
-    values, _ = _arrange(path, _one_colour(path, stored), num_axes=num_axes, num_channels=1)
+    values, _, placements = _arrange(path, _one_colour(path, stored), num_axes=num_axes, num_channels=1)
     classes = _classes(path, _whole_numbers(path, values[0]), class_of_value)
-    return MaskFile(np.ascontiguousarray(classes), stored.sha256)
+    return MaskFile(np.ascontiguousarray(classes), placements, stored.sha256)
 
 
 def mask_values(path: Path) -> tuple[int, ...]:
@@ -144,14 +157,13 @@ def _read(path: Path, *, palette_to_colours: bool) -> _Stored:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
             file.seek(0)
             if suffix_of(path) in NIFTI_SUFFIXES:
-                values, spacing, affine = _read_nifti(path, file)
-                return _Stored(values, spacing, affine, has_colours=False, sha256=sha256)
+                return _read_nifti(path, file, sha256)
             values, has_colours = _read_picture(file, palette_to_colours=palette_to_colours)
         # neither library has a common error for what it cannot read: nibabel alone raises nine kinds
         except Exception as error:
             raise _unreadable(path, error) from error
     spacing = (1.0,) * (values.ndim - has_colours)
-    return _Stored(values, spacing, None, has_colours=has_colours, sha256=sha256)
+    return _Stored(values, spacing, None, (), has_colours=has_colours, sha256=sha256)
 
 
 def _opened(path: Path) -> BufferedReader:
@@ -205,7 +217,7 @@ def _nifti(path: Path, file: BufferedReader) -> Any:
         nibabel_log.setLevel(level)
 
 
-def _read_nifti(path: Path, file: BufferedReader) -> tuple[np.ndarray, tuple[float, ...], np.ndarray]:
+def _read_nifti(path: Path, file: BufferedReader, sha256: str) -> _Stored:
     image = _nifti(path, file)
     dtype = image.get_data_dtype()
     if dtype.kind not in "iuf":
@@ -224,7 +236,20 @@ def _read_nifti(path: Path, file: BufferedReader) -> tuple[np.ndarray, tuple[flo
     unit = _MM.get(image.header.get_xyzt_units()[0], 1.0)
     # through text, so that what float32 holds of 0.7 is 0.7 and not 0.699999988
     zooms = [abs(float(str(zoom))) * unit for zoom in image.header.get_zooms()]
-    return values, tuple(zoom if np.isfinite(zoom) and zoom > 0 else 1.0 for zoom in zooms), affine
+    spacing = tuple(zoom if np.isfinite(zoom) and zoom > 0 else 1.0 for zoom in zooms)
+    affines_mm = tuple(np.diag([unit, unit, unit, 1.0]) @ declared for declared in _declared_affines(image))
+    return _Stored(values, spacing, affine, affines_mm, has_colours=False, sha256=sha256)
+
+
+def _declared_affines(image: Any) -> list[np.ndarray]:
+    """The sform and the qform, as far as their codes say that they mean something."""
+    affines = [image.get_sform(coded=True)[0]]
+    # beside an sform, nibabel does not look whether the qform is a rotation
+    with suppress(ValueError, HeaderDataError):
+        affines.append(image.get_qform(coded=True)[0])
+    return [
+        affine.astype(np.float64) for affine in affines if affine is not None and np.isfinite(affine).all()
+    ]
 
 
 _GREY_MODES = ("1", "L", "LA", "La", "I", "F", "I;16", "I;16B", "I;16L", "I;16N")
@@ -260,8 +285,8 @@ def _pixels(picture: Image.Image, *, palette_to_colours: bool) -> np.ndarray:
 
 def _arrange(
     path: Path, stored: _Stored, *, num_axes: int, num_channels: int
-) -> tuple[np.ndarray, tuple[float, ...]]:
-    """Values (channels, *space) and the spacing of the axes of space."""
+) -> tuple[np.ndarray, tuple[float, ...], tuple[Placement, ...]]:
+    """Values (channels, *space), and of the axes of space their spacing and where they lie."""
     shape = stored.values.shape
     has_channels = stored.has_colours or num_channels > 1
     kept = list(range(len(shape)))
@@ -272,12 +297,16 @@ def _arrange(
     if values.ndim != num_axes + has_channels or not values.size:
         channels = f" and {num_channels} channels last" if has_channels else ""
         raise ValueError(f"{path} has shape {shape}; expected {num_axes} axes of space{channels}")
-    spacing = tuple(stored.spacing_mm[axis] for axis in kept[:num_axes])
+    axes = kept[:num_axes]
+    spacing = tuple(stored.spacing_mm[axis] for axis in axes)
+    # an affine has no column for a fourth axis
+    affines = stored.affines_mm if max(axes) < 3 else ()
+    placements = tuple(affine[:3, [*axes, 3]] for affine in affines)
     if not has_channels:
-        return values[None], spacing
+        return values[None], spacing, placements
     if values.shape[-1] != num_channels:
         raise ValueError(f"{path} has {values.shape[-1]} channels; expected {num_channels}: shape {shape}")
-    return np.moveaxis(values, -1, 0), spacing
+    return np.moveaxis(values, -1, 0), spacing, placements
 
 
 def _one_colour(path: Path, stored: _Stored) -> _Stored:

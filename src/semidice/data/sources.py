@@ -1,8 +1,11 @@
 """Where raw scans come from: each source finds its datasets in a folder; a scan is read the same way in all.
 
 Finding looks at names, and in a user's folder at the values in masks; problems of single scans are collected,
-so that one run tells all of them. Reading is scan by scan, in any process. Left out: changing intensities or
-size, which is for `prepare`.
+so that one run tells all of them. Reading is scan by scan, in any process. Files of a scan have one shape and
+lie in one place. Nothing is said, and so nothing compared, of the place of a picture or of a NIfTI that sets
+neither qform nor sform; where a NIfTI sets both and they differ, one that agrees is enough: after a
+registration one holds the old place and the other the new, and programs differ in which they keep.
+Left out: changing intensities or size, which is for `prepare`.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,8 +18,9 @@ from .folders import OnFile, find_decathlon, find_folder, find_lidc
 from .listing import is_folder, natural_order
 from .options import PrepareOptions
 from .phantom import PhantomOptions
+from .placement import placement_difference
 from .raw import RawDataset, RawScan, ScanArrays
-from .readers import read_image, read_mask
+from .readers import ImageFile, MaskFile, read_image, read_mask
 
 # What each source looks for below the raw folder.
 SOURCES = {
@@ -73,17 +77,17 @@ def read_scan(dataset: RawDataset, scan: RawScan) -> ScanArrays:
         return _phantom_scan(dataset, scan, dataset.phantom)
     num_channels = len(dataset.channels) if len(scan.image) == 1 else 1
     images = [read_image(path, num_axes=dataset.num_axes, num_channels=num_channels) for path in scan.image]
-    shape = images[0].values.shape[1:]
+    ignore_placement = dataset.options.ignore_placement
     inputs = {}
     for path, image in zip(scan.image, images, strict=True):
         inputs[_relative(path, dataset)] = image.sha256
-        _check_shape(f"image {path}", image.values.shape[1:], scan.image[0], shape)
+        _check_grid(f"image {path}", image, scan.image[0], images[0], ignore_placement=ignore_placement)
     raters = tuple(sorted(scan.masks, key=natural_order))
     classes = []
     for rater in raters:
         path = scan.masks[rater]
         mask = read_mask(path, num_axes=dataset.num_axes, class_of_value=dataset.class_of_value)
-        _check_shape(f"mask {path}", mask.classes.shape, scan.image[0], shape)
+        _check_grid(f"mask {path}", mask, scan.image[0], images[0], ignore_placement=ignore_placement)
         inputs[_relative(path, dataset)] = mask.sha256
         classes.append(mask.classes)
     values = [image.values for image in images]
@@ -110,10 +114,25 @@ def _chosen(datasets: list[RawDataset], tasks: Sequence[str], source: str) -> li
     return [dataset for dataset in datasets if dataset.name in tasks]
 
 
-def _check_shape(what: str, shape: tuple[int, ...], image: Path, expected: tuple[int, ...]) -> None:
+def _check_grid(
+    what: str, file: ImageFile | MaskFile, path: Path, image: ImageFile, *, ignore_placement: bool
+) -> None:
+    """A ValueError where a file has not the shape of the image in `path`, or lies elsewhere."""
+    expected = image.values.shape[1:]
+    shape = file.values.shape[1:] if isinstance(file, ImageFile) else file.classes.shape
     if shape != expected:
         raise ValueError(
-            f"{what} has shape {shape}, but image {image} has {expected}: resample them to one grid"
+            f"{what} has shape {shape}, but image {path} has {expected}: resample them to one grid"
+        )
+    if ignore_placement:
+        return
+    differences = [
+        placement_difference(here, there, shape) for here in image.placements for there in file.placements
+    ]
+    if differences and all(differences):
+        raise ValueError(
+            f"{what} does not lie where image {path} does: {differences[0]}; resample it to the image's "
+            "grid, or use --ignore-placement if only the headers are wrong"
         )
 
 

@@ -170,6 +170,15 @@ def higher_is_better(metric: str) -> bool:
     )
 
 
+def is_fraction(metric: str) -> bool:
+    """Whether a metric is a share of 1, by its name; such are shown in percent.
+
+    >>> is_fraction("dice_score"), is_fraction("volume_error_ml")
+    (True, False)
+    """
+    return metric.endswith(("_score", "_index", "calibration_error", "brier_error", "truth_error"))
+
+
 def check_columns(columns: dict[str, np.ndarray], source: str = "case table") -> None:
     """Raise unless the columns keep the schema; `source` names them in the message."""
     if tuple(columns) != COLUMNS:

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 
 from ..arrays import check_choice
-from .cases import CaseTable, Missing, PairedScores, higher_is_better
+from .cases import CaseTable, Missing, PairedScores, higher_is_better, is_fraction
 from .resampling import Estimate, Interval, paired_bootstrap, permutation_test
 
 Unit = Literal["case", "patient"]
@@ -130,6 +130,9 @@ def compare_scores(
     )
     of_pairs = Estimate(*(part[: len(pairs)] for part in estimate))
     of_methods = Estimate(*(part[len(pairs) :] for part in estimate))
+    if is_fraction(scores.metric) and scores.values.min() >= 0 and scores.values.max() <= 1:
+        # an interval of few cases, symmetric about their mean, may pass what a mean can be
+        of_methods = of_methods._replace(low=of_methods.low.clip(0, 1), high=of_methods.high.clip(0, 1))
 
     def matrix(upper: np.ndarray, lower: np.ndarray, diagonal: float) -> np.ndarray:
         full = np.full((num_methods, num_methods), diagonal)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, NamedTuple
 
+from .cases import is_fraction
 from .statistics import Comparison, Correction
 
 if TYPE_CHECKING:
@@ -208,8 +209,7 @@ def display_scale(metric: str) -> float:
     >>> display_scale("dice_score"), display_scale("volume_error_ml")
     (100.0, 1.0)
     """
-    in_percent = ("_score", "_index", "calibration_error", "brier_error", "truth_error")
-    return 100.0 if metric.endswith(in_percent) else 1.0
+    return 100.0 if is_fraction(metric) else 1.0
 
 
 def p_text(p: float) -> str:

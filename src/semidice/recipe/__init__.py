@@ -6,9 +6,11 @@
 Keys that do not exist are refused with the nearest that do. YAML is read as version 1.2 has it: 1e-3 is a
 number, `off` and 2024-01-31 are text, and a key that occurs twice is an error.
 
-Paths in a file are relative to the file, those in an override to the working directory, and in memory and
-in a written recipe they are absolute: a run folder can be moved and still finds its dataset. Where the
-dataset itself has moved, override `data.dataset`. Reading checks no path; that is for whoever opens it.
+Paths in a file are relative to the file, those in an override to the working directory, and in memory they
+are absolute. So they are in a written recipe, whose run folder can be moved and still finds its dataset; but
+a teacher beside the run folder is ../NAME there, as a folder of runs is moved as a whole. Where dataset or
+teacher have moved, override `data.dataset` or `teacher.run`. Reading checks no path; that is for whoever
+opens it.
 """
 
 from .files import read_recipe, shipped_recipes, write_recipe

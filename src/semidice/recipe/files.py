@@ -52,8 +52,15 @@ def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def write_recipe(recipe: Recipe, path: Path) -> None:
-    """Write every option in the order of its declaration; `read_recipe` of the file gives the same recipe."""
-    text = yaml_text(recipe.model_dump(mode="json"))
+    """Write every option in the order of its declaration; `read_recipe` of the file gives the same recipe.
+
+    path: in the run folder. A teacher beside that folder is written as ../NAME, so that both can be moved.
+    """
+    options = recipe.model_dump(mode="json")
+    beside = Path(os.path.abspath(path)).parent.parent
+    if recipe.teacher is not None and recipe.teacher.run.parent == beside:
+        options["teacher"]["run"] = f"../{recipe.teacher.run.name}"
+    text = yaml_text(options)
     with whole_file(path) as half_written:
         half_written.write_text(
             f"# Resolved by semidice {__version__}: every option, defaults included.\n{text}",

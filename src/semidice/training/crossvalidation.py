@@ -5,6 +5,7 @@ checkpoint goes on from it; the table of the run is made once all of its folds a
 """
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -31,11 +32,15 @@ def open_run(recipe: Recipe, out: Path, *, resume: bool) -> RunFolder:
     """
     run = RunFolder(out)
     if run.recipe.exists():
-        different = [key for key in differing_keys(recipe, read_recipe(run.recipe)) if key not in _MAY_DIFFER]
+        stored = read_recipe(run.recipe)
+        may_differ = (*_MAY_DIFFER, "teacher.run") if _teacher_has_moved(stored, recipe) else _MAY_DIFFER
+        different = [key for key in differing_keys(recipe, stored) if key not in may_differ]
         if different:
+            was = stored.teacher.run if stored.teacher and different == ["teacher.run"] else None
+            way_out = f"if {was} is the same teacher, correct {run.recipe}; else " if was else ""
             raise ValueError(
                 f"{out} holds a run of another recipe, which differs in {', '.join(different)}; "
-                "choose another folder with --out, or remove it"
+                f"{way_out}choose another folder with --out, or remove it"
             )
         if not resume:
             raise ValueError(f"{out} holds this run already; go on with it by --resume, or remove it")
@@ -55,6 +60,15 @@ def open_run(recipe: Recipe, out: Path, *, resume: bool) -> RunFolder:
     # the recipe comes last: a folder that has one is a run
     write_recipe(recipe, run.recipe)
     return run
+
+
+def _teacher_has_moved(stored: Recipe, recipe: Recipe) -> bool:
+    """Whether the teacher's run is gone from where it was, and there is one of its name where it is now."""
+    if stored.teacher is None or recipe.teacher is None:
+        return False
+    was, now = stored.teacher.run, recipe.teacher.run
+    # os.path, as a place on another machine may be one that cannot be looked into here
+    return was.name == now.name and not os.path.exists(was) and RunFolder(now).recipe.is_file()
 
 
 def cross_validate(

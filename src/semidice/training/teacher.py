@@ -22,6 +22,11 @@ def load_teacher(
     if options is None:
         return None
     run = RunFolder(Path(options.run))
+    if not run.recipe.is_file():
+        raise ValueError(
+            f"there is no run of a teacher in {run.path}: train it first, "
+            "or tell where it is with --set teacher.run=..."
+        )
     check_same_folds(run, RunFolder(folder.path.parent), batches)
     if not run.fold(fold).cases.exists():
         raise ValueError(
