@@ -7,9 +7,9 @@ probabilities p again. With e the gradient of the entropy sums and w = p dL/dp -
     sigmoid   dL/dlogits = p (1 - p) dL/dp + e (p - y)
     none      dL/dp - e y / p
 
-Class indices of many classes are not spread to one hot: off its label a voxel has tp = fn = 0 and fp = p, so
-what it has at its label is gathered and counted. Totals over blocks are float64. A gradient of the gradient
-goes through the definition.
+Class indices compare nothing: on them all forms but `squared` are the same. Of many classes they are not even
+spread to one hot: off its label a voxel has tp = fn = 0 and fp = p, so what it has at its label is gathered
+and counted. Totals over blocks are float64. A gradient of the gradient goes through the definition.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -139,11 +139,12 @@ def _way(prediction: Tensor, target: Tensor, options: _Options) -> _Way:
     """The way for these, the same forward and backward."""
     if options.activation != "softmax":
         return _Way(_plain_sums, _plain_gradient)
-    many = prediction.shape[1] >= FEWEST_GATHERED
     # on hard labels the other three forms agree, but for their ties
-    if many and not target.is_floating_point() and options.form != "squared":
-        return _Way(_gathered_sums, _gathered_gradient)
-    return _Way(_softmax_sums, _softmax_gradient)
+    if target.is_floating_point() or options.form == "squared":
+        return _Way(_softmax_sums, _softmax_gradient)
+    if prediction.shape[1] < FEWEST_GATHERED:
+        return _Way(_one_hot_sums, _one_hot_gradient)
+    return _Way(_gathered_sums, _gathered_gradient)
 
 
 def _softmax_sums(block: _Block, options: _Options, buffers: _Buffers) -> SegmentationSums:
@@ -193,6 +194,40 @@ def _softmax_gradient(
     out.addcmul_(prob, out.sum(1, keepdim=True), value=-1)
 
 
+def _one_hot_sums(block: _Block, options: _Options, buffers: _Buffers) -> SegmentationSums:
+    """Sums of a softmax against class indices of few classes; one logarithm a voxel."""
+    hot, prob = _soft_target(block, buffers), _softmax(block, buffers)
+    _clear_ignored(prob, block.valid)
+    both = torch.mul(prob, hot, out=buffers.take("logits", prob.shape))
+    at_label = both.sum(1)
+    overlap = None
+    if options.form is not None:
+        overlap = OverlapStats(both.sum(2), prob.sub_(both).sum(2), torch.sub(hot, both, out=prob).sum(2))
+    if not options.entropy:
+        return SegmentationSums(overlap, None, None)
+    if block.valid is not None:
+        # any number with a logarithm, for they have no label
+        at_label += ~block.valid
+    log_prob = _log_at_label(block, at_label).unsqueeze(1)
+    return SegmentationSums(overlap, torch.mul(log_prob, hot, out=both).sum(2).neg_(), hot.sum(2))
+
+
+def _one_hot_gradient(
+    block: _Block, options: _Options, buffers: _Buffers, to_sums: Sequence[Tensor], out: Tensor
+) -> None:
+    """Gradient of the form without comparisons, which differs from the others at ties alone."""
+    hot, prob = _soft_target(block, buffers), _softmax(block, buffers)
+    if options.form != "relaxed" and not bool(prob.amax() < 1):
+        _softmax_gradient(block, options, buffers, to_sums, out)
+        return
+    _clear_ignored(prob, block.valid)
+    to_tp, to_fp, to_fn, to_entropy = (g.unsqueeze(-1) for g in to_sums)
+    torch.mul(hot, to_tp - to_fp - to_fn, out=out).add_(to_fp).mul_(prob)
+    if options.entropy:
+        out.addcmul_(hot, to_entropy, value=-1)
+    out.addcmul_(prob, out.sum(1, keepdim=True), value=-1)
+
+
 def _gathered_sums(block: _Block, options: _Options, buffers: _Buffers) -> SegmentationSums:
     """Sums of a softmax against class indices, from the probability each voxel gives to its label."""
     prob, (num_images, num_classes) = _softmax(block, buffers), block.prediction.shape[:2]
@@ -211,7 +246,7 @@ def _gathered_sums(block: _Block, options: _Options, buffers: _Buffers) -> Segme
         return counts.view(num_images, -1)[:, :num_classes]
 
     mass = by_class(None)
-    entropy = by_class(_log_at_label(block, at_label, index)).neg_() if options.entropy else None
+    entropy = by_class(_log_at_label(block, at_label)).neg_() if options.entropy else None
     if options.form is None:
         return SegmentationSums(None, entropy, mass)
     tp = by_class(at_label)
@@ -221,13 +256,13 @@ def _gathered_sums(block: _Block, options: _Options, buffers: _Buffers) -> Segme
     return SegmentationSums(OverlapStats(tp, prob.sum(2), mass - tp), entropy, mass)
 
 
-def _log_at_label(block: _Block, at_label: Tensor, index: Tensor) -> Tensor:
+def _log_at_label(block: _Block, at_label: Tensor) -> Tensor:
     """log p of the labels; from the logits if one is so small that p has lost its digits."""
     # NaN, of an ignored voxel perhaps, takes the safe way
     if bool(at_label.amin() >= torch.finfo(at_label.dtype).tiny):
         return at_label.log()
     logits = block.prediction.to(at_label.dtype)
-    return logits.log_softmax(1).gather(1, index.unsqueeze(1)).squeeze(1)
+    return logits.log_softmax(1).gather(1, _class_indices(block).unsqueeze(1)).squeeze(1)
 
 
 def _gathered_gradient(
