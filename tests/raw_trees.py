@@ -240,6 +240,40 @@ def make_decathlon(
     return root
 
 
+def make_nnunet(
+    root: Path,
+    *,
+    num_cases: int = 5,
+    channels: Sequence[str] = ("T1", "FLAIR"),
+    suffix: str = ".nii.gz",
+    size: tuple[int, int] = SIZE,
+) -> Path:
+    """A raw dataset of nnU-Net, version 2: one file a channel, classes 1 and 2, a test image without label.
+
+    NIfTI are volumes with their slices last, pictures are single images. Channel k is k / 4 of the first
+    channel turned dark for bright.
+    """
+    is_nifti = suffix.startswith(".nii")
+    write = write_nifti if is_nifti else write_picture
+    for number in range(1, num_cases + 2):
+        image, masks = ellipsoids(6000 + number, (*size, DEPTH) if is_nifti else size, num_classes=3)
+        home, case = root / ("imagesTr" if number <= num_cases else "imagesTs"), f"brain_{number:03d}"
+        for channel in range(len(channels)):
+            mixed = image * (1 - channel / 4) + (1 - image) * channel / 4
+            values = mixed * 1000 if is_nifti else np.clip(mixed * 255, 0, 255).astype(np.uint8)
+            write(home / f"{case}_{channel:04d}{suffix}", values)
+        if number <= num_cases:
+            write(root / "labelsTr" / f"{case}{suffix}", masks[0])
+    header = {
+        "channel_names": {str(number): name for number, name in enumerate(channels)},
+        "labels": {"background": 0, "oedema": 1, "core": 2},
+        "numTraining": num_cases,
+        "file_ending": suffix,
+    }
+    (root / "dataset.json").write_text(json.dumps(header))
+    return root
+
+
 def only(source: str, raw: Path, **options: object) -> RawDataset:
     """The one dataset that a source finds, which has no problem."""
     (dataset,) = find_datasets(source, raw, **options)

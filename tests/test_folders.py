@@ -1,7 +1,8 @@
-"""Folders matched by file name: LIDC, the Decathlon, and what users may have in theirs."""
+"""Folders matched by file name: LIDC, the Decathlon, nnU-Net, and what users may have in theirs."""
 
 import json
 import shutil
+from pathlib import Path
 
 import nibabel
 import numpy as np
@@ -15,6 +16,7 @@ from raw_trees import (
     make_decathlon,
     make_folder,
     make_lidc,
+    make_nnunet,
     names,
     only,
     problems,
@@ -22,6 +24,7 @@ from raw_trees import (
     write_picture,
 )
 
+from semidice.data.prepare import prepare_dataset
 from semidice.data.sources import find_datasets, read_scan
 
 
@@ -60,6 +63,187 @@ def test_a_decathlon_json_that_is_no_json_is_named_and_a_folder_of_tasks_is_poin
     (tmp_path / "Task01_Brain" / "dataset.json").write_text("{")
     with pytest.raises(ValueError, match=r"dataset\.json cannot be read"):
         find_datasets("decathlon", tmp_path / "Task01_Brain")
+
+
+def change_json(root, **changes):
+    """Change entries of a dataset.json; None takes one out."""
+    path = root / "dataset.json"
+    header = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({name: value for name, value in header.items() if value is not None}))
+
+
+@pytest.mark.parametrize(
+    ("suffix", "num_axes", "slice_axis"),
+    [(".nii.gz", 3, 2), (".nii", 3, 2), (".png", 2, None), (".tif", 2, None)],
+)
+def test_nnunet_has_a_file_for_each_channel_and_one_label(tmp_path, suffix, num_axes, slice_axis):
+    dataset = only("nnunet", make_nnunet(tmp_path, suffix=suffix))
+    assert dataset.class_names == ("background", "oedema", "core")
+    assert (dataset.channels, dataset.raters) == (("T1", "FLAIR"), ("reference",))
+    assert names(dataset) == [f"brain_00{number}" for number in range(1, 6)]
+    assert dataset.num_axes == num_axes
+    if slice_axis is not None:
+        assert (dataset.options.slices, dataset.options.slice_axis) == ("all", slice_axis)
+    arrays = read_scan(dataset, dataset.scans[2])
+    for channel in range(2):
+        expected = load(tmp_path / "imagesTr" / f"brain_003_000{channel}{suffix}")
+        np.testing.assert_array_equal(arrays.image[channel], expected)
+    np.testing.assert_array_equal(arrays.masks[0], load(tmp_path / "labelsTr" / f"brain_003{suffix}"))
+
+
+def load(path: Path) -> np.ndarray:
+    """The file as nibabel, or Pillow, reads it."""
+    if ".nii" in path.name:
+        return np.asarray(nibabel.load(path).dataobj)
+    with Image.open(path) as picture:
+        return np.array(picture)
+
+
+def test_two_channels_of_nnunet_are_prepared_each_by_its_own_intensities(tmp_path):
+    raw = only("nnunet", make_nnunet(tmp_path / "raw", num_cases=2))
+    prepared = prepare_dataset(raw, tmp_path / "data", workers=1, overrides={"percentiles": (0, 100)})
+    assert prepared.manifest.channels == ("T1", "FLAIR")
+    for number, scan in enumerate(prepared.manifest.scans, 1):
+        stored = np.load(tmp_path / "data" / "images" / f"{scan.name}.npy") / 32767
+        assert stored.shape == (DEPTH, 2, *SIZE)
+        assert set(scan.inputs) == {
+            f"imagesTr/brain_00{number}_0000.nii.gz",
+            f"imagesTr/brain_00{number}_0001.nii.gz",
+            f"labelsTr/brain_00{number}.nii.gz",
+        }
+        for channel in range(2):
+            image = load(tmp_path / "raw" / "imagesTr" / f"brain_00{number}_000{channel}.nii.gz")
+            scaled = (image - image.min()) / (image.max() - image.min())
+            np.testing.assert_allclose(stored[:, channel], np.moveaxis(scaled, 2, 0), atol=2e-5)
+
+
+def test_images_of_nnunet_with_a_single_slice_are_images(tmp_path):
+    make_nnunet(tmp_path)
+    for path in (*tmp_path.glob("*Tr/*"),):
+        write_nifti(path, load(path)[:, :, 2:3])
+    dataset = only("nnunet", tmp_path)
+    assert (dataset.num_axes, dataset.options.slices) == (2, "none")
+    assert read_scan(dataset, dataset.scans[0]).image.shape == (2, *SIZE)
+
+
+def test_colours_of_nnunet_are_in_one_file(tmp_path):
+    """The one case in which nnU-Net has all channels in the file _0000."""
+    make_nnunet(tmp_path, channels=("R", "G", "B"), suffix=".png")
+    for path in tmp_path.glob("imagesTr/*_0000.png"):
+        channels = [path.with_name(path.name.replace("_0000", f"_000{number}")) for number in range(3)]
+        pixels = np.stack([load(channel) for channel in channels], axis=-1)
+        for channel in channels:
+            channel.unlink()
+        Image.fromarray(pixels).save(path)
+    dataset = only("nnunet", tmp_path)
+    arrays = read_scan(dataset, dataset.scans[0])
+    np.testing.assert_array_equal(
+        arrays.image, np.moveaxis(load(tmp_path / "imagesTr" / "brain_001_0000.png"), -1, 0)
+    )
+
+
+def test_every_case_of_nnunet_that_is_not_whole_is_told(tmp_path):
+    images, labels = make_nnunet(tmp_path, num_cases=6) / "imagesTr", tmp_path / "labelsTr"
+    (images / "brain_001_0001.nii.gz").unlink()
+    (labels / "brain_002.nii.gz").unlink()
+    for channel in range(2):
+        (images / f"brain_003_000{channel}.nii.gz").unlink()
+    shutil.copy(images / "brain_004_0000.nii.gz", images / "brain_004_0002.nii.gz")
+    shutil.copy(images / "brain_005_0000.nii.gz", images / "scout.nii.gz")
+    shutil.copy(images / "brain_005_0000.nii.gz", images / "brain_007_0000.mha")
+    (images / "notes.txt").write_text("scanned on a Monday")
+    found = problems("nnunet", tmp_path)
+    for words in (
+        ["case 'brain_001' has no", "brain_001_0001.nii.gz", "FLAIR"],
+        ["brain_002_0000.nii.gz has no label", "labelsTr/brain_002.nii.gz"],
+        ["label", "brain_003.nii.gz has no image", "brain_003_0000.nii.gz"],
+        ["brain_004_0002.nii.gz", "channels 0000 to 0001"],
+        ["scout.nii.gz", "CASE_0000.nii.gz"],
+        ["brain_007_0000.mha", ".nii.gz"],
+    ):
+        assert sum(all(word in problem for word in words) for problem in found) == 1, words
+    assert len(found) == 6
+    (dataset,) = find_datasets("nnunet", tmp_path)
+    assert names(dataset) == ["brain_005", "brain_006"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"labels": {"background": 0, "whole": [1, 2], "core": 2}},
+            r"'whole' is a region, \[1, 2\].*exclude each other.*a name of its own",
+        ),
+        ({"labels": {"background": 0, "core": 1, "ignore": 2}}, r"'ignore' \(value 2\).*--skip-bad"),
+        ({"labels": {"oedema": 1, "core": 2}}, "needs label 0"),
+        ({"labels": {"background": 0, "a": 1, "b": 1}}, "value 1 twice"),
+        ({"labels": {"background": 0, "a": "one"}}, "cannot be read"),
+        ({"labels": {"background": 0, "a": -1}}, "-1"),
+        ({"labels": None}, "cannot be read"),
+        ({"channel_names": {"1": "T1", "2": "T2"}}, "channels are counted from 0"),
+        ({"channel_names": {}}, "channels are counted from 0"),
+        ({"channel_names": None}, "cannot be read"),
+        ({"file_ending": ".mha"}, r"file_ending '\.mha'.*convert.*\.nii\.gz"),
+        ({"file_ending": None}, "cannot be read"),
+        ({"dataset": {"brain_001": {}}}, "lists its files"),
+        ({"channel_names": None, "modality": {"0": "T1"}}, "cannot be read"),
+    ],
+)
+def test_an_nnunet_json_that_cannot_be_followed_says_why(tmp_path, changes, message):
+    make_nnunet(tmp_path)
+    change_json(tmp_path, **changes)
+    with pytest.raises(ValueError, match=rf"dataset\.json.*{message}"):
+        find_datasets("nnunet", tmp_path)
+
+
+def test_without_its_ignore_label_an_nnunet_dataset_leaves_out_the_cases_that_hold_it(tmp_path):
+    make_nnunet(tmp_path / "raw")
+    change_json(tmp_path / "raw", labels={"background": 0, "oedema": 1})
+    path = tmp_path / "raw" / "labelsTr" / "brain_002.nii.gz"
+    for label in path.parent.iterdir():
+        if label != path:
+            write_nifti(label, np.minimum(load(label), 1))
+    raw = only("nnunet", tmp_path / "raw")
+    prepared = prepare_dataset(raw, tmp_path / "data", workers=1, skip_bad=True)
+    (problem,) = prepared.left_out
+    assert "brain_002.nii.gz holds 2; the values of the classes are 0, 1" in problem
+
+
+def test_version_1_of_nnunet_is_read_and_a_decathlon_task_is_sent_to_its_source(tmp_path):
+    v1 = make_nnunet(tmp_path / "v1")
+    old = {"modality": {"0": "T1", "1": "FLAIR"}, "labels": {"0": "background", "1": "oedema", "2": "core"}}
+    change_json(v1, channel_names=None, file_ending=None, **old)
+    dataset = only("nnunet", v1)
+    assert (dataset.channels, dataset.class_names) == (("T1", "FLAIR"), ("background", "oedema", "core"))
+    assert len(dataset.scans) == 5
+    with pytest.raises(ValueError, match="use source decathlon"):
+        find_datasets("nnunet", make_decathlon(tmp_path / "task", num_channels=4))
+    with pytest.raises(ValueError, match="use source nnunet"):
+        find_datasets("decathlon", make_nnunet(tmp_path / "v2"))
+
+
+def test_images_of_nnunet_without_a_channel_in_their_names_are_told(tmp_path):
+    images = make_nnunet(tmp_path, channels=("T1",), num_cases=2) / "imagesTr"
+    for path in sorted(images.iterdir()):
+        path.rename(path.with_name(path.name.replace("_0000", "")))
+    found = problems("nnunet", tmp_path)
+    assert len(found) == 4
+    assert "brain_001.nii.gz has no channel in its name: CASE_0000.nii.gz" in found[0]
+    assert f"brain_002.nii.gz has no image {images / 'brain_002_0000.nii.gz'}" in found[3]
+
+
+def test_a_folder_of_nnunet_datasets_is_pointed_into(tmp_path):
+    make_nnunet(tmp_path / "Dataset001_Brain")
+    with pytest.raises(ValueError, match=r"prepared at a time, such as .*Dataset001_Brain"):
+        find_datasets("nnunet", tmp_path)
+
+
+def test_channels_of_nnunet_that_lie_elsewhere_are_named(tmp_path):
+    dataset = only("nnunet", make_nnunet(tmp_path))
+    path = tmp_path / "imagesTr" / "brain_001_0001.nii.gz"
+    write_nifti(path, load(path), np.diag([0.7, 0.8, 5, 1]))
+    with pytest.raises(ValueError, match=r"brain_001_0001.* does not lie where image .*brain_001_0000"):
+        read_scan(dataset, dataset.scans[0])
 
 
 def test_lidc_has_four_raters_and_patients_from_its_table_without_which_it_is_refused(tmp_path):

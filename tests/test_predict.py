@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import shutil
 from pathlib import Path
 
 import nibabel
@@ -11,15 +12,20 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from lightning_fabric import Fabric
 from PIL import Image
 from prepared import make_prepared
+from raw_trees import make_nnunet
 from rich.console import Console
 from torch import nn
 from trained import make_run, new_network, recipe_of
 
 from semidice.checkpoint import checkpoint_tensors, write_checkpoint
 from semidice.data.batches import WholeCases
+from semidice.data.dataset import Dataset
+from semidice.data.prepare import prepare_dataset
 from semidice.data.resample import resize_image, resize_probability
+from semidice.data.sources import find_datasets
 from semidice.predict import (
     load_network,
     network_probability,
@@ -30,9 +36,11 @@ from semidice.predict import (
     windowed_probability,
     write_prediction,
 )
-from semidice.predict.inputs import find_inputs, read_input
+from semidice.predict.inputs import InputImage, find_inputs, read_input
 from semidice.predict.networks import DatasetFacts
 from semidice.predict.outputs import OutputFolder, Volume
+from semidice.recipe import Recipe
+from semidice.training.crossvalidation import cross_validate, open_run
 
 AFFINE = np.array([[-0.7, 0.1, 0, 12.5], [0.05, 0.8, 0.2, -30], [0, -0.1, 2.5, 7], [0, 0, 0, 1]])
 
@@ -624,8 +632,9 @@ def test_an_unfinished_run_says_what_it_predicts_with(dataset, tmp_path):
     assert "fold 1 of" in said(console)
 
 
-def test_inputs_are_looked_at_before_anything_is_loaded(tmp_path):
+def test_inputs_are_looked_at_before_anything_is_loaded(run, tmp_path):
     out = tmp_path / "out"
+    facts = read_run(run).facts
     (tmp_path / "empty").mkdir()
     for inputs, words in (
         ([tmp_path / "gone.png"], "there is no file or folder"),
@@ -633,15 +642,15 @@ def test_inputs_are_looked_at_before_anything_is_loaded(tmp_path):
         ([], "nothing to predict"),
     ):
         with pytest.raises(ValueError, match=words):
-            find_inputs(inputs, out)
+            find_inputs(inputs, out, facts)
     for name in ("a.png", "A.nii.gz", "b.txt"):
         (tmp_path / name).write_bytes(b"x")
     with pytest.raises(ValueError, match="overwrite each other"):
-        find_inputs([tmp_path], out)
+        find_inputs([tmp_path], out, facts)
     with pytest.raises(ValueError, match=r"b\.txt is not read"):
-        find_inputs([tmp_path / "b.txt"], out)
+        find_inputs([tmp_path / "b.txt"], out, facts)
     with pytest.raises(ValueError, match="both input and output"):
-        find_inputs([tmp_path], tmp_path)
+        find_inputs([tmp_path], tmp_path, facts)
 
 
 def test_channels_are_the_last_axis(tmp_path):
@@ -649,7 +658,7 @@ def test_channels_are_the_last_axis(tmp_path):
     run = make_run(tmp_path / "run", dataset, options={"percentiles": [0, 100]}, scored=False)
     facts = read_run(run).facts
     values = np.random.default_rng(0).uniform(-5, 9, (20, 24, 6, 3)).astype(np.float32)
-    image = read_input(write_nifti(tmp_path / "volume.nii.gz", values), facts)
+    image = read_one(write_nifti(tmp_path / "volume.nii.gz", values), facts)
     low, high = values.min(axis=(0, 1, 2)), values.max(axis=(0, 1, 2))
     scaled = (values - low) / (high - low)
     np.testing.assert_allclose(image.stored / 32767, scaled.transpose(2, 3, 0, 1), atol=2e-5)
@@ -660,8 +669,167 @@ def test_channels_are_the_last_axis(tmp_path):
     )
     colours = (scaled[:, :, 0] * 255).astype(np.uint8)
     Image.fromarray(colours).save(tmp_path / "colours.png")
-    picture = read_input(tmp_path / "colours.png", facts)
+    picture = read_one(tmp_path / "colours.png", facts)
     np.testing.assert_array_equal(picture.stored[0], colours.transpose(2, 0, 1))
+
+
+def read_one(path: Path, facts: DatasetFacts) -> InputImage:
+    """The one input that a file is, or belongs to."""
+    (case,) = find_inputs([path], path.parent / "out", facts)
+    return read_input(case, facts)
+
+
+@pytest.fixture(scope="module")
+def two_channels(tmp_path_factory):
+    """A run of two channels, of volumes in nnU-Net's layout; with the folder of its raw dataset."""
+    root = tmp_path_factory.mktemp("nnunet")
+    make_nnunet(root / "raw", num_cases=4, size=(32, 40))
+    (raw,) = find_datasets("nnunet", root / "raw")
+    dataset = Dataset(prepare_dataset(raw, root / "data", workers=1).path)
+    return make_run(root / "run", dataset, scored=False), dataset, root / "raw"
+
+
+def test_a_raw_nnunet_dataset_goes_from_prepare_through_training_to_predictions_by_case(tmp_path):
+    raw = make_nnunet(tmp_path / "raw", num_cases=4, size=(32, 32))
+    (found,) = find_datasets("nnunet", raw)
+    prepare_dataset(found, tmp_path / "data", workers=1)
+    options = {
+        "name": "tiny",
+        "data": {"dataset": str(tmp_path / "data"), "num_folds": 2},
+        "model": {
+            "architecture": "small_unet",
+            "encoder": "none",
+            "weights": "none",
+            "options": {"channels": [8, 16]},
+        },
+        "schedule": {"epochs": 1},
+        "batch_size": 8,
+        "validation": {"metrics": ["dice_score"]},
+        "workers": 0,
+    }
+    fabric = Fabric(accelerator="cpu", devices=1)
+    fabric.launch()
+    recipe = Recipe.model_validate(options)
+    run = open_run(recipe, tmp_path / "run", resume=False)
+    cross_validate(recipe, run, fabric)
+    out = tmp_path / "out"
+    run_predict(run.path, [raw / "imagesTr", raw / "imagesTs"], out, device="cpu", console=quiet())
+    cases = [f"brain_{number:03d}" for number in range(1, 6)]
+    kinds = ("mask", "prob")
+    assert sorted(path.name for path in out.glob("*.nii.gz")) == [
+        f"{case}_{kind}.nii.gz" for case in cases for kind in kinds
+    ]
+    assert list(dict.fromkeys(row["case"] for row in volumes(out))) == cases
+    for case in cases[:4]:
+        label = nibabel.load(raw / "labelsTr" / f"{case}.nii.gz")
+        prob, mask = (nibabel.load(out / f"{case}_{kind}.nii.gz") for kind in ("prob", "mask"))
+        assert mask.shape == label.shape
+        assert prob.shape == (*label.shape, 3)
+        np.testing.assert_array_equal(mask.affine, label.affine)
+        np.testing.assert_array_equal(prob.affine, label.affine)
+
+
+def test_channels_in_files_of_their_own_are_those_that_were_prepared(two_channels):
+    run, dataset, raw = two_channels
+    facts = read_run(run).facts
+    inputs = find_inputs([raw / "imagesTr"], raw / "out", facts)
+    assert [case.name for case in inputs] == [scan.name for scan in dataset.manifest.scans]
+    for case in inputs:
+        stored = np.load(dataset.folder.path / "images" / f"{case.name}.npy")
+        np.testing.assert_array_equal(read_input(case, facts).stored, stored)
+
+
+def test_one_channel_of_a_case_brings_the_others_and_a_whole_file_stays_itself(two_channels, tmp_path):
+    run, dataset, raw = two_channels
+    facts = read_run(run).facts
+    files = [raw / "imagesTr" / f"brain_001_000{number}.nii.gz" for number in range(2)]
+    for named in (
+        files[:1],
+        files[1:],
+        files,
+        [*reversed(files), raw / "imagesTr" / "brain_001_0000.nii.gz"],
+    ):
+        (case,) = find_inputs(named, tmp_path, facts)
+        assert (case.name, case.files) == ("brain_001", tuple(files))
+    channels = [np.asarray(nibabel.load(path).dataobj) for path in files]
+    for name in ("whole", "scan_0000", "scan_0001", "year_2023"):
+        write_nifti(tmp_path / f"{name}.nii.gz", np.stack(channels, axis=-1))
+        image = read_one(tmp_path / f"{name}.nii.gz", facts)
+        assert image.case.name == name
+        stored = np.load(dataset.folder.path / "images" / "brain_001.npy")
+        np.testing.assert_array_equal(image.stored, stored)
+    assert len(find_inputs([tmp_path], tmp_path / "out", facts)) == 4
+
+
+def test_a_volume_with_as_many_slices_as_there_are_channels_is_one_channel(two_channels, tmp_path):
+    run, _, raw = two_channels
+    for number in range(2):
+        values = nibabel.load(raw / "imagesTr" / f"brain_001_000{number}.nii.gz").dataobj[:, :, 2:4]
+        write_nifti(tmp_path / f"thin_000{number}.nii.gz", values)
+    image = read_one(tmp_path / "thin_0000.nii.gz", read_run(run).facts)
+    assert (image.case.name, image.space) == ("thin", (32, 40, 2))
+    assert image.stored.shape == (2, 2, 32, 40)
+
+
+def test_coloured_frames_are_images_of_their_own(tmp_path):
+    dataset = make_prepared(tmp_path / "dataset", num_cases=4, size=(32, 32), num_channels=3)
+    facts = read_run(make_run(tmp_path / "run", dataset, scored=False)).facts
+    (tmp_path / "in").mkdir()
+    pixels = np.random.default_rng(0).integers(0, 255, (20, 24, 3), dtype=np.uint8)
+    for number in range(3):
+        Image.fromarray(pixels).save(tmp_path / "in" / f"frame_000{number}.png")
+        write_nifti(tmp_path / "in" / f"flat_000{number}.nii", pixels)
+        Image.fromarray(pixels[..., number]).save(tmp_path / "in" / f"grey_000{number}.png")
+    inputs = find_inputs([tmp_path / "in"], tmp_path / "out", facts)
+    frames = [f"{name}_000{number}" for name in ("flat", "frame") for number in range(3)]
+    assert sorted(case.name for case in inputs) == [*frames, "grey"]
+    for case in inputs:
+        expected = pixels.transpose(2, 0, 1)
+        np.testing.assert_array_equal(read_input(case, facts).stored[0], expected)
+
+
+def test_of_one_channel_a_name_that_ends_in_0000_is_a_name(run, tmp_path):
+    values = np.random.default_rng(0).uniform(0, 1, (32, 32)).astype(np.float32)
+    inputs = [write_nifti(tmp_path / f"scan_000{number}.nii.gz", values) for number in range(2)]
+    run_predict(run.path, inputs[:1], tmp_path / "out", device="cpu", console=quiet())
+    assert (tmp_path / "out" / "scan_0000_mask.nii.gz").is_file()
+    names = [case.name for case in find_inputs([tmp_path], tmp_path / "out", read_run(run).facts)]
+    assert names == ["scan_0000", "scan_0001"]
+
+
+def test_a_case_without_one_of_its_channels_or_with_one_elsewhere_is_named(two_channels, tmp_path):
+    run, _, raw = two_channels
+    source = tmp_path / "in"
+    shutil.copytree(raw / "imagesTr", source)
+    (source / "brain_001_0001.nii.gz").unlink()
+    (source / "brain_002_0000.nii.gz").unlink()
+    moved = nibabel.load(source / "brain_003_0001.nii.gz")
+    write_nifti(source / "brain_003_0001.nii.gz", np.asarray(moved.dataobj), affine=AFFINE)
+    shutil.copy(source / "brain_004_0001.nii.gz", source / "brain_004_0002.nii.gz")
+    with pytest.raises(ValueError, match="4 of 5 inputs could not be predicted") as caught:
+        run_predict(run.path, [source], tmp_path / "out", device="cpu", console=quiet())
+    text = str(caught.value)
+    for words in (
+        f"case 'brain_001' has no file {source / 'brain_001_0001.nii.gz'} (FLAIR)",
+        f"case 'brain_002' has no file {source / 'brain_002_0000.nii.gz'} (T1)",
+        f"{source / 'brain_003_0001.nii.gz'} does not lie where image {source / 'brain_003_0000.nii.gz'}",
+        "copy the header of the first",
+        "brain_004_0002.nii.gz has",
+    ):
+        assert words in text, text
+    assert "--ignore-placement" not in text
+    assert {path.name for path in (tmp_path / "out").glob("*mask*")} == {"brain_004_mask.nii.gz"}
+
+
+def test_channels_of_another_shape_are_named(two_channels, tmp_path):
+    run, _, raw = two_channels
+    shutil.copy(raw / "imagesTr" / "brain_001_0000.nii.gz", tmp_path / "a_0000.nii.gz")
+    short = np.asarray(nibabel.load(raw / "imagesTr" / "brain_001_0001.nii.gz").dataobj)[:-2]
+    write_nifti(tmp_path / "a_0001.nii.gz", short)
+    with pytest.raises(
+        ValueError, match=r"a_0001.* has shape \(30, 40, 6\), but image .*a_0000.* has \(32, 40, 6\)"
+    ):
+        read_one(tmp_path / "a_0000.nii.gz", read_run(run).facts)
 
 
 def test_the_facts_of_a_dataset_outlive_it(run, dataset):

@@ -19,6 +19,7 @@ from raw_trees import (
     make_kits,
     make_lidc,
     make_lits,
+    make_nnunet,
     make_qubiq,
     names,
     only,
@@ -36,6 +37,7 @@ MAKERS = {
     "kits": make_kits,
     "lidc": make_lidc,
     "decathlon": make_decathlon,
+    "nnunet": make_nnunet,
     "folder": make_folder,
 }
 
@@ -67,7 +69,7 @@ def test_the_digests_are_those_of_the_files_and_name_them_below_the_raw_folder(t
     dataset = find_datasets(source, MAKERS[source](tmp_path))[0]
     scan = dataset.scans[0]
     inputs = read_scan(dataset, scan).inputs
-    assert len(inputs) == 1 + len(scan.masks)
+    assert len(inputs) == len(scan.image) + len(scan.masks)
     for name, digest in inputs.items():
         assert digest == hashlib.sha256((tmp_path / name).read_bytes()).hexdigest()
 

@@ -121,7 +121,10 @@ def agreement(
 @app.command()
 def prepare(
     source: Annotated[
-        str, typer.Argument(help="qubiq, lits, kits, lidc, decathlon, folder or phantom.", metavar="SOURCE")
+        str,
+        typer.Argument(
+            help="qubiq, lits, kits, lidc, decathlon, nnunet, folder or phantom.", metavar="SOURCE"
+        ),
     ],
     paths: Annotated[
         list[Path],
@@ -155,7 +158,8 @@ def prepare(
     """Turn raw scans and raters' masks into a dataset: checked arrays and a manifest.
 
     A folder of your own holds images/CASE and raters/NAME/CASE, or masks/CASE, as PNG, TIFF or NIfTI, and if
-    you like cases.csv with columns case and patient. Interrupted, the same command goes on.
+    you like cases.csv with columns case and patient. A raw dataset of nnU-Net is taken as it is, with
+    imagesTr/CASE_0000, a file a channel, and labelsTr/CASE. Interrupted, the same command goes on.
 
     Example: **semidice prepare folder my_scans data --size 256x256**
     """
@@ -315,7 +319,8 @@ def predict(
 ) -> None:
     """Predict new images or volumes: probabilities and masks on their own grid, and volumes in ml.
 
-    NIfTI gives NIfTI with the input's affine, PNG gives PNG. The volumes are also expected ones, from the
+    NIfTI gives NIfTI with the input's affine, PNG gives PNG. Several channels are in one file, or in files
+    CASE_0000, CASE_0001, ..., of which one brings the others. The volumes are also expected ones, from the
     probabilities. What is there already is skipped.
 
     Example: **semidice predict runs/first scan.nii.gz more_scans -o predictions**

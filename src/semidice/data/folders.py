@@ -27,7 +27,7 @@ OnFile = Callable[[int, int], object]
 # Without classes.csv, more values than this are a grey image or blurred edges rather than classes.
 _MOST_CLASSES = 32
 # Images that are not read: silence would lose a case. Other files, such as notes, are not looked at.
-_OTHER_IMAGES = (".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".jp2", ".dcm", ".mha", ".mhd", ".nrrd", ".npy")
+OTHER_IMAGES = (".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".jp2", ".dcm", ".mha", ".mhd", ".nrrd", ".npy")
 
 
 def find_folder(raw: Path, *, on_file: OnFile) -> list[RawDataset]:
@@ -42,7 +42,7 @@ def find_folder(raw: Path, *, on_file: OnFile) -> list[RawDataset]:
     is_nifti = _one_format(scans)
     table = raw / "classes.csv"
     names, class_of_value = _declared_classes(table) if table.exists() else _seen_classes(scans, on_file)
-    num_axes, channels = _space_and_channels(scans)
+    num_axes, channels = space_and_channels(scans)
     slice_axis = 2 if is_nifti else 0
     return [
         RawDataset(
@@ -91,15 +91,7 @@ def find_lidc(raw: Path) -> list[RawDataset]:
 
 def find_decathlon(raw: Path) -> list[RawDataset]:
     """A task of the Medical Segmentation Decathlon: dataset.json, imagesTr and labelsTr; channels last."""
-    path = raw / "dataset.json"
-    if not path.exists():
-        inside = [folder.name for folder in visible(raw) if (folder / "dataset.json").exists()]
-        hint = f"; one task is prepared at a time, such as {raw / inside[0]}" if inside else ""
-        raise ValueError(f"{raw} has no dataset.json, imagesTr and labelsTr{hint}")
-    labels, channels = _decathlon_header(path)
-    for name in ("imagesTr", "labelsTr"):
-        if not is_folder(raw / name):
-            raise ValueError(f"{raw} has no folder {name}")
+    labels, channels = labels_by_value(task_header(raw))
     matched, problems = _matched(raw / "imagesTr", {"reference": raw / "labelsTr"})
     scans, same = distinct_scans(matched)
     return [
@@ -119,13 +111,29 @@ def find_decathlon(raw: Path) -> list[RawDataset]:
     ]
 
 
-def _decathlon_header(path: Path) -> tuple[dict[int, str], tuple[str, ...]]:
-    """Names of the classes by value, and of the channels."""
+def task_header(raw: Path) -> Path:
+    """The dataset.json of a folder that also has imagesTr and labelsTr; a ValueError says what is missing."""
+    path = raw / "dataset.json"
+    if not path.exists():
+        inside = [folder.name for folder in visible(raw) if (folder / "dataset.json").exists()]
+        hint = f"; one task is prepared at a time, such as {raw / inside[0]}" if inside else ""
+        raise ValueError(f"{raw} has no dataset.json, imagesTr and labelsTr{hint}")
+    for name in ("imagesTr", "labelsTr"):
+        if not is_folder(raw / name):
+            raise ValueError(f"{raw} has no folder {name}")
+    return path
+
+
+def labels_by_value(path: Path) -> tuple[dict[int, str], tuple[str, ...]]:
+    """Names of the classes by value, and of the channels, from a dataset.json of the Decathlon."""
+    header = None
     try:
         header = json.loads(path.read_bytes())
         labels = {int(value): str(name) for value, name in header["labels"].items()}
         channels = {int(number): str(name) for number, name in header["modality"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        if isinstance(header, dict) and "channel_names" in header:
+            raise ValueError(f"{path} is a dataset of nnU-Net: use source nnunet") from error
         wanted = 'labels {"0": "background", "1": ...} and modality {"0": "MRI", ...}'
         raise ValueError(f"{path} cannot be read: {error!r}; it needs {wanted}") from error
     if 0 not in labels or len(labels) < 2 or not channels:
@@ -193,7 +201,7 @@ def _by_case(folder: Path) -> tuple[dict[str, list[Path]], list[str]]:
         elif suffix_of(path):
             # macOS writes an accent as a sign of its own
             files.setdefault(unicodedata.normalize("NFC", stem_of(path)), []).append(path)
-        elif path.suffix.lower() in _OTHER_IMAGES:
+        elif path.suffix.lower() in OTHER_IMAGES:
             problems.append(f"{path} is not read: convert it to one of {', '.join(SUFFIXES)}")
     return files, problems
 
@@ -323,7 +331,7 @@ def _one_format(scans: Sequence[RawScan]) -> bool:
     return True in by_format
 
 
-def _space_and_channels(scans: Sequence[RawScan]) -> tuple[int, tuple[str, ...]]:
+def space_and_channels(scans: Sequence[RawScan]) -> tuple[int, tuple[str, ...]]:
     """Axes of space, and the names of channels, by the headers of the files that can be read."""
     found: set[tuple[int, int]] = set()
     for scan in scans:

@@ -12,10 +12,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+from jaxtyping import Float32, UInt8
 
 from .challenges import find_kits, find_lits, find_qubiq
 from .folders import OnFile, find_decathlon, find_folder, find_lidc
 from .listing import is_folder, natural_order
+from .nnunet import find_nnunet
 from .options import PrepareOptions
 from .phantom import PhantomOptions
 from .placement import placement_difference
@@ -29,9 +31,11 @@ SOURCES = {
     "kits": "case_NNNNN/imaging.nii.gz and segmentation.nii.gz",
     "lidc": "images/CASE.png, raters/NAME/CASE.png and cases.csv",
     "decathlon": "dataset.json, imagesTr/CASE.nii.gz and labelsTr/CASE.nii.gz",
+    "nnunet": "dataset.json, imagesTr/CASE_0000.nii.gz (a file a channel) and labelsTr/CASE.nii.gz",
     "folder": "images/CASE and raters/NAME/CASE or masks/CASE, as PNG, TIFF or NIfTI",
     "phantom": "nothing: its slices are made",
 }
+_REMEDY = "use --ignore-placement"
 
 
 def find_datasets(
@@ -54,6 +58,7 @@ def find_datasets(
         "kits": lambda: find_kits(raw),
         "lidc": lambda: find_lidc(raw),
         "decathlon": lambda: find_decathlon(raw),
+        "nnunet": lambda: find_nnunet(raw),
         "folder": lambda: find_folder(raw, on_file=on_file),
         "phantom": lambda: [_phantom_dataset(raw, phantom or PhantomOptions())],
     }
@@ -75,13 +80,14 @@ def read_scan(dataset: RawDataset, scan: RawScan) -> ScanArrays:
     """A scan's image and masks; a ValueError names the file that is wrong, and what to do."""
     if dataset.phantom is not None:
         return _phantom_scan(dataset, scan, dataset.phantom)
-    num_channels = len(dataset.channels) if len(scan.image) == 1 else 1
-    images = [read_image(path, num_axes=dataset.num_axes, num_channels=num_channels) for path in scan.image]
     ignore_placement = dataset.options.ignore_placement
-    inputs = {}
-    for path, image in zip(scan.image, images, strict=True):
-        inputs[_relative(path, dataset)] = image.sha256
-        _check_grid(f"image {path}", image, scan.image[0], images[0], ignore_placement=ignore_placement)
+    images = read_channels(
+        scan.image,
+        num_axes=dataset.num_axes,
+        num_channels=len(dataset.channels),
+        ignore_placement=ignore_placement,
+    )
+    inputs = {_relative(path, dataset): image.sha256 for path, image in zip(scan.image, images, strict=True)}
     raters = tuple(sorted(scan.masks, key=natural_order))
     classes = []
     for rater in raters:
@@ -90,16 +96,47 @@ def read_scan(dataset: RawDataset, scan: RawScan) -> ScanArrays:
         _check_grid(f"mask {path}", mask, scan.image[0], images[0], ignore_placement=ignore_placement)
         inputs[_relative(path, dataset)] = mask.sha256
         classes.append(mask.classes)
-    values = [image.values for image in images]
     return ScanArrays(
-        # uint8 and float32 together are float32
-        image=values[0] if len(values) == 1 else np.concatenate(values),
+        image=joined(images),
         masks=np.stack(classes),
         raters=raters,
         spacing_mm=images[0].spacing_mm,
         affine=images[0].affine,
         inputs=inputs,
     )
+
+
+def read_channels(
+    paths: Sequence[Path],
+    *,
+    num_axes: int,
+    num_channels: int,
+    ignore_placement: bool,
+    remedy: str = _REMEDY,
+) -> list[ImageFile]:
+    """The image in one file, or in one file for each channel; a ValueError if these are not on one grid.
+
+    remedy: what a user can do about files that lie elsewhere.
+    """
+    if len(paths) not in (1, num_channels):
+        raise ValueError(
+            f"{paths[0]} and others are {len(paths)} files, but there are {num_channels} channels"
+        )
+    inside = num_channels if len(paths) == 1 else 1
+    images = [read_image(path, num_axes=num_axes, num_channels=inside) for path in paths]
+    for path, image in zip(paths[1:], images[1:], strict=True):
+        _check_grid(
+            f"image {path}", image, paths[0], images[0], ignore_placement=ignore_placement, remedy=remedy
+        )
+    return images
+
+
+def joined(
+    images: Sequence[ImageFile],
+) -> UInt8[np.ndarray, "channels *space"] | Float32[np.ndarray, "channels *space"]:
+    """The channels of all files, in their order."""
+    # uint8 and float32 together are float32
+    return images[0].values if len(images) == 1 else np.concatenate([image.values for image in images])
 
 
 def _chosen(datasets: list[RawDataset], tasks: Sequence[str], source: str) -> list[RawDataset]:
@@ -115,7 +152,13 @@ def _chosen(datasets: list[RawDataset], tasks: Sequence[str], source: str) -> li
 
 
 def _check_grid(
-    what: str, file: ImageFile | MaskFile, path: Path, image: ImageFile, *, ignore_placement: bool
+    what: str,
+    file: ImageFile | MaskFile,
+    path: Path,
+    image: ImageFile,
+    *,
+    ignore_placement: bool,
+    remedy: str = _REMEDY,
 ) -> None:
     """A ValueError where a file has not the shape of the image in `path`, or lies elsewhere."""
     expected = image.values.shape[1:]
@@ -132,7 +175,7 @@ def _check_grid(
     if differences and all(differences):
         raise ValueError(
             f"{what} does not lie where image {path} does: {differences[0]}; resample it to the image's "
-            "grid, or use --ignore-placement if only the headers are wrong"
+            f"grid, or {remedy} if only the headers are wrong"
         )
 
 

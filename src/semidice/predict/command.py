@@ -1,6 +1,6 @@
 """`semidice predict RUN INPUT... -o OUT`: probabilities, masks and volumes of new images with a trained run.
 
-    file --inputs--> slices --windows, networks of the folds--> mean probability
+    files --inputs--> slices --windows, networks of the folds--> mean probability
          --resample--> the file's grid --threshold or argmax--> mask --outputs--> OUT
 
 Where the dataset was resized, so is the input, and its probabilities are resized back linearly; where it was
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from ..data.resample import resize_probability
 from ..progress import counting_bar, say
-from .inputs import InputImage, find_inputs, read_input
+from .inputs import InputCase, InputImage, find_inputs, read_input
 from .networks import TrainedRun, Which, checkpoint_path, load_fold, network_probability, read_run
 from .outputs import OutputFolder, enumerated_errors
 from .windows import windowed_probability
@@ -118,15 +118,15 @@ def run_predict(
     if threshold is not None and not 0 <= threshold < 1:
         raise ValueError(f"threshold must lie in [0, 1); got {threshold}")
     trained = read_run(run)
-    paths = find_inputs(inputs, out)
+    cases = find_inputs(inputs, out, trained.facts)
     folds = _chosen_folds(trained, fold, console)
     folder = OutputFolder(out, trained.facts.class_names)
     folder.check_settings(
         _settings(trained, folds, which, threshold, window, overlap, slice_axis), overwrite=overwrite
     )
-    due = [path for path in paths if overwrite or not folder.is_done(path)]
-    if len(due) < len(paths):
-        say(console, f"{len(paths) - len(due)} of {len(paths)} inputs are predicted already")
+    due = [case for case in cases if overwrite or not folder.is_done(case)]
+    if len(due) < len(cases):
+        say(console, f"{len(cases) - len(due)} of {len(cases)} inputs are predicted already")
     if not due:
         return
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -136,16 +136,18 @@ def run_predict(
     try:
         with counting_bar(console, doing="predicting", unit="inputs") as progress:
             bar = progress.add_task("", total=len(due))
-            for number, path in enumerate(due):
-                progress.update(bar, completed=number, description=path.name)
+            for number, case in enumerate(due):
+                progress.update(bar, completed=number, description=case.name)
                 try:
-                    image = read_input(path, trained.facts, slice_axis=slice_axis)
+                    image = read_input(case, trained.facts, slice_axis=slice_axis)
                     prob = ensemble.predict(image, on_work=lambda share: progress.advance(bar, share))
                     folder.write(image, prob, decide_classes(prob, threshold))
                 except torch.OutOfMemoryError:
-                    errors.append(f"{path}: the device's memory is too small; lower --batch-size or --window")
+                    errors.append(
+                        f"{case.path}: the device's memory is too small; lower --batch-size or --window"
+                    )
                 except (ValueError, OSError) as error:
-                    errors.append(_told(path, error))
+                    errors.append(_told(case, error))
     finally:
         folder.close()
     say(console, f"predicted {len(due) - len(errors)} of {len(due)} inputs into {out}")
@@ -196,9 +198,10 @@ def _settings(
     }
 
 
-def _told(path: Path, error: ValueError | OSError) -> str:
+def _told(case: InputCase, error: ValueError | OSError) -> str:
     """The message, with the file if it does not say it."""
     text = str(error)
     if isinstance(error, OSError) and error.strerror:
-        text = f"{error.filename2 or error.filename or path}: {error.strerror}"
-    return text if str(path) in text or isinstance(error, OSError) else f"{path}: {text}"
+        text = f"{error.filename2 or error.filename or case.path}: {error.strerror}"
+    is_named = isinstance(error, OSError) or any(str(path) in text for path in case.files)
+    return text if is_named else f"{case.path}: {text}"

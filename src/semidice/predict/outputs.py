@@ -1,5 +1,7 @@
 """What a prediction leaves behind, on the voxel grid of its input, under the input's name.
 
+The name is that of the file, or CASE where channels are in files CASE_0000, CASE_0001, ...
+
 NIfTI      NAME_prob.nii.gz         float32: of two classes the foreground's probability (*space); of more,
                                     all classes with the background first as a last axis (X, Y, Z, C)
            NAME_mask.nii.gz         uint8, class numbers 0 .. C - 1; both with the input's affine and codes
@@ -25,9 +27,9 @@ import numpy as np
 from jaxtyping import Float32, UInt8
 from PIL import Image
 
-from ..data.readers import NIFTI_SUFFIXES, stem_of, suffix_of
+from ..data.readers import NIFTI_SUFFIXES, suffix_of
 from ..rundir import whole_file
-from .inputs import InputImage
+from .inputs import InputCase, InputImage
 
 
 class Volume(NamedTuple):
@@ -62,12 +64,12 @@ class OutputFolder:
         self.path, self.class_names = path, tuple(class_names)
         self.volumes = read_volumes(path / "volumes.csv")
 
-    def files(self, source: Path) -> OutputFiles:
+    def files(self, case: InputCase) -> OutputFiles:
         """Paths of a prediction."""
-        start, parts = self.path / stem_of(source), [""]
+        start, parts = self.path / case.name, [""]
         suffix = ".nii.gz"
-        if suffix_of(source) not in NIFTI_SUFFIXES:
-            suffix = ".tif" if _num_pages(source) > 1 else ".png"
+        if suffix_of(case.path) not in NIFTI_SUFFIXES:
+            suffix = ".tif" if _num_pages(case.path) > 1 else ".png"
             parts = self._class_parts()
         names = [f"{start.name}_prob{part}{suffix}" for part in parts]
         return OutputFiles(
@@ -83,9 +85,9 @@ class OutputFolder:
         alike = len({part.casefold() for part in parts}) < len(parts)
         return [f"_{number}" for number in range(1, len(parts) + 1)] if alike else parts
 
-    def is_done(self, source: Path) -> bool:
+    def is_done(self, case: InputCase) -> bool:
         """Whether all of a prediction is there, its volumes too."""
-        return stem_of(source) in self.volumes and all(path.is_file() for path in self.files(source).all())
+        return case.name in self.volumes and all(path.is_file() for path in self.files(case).all())
 
     def check_settings(self, settings: Mapping[str, Any], *, overwrite: bool) -> None:
         """Note what the predictions are made with; a ValueError if others are there, unless overwritten."""
@@ -110,15 +112,15 @@ class OutputFolder:
         self, image: InputImage, prob: Float32[np.ndarray, "C *space"], mask: UInt8[np.ndarray, "*space"]
     ) -> None:
         """Write probabilities and mask of an input, and keep its volumes for `close`."""
-        files = self.files(image.path)
-        if suffix_of(image.path) in NIFTI_SUFFIXES:
+        files = self.files(image.case)
+        if suffix_of(image.case.path) in NIFTI_SUFFIXES:
             _write_nifti(files.probs[0], image, prob[1] if len(prob) == 2 else prob, highest=1)
             _write_nifti(files.mask, image, mask, highest=len(prob) - 1)
         else:
             for path, foreground in zip(files.probs, prob[1:], strict=True):
                 _write_picture(path, np.rint(foreground * np.float32(65535)).astype(np.uint16))
             _write_picture(files.mask, mask * np.uint8(255) if len(prob) == 2 else mask)
-        self.volumes[stem_of(image.path)] = volumes_of(image, prob, mask, self.class_names)
+        self.volumes[image.case.name] = volumes_of(image, prob, mask, self.class_names)
 
     def close(self) -> None:
         """Write volumes.csv, cases by name."""
@@ -147,7 +149,7 @@ def volumes_of(
         mask_ml, expected_ml = ("" if voxel_ml is None else f"{n * voxel_ml:.6g}" for n in voxels)
         rows.append(
             Volume(
-                case=stem_of(image.path),
+                case=image.case.name,
                 class_name=class_name,
                 mask_ml=mask_ml,
                 expected_ml=expected_ml,
@@ -183,7 +185,7 @@ def _settings(path: Path) -> dict[str, Any]:
 
 def _write_nifti(path: Path, image: InputImage, values: np.ndarray, *, highest: int) -> None:
     """Values (*space), or (C, *space), as a NIfTI with the input's header; the same bytes every time."""
-    source: Any = nibabel.load(image.path)
+    source: Any = nibabel.load(image.case.path)
     header = source.header.copy()
     # what the input's values mean, and what its maker noted, does not hold for the result
     header.extensions.clear()
