@@ -144,7 +144,8 @@ def prepare(
         str | None, typer.Option(help="What becomes of volumes: none, all, or foreground slices.")
     ] = None,
     ignore_placement: Annotated[
-        bool, typer.Option(help="Take masks by their shape alone, wherever the headers put them.")
+        bool,
+        typer.Option("--ignore-placement", help="Take masks by shape alone, wherever headers put them."),
     ] = False,
     skip_bad: Annotated[bool, typer.Option(help="Leave out scans that have problems.")] = False,
     workers: Annotated[
