@@ -72,7 +72,7 @@ def test_a_mask_with_another_affine_is_a_problem_of_its_case_alone(tmp_path):
     by_shape = prepare(dataset, tmp_path / "by_shape", overrides={"ignore_placement": True})
     assert "case4" in [scan.name for scan in by_shape.manifest.scans]
     assert by_shape.manifest.options["ignore_placement"] is True
-    with pytest.raises(PrepareError, match="ignore_placement was True and is now None"):
+    with pytest.raises(PrepareError, match="ignore_placement was True and is now not given"):
         prepare(dataset, tmp_path / "by_shape")
 
 

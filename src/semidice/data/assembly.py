@@ -10,6 +10,8 @@ from .options import PrepareOptions
 from .raw import RawDataset
 from .scan_job import FinishedScan
 
+_ABSENT = "not given"
+
 
 def dataset_identity(raw: RawDataset, options: PrepareOptions) -> dict[str, Any]:
     """What a dataset depends on besides its raw files, as JSON holds it."""
@@ -69,7 +71,7 @@ def differences(manifest: Manifest, identity: Mapping[str, Any]) -> list[str]:
     was["options"].pop("left_out", None)
     before, now = _flat(was), _flat(identity)
     return [
-        f"{name.removeprefix('options.')} was {before.get(name)} and is now {now.get(name)}"
+        f"{name.removeprefix('options.')} was {before.get(name, _ABSENT)} and is now {now.get(name, _ABSENT)}"
         for name in before | now
         if before.get(name) != now.get(name)
     ]

@@ -4,8 +4,9 @@
     loss       one program: totals, cross entropy, region loss, and d loss / d sums  (N, 4, C)
     gradient   one pass: probabilities again, and the gradient, the only tensor of the logits' size
 
-Rows of a tile are all classes (in chunks of powers of two), columns voxels. Every sum has a fixed order, so
-results are the same in every run. Offsets are 64 bit. The formulas are those of `forms`, `blocked`, `losses`.
+Rows of a tile are all classes (in chunks of powers of two), columns voxels. Every sum has a fixed order or is
+of whole numbers, so results are the same in every run. Offsets are 64 bit. The formulas are those of `forms`,
+`blocked`, `losses`.
 """
 
 import math
@@ -25,7 +26,7 @@ from .launch import Launch
 NUM_SUMS = 5
 # layouts whose launches are remembered; a network sees a few, and one that is forgotten is planned again
 _NUM_PLANS = 256
-# classes of hard labels from which on voxels are added to a table; with fewer it is too many for the memory
+# classes of hard labels from which on voxels are added to a table: with 64 it pays, and fewer were not tried
 _FEWEST_IN_TABLE = 48
 # floats of partial sums that one program adds up in no time; more are work for the whole device
 _FEW_PARTIALS = 2**18
@@ -47,7 +48,11 @@ FAR_BELOW = tl.constexpr(-1e30)
 
 
 class Tiling(NamedTuple):
-    """A tile of all classes by `voxel_block` voxels, and how programs go through them."""
+    """A tile of all classes by `voxel_block` voxels, and how programs go through them.
+
+    The choices below are the best of those tried on an H200, with 2, 3, 14, 19, 32, 64, 100, 150, 300 and
+    1000 classes.
+    """
 
     voxel_block: int
     num_warps: int
@@ -76,9 +81,6 @@ def split_classes(num_classes: int, step: int) -> tuple[int, int, int]:
     third = max(step, triton.next_power_of_2(max(1, num_classes - first - half)))
     # the fewest rows, and of those the fewest chunks
     return min((single, 0, 0), (first, second, 0), (first, half, third), key=sum)
-
-
-# Best of those tried on an H200 with 2, 3, 14, 19, 32, 64, 100, 150, 300 and 1000 classes.
 
 
 def forward_tiling(num_classes: int) -> Tiling:
@@ -173,6 +175,31 @@ def _rows_of_chunk(
     if ACTIVATION == SOFTMAX:
         x = tl.where(c < NUM_CLASSES, x, FAR_BELOW)
     return x, y
+
+
+@triton.jit
+def _rows_of_tile(
+    logits, target, index, v, inside_v, counted_v, logits_c, logits_v, target_c, target_v,
+    ACTIVATION: tl.constexpr, HARD: tl.constexpr, HAS_VALID: tl.constexpr, WIDE: tl.constexpr,
+    NUM_CLASSES: tl.constexpr, ROWS_A: tl.constexpr, ROWS_B: tl.constexpr, ROWS_C: tl.constexpr,
+):  # fmt: skip
+    """`_rows_of_chunk` of three chunks; in the place of one of no rows stands the first."""
+    x_a, y_a = _rows_of_chunk(
+        logits, target, index, v, inside_v, counted_v, logits_c, logits_v, target_c, target_v,
+        ACTIVATION, HARD, HAS_VALID, WIDE, NUM_CLASSES, 0, ROWS_A,
+    )  # fmt: skip
+    x_b, y_b, x_c, y_c = x_a, y_a, x_a, y_a
+    if ROWS_B > 0:
+        x_b, y_b = _rows_of_chunk(
+            logits, target, index, v, inside_v, counted_v, logits_c, logits_v, target_c, target_v,
+            ACTIVATION, HARD, HAS_VALID, WIDE, NUM_CLASSES, ROWS_A, ROWS_B,
+        )  # fmt: skip
+    if ROWS_C > 0:
+        x_c, y_c = _rows_of_chunk(
+            logits, target, index, v, inside_v, counted_v, logits_c, logits_v, target_c, target_v,
+            ACTIVATION, HARD, HAS_VALID, WIDE, NUM_CLASSES, ROWS_A + ROWS_B, ROWS_C,
+        )  # fmt: skip
+    return x_a, y_a, x_b, y_b, x_c, y_c
 
 
 @triton.jit
@@ -343,21 +370,10 @@ def _sums_kernel(
         inside_v, counted_v, index = _voxels(
             target, valid, n, v, num_voxels, target_v, HARD, HAS_VALID, WIDE, EVEN
         )
-        x_a, y_a = _rows_of_chunk(
+        x_a, y_a, x_b, y_b, x_c, y_c = _rows_of_tile(
             logits, target, index, v, inside_v, counted_v, logits_c, logits_v, target_c, target_v,
-            ACTIVATION, HARD, HAS_VALID, WIDE, NUM_CLASSES, 0, ROWS_A,
+            ACTIVATION, HARD, HAS_VALID, WIDE, NUM_CLASSES, ROWS_A, ROWS_B, ROWS_C,
         )  # fmt: skip
-        x_b, x_c = x_a, x_a
-        if ROWS_B > 0:
-            x_b, y_b = _rows_of_chunk(
-                logits, target, index, v, inside_v, counted_v, logits_c, logits_v, target_c, target_v,
-                ACTIVATION, HARD, HAS_VALID, WIDE, NUM_CLASSES, ROWS_A, ROWS_B,
-            )  # fmt: skip
-        if ROWS_C > 0:
-            x_c, y_c = _rows_of_chunk(
-                logits, target, index, v, inside_v, counted_v, logits_c, logits_v, target_c, target_v,
-                ACTIVATION, HARD, HAS_VALID, WIDE, NUM_CLASSES, ROWS_A + ROWS_B, ROWS_C,
-            )  # fmt: skip
         e_a, e_b, e_c = x_a, x_b, x_c
         inverse = tl.zeros([VOXEL_BLOCK], tl.float32)
         log_total = inverse
@@ -398,6 +414,7 @@ def _added_probabilities(
     sums, power, inverse,
     FORM: tl.constexpr, ROWS: tl.constexpr, VOXEL_BLOCK: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
+    """The sums, and the probabilities of a chunk, or for `squared` their squares, added to them."""
     prob = power * inverse[None, :]
     if FORM == SQUARED:
         prob = prob * prob
@@ -480,21 +497,10 @@ def _sums_of_indices_kernel(
         inside_v, counted_v, index = _voxels(
             target, valid, n, v, num_voxels, target_v, HARD, HAS_VALID, WIDE, EVEN
         )
-        x_a, _ = _rows_of_chunk(
+        x_a, _, x_b, _, x_c, _ = _rows_of_tile(
             logits, target, index, v, inside_v, counted_v, logits_c, logits_v, target_c, target_v,
-            ACTIVATION, HARD, HAS_VALID, WIDE, NUM_CLASSES, 0, ROWS_A,
+            ACTIVATION, HARD, HAS_VALID, WIDE, NUM_CLASSES, ROWS_A, ROWS_B, ROWS_C,
         )  # fmt: skip
-        x_b, x_c = x_a, x_a
-        if ROWS_B > 0:
-            x_b, _ = _rows_of_chunk(
-                logits, target, index, v, inside_v, counted_v, logits_c, logits_v, target_c, target_v,
-                ACTIVATION, HARD, HAS_VALID, WIDE, NUM_CLASSES, ROWS_A, ROWS_B,
-            )  # fmt: skip
-        if ROWS_C > 0:
-            x_c, _ = _rows_of_chunk(
-                logits, target, index, v, inside_v, counted_v, logits_c, logits_v, target_c, target_v,
-                ACTIVATION, HARD, HAS_VALID, WIDE, NUM_CLASSES, ROWS_A + ROWS_B, ROWS_C,
-            )  # fmt: skip
         real = (index >= 0) & (index < NUM_CLASSES)
         row, column = index, v
         if WIDE:
@@ -657,21 +663,10 @@ def _gradient_kernel(
     inside_v, counted_v, index = _voxels(
         target, valid, n, v, num_voxels, target_v, HARD, HAS_VALID, WIDE, EVEN
     )
-    x_a, y_a = _rows_of_chunk(
+    x_a, y_a, x_b, y_b, x_c, y_c = _rows_of_tile(
         logits, target, index, v, inside_v, counted_v, logits_c, logits_v, target_c, target_v,
-        ACTIVATION, HARD, HAS_VALID, WIDE, NUM_CLASSES, 0, ROWS_A,
+        ACTIVATION, HARD, HAS_VALID, WIDE, NUM_CLASSES, ROWS_A, ROWS_B, ROWS_C,
     )  # fmt: skip
-    x_b, x_c = x_a, x_a
-    if ROWS_B > 0:
-        x_b, y_b = _rows_of_chunk(
-            logits, target, index, v, inside_v, counted_v, logits_c, logits_v, target_c, target_v,
-            ACTIVATION, HARD, HAS_VALID, WIDE, NUM_CLASSES, ROWS_A, ROWS_B,
-        )  # fmt: skip
-    if ROWS_C > 0:
-        x_c, y_c = _rows_of_chunk(
-            logits, target, index, v, inside_v, counted_v, logits_c, logits_v, target_c, target_v,
-            ACTIVATION, HARD, HAS_VALID, WIDE, NUM_CLASSES, ROWS_A + ROWS_B, ROWS_C,
-        )  # fmt: skip
     e_a, e_b, e_c = x_a, x_b, x_c
     inverse = tl.zeros([VOXEL_BLOCK], tl.float32)
     if ACTIVATION == SOFTMAX:
