@@ -19,18 +19,21 @@ from semidice.sums import reference_gradient, reference_sums
 
 pytest.importorskip("triton")
 from semidice.kernels import fused, overlap
-from semidice.kernels.overlap import MixtureOptions, flat_inputs, forward_tiling, partial_sums, split_classes
+from semidice.kernels.overlap import MixtureOptions, flat_inputs, split_classes
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
 pytestmark = pytest.mark.gpu if ON_GPU else []
-BLOCK = forward_tiling(5).voxel_block
-# 1, a block and its neighbours, primes, plain classification, many classes
+_, FIVE_CLASSES = flat_inputs(
+    torch.zeros(1, 5, 1), torch.zeros(1, 5, 1), None, activation="softmax", form="min", entropy=True
+).layout.forward
+BLOCK, PROGRAM = FIVE_CLASSES.voxel_block, FIVE_CLASSES.voxel_block * FIVE_CLASSES.num_tiles
+# 1, a block, a program's voxels and their neighbours, primes, plain classification, many classes
 SHAPES = [
     (1, 2, 1),
     (2, 5, BLOCK - 1),
     (1, 5, BLOCK),
-    (1, 5, 8 * BLOCK + 1),
+    (1, 5, PROGRAM + 1),
     (2, 5, 13, 17),
     (9, 4),
     (1, 19, 3, 5, 7),
@@ -234,6 +237,20 @@ def test_many_partial_sums_are_added_up_before_the_loss(over, monkeypatch):
     torch.testing.assert_close(many, few)
 
 
+@pytest.mark.parametrize("num_programs", [2, 1023, 1024, 2500])
+def test_totals_are_the_sums_of_all_programs(num_programs):
+    partials = torch.rand(3, num_programs, overlap.NUM_SUMS, 7).to(DEVICE)
+    layout = flat_inputs(
+        random_logits(3, 7, 16), torch.zeros(3, 16, dtype=torch.uint8), None, **ALL_SUMS
+    ).layout
+    room = torch.full((11 + 3 * overlap.NUM_SUMS * 7 + 5,), -1.0, device=DEVICE)
+    overlap._totals_launch(layout, num_programs, 11)(partials, room)
+    torch.testing.assert_close(room[11:-5].double(), partials.double().sum(1).flatten(), rtol=5e-6, atol=0.0)
+    # and nothing before or behind them
+    assert (room[:11] == -1).all()
+    assert (room[-5:] == -1).all()
+
+
 @pytest.mark.parametrize(
     ("num_classes", "step", "rows"),
     [
@@ -269,7 +286,7 @@ from semidice.kernels import overlap
 
 POINTERS = (
     "valid", "partials", "to_sums", "scale", "gradient", "logits", "target",
-    "class_weight", "total_loss", "terms",
+    "class_weight", "total_loss", "terms", "room",
 )
 FLOATS = dict.fromkeys(("alpha", "beta", "gamma", "smooth", "entropy_weight", "region_weight"), "fp32")
 
@@ -301,7 +318,10 @@ for num_classes, logits, target in CASES:
     pointers = dict.fromkeys(POINTERS, "*fp32")
     pointers |= {"logits": logits, "gradient": logits, "target": target, "valid": "*u8"}
     shape, stride = (1, num_classes, 4096), (0, 4096, 1)
-    layout = overlap.Layout(shape, stride, stride, target == "*u8", False, "softmax", "min", True)
+    logit_bytes = 4 if logits == "*fp32" else 2
+    layout = overlap.Layout(
+        shape, stride, stride, logit_bytes, target == "*u8", False, "softmax", "min", True
+    )
     kernel, tile = layout.forward
     constants = layout.constants(tile) | dict(logits_v=1, target_v=1)
     constants |= dict(NUM_TILES=tile.num_tiles, NUM_STAGES=tile.num_stages)
@@ -316,10 +336,12 @@ for num_classes, logits, target in CASES:
 for over, added_up in ((0, False), (1, True), (2, False)):
     constants = dict(
         FORM=0, ENTROPY=True, HAS_WEIGHT=over == 0, LOG=over == 1, FOCAL=over == 2, PRESENT=over == 1,
-        OVER=over, BACKGROUND=over == 0, ADDED_UP=added_up, CLASS_BLOCK=4, ROW_BLOCK=16, PROGRAM_BLOCK=64,
+        OVER=over, BACKGROUND=over == 0, TERMS=added_up, ADDED_UP=added_up,
+        CLASS_BLOCK=4, IMAGE_BLOCK=8, COLUMN_BLOCK=128, PROGRAM_BLOCK=64,
     )
     pointers = dict.fromkeys(POINTERS, "*fp32")
     compile_for_hopper(overlap._loss_kernel, pointers | FLOATS, constants, 8)
+compile_for_hopper(overlap._totals_kernel, pointers, dict(COLUMN_BLOCK=8, PROGRAM_BLOCK=1024), 8)
 print("compiled")
 """
 
@@ -384,7 +406,8 @@ def test_the_gradient_is_the_only_large_tensor(shape, kind):
     if kind == "hard":
         target = torch.randint(shape[1], (shape[0], *shape[2:]), device=DEVICE, dtype=torch.uint8)
     mixture_and_gradient(logits, target)
-    num_partials = partial_sums(flat_inputs(logits, target, None, **ALL_SUMS)).numel()
+    _, num_programs = overlap._sums_plan(flat_inputs(logits, target, None, **ALL_SUMS).layout)
+    num_partials = shape[0] * num_programs * overlap.NUM_SUMS * shape[1]
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()

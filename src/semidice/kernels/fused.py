@@ -14,7 +14,7 @@ from ..arrays import Activation
 from ..forms import Form
 from ..overlap import OverlapStats
 from ..sums import SegmentationSums, reference_gradient
-from .overlap import MixtureOptions, flat_inputs, logits_gradient, mixture_losses, partial_sums
+from .overlap import MixtureOptions, flat_inputs, logits_gradient, mixture_losses, total_sums
 
 
 class _Options(NamedTuple):
@@ -56,8 +56,8 @@ def fused_mixture(
     The total alone has a gradient. Not to ask for the parts saves the time of two views.
     """
     which = _Options(activation, form, entropy)
-    total, (terms,) = _FusedMixture.apply(prediction, target, valid, class_weight, which, options)
-    return (total, *terms.unbind()) if parts else (total,)
+    total, (terms,) = _FusedMixture.apply(prediction, target, valid, class_weight, which, options, parts)
+    return (total,) if terms is None else (total, *terms.unbind())
 
 
 class _FusedSums(torch.autograd.Function):
@@ -89,7 +89,7 @@ class _FusedSums(torch.autograd.Function):
 
 
 class _FusedMixture(torch.autograd.Function):
-    """Total, and the two terms; those are for a log and carry no gradient."""
+    """Total, and if asked for the two terms; those are for a log and carry no gradient."""
 
     @staticmethod
     def forward(
@@ -100,11 +100,12 @@ class _FusedMixture(torch.autograd.Function):
         class_weight: Tensor | None,
         which: _Options,
         options: MixtureOptions,
-    ) -> tuple[Tensor, tuple[Tensor]]:
+        parts: bool,
+    ) -> tuple[Tensor, tuple[Tensor | None]]:
         activation, form, entropy = which
         inputs = flat_inputs(prediction, target, valid, activation=activation, form=form, entropy=entropy)
-        total, terms, to_sums = mixture_losses(inputs, class_weight, options)
-        ctx.save_for_backward(prediction, target, valid, to_sums)
+        total, terms, room = mixture_losses(inputs, class_weight, options, parts=parts)
+        ctx.save_for_backward(prediction, target, valid, room)
         ctx.which = which
         # in a tuple of their own autograd leaves them alone: else it makes zeros for their gradient
         return total, (terms,)
@@ -116,11 +117,11 @@ class _FusedMixture(torch.autograd.Function):
 
 
 def _mixture_gradient(ctx: Any, to_total: Tensor) -> tuple[Tensor | None, ...]:
-    prediction, target, valid, to_sums = ctx.saved_tensors
+    prediction, target, valid, room = ctx.saved_tensors
     activation, form, entropy = ctx.which
     inputs = flat_inputs(prediction, target, valid, activation=activation, form=form, entropy=entropy)
-    gradient = logits_gradient(inputs, to_sums, to_total, like=prediction)
-    return gradient, None, None, None, None, None
+    gradient = logits_gradient(inputs, room, to_total, like=prediction)
+    return gradient, None, None, None, None, None, None
 
 
 # an error where a derivative of the gradient is asked for
@@ -131,7 +132,7 @@ def _sums(
     prediction: Tensor, target: Tensor, valid: Tensor | None, activation: str, form: str, entropy: bool
 ) -> Tensor:
     inputs = _inputs(prediction, target, valid, activation, form, entropy)
-    return partial_sums(inputs).sum(1)
+    return total_sums(inputs)
 
 
 def _gradient(

@@ -1,7 +1,8 @@
 """`reference_sums` and the loss of them on a GPU: the logits are read once forward and once backward.
 
     sums       one pass: probabilities in registers, partial sums of each program   (N, T, 5, C)
-    loss       one program: totals, cross entropy, region loss, and d loss / d sums  (N, 4, C)
+    totals     of the partial sums, unless they are few                              (N, 5, C)
+    loss       one program: cross entropy, region loss, and d loss / d sums          (N, 4, C)
     gradient   one pass: probabilities again, and the gradient, the only tensor of the logits' size
 
 Rows of a tile are all classes (in chunks of powers of two), columns voxels. Every sum has a fixed order or is
@@ -28,8 +29,8 @@ NUM_SUMS = 5
 _NUM_PLANS = 256
 # classes of hard labels from which on voxels are added to a table: with 64 it pays, and fewer were not tried
 _FEWEST_IN_TABLE = 48
-# floats of partial sums that one program adds up in no time; more are work for the whole device
-_FEW_PARTIALS = 2**18
+# floats of partial sums that the program of the loss adds up in less time than another launch takes
+_FEW_PARTIALS = 2**13
 _ACTIVATIONS = {"softmax": 0, "sigmoid": 1, "none": 2}
 _FORMS = {None: -1, "min": 0, "product": 1, "squared": 2, "relaxed": 3}
 _OVERS = {"batch": 0, "image": 1, "class": 2}
@@ -50,8 +51,8 @@ FAR_BELOW = tl.constexpr(-1e30)
 class Tiling(NamedTuple):
     """A tile of all classes by `voxel_block` voxels, and how programs go through them.
 
-    The choices below are the best of those tried on an H200, with 2, 3, 14, 19, 32, 64, 100, 150, 300 and
-    1000 classes.
+    The choices below are the best of those tried on an H200, with 2, 3, 8, 14, 19, 32, 48, 64, 100, 150, 300
+    and 1000 classes.
     """
 
     voxel_block: int
@@ -83,55 +84,61 @@ def split_classes(num_classes: int, step: int) -> tuple[int, int, int]:
     return min((single, 0, 0), (first, second, 0), (first, half, third), key=sum)
 
 
-def forward_tiling(num_classes: int) -> Tiling:
-    if num_classes <= 4:
-        return Tiling(1024, 4, 4, num_tiles=2)
-    if num_classes <= 32:
-        return _tiling_of_some(num_classes)._replace(num_tiles=8, num_stages=3)
-    # tiles in flight lie in shared memory: with 160 classes 82 KB, and some GPUs have 99
-    return _tiling_of_many(num_classes)._replace(num_tiles=8, num_stages=3 if num_classes <= 160 else 1)
+# Up to how many classes, of logits of two bytes, and of four if that differs.
+_Tilings = tuple[tuple[int, Tiling] | tuple[int, Tiling, Tiling], ...]
+# Tiles in flight lie in shared memory: with 160 classes 82 KB, and some GPUs have 99.
+_FORWARD: _Tilings = (
+    (4, Tiling(1024, 4, 4, num_tiles=4)),
+    (10, Tiling(128, 1, 4, 16, num_stages=3), Tiling(64, 1, 4, 16, num_stages=3)),
+    (20, Tiling(64, 1, 4, 16, num_stages=3)),
+    (32, Tiling(64, 1, 8, 16, num_stages=3), Tiling(32, 1, 4, 16, num_stages=3)),
+    (48, Tiling(64, 2, 8, 16, num_stages=3), Tiling(64, 2, 4, 16, num_stages=3)),
+    (80, Tiling(32, 2, 4, 16, num_stages=3)),
+    (102, Tiling(32, 2, 4, 16, num_stages=3), Tiling(32, 4, 4, 16, num_stages=3)),
+    (160, Tiling(32, 4, 4, 16, num_stages=3)),
+    (320, Tiling(32, 8, 4, 16)),
+    (1024, Tiling(16, 16, 4, 16)),
+)
+_BACKWARD: _Tilings = (
+    (4, Tiling(1024, 4, 4)),
+    (20, Tiling(64, 1, 4)),
+    (32, Tiling(64, 1, 8)),
+    (56, Tiling(64, 2, 4)),
+    (80, Tiling(32, 2, 4), Tiling(64, 2, 4)),
+    (102, Tiling(64, 4, 4)),
+    (160, Tiling(32, 4, 4), Tiling(64, 4, 8)),
+    (320, Tiling(32, 4, 4)),
+    (1024, Tiling(16, 8, 4)),
+)
+# of class indices: there is less to hold, and so more voxels at once
+_HARD_FORWARD: _Tilings = (
+    (4, Tiling(1024, 4, 4, num_tiles=4)),
+    (10, Tiling(128, 1, 4, 16, num_stages=3)),
+    (16, Tiling(64, 1, 4, 16, num_stages=2)),
+    (32, Tiling(64, 1, 4, 16, num_stages=3)),
+    (47, Tiling(64, 2, 4, 16, num_stages=3)),
+    # a table from here on
+    (56, Tiling(64, 2, 4, 16, num_stages=3), Tiling(32, 1, 4, 16, num_stages=3)),
+    (64, Tiling(64, 2, 8, 16, num_stages=3), Tiling(32, 2, 4, 16, num_stages=3)),
+    (160, Tiling(32, 1, 4, 16, num_stages=3), Tiling(32, 2, 4, 16, num_stages=3)),
+    (320, Tiling(32, 4, 4, 16, num_stages=3, registers=168), Tiling(32, 4, 4, 16, registers=168)),
+    (1024, Tiling(16, 8, 4, 16)),
+)
+_HARD_BACKWARD: _Tilings = (
+    (4, Tiling(1024, 4, 4)),
+    (20, Tiling(128, 1, 4)),
+    (32, Tiling(64, 1, 4, registers=128)),
+    (56, Tiling(32, 1, 8), Tiling(64, 2, 4, registers=128)),
+    (64, Tiling(64, 2, 4, registers=128)),
+    (160, Tiling(64, 4, 4, registers=128), Tiling(64, 4, 8)),
+    (320, Tiling(32, 4, 4, registers=128), Tiling(32, 4, 4)),
+    (1024, Tiling(16, 8, 4, registers=128)),
+)
 
 
-def indices_tiling(num_classes: int) -> Tiling:
-    """Forward, of class indices of many classes."""
-    if num_classes <= 160:
-        return Tiling(32, 1 if num_classes <= 102 else 2, 4, num_tiles=8, num_stages=3)
-    if num_classes <= 320:
-        return Tiling(32, 4, 4, num_tiles=8, num_stages=1)
-    return Tiling(16, 8, 4, num_tiles=8)
-
-
-def backward_tiling(num_classes: int) -> Tiling:
-    if num_classes <= 4:
-        return Tiling(1024, 4, 4)
-    if num_classes <= 32:
-        return _tiling_of_some(num_classes)
-    return _tiling_of_many(num_classes)
-
-
-def hard_backward_tiling(num_classes: int) -> Tiling:
-    """Backward, of class indices: less to hold, and so more voxels at once."""
-    if num_classes <= 4:
-        return Tiling(1024, 4, 4)
-    if num_classes <= 20:
-        return Tiling(128, 1, 4)
-    if num_classes <= 102:
-        return Tiling(32, 1, 4)
-    if num_classes <= 160:
-        return Tiling(64, 4, 4, registers=128)
-    return Tiling(32, 4, 4, registers=128) if num_classes <= 320 else Tiling(16, 8, 4)
-
-
-def _tiling_of_some(num_classes: int) -> Tiling:
-    """One warp, so that nothing waits for another."""
-    return Tiling(64 if num_classes <= 20 else 32, 1, 4)
-
-
-def _tiling_of_many(num_classes: int) -> Tiling:
-    """Few enough elements a thread for its registers, and rows of 32 bytes or more."""
-    if num_classes <= 160:
-        return Tiling(32, 2 if num_classes <= 48 else 4, 4)
-    return Tiling(32 if num_classes <= 320 else 16, 8, 4)
+def _tiling(tilings: _Tilings, num_classes: int, logit_bytes: int) -> Tiling:
+    of_two_bytes, *of_four = next(row[1:] for row in tilings if num_classes <= row[0])
+    return of_four[0] if of_four and logit_bytes > 2 else of_two_bytes
 
 
 @triton.jit
@@ -653,8 +660,10 @@ def _gradient_kernel(
     ROWS_A: tl.constexpr, ROWS_B: tl.constexpr, ROWS_C: tl.constexpr, STEP: tl.constexpr,
     VOXEL_BLOCK: tl.constexpr, VECTOR: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    n = tl.program_id(1).to(tl.int64)
-    v = tl.max_contiguous(tl.program_id(0) * VOXEL_BLOCK + tl.arange(0, VOXEL_BLOCK), VECTOR)
+    # what the forward pass read last is still in the cache, and comes first
+    n = (tl.num_programs(1) - 1 - tl.program_id(1)).to(tl.int64)
+    program = tl.num_programs(0) - 1 - tl.program_id(0)
+    v = tl.max_contiguous(program * VOXEL_BLOCK + tl.arange(0, VOXEL_BLOCK), VECTOR)
     logits += n * logits_n
     target += n * target_n
     gradient += n * gradient_n
@@ -765,10 +774,57 @@ def _region_terms(
 
 
 @triton.jit
+def _add_up(
+    partials, sums, first_column, num_images, num_programs, num_classes,
+    COLUMN_BLOCK: tl.constexpr, PROGRAM_BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A block of the sums (N, 5, C), from those of all programs (N, T, 5, C)."""
+    row_length = 5 * num_classes
+    column = first_column + tl.arange(0, COLUMN_BLOCK)
+    real = column < num_images * row_length
+    image = (column // row_length).to(tl.int64)
+    place = partials + image * num_programs * row_length + column % row_length
+    total = tl.zeros([PROGRAM_BLOCK, COLUMN_BLOCK], tl.float32)
+    for first in range(0, num_programs, PROGRAM_BLOCK):
+        program = (first + tl.arange(0, PROGRAM_BLOCK))[:, None]
+        mask = (program < num_programs) & real[None, :]
+        total += tl.load(place[None, :] + program.to(tl.int64) * row_length, mask=mask, other=0.0)
+    tl.store(sums + column, tl.sum(total, 0), mask=real)
+
+
+@triton.jit
+def _totals_kernel(
+    partials, room, first, num_images, num_programs, num_classes,
+    COLUMN_BLOCK: tl.constexpr, PROGRAM_BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Sums of all programs, into the room from `first` on."""
+    column = tl.program_id(0) * COLUMN_BLOCK
+    _add_up(
+        partials, room + first, column, num_images, num_programs, num_classes, COLUMN_BLOCK, PROGRAM_BLOCK
+    )
+
+
+@triton.jit
+def _images(first, num_images, num_classes, num_sums, CLASS_BLOCK: tl.constexpr, IMAGE_BLOCK: tl.constexpr):
+    """Places of the first sum of a block of images and all classes, and which of them there are."""
+    n = (first + tl.arange(0, IMAGE_BLOCK))[:, None]
+    c = tl.arange(0, CLASS_BLOCK)[None, :]
+    return n * num_sums * num_classes + c, (n < num_images) & (c < num_classes)
+
+
+@triton.jit
+def _three(place, real, num_classes):
+    """tp, fp and fn."""
+    tp = tl.load(place, mask=real, other=0.0)
+    fp = tl.load(place + num_classes, mask=real, other=0.0)
+    return tp, fp, tl.load(place + 2 * num_classes, mask=real, other=0.0)
+
+
+@triton.jit
 def _loss_kernel(
     partials,
     class_weight,
-    to_sums,
+    room,
     total_loss,
     terms,
     num_images,
@@ -788,77 +844,73 @@ def _loss_kernel(
     PRESENT: tl.constexpr,
     OVER: tl.constexpr,
     BACKGROUND: tl.constexpr,
+    TERMS: tl.constexpr,
     ADDED_UP: tl.constexpr,
     CLASS_BLOCK: tl.constexpr,
-    ROW_BLOCK: tl.constexpr,
+    IMAGE_BLOCK: tl.constexpr,
+    COLUMN_BLOCK: tl.constexpr,
     PROGRAM_BLOCK: tl.constexpr,
 ):
     """Total, cross entropy and region loss, and the derivative of the total in every sum; one program.
 
-    Partial sums are added up here, into the place behind them, unless they come as totals.
+    In the room lie the derivatives and, behind them, the totals of the sums, which are added up here unless
+    they are there already. Images are taken many at a time: a load takes a microsecond, however much it
+    brings.
     """
-    sums = partials
+    to_sums, sums = room, room + 4 * num_images * num_classes
     if not ADDED_UP:
-        sums = partials + num_images * num_programs * 5 * num_classes
-        row = tl.arange(0, ROW_BLOCK)
-        in_row = row < 5 * num_classes
-        for n in range(num_images):
-            total = tl.zeros([ROW_BLOCK], tl.float32)
-            for first in range(0, num_programs, PROGRAM_BLOCK):
-                program = first + tl.arange(0, PROGRAM_BLOCK)
-                place = (n * num_programs + program)[:, None] * 5 * num_classes + row[None, :]
-                mask = (program < num_programs)[:, None] & in_row[None, :]
-                total += tl.sum(tl.load(partials + place, mask=mask, other=0.0), 0)
-            tl.store(sums + n * 5 * num_classes + row, total, mask=in_row)
+        for first in range(0, 5 * num_images * num_classes, COLUMN_BLOCK):
+            _add_up(partials, sums, first, num_images, num_programs, num_classes, COLUMN_BLOCK, PROGRAM_BLOCK)
         tl.debug_barrier()
     c = tl.arange(0, CLASS_BLOCK)
-    inside = c < num_classes
-    weight = inside.to(tl.float32)
+    weight = (c < num_classes).to(tl.float32)
     if HAS_WEIGHT:
-        weight = tl.load(class_weight + c, mask=inside, other=0.0)
+        weight = tl.load(class_weight + c, mask=c < num_classes, other=0.0)
     cross_entropy = 0.0
     if ENTROPY:
         entropy = tl.zeros([CLASS_BLOCK], tl.float32)
         mass = tl.zeros([CLASS_BLOCK], tl.float32)
-        for n in range(num_images):
-            entropy += tl.load(sums + (n * 5 + 3) * num_classes + c, mask=inside, other=0.0)
-            mass += tl.load(sums + (n * 5 + 4) * num_classes + c, mask=inside, other=0.0)
+        for first in range(0, num_images, IMAGE_BLOCK):
+            at, real = _images(first, num_images, num_classes, 5, CLASS_BLOCK, IMAGE_BLOCK)
+            entropy += tl.sum(tl.load(sums + at + 3 * num_classes, mask=real, other=0.0), 0)
+            mass += tl.sum(tl.load(sums + at + 4 * num_classes, mask=real, other=0.0), 0)
         weighted_mass = tl.sum(mass * weight, 0)
         weighted_mass = tl.where(weighted_mass > 0.0, weighted_mass, 1.0)
         cross_entropy = tl.sum(entropy * weight, 0) / weighted_mass
-        for n in range(num_images):
-            tl.store(
-                to_sums + (n * 4 + 3) * num_classes + c, entropy_weight * weight / weighted_mass, mask=inside
-            )
+        to_entropy = entropy_weight * weight / weighted_mass
+        for first in range(0, num_images, IMAGE_BLOCK):
+            at, real = _images(first, num_images, num_classes, 4, CLASS_BLOCK, IMAGE_BLOCK)
+            both = tl.broadcast_to(to_entropy[None, :], [IMAGE_BLOCK, CLASS_BLOCK])
+            tl.store(to_sums + at + 3 * num_classes, both, mask=real)
     region = 0.0
     if FORM != NO_FORM:
         if not BACKGROUND:
             weight = tl.where(c > 0, weight, 0.0)
-        tp = tl.zeros([CLASS_BLOCK], tl.float32)
-        fp = tl.zeros([CLASS_BLOCK], tl.float32)
-        fn = tl.zeros([CLASS_BLOCK], tl.float32)
+        tp = tl.zeros([1, CLASS_BLOCK], tl.float32)
+        fp, fn = tp, tp
         # over classes: how many images count, and their mean loss; over images: how many have a class
         num_counted = tl.zeros([CLASS_BLOCK], tl.float32)
-        class_loss = tl.zeros([CLASS_BLOCK], tl.float32)
+        class_loss = num_counted
         num_with_class = 0.0
         image_loss = 0.0
-        for n in range(num_images):
-            tp_n = tl.load(sums + n * 5 * num_classes + c, mask=inside, other=0.0)
-            fp_n = tl.load(sums + (n * 5 + 1) * num_classes + c, mask=inside, other=0.0)
-            fn_n = tl.load(sums + (n * 5 + 2) * num_classes + c, mask=inside, other=0.0)
+        for first in range(0, num_images, IMAGE_BLOCK):
+            at, real = _images(first, num_images, num_classes, 5, CLASS_BLOCK, IMAGE_BLOCK)
+            tp_n, fp_n, fn_n = _three(sums + at, real, num_classes)
             if OVER == BATCH:
-                tp += tp_n
-                fp += fp_n
-                fn += fn_n
+                tp += tl.sum(tp_n, 0)[None, :]
+                fp += tl.sum(fp_n, 0)[None, :]
+                fn += tl.sum(fn_n, 0)[None, :]
             else:
                 loss, _, _, _, counted = _region_terms(
                     tp_n, fp_n, fn_n, alpha, beta, gamma, smooth, LOG, FOCAL, PRESENT
                 )
-                num_counted += counted
-                class_loss += loss * counted
-                mass_n = tl.sum(counted * weight, 0)
-                image_loss += tl.sum(loss * counted * weight, 0) / tl.where(mass_n > 0.0, mass_n, 1.0)
-                num_with_class += (mass_n > 0.0).to(tl.float32)
+                counted = tl.where(real, counted, 0.0)
+                num_counted += tl.sum(counted, 0)
+                class_loss += tl.sum(loss * counted, 0)
+                mass_n = tl.sum(counted * weight[None, :], 1)
+                of_image = tl.sum(loss * counted * weight[None, :], 1) / tl.where(mass_n > 0.0, mass_n, 1.0)
+                image_loss += tl.sum(of_image, 0)
+                num_with_class += tl.sum((mass_n > 0.0).to(tl.float32), 0)
         # what each image and class contributes to the mean: share[c] for batch and class
         share = weight
         num_images_meant = tl.where(num_with_class > 0.0, num_with_class, 1.0)
@@ -866,10 +918,10 @@ def _loss_kernel(
             loss, to_tp, to_fp, to_fn, counted = _region_terms(
                 tp, fp, fn, alpha, beta, gamma, smooth, LOG, FOCAL, PRESENT
             )
-            share = counted * weight
+            share = tl.sum(counted, 0) * weight
             total_share = tl.sum(share, 0)
             share = share / tl.where(total_share > 0.0, total_share, 1.0)
-            region = tl.sum(loss * share, 0)
+            region = tl.sum(tl.sum(loss, 0) * share, 0)
         elif OVER == IMAGE:
             region = image_loss / num_images_meant
         else:
@@ -878,26 +930,26 @@ def _loss_kernel(
             share = share / tl.where(total_share > 0.0, total_share, 1.0)
             share = share / tl.where(num_counted > 0.0, num_counted, 1.0)
             region = tl.sum(class_loss * share, 0)
-        for n in range(num_images):
-            if OVER == BATCH:
-                part = region_weight * share
-            else:
-                tp_n = tl.load(sums + n * 5 * num_classes + c, mask=inside, other=0.0)
-                fp_n = tl.load(sums + (n * 5 + 1) * num_classes + c, mask=inside, other=0.0)
-                fn_n = tl.load(sums + (n * 5 + 2) * num_classes + c, mask=inside, other=0.0)
+        for first in range(0, num_images, IMAGE_BLOCK):
+            part = tl.broadcast_to((region_weight * share)[None, :], [IMAGE_BLOCK, CLASS_BLOCK])
+            if OVER != BATCH:
+                at, real = _images(first, num_images, num_classes, 5, CLASS_BLOCK, IMAGE_BLOCK)
+                tp_n, fp_n, fn_n = _three(sums + at, real, num_classes)
                 loss, to_tp, to_fp, to_fn, counted = _region_terms(
                     tp_n, fp_n, fn_n, alpha, beta, gamma, smooth, LOG, FOCAL, PRESENT
                 )
-                part = region_weight * counted * share
+                part *= counted
                 if OVER == IMAGE:
-                    mass_n = tl.sum(counted * weight, 0)
-                    part = part / (tl.where(mass_n > 0.0, mass_n, 1.0) * num_images_meant)
-            tl.store(to_sums + n * 4 * num_classes + c, part * to_tp, mask=inside)
-            tl.store(to_sums + (n * 4 + 1) * num_classes + c, part * to_fp, mask=inside)
-            tl.store(to_sums + (n * 4 + 2) * num_classes + c, part * to_fn, mask=inside)
+                    mass_n = tl.sum(counted * weight[None, :], 1)
+                    part = part / (tl.where(mass_n > 0.0, mass_n, 1.0) * num_images_meant)[:, None]
+            at, real = _images(first, num_images, num_classes, 4, CLASS_BLOCK, IMAGE_BLOCK)
+            tl.store(to_sums + at, part * to_tp, mask=real)
+            tl.store(to_sums + at + num_classes, part * to_fp, mask=real)
+            tl.store(to_sums + at + 2 * num_classes, part * to_fn, mask=real)
     tl.store(total_loss, entropy_weight * cross_entropy + region_weight * region)
-    tl.store(terms, cross_entropy)
-    tl.store(terms + 1, region)
+    if TERMS:
+        tl.store(terms, cross_entropy)
+        tl.store(terms + 1, region)
 
 
 class Layout(NamedTuple):
@@ -908,6 +960,7 @@ class Layout(NamedTuple):
     # along images, classes and voxels; classes of class indices have stride 0
     logits_stride: tuple[int, int, int]
     target_stride: tuple[int, int, int]
+    logit_bytes: int
     hard: bool
     has_valid: bool
     activation: Activation
@@ -923,14 +976,20 @@ class Layout(NamedTuple):
     def forward(self) -> tuple[Any, Tiling]:
         """The kernel of the sums, and how it goes through the voxels."""
         num_classes = self.shape[1]
-        if self.hard and self.activation == "softmax" and num_classes >= _FEWEST_IN_TABLE:
-            return _sums_of_indices_kernel, indices_tiling(num_classes)
-        return _sums_kernel, forward_tiling(num_classes)
+        if not self._has_one_class:
+            return _sums_kernel, _tiling(_FORWARD, num_classes, self.logit_bytes)
+        kernel = _sums_of_indices_kernel if num_classes >= _FEWEST_IN_TABLE else _sums_kernel
+        return kernel, _tiling(_HARD_FORWARD, num_classes, self.logit_bytes)
 
     @property
     def backward(self) -> Tiling:
-        hard = self.hard and self.activation == "softmax"
-        return (hard_backward_tiling if hard else backward_tiling)(self.shape[1])
+        tilings = _HARD_BACKWARD if self._has_one_class else _BACKWARD
+        return _tiling(tilings, self.shape[1], self.logit_bytes)
+
+    @property
+    def _has_one_class(self) -> bool:
+        """Whether a voxel has one class, and a softmax: the kernels then do less."""
+        return self.hard and self.activation == "softmax"
 
     def constants(self, tiling: Tiling) -> dict[str, Any]:
         """Constants of the kernels that read logits."""
@@ -989,8 +1048,17 @@ def flat_inputs(
     """`Inputs` with one axis of space; copies only what has no single stride along it."""
     hard = not target.is_floating_point()
     valid_stride = None if valid is None else valid.stride()
+    logits_stride, logit_bytes = logits.stride(), logits.dtype.itemsize
     layout = _layout(
-        logits.shape, logits.stride(), target.stride(), valid_stride, hard, activation, form, entropy
+        logits.shape,
+        logits_stride,
+        logit_bytes,
+        target.stride(),
+        valid_stride,
+        hard,
+        activation,
+        form,
+        entropy,
     )
     if layout is not None:
         return Inputs(logits, target, valid, layout)
@@ -1003,6 +1071,7 @@ def flat_inputs(
 def _layout(
     shape: tuple[int, ...],
     logits_stride: tuple[int, ...],
+    logit_bytes: int,
     target_stride: tuple[int, ...],
     valid_stride: tuple[int, ...] | None,
     hard: bool,
@@ -1026,7 +1095,9 @@ def _layout(
         target_flat = (target_flat[0], 0, target_flat[1])
     flat_shape = (num_images, num_classes, num_voxels)
     has_valid = valid_stride is not None
-    return Layout(flat_shape, logits_flat, target_flat, hard, has_valid, activation, form, entropy)
+    return Layout(
+        flat_shape, logits_flat, target_flat, logit_bytes, hard, has_valid, activation, form, entropy
+    )
 
 
 @lru_cache(_NUM_PLANS)
@@ -1070,14 +1141,36 @@ def _sums_plan(layout: Layout) -> _SumsPlan:
     return _SumsPlan(launch, num_programs)
 
 
-def partial_sums(inputs: Inputs) -> Tensor:
-    """Sums (N, T, 5, C) of T programs an image; those that were not asked for hold anything."""
-    plan = _sums_plan(inputs.layout)
-    num_images, num_classes, _ = inputs.layout.shape
-    shape = num_images, plan.num_programs, NUM_SUMS, num_classes
-    partials = torch.empty(shape, device=inputs.logits.device, dtype=torch.float32)
-    plan.launch(inputs.logits, inputs.target, inputs.valid, partials)
-    return partials
+@lru_cache(_NUM_PLANS)
+def _totals_launch(layout: Layout, num_programs: int, first: int) -> Launch:
+    """Of partial sums and the tensor that takes the totals, from its float `first` on."""
+    num_images, num_classes, _ = layout.shape
+    # 32 bytes of a row, the least that memory gives
+    column_block = 8
+    return Launch(
+        _totals_kernel,
+        (-(-num_images * NUM_SUMS * num_classes // column_block),),
+        (first, num_images, num_programs, num_classes),
+        num_warps=8,
+        COLUMN_BLOCK=column_block,
+        PROGRAM_BLOCK=min(1024, triton.next_power_of_2(num_programs)),
+    )
+
+
+def total_sums(inputs: Inputs) -> Tensor:
+    """Sums (N, 5, C); those that were not asked for hold anything."""
+    layout, device = inputs.layout, inputs.logits.device
+    sums, num_programs = _sums_plan(layout)
+    num_images, num_classes, _ = layout.shape
+    partials = torch.empty(
+        (num_images, num_programs, NUM_SUMS, num_classes), device=device, dtype=torch.float32
+    )
+    sums(inputs.logits, inputs.target, inputs.valid, partials)
+    if num_programs == 1:
+        return partials[:, 0]
+    totals = torch.empty((num_images, NUM_SUMS, num_classes), device=device, dtype=torch.float32)
+    _totals_launch(layout, num_programs, 0)(partials, totals)
+    return totals
 
 
 @lru_cache(_NUM_PLANS)
@@ -1094,7 +1187,10 @@ def _gradient_launch(layout: Layout, gradient_stride: tuple[int, ...]) -> Launch
 
 
 def logits_gradient(inputs: Inputs, to_sums: Tensor, scale: Tensor, like: Tensor) -> Tensor:
-    """Gradient in the logits, in the shape and layout of `like`, of to_sums (N, 4, C) times `scale`."""
+    """Gradient in the logits, in the shape and layout of `like`.
+
+    It is that of `to_sums`, which begins with (N, 4, C), times `scale`.
+    """
     gradient = torch.empty_like(like)
     stride = _flat_stride(gradient.shape, gradient.stride(), 2)
     if stride is None:
@@ -1122,20 +1218,32 @@ class MixtureOptions(NamedTuple):
 
 class _MixturePlan(NamedTuple):
     sums: Launch
-    # of the partial sums, (images x programs, 5, C), and behind them room for their totals
-    room: tuple[int, int, int]
-    added_up: bool
+    num_partials: int
+    # None where the loss adds them up
+    totals: Launch | None
     loss: Launch
+    # floats, for derivatives (N, 4, C) and totals (N, 5, C)
+    room: int
 
 
 @lru_cache(_NUM_PLANS)
 def _mixture_plan(
-    layout: Layout, has_weight: bool, log: bool, focal: bool, over: str, classes: str, background: bool
+    layout: Layout,
+    has_weight: bool,
+    log: bool,
+    focal: bool,
+    over: str,
+    classes: str,
+    background: bool,
+    parts: bool,
 ) -> _MixturePlan:
     num_images, num_classes, _ = layout.shape
     sums, num_programs = _sums_plan(layout)
-    added_up = num_images * num_programs * NUM_SUMS * num_classes > _FEW_PARTIALS
-    row_block = triton.next_power_of_2(NUM_SUMS * num_classes)
+    num_sums = num_images * num_classes
+    num_partials = NUM_SUMS * num_sums * num_programs
+    totals = None if num_partials <= _FEW_PARTIALS else _totals_launch(layout, num_programs, 4 * num_sums)
+    class_block = triton.next_power_of_2(num_classes)
+    column_block = min(512, triton.next_power_of_2(NUM_SUMS * num_sums))
     loss = Launch(
         _loss_kernel,
         (1,),
@@ -1149,31 +1257,36 @@ def _mixture_plan(
         PRESENT=classes == "present",
         OVER=_OVERS[over],
         BACKGROUND=background,
-        ADDED_UP=added_up,
-        CLASS_BLOCK=triton.next_power_of_2(num_classes),
-        ROW_BLOCK=row_block,
-        PROGRAM_BLOCK=max(1, min(triton.next_power_of_2(num_programs), 4096 // row_block)),
+        TERMS=parts,
+        ADDED_UP=totals is not None,
+        CLASS_BLOCK=class_block,
+        IMAGE_BLOCK=max(1, min(triton.next_power_of_2(num_images), 2048 // class_block)),
+        COLUMN_BLOCK=column_block,
+        PROGRAM_BLOCK=min(triton.next_power_of_2(num_programs), _FEW_PARTIALS // column_block),
     )
-    num_rows = num_images * num_programs + (0 if added_up else num_images)
-    return _MixturePlan(sums, (num_rows, NUM_SUMS, num_classes), added_up, loss)
+    return _MixturePlan(sums, num_partials, totals, loss, 9 * num_sums)
 
 
 def mixture_losses(
-    inputs: Inputs, class_weight: Tensor | None, options: MixtureOptions
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Total; cross entropy and region loss, as a tensor of two; and d total / d sums (N, 4, C)."""
+    inputs: Inputs, class_weight: Tensor | None, options: MixtureOptions, *, parts: bool
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Total; with `parts` cross entropy and region loss, as a tensor of two; and the room of the kernel.
+
+    The room begins with d total / d sums (N, 4, C).
+    """
     alpha, beta, entropy_weight, region_weight, gamma, log, smooth, over, classes, background = options
-    plan = _mixture_plan(inputs.layout, class_weight is not None, log, gamma != 1, over, classes, background)
-    num_images, num_classes, _ = inputs.layout.shape
+    plan = _mixture_plan(
+        inputs.layout, class_weight is not None, log, gamma != 1, over, classes, background, parts
+    )
     device = inputs.logits.device
-    partials = torch.empty(plan.room, device=device, dtype=torch.float32)
+    partials = torch.empty(plan.num_partials, device=device, dtype=torch.float32)
     plan.sums(inputs.logits, inputs.target, inputs.valid, partials)
-    if plan.added_up:
-        partials = partials.view(num_images, -1, NUM_SUMS, num_classes).sum(1)
-    to_sums = torch.empty((num_images, 4, num_classes), device=device, dtype=torch.float32)
-    # of its own, for a total that is a view cannot be added to in place
+    room = torch.empty(plan.room, device=device, dtype=torch.float32)
+    if plan.totals is not None:
+        plan.totals(partials, room)
+    # of their own, for what is a view cannot be added to in place
     total = torch.empty((), device=device, dtype=torch.float32)
-    terms = torch.empty((2,), device=device, dtype=torch.float32)
+    terms = torch.empty((2,), device=device, dtype=torch.float32) if parts else None
     floats = (alpha, beta, gamma, smooth, entropy_weight, region_weight)
-    plan.loss(partials, class_weight, to_sums, total, terms, floats=floats)
-    return total, terms, to_sums
+    plan.loss(partials, class_weight, room, total, terms, floats=floats)
+    return total, terms, room
