@@ -27,8 +27,8 @@ from .launch import Launch
 NUM_SUMS = 5
 # layouts whose launches are remembered; a network sees a few, and one that is forgotten is planned again
 _NUM_PLANS = 256
-# classes of hard labels from which on voxels are added to a table: with 64 it pays, and fewer were not tried
-_FEWEST_IN_TABLE = 48
+# classes of hard labels from which on voxels are added to a table: with 40 it pays, with 32 it does not
+_FEWEST_IN_TABLE = 33
 # floats of partial sums that the program of the loss adds up in less time than another launch takes
 _FEW_PARTIALS = 2**13
 _ACTIVATIONS = {"softmax": 0, "sigmoid": 1, "none": 2}
@@ -51,8 +51,8 @@ FAR_BELOW = tl.constexpr(-1e30)
 class Tiling(NamedTuple):
     """A tile of all classes by `voxel_block` voxels, and how programs go through them.
 
-    The choices below are the best of those tried on an H200, with 2, 3, 8, 14, 19, 32, 48, 64, 100, 150, 300
-    and 1000 classes.
+    The choices below are the best of those tried on an H200, with 2, 3, 8, 14, 19, 24, 32, 40, 48, 64, 80,
+    100, 150, 300 and 1000 classes.
     """
 
     voxel_block: int
@@ -90,9 +90,9 @@ _Tilings = tuple[tuple[int, Tiling] | tuple[int, Tiling, Tiling], ...]
 _FORWARD: _Tilings = (
     (4, Tiling(1024, 4, 4, num_tiles=4)),
     (10, Tiling(128, 1, 4, 16, num_stages=3), Tiling(64, 1, 4, 16, num_stages=3)),
-    (20, Tiling(64, 1, 4, 16, num_stages=3)),
+    (28, Tiling(64, 1, 4, 16, num_stages=3)),
     (32, Tiling(64, 1, 8, 16, num_stages=3), Tiling(32, 1, 4, 16, num_stages=3)),
-    (48, Tiling(64, 2, 8, 16, num_stages=3), Tiling(64, 2, 4, 16, num_stages=3)),
+    (48, Tiling(64, 2, 4, 16, num_stages=3)),
     (80, Tiling(32, 2, 4, 16, num_stages=3)),
     (102, Tiling(32, 2, 4, 16, num_stages=3), Tiling(32, 4, 4, 16, num_stages=3)),
     (160, Tiling(32, 4, 4, 16, num_stages=3)),
@@ -101,10 +101,10 @@ _FORWARD: _Tilings = (
 )
 _BACKWARD: _Tilings = (
     (4, Tiling(1024, 4, 4)),
-    (20, Tiling(64, 1, 4)),
+    (28, Tiling(64, 1, 4)),
     (32, Tiling(64, 1, 8)),
-    (56, Tiling(64, 2, 4)),
-    (80, Tiling(32, 2, 4), Tiling(64, 2, 4)),
+    (48, Tiling(64, 2, 4)),
+    (64, Tiling(32, 2, 4), Tiling(64, 2, 4)),
     (102, Tiling(64, 4, 4)),
     (160, Tiling(32, 4, 4), Tiling(64, 4, 8)),
     (320, Tiling(32, 4, 4)),
@@ -116,20 +116,21 @@ _HARD_FORWARD: _Tilings = (
     (10, Tiling(128, 1, 4, 16, num_stages=3)),
     (16, Tiling(64, 1, 4, 16, num_stages=2)),
     (32, Tiling(64, 1, 4, 16, num_stages=3)),
-    (47, Tiling(64, 2, 4, 16, num_stages=3)),
     # a table from here on
-    (56, Tiling(64, 2, 4, 16, num_stages=3), Tiling(32, 1, 4, 16, num_stages=3)),
-    (64, Tiling(64, 2, 8, 16, num_stages=3), Tiling(32, 2, 4, 16, num_stages=3)),
-    (160, Tiling(32, 1, 4, 16, num_stages=3), Tiling(32, 2, 4, 16, num_stages=3)),
+    (56, Tiling(64, 1, 4, 16, num_stages=3), Tiling(32, 1, 4, 16, num_stages=3)),
+    (64, Tiling(64, 1, 4, 16, num_stages=3), Tiling(32, 2, 4, 16, num_stages=3)),
+    (102, Tiling(64, 2, 4, 16, num_stages=3)),
+    (160, Tiling(32, 1, 8, 16, num_stages=3), Tiling(32, 2, 4, 16, num_stages=3)),
     (320, Tiling(32, 4, 4, 16, num_stages=3, registers=168), Tiling(32, 4, 4, 16, registers=168)),
-    (1024, Tiling(16, 8, 4, 16)),
+    (1024, Tiling(32, 16, 4, 16)),
 )
 _HARD_BACKWARD: _Tilings = (
     (4, Tiling(1024, 4, 4)),
     (20, Tiling(128, 1, 4)),
-    (32, Tiling(64, 1, 4, registers=128)),
-    (56, Tiling(32, 1, 8), Tiling(64, 2, 4, registers=128)),
+    (24, Tiling(128, 1, 4, registers=168)),
+    (44, Tiling(64, 1, 4, registers=128), Tiling(64, 1, 4, registers=168)),
     (64, Tiling(64, 2, 4, registers=128)),
+    (102, Tiling(64, 2, 4, registers=168), Tiling(64, 4, 8)),
     (160, Tiling(64, 4, 4, registers=128), Tiling(64, 4, 8)),
     (320, Tiling(32, 4, 4, registers=128), Tiling(32, 4, 4)),
     (1024, Tiling(16, 8, 4, registers=128)),
@@ -590,29 +591,31 @@ def _weighted_rows(
 
 
 @triton.jit
-def _own_class(
-    logits, to_sums, index, v, largest, inverse, logits_c, logits_v,
+def _own_values(
+    logits, to_sums, index, v, logits_c, logits_v,
     FORM: tl.constexpr, ENTROPY: tl.constexpr, WIDE: tl.constexpr, NUM_CLASSES: tl.constexpr,
 ):  # fmt: skip
-    """What w has in the class that is the voxel's label, beyond p dL/dp of the others; 0 where there is none.
+    """Of the voxel's own class: its logit, and what dL/dp and w have there beyond those of other classes.
 
-    The logit of that class is read again, which is less work than to look for it among all.
+    The logit is read again, which is less work than to look for it among all. Where there is no class all
+    are 0.
     """
     row, column = index, v
     if WIDE:
         row, column = index.to(tl.int64), v.to(tl.int64)
     # an index beyond the classes is no class here either, rather than an address
     real = (index >= 0) & (index < NUM_CLASSES)
-    own = tl.zeros(index.shape, tl.float32)
+    x = tl.zeros(index.shape, tl.float32)
+    slope, to_entropy = x, x
     if FORM != NO_FORM:
         x = tl.load(logits + row * logits_c + column * logits_v, mask=real, other=0.0).to(tl.float32)
         to_tp = tl.load(to_sums + index, mask=real, other=0.0)
         to_fp = tl.load(to_sums + NUM_CLASSES + index, mask=real, other=0.0)
         to_fn = tl.load(to_sums + 2 * NUM_CLASSES + index, mask=real, other=0.0)
-        own = tl.exp2((x - largest) * LOG2_E) * inverse * (to_tp - to_fp - to_fn)
+        slope = to_tp - to_fp - to_fn
     if ENTROPY:
-        own -= tl.load(to_sums + 3 * NUM_CLASSES + index, mask=real, other=0.0)
-    return own
+        to_entropy = tl.load(to_sums + 3 * NUM_CLASSES + index, mask=real, other=0.0)
+    return x, slope, to_entropy
 
 
 @triton.jit
@@ -676,6 +679,11 @@ def _gradient_kernel(
         logits, target, index, v, inside_v, counted_v, logits_c, logits_v, target_c, target_v,
         ACTIVATION, HARD, HAS_VALID, WIDE, NUM_CLASSES, ROWS_A, ROWS_B, ROWS_C,
     )  # fmt: skip
+    if ACTIVATION == SOFTMAX and HARD:
+        # before warps wait for each other, and so together with the logits
+        own_x, own_slope, to_entropy = _own_values(
+            logits, to_sums, index, v, logits_c, logits_v, FORM, ENTROPY, WIDE, NUM_CLASSES
+        )
     e_a, e_b, e_c = x_a, x_b, x_c
     inverse = tl.zeros([VOXEL_BLOCK], tl.float32)
     if ACTIVATION == SOFTMAX:
@@ -683,10 +691,8 @@ def _gradient_kernel(
             x_a, x_b, x_c, counted_v, ROWS_A, ROWS_B, ROWS_C, STEP, VOXEL_BLOCK
         )
     if ACTIVATION == SOFTMAX and HARD:
-        own = factor * _own_class(
-            logits, to_sums, index, v, largest, inverse, logits_c, logits_v,
-            FORM, ENTROPY, WIDE, NUM_CLASSES,
-        )  # fmt: skip
+        own_p = tl.exp2((own_x - largest) * LOG2_E) * inverse
+        own = factor * (own_p * own_slope - to_entropy)
         u_a = _other_classes(to_sums, e_a, inverse, factor, FORM, NUM_CLASSES, 0, ROWS_A)
         summed = _summed(e_a * u_a, ROWS_A, STEP, VOXEL_BLOCK)
         if ROWS_B > 0:
