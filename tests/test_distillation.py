@@ -185,7 +185,8 @@ def test_a_captured_step_equals_the_eager_one():
         total = loss(student(image), target, teacher(image, target))
         student.zero_grad(set_to_none=True)
         total.backward()
-        return total
+        # without its graph, which belongs to the stream it was made in
+        return total.detach()
 
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())

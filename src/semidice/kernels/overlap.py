@@ -96,7 +96,7 @@ _FORWARD: _Tilings = (
     (80, Tiling(32, 2, 4, 16, num_stages=3)),
     (102, Tiling(32, 2, 4, 16, num_stages=3), Tiling(32, 4, 4, 16, num_stages=3)),
     (160, Tiling(32, 4, 4, 16, num_stages=3)),
-    (320, Tiling(32, 8, 4, 16)),
+    (320, Tiling(32, 8, 4, 16, registers=128)),
     (1024, Tiling(16, 16, 4, 16)),
 )
 _BACKWARD: _Tilings = (
@@ -279,6 +279,9 @@ def _add_chunk(
     For a softmax x is its t, and the entropy is in bits. Voxels of one thread are summed at once.
     """
     p = _probability(x, power, inverse, ACTIVATION)
+    # so many that registers are short: the powers are not kept but computed again
+    if ACTIVATION == SOFTMAX and NUM_CLASSES > 160:
+        p = tl.where(counted_v[None, :], tl.exp2(x - log_total[None, :]), 0.0)
     counted = (FIRST + tl.arange(0, ROWS)[:, None] < NUM_CLASSES) & counted_v[None, :]
     if ACTIVATION == SIGMOID:
         p = tl.where(counted, p, 0.0)
