@@ -22,7 +22,7 @@ from semidice.kernels.launch import Launch
 from semidice.kernels.overlap import MixtureOptions
 
 KERNELS = ("_sums_kernel", "_gradient_kernel", "_loss_kernel")
-PLANS = (overlap._sums_plan, overlap._gradient_launch, overlap._mixture_plan)
+PLANS = (overlap._sums_plan, overlap._gradient_launch, overlap._gradient_plan)
 OPTIONS = MixtureOptions(alpha=0.5, beta=0.5, entropy_weight=0.25, region_weight=0.75)
 WHICH = {"activation": "softmax", "form": "min", "entropy": True}
 
@@ -78,9 +78,13 @@ def kernels(monkeypatch):
         call(self, *tensors, **options)
 
     monkeypatch.setattr(Launch, "__call__", told)
-    for plan in PLANS:
-        plan.cache_clear()
+    forget_plans()
     yield replaced
+    forget_plans()
+
+
+def forget_plans():
+    fused._mixtures.clear()
     for plan in PLANS:
         plan.cache_clear()
 

@@ -130,6 +130,8 @@ def _check_valid(prediction: Tensor, valid: Tensor) -> None:
         raise ValueError(
             f"valid must be bool {space_shape}, one flag a voxel and no channel axis; got {describe(valid)}"
         )
+    if valid.device != prediction.device:
+        raise ValueError(f"valid is on {valid.device} but prediction on {prediction.device}")
 
 
 def _check_soft_target(prediction: Tensor, target: Tensor) -> None:

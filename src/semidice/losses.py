@@ -30,7 +30,7 @@ from .arrays import (
 )
 from .cross_entropy import check_entropy, cross_entropy_of
 from .forms import Form
-from .kernels import fused_applies, segmentation_sums
+from .kernels import fused_applies, fused_may_apply, segmentation_sums
 from .region import Classes, IndexOptions, Over, region_loss_of
 
 
@@ -97,8 +97,8 @@ def tversky_loss(
     0.0
     """
     check_region_options(alpha, beta, form, sync, gamma=gamma, smooth=smooth, over=over, classes=classes)
-    check_prediction(prediction, activation)
-    valid = check_target(prediction, target, activation=activation, valid=valid, ignore_index=ignore_index)
+    if ignore_index is not None:
+        valid = _check(prediction, target, valid, activation, ignore_index=ignore_index)
     losses = _losses(
         prediction,
         target,
@@ -119,7 +119,7 @@ def tversky_loss(
         classes=classes,
         background=background,
     )
-    return check_result(losses.total, prediction)
+    return losses.total
 
 
 def dice_loss(prediction: Tensor, target: Tensor, **options: Unpack[LossOptions]) -> Float[Tensor, ""]:
@@ -303,11 +303,7 @@ class SegmentationLoss(nn.Module):
     def _losses(self, logits: Tensor, target: Tensor, valid: Tensor | None, *, parts: bool) -> "Losses":
         """The losses of one output, from one pass over it."""
         region = self.region
-        check_prediction(logits, region.activation)
-        check_target(logits, target, activation=region.activation, valid=valid)
-        if self.cross_entropy_weight > 0:
-            check_entropy(logits, region.activation)
-        losses = _losses(
+        return _losses(
             logits,
             target,
             valid,
@@ -322,8 +318,6 @@ class SegmentationLoss(nn.Module):
             sync=region.sync,
             **region.options,
         )
-        check_result(losses.total, logits)
-        return losses
 
     def _weights_of_scales(self, num_scales: int) -> Sequence[float]:
         halved = [0.5**level for level in range(num_scales)]
@@ -361,27 +355,37 @@ def _losses(
     sync: bool,
     **options: Unpack[IndexOptions],
 ) -> Losses:
-    """Both losses of checked inputs: by one kernel, or from the sums of a batch."""
+    """Both losses: by one kernel, or from the sums of a batch."""
     with_entropy, with_region = cross_entropy_weight > 0, region_weight > 0
-    if with_region and not options.get("background", True) and prediction.shape[1] == 1:
-        raise ValueError("background=False leaves no class of a one-channel prediction")
-    weight = None if class_weight is None else class_weights(class_weight, prediction)
     counted = form if with_region else None
+
+    def check() -> None:
+        _check(prediction, target, valid, activation, with_entropy=with_entropy)
+        if with_region and not options.get("background", True) and prediction.shape[1] == 1:
+            raise ValueError("background=False leaves no class of a one-channel prediction")
+
+    def first_look() -> bool:
+        check()
+        return fused_applies(prediction, target)
+
     # Compiled, the sums are an operator and the rest is for the compiler; synced, others must be asked first.
-    if fused_applies(prediction, target) and not sync and not torch.compiler.is_compiling():
+    if not sync and fused_may_apply(prediction, target) and not torch.compiler.is_compiling():
         fused = _fused_kernels()
-        total, *terms = fused.fused_mixture(
+        found = fused.fused_mixture(
             prediction,
             target,
             activation=activation,
             valid=valid,
             form=counted,
             entropy=with_entropy,
-            class_weight=weight,
+            class_weight=None if class_weight is None else class_weights(class_weight, prediction),
             options=fused.MixtureOptions(alpha, beta, cross_entropy_weight, region_weight, **options),
             parts=parts,
+            first_look=first_look,
         )
-        return Losses(total, tuple(terms))
+        if found is not None:
+            return Losses(found[0], found[1:])
+    check()
     sums = segmentation_sums(
         prediction, target, activation=activation, valid=valid, form=counted, entropy=with_entropy
     )
@@ -391,10 +395,28 @@ def _losses(
         entropy_term = cross_entropy_of(sums, weight, sync)
     if with_region:
         region_term = region_loss_of(sums, weight, alpha, beta, sync=sync, **options)
-    if not (parts or with_entropy) and region_weight == 1:
-        return Losses(region_term, ())
-    total = cross_entropy_weight * entropy_term + region_weight * region_term
+    total = region_term
+    if parts or with_entropy or region_weight != 1:
+        total = cross_entropy_weight * entropy_term + region_weight * region_term
+    check_result(total, prediction)
     return Losses(total, (entropy_term, region_term) if parts else ())
+
+
+def _check(
+    prediction: Tensor,
+    target: Tensor,
+    valid: Tensor | None,
+    activation: Activation,
+    *,
+    with_entropy: bool = False,
+    ignore_index: int | None = None,
+) -> Tensor | None:
+    """Raise on what cannot be taken; `valid`, without the voxels of `ignore_index`."""
+    check_prediction(prediction, activation)
+    valid = check_target(prediction, target, activation=activation, valid=valid, ignore_index=ignore_index)
+    if with_entropy:
+        check_entropy(prediction, activation)
+    return valid
 
 
 @cache

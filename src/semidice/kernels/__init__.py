@@ -53,19 +53,22 @@ def segmentation_sums(
 
 def fused_applies(prediction: Tensor, target: Tensor) -> bool:
     """Whether the Triton kernels can take these: on a CUDA device, not float64, no gradient in the target."""
-    if not (_enabled and _has_triton and prediction.is_cuda):
-        return False
-    if target.requires_grad or prediction.dtype not in _FUSED_DTYPES:
+    if not fused_may_apply(prediction, target) or prediction.dtype not in _FUSED_DTYPES:
         return False
     # images are the second axis of a CUDA grid, which ends at 65535
     if prediction.size(0) > 65535 or prediction.size(1) > _MOST_FUSED_CLASSES:
         return False
-    if torch.compiler.is_compiling():
-        return True
-    # vmap wants plain operations
-    if torch._C._functorch.is_functorch_wrapped_tensor(prediction):
+    return torch.compiler.is_compiling() or _triton_compiles_for(prediction.get_device())
+
+
+def fused_may_apply(prediction: Tensor, target: Tensor) -> bool:
+    """Of `fused_applies`, all that tensors of the same shapes, types and places may differ in."""
+    if not (_enabled and _has_triton and isinstance(prediction, Tensor) and prediction.is_cuda):
         return False
-    return _triton_compiles_for(prediction.get_device())
+    if not isinstance(target, Tensor) or target.requires_grad:
+        return False
+    # vmap wants plain operations
+    return torch.compiler.is_compiling() or not torch._C._functorch.is_functorch_wrapped_tensor(prediction)
 
 
 @cache

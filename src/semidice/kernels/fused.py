@@ -4,6 +4,7 @@ Eagerly the kernels are launched directly. In a compiled graph they are operator
 `semidice::overlap_sums` and `semidice::overlap_gradient`, which the compiler leaves alone.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from ..arrays import Activation
 from ..forms import Form
 from ..overlap import OverlapStats
 from ..sums import SegmentationSums, reference_gradient
-from .overlap import MixtureOptions, flat_inputs, logits_gradient, mixture_losses, total_sums
+from .overlap import Inputs, Layout, MixtureOptions, MixturePlan, flat_inputs, logits_gradient, total_sums
 
 
 class _Options(NamedTuple):
@@ -39,6 +40,20 @@ def fused_sums(
     return SegmentationSums(overlap, *((entropies, mass) if entropy else (None, None)))
 
 
+class _Mixture(NamedTuple):
+    """What is known of tensors of one kind: their layout and plan, and whether they must be copied."""
+
+    plan: MixturePlan
+    which: _Options
+    layout: Layout
+    copied: bool
+
+
+# by shapes, strides, types and devices of the tensors, and all options but the numbers
+_mixtures: dict[tuple[Any, ...], _Mixture] = {}
+_MOST_MIXTURES = 256
+
+
 def fused_mixture(
     prediction: Tensor,
     target: Tensor,
@@ -50,13 +65,47 @@ def fused_mixture(
     class_weight: Tensor | None,
     options: MixtureOptions,
     parts: bool = True,
-) -> tuple[Tensor, ...]:
-    """Total, and with `parts` cross entropy and region loss, in three launches, its gradient included.
+    first_look: Callable[[], bool] | None = None,
+) -> tuple[Tensor, ...] | None:
+    """Total, and with `parts` cross entropy and region loss, in few launches, its gradient included.
 
-    The total alone has a gradient. Not to ask for the parts saves the time of two views.
+    The total alone has a gradient. Not to ask for the parts saves the time of two views. `first_look` is
+    called when tensors of such shapes, types and places come for the first time, and no more if it says that
+    the kernels can take them; if not, the answer is None.
     """
-    which = _Options(activation, form, entropy)
-    total, (terms,) = _FusedMixture.apply(prediction, target, valid, class_weight, which, options, parts)
+    key = (
+        prediction.shape,
+        prediction.stride(),
+        prediction.dtype,
+        prediction.device,
+        target.shape,
+        target.stride(),
+        target.dtype,
+        target.device,
+        None if valid is None else (valid.shape, valid.stride(), valid.dtype, valid.device),
+        activation,
+        form,
+        entropy,
+        class_weight is None,
+        parts,
+        options.gamma != 1,
+        options.log,
+        options.over,
+        options.classes,
+        options.background,
+    )
+    mixture = _mixtures.get(key)
+    if mixture is None:
+        if first_look is not None and not first_look():
+            return None
+        which = _Options(activation, form, entropy)
+        inputs = flat_inputs(prediction, target, valid, **which._asdict())
+        copied = not (inputs.logits is prediction and inputs.target is target and inputs.valid is valid)
+        plan = MixturePlan(inputs.layout, options, has_weight=class_weight is not None, parts=parts)
+        if len(_mixtures) >= _MOST_MIXTURES:
+            _mixtures.clear()
+        mixture = _mixtures[key] = _Mixture(plan, which, inputs.layout, copied)
+    total, (terms,) = _FusedMixture.apply(prediction, target, valid, class_weight, mixture, options)
     return (total,) if terms is None else (total, *terms.unbind())
 
 
@@ -98,15 +147,13 @@ class _FusedMixture(torch.autograd.Function):
         target: Tensor,
         valid: Tensor | None,
         class_weight: Tensor | None,
-        which: _Options,
+        mixture: _Mixture,
         options: MixtureOptions,
-        parts: bool,
     ) -> tuple[Tensor, tuple[Tensor | None]]:
-        activation, form, entropy = which
-        inputs = flat_inputs(prediction, target, valid, activation=activation, form=form, entropy=entropy)
-        total, terms, room = mixture_losses(inputs, class_weight, options, parts=parts)
+        logits, flat_target, flat_valid, _ = _inputs_of(mixture, prediction, target, valid)
+        total, terms, room = mixture.plan.losses(logits, flat_target, flat_valid, class_weight, options)
         ctx.save_for_backward(prediction, target, valid, room)
-        ctx.which = which
+        ctx.mixture = mixture
         # in a tuple of their own autograd leaves them alone: else it makes zeros for their gradient
         return total, (terms,)
 
@@ -116,12 +163,18 @@ class _FusedMixture(torch.autograd.Function):
         return (_once_gradient if torch.is_grad_enabled() else _mixture_gradient)(ctx, to_total)
 
 
+def _inputs_of(mixture: _Mixture, prediction: Tensor, target: Tensor, valid: Tensor | None) -> Inputs:
+    """The tensors as the kernels take them. Copies are made again for the gradient rather than kept."""
+    if mixture.copied:
+        return flat_inputs(prediction, target, valid, **mixture.which._asdict())
+    return Inputs(prediction, target, valid, mixture.layout)
+
+
 def _mixture_gradient(ctx: Any, to_total: Tensor) -> tuple[Tensor | None, ...]:
     prediction, target, valid, room = ctx.saved_tensors
-    activation, form, entropy = ctx.which
-    inputs = flat_inputs(prediction, target, valid, activation=activation, form=form, entropy=entropy)
+    inputs = _inputs_of(ctx.mixture, prediction, target, valid)
     gradient = logits_gradient(inputs, room, to_total, like=prediction)
-    return gradient, None, None, None, None, None, None
+    return gradient, None, None, None, None, None
 
 
 # an error where a derivative of the gradient is asked for

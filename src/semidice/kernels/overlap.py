@@ -1195,17 +1195,29 @@ def _gradient_launch(layout: Layout, gradient_stride: tuple[int, ...]) -> Launch
     )
 
 
+class _GradientPlan(NamedTuple):
+    launch: Launch
+    memory_format: torch.memory_format
+
+
+@lru_cache(_NUM_PLANS)
+def _gradient_plan(layout: Layout, shape: tuple[int, ...], stride: tuple[int, ...]) -> _GradientPlan:
+    """Of a gradient in the layout of such logits, or contiguous where its axes of space would not be one."""
+    like = torch.empty_strided(shape, stride, device="meta")
+    for memory_format in (torch.preserve_format, torch.contiguous_format):
+        flat = _flat_stride(shape, torch.empty_like(like, memory_format=memory_format).stride(), 2)
+        if flat is not None:
+            break
+    return _GradientPlan(_gradient_launch(layout, flat), memory_format)
+
+
 def logits_gradient(inputs: Inputs, to_sums: Tensor, scale: Tensor, like: Tensor) -> Tensor:
-    """Gradient in the logits, in the shape and layout of `like`.
+    """Gradient in the logits, in the shape of `like`.
 
     It is that of `to_sums`, which begins with (N, 4, C), times `scale`.
     """
-    gradient = torch.empty_like(like)
-    stride = _flat_stride(gradient.shape, gradient.stride(), 2)
-    if stride is None:
-        gradient = torch.empty_like(like, memory_format=torch.contiguous_format)
-        stride = _flat_stride(gradient.shape, gradient.stride(), 2)
-    launch = _gradient_launch(inputs.layout, stride)
+    launch, memory_format = _gradient_plan(inputs.layout, like.shape, like.stride())
+    gradient = torch.empty_like(like, memory_format=memory_format)
     launch(inputs.logits, inputs.target, inputs.valid, to_sums, scale, gradient)
     return gradient
 
@@ -1225,77 +1237,69 @@ class MixtureOptions(NamedTuple):
     background: bool = True
 
 
-class _MixturePlan(NamedTuple):
-    sums: Launch
-    num_partials: int
-    # None where the loss adds them up
-    totals: Launch | None
-    loss: Launch
-    # floats, for derivatives (N, 4, C) and totals (N, 5, C)
-    room: int
+class MixturePlan:
+    """The mixture of losses of logits, targets and masks of one layout, and its gradient, ready to launch.
 
-
-@lru_cache(_NUM_PLANS)
-def _mixture_plan(
-    layout: Layout,
-    has_weight: bool,
-    log: bool,
-    focal: bool,
-    over: str,
-    classes: str,
-    background: bool,
-    parts: bool,
-) -> _MixturePlan:
-    num_images, num_classes, _ = layout.shape
-    sums, num_programs = _sums_plan(layout)
-    num_sums = num_images * num_classes
-    num_partials = NUM_SUMS * num_sums * num_programs
-    totals = None if num_partials <= _FEW_PARTIALS else _totals_launch(layout, num_programs, 4 * num_sums)
-    class_block = triton.next_power_of_2(num_classes)
-    column_block = min(512, triton.next_power_of_2(NUM_SUMS * num_sums))
-    loss = Launch(
-        _loss_kernel,
-        (1,),
-        (num_images, num_programs, num_classes),
-        num_warps=8,
-        FORM=_FORMS[layout.form],
-        ENTROPY=layout.entropy,
-        HAS_WEIGHT=has_weight,
-        LOG=log,
-        FOCAL=focal,
-        PRESENT=classes == "present",
-        OVER=_OVERS[over],
-        BACKGROUND=background,
-        TERMS=parts,
-        ADDED_UP=totals is not None,
-        CLASS_BLOCK=class_block,
-        IMAGE_BLOCK=max(1, min(triton.next_power_of_2(num_images), 2048 // class_block)),
-        COLUMN_BLOCK=column_block,
-        PROGRAM_BLOCK=min(triton.next_power_of_2(num_programs), _FEW_PARTIALS // column_block),
-    )
-    return _MixturePlan(sums, num_partials, totals, loss, 9 * num_sums)
-
-
-def mixture_losses(
-    inputs: Inputs, class_weight: Tensor | None, options: MixtureOptions, *, parts: bool
-) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Total; with `parts` cross entropy and region loss, as a tensor of two; and the room of the kernel.
-
-    The room begins with d total / d sums (N, 4, C).
+    With `parts` the two losses are kept apart as well.
     """
-    alpha, beta, entropy_weight, region_weight, gamma, log, smooth, over, classes, background = options
-    plan = _mixture_plan(
-        inputs.layout, class_weight is not None, log, gamma != 1, over, classes, background, parts
-    )
-    device = inputs.logits.device
-    partials = torch.empty(plan.num_partials, device=device, dtype=torch.float32)
-    plan.sums(inputs.logits, inputs.target, inputs.valid, partials)
-    room = torch.empty(plan.room, device=device, dtype=torch.float32)
-    if plan.totals is not None:
-        plan.totals(partials, room)
-    # of their own, for what is a view cannot be added to in place
-    total = torch.empty((), device=device, dtype=torch.float32)
-    terms = torch.empty((2,), device=device, dtype=torch.float32) if parts else None
-    floats = (alpha, beta, gamma, smooth, entropy_weight, region_weight)
-    plan.loss(partials, class_weight, room, total, terms, floats=floats)
-    return total, terms, room
+
+    def __init__(self, layout: Layout, options: MixtureOptions, *, has_weight: bool, parts: bool) -> None:
+        num_images, num_classes, _ = layout.shape
+        num_sums = num_images * num_classes
+        self._sums, num_programs = _sums_plan(layout)
+        self._num_partials = NUM_SUMS * num_sums * num_programs
+        # derivatives (N, 4, C), and totals (N, 5, C)
+        self._room = 9 * num_sums
+        # None where the loss adds them up
+        self._totals: Launch | None = None
+        if self._num_partials > _FEW_PARTIALS:
+            self._totals = _totals_launch(layout, num_programs, 4 * num_sums)
+        self._parts = parts
+        class_block = triton.next_power_of_2(num_classes)
+        column_block = min(512, triton.next_power_of_2(NUM_SUMS * num_sums))
+        self._loss = Launch(
+            _loss_kernel,
+            (1,),
+            (num_images, num_programs, num_classes),
+            num_warps=8,
+            FORM=_FORMS[layout.form],
+            ENTROPY=layout.entropy,
+            HAS_WEIGHT=has_weight,
+            LOG=options.log,
+            FOCAL=options.gamma != 1,
+            PRESENT=options.classes == "present",
+            OVER=_OVERS[options.over],
+            BACKGROUND=options.background,
+            TERMS=parts,
+            ADDED_UP=self._totals is not None,
+            CLASS_BLOCK=class_block,
+            IMAGE_BLOCK=max(1, min(triton.next_power_of_2(num_images), 2048 // class_block)),
+            COLUMN_BLOCK=column_block,
+            PROGRAM_BLOCK=min(triton.next_power_of_2(num_programs), _FEW_PARTIALS // column_block),
+        )
+
+    def losses(
+        self,
+        logits: Tensor,
+        target: Tensor,
+        valid: Tensor | None,
+        class_weight: Tensor | None,
+        options: MixtureOptions,
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Total; cross entropy and region loss, as a tensor of two; and a room.
+
+        The room begins with d total / d sums (N, 4, C). Of the options only the numbers are looked at.
+        """
+        device = logits.device
+        partials = torch.empty(self._num_partials, device=device, dtype=torch.float32)
+        self._sums(logits, target, valid, partials)
+        room = torch.empty(self._room, device=device, dtype=torch.float32)
+        if self._totals is not None:
+            self._totals(partials, room)
+        # of their own, for what is a view cannot be added to in place
+        total = torch.empty((), device=device, dtype=torch.float32)
+        terms = torch.empty((2,), device=device, dtype=torch.float32) if self._parts else None
+        alpha, beta, entropy_weight, region_weight, gamma, _, smooth, *_ = options
+        floats = (alpha, beta, gamma, smooth, entropy_weight, region_weight)
+        self._loss(partials, class_weight, room, total, terms, floats=floats)
+        return total, terms, room
