@@ -279,6 +279,7 @@ def test_no_number_of_classes_is_cut_or_padded_by_more_than_a_seventh_or_a_step(
 
 
 COMPILE = """
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -288,6 +289,7 @@ POINTERS = (
     "valid", "partials", "to_sums", "scale", "gradient", "logits", "target",
     "class_weight", "total_loss", "terms", "room",
 )
+TYPES = {"*fp32": torch.float32, "*bf16": torch.bfloat16, "*u8": torch.uint8}
 FLOATS = dict.fromkeys(("alpha", "beta", "gamma", "smooth", "entropy_weight", "region_weight"), "fp32")
 
 def compile_for_hopper(kernel, pointers, constants, num_warps, registers=None):
@@ -318,10 +320,8 @@ for num_classes, logits, target in CASES:
     pointers = dict.fromkeys(POINTERS, "*fp32")
     pointers |= {"logits": logits, "gradient": logits, "target": target, "valid": "*u8"}
     shape, stride = (1, num_classes, 4096), (0, 4096, 1)
-    logit_bytes = 4 if logits == "*fp32" else 2
-    layout = overlap.Layout(
-        shape, stride, stride, logit_bytes, target == "*u8", False, "softmax", "min", True
-    )
+    types = TYPES[logits], TYPES[target]
+    layout = overlap.Layout(shape, stride, stride, *types, False, "softmax", "min", True)
     kernel, tile = layout.forward
     constants = layout.constants(tile) | dict(logits_v=1, target_v=1)
     constants |= dict(NUM_TILES=tile.num_tiles, NUM_STAGES=tile.num_stages)

@@ -273,9 +273,14 @@ class SegmentationLoss(nn.Module):
         parts: bool = False,
     ) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
         """The total; with `parts`, also the unweighted terms by name, detached, for a log."""
-        valid = fold_ignored(target, valid, self.region.ignore_index)
+        # attributes that are modules take long to find
+        region = self.region
+        if region.ignore_index is not None:
+            valid = fold_ignored(target, valid, region.ignore_index)
         if parts:
             return self.over_valid(logits, target, valid)
+        if isinstance(logits, Tensor):
+            return self._losses(region, logits, target, valid, parts=False).total
         return self._losses_of_all(logits, target, valid, parts=False).total
 
     def over_valid(
@@ -290,19 +295,20 @@ class SegmentationLoss(nn.Module):
     ) -> "Losses":
         """The losses of one output, or the weighted sums of those of several."""
         if isinstance(logits, Tensor):
-            return self._losses(logits, target, valid, parts=parts)
+            return self._losses(self.region, logits, target, valid, parts=parts)
         weights = self._weights_of_scales(len(logits))
         each = [
-            self._losses(scale, *downsample_target(target, valid, scale.shape), parts=parts)
+            self._losses(self.region, scale, *downsample_target(target, valid, scale.shape), parts=parts)
             for scale in logits
         ]
         total = _weighted_sum(weights, [losses.total for losses in each])
         terms = zip(*(losses.terms for losses in each), strict=True)
         return Losses(total, tuple(_weighted_sum(weights, term) for term in terms))
 
-    def _losses(self, logits: Tensor, target: Tensor, valid: Tensor | None, *, parts: bool) -> "Losses":
+    def _losses(
+        self, region: TverskyLoss, logits: Tensor, target: Tensor, valid: Tensor | None, *, parts: bool
+    ) -> "Losses":
         """The losses of one output, from one pass over it."""
-        region = self.region
         return _losses(
             logits,
             target,

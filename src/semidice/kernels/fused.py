@@ -15,7 +15,7 @@ from ..arrays import Activation
 from ..forms import Form
 from ..overlap import OverlapStats
 from ..sums import SegmentationSums, reference_gradient
-from .overlap import Inputs, Layout, MixtureOptions, MixturePlan, flat_inputs, logits_gradient, total_sums
+from .overlap import MixtureOptions, MixturePlan, flat_inputs, logits_gradient, total_sums
 
 
 class _Options(NamedTuple):
@@ -40,13 +40,17 @@ def fused_sums(
     return SegmentationSums(overlap, *((entropies, mass) if entropy else (None, None)))
 
 
+class _Tensors(NamedTuple):
+    prediction: Tensor
+    target: Tensor
+    valid: Tensor | None
+
+
 class _Mixture(NamedTuple):
-    """What is known of tensors of one kind: their layout and plan, and whether they must be copied."""
+    """What is known of tensors of one kind: their plan, and how they are copied where they must be."""
 
     plan: MixturePlan
-    which: _Options
-    layout: Layout
-    copied: bool
+    copied: _Options | None
 
 
 # by shapes, strides, types and devices of the tensors, and all options but the numbers
@@ -100,11 +104,12 @@ def fused_mixture(
             return None
         which = _Options(activation, form, entropy)
         inputs = flat_inputs(prediction, target, valid, **which._asdict())
-        copied = not (inputs.logits is prediction and inputs.target is target and inputs.valid is valid)
-        plan = MixturePlan(inputs.layout, options, has_weight=class_weight is not None, parts=parts)
+        kept = inputs.logits is prediction and inputs.target is target and inputs.valid is valid
+        has_weight = class_weight is not None
+        plan = MixturePlan(inputs.layout, prediction, options, has_weight=has_weight, parts=parts)
         if len(_mixtures) >= _MOST_MIXTURES:
             _mixtures.clear()
-        mixture = _mixtures[key] = _Mixture(plan, which, inputs.layout, copied)
+        mixture = _mixtures[key] = _Mixture(plan, None if kept else which)
     total, (terms,) = _FusedMixture.apply(prediction, target, valid, class_weight, mixture, options)
     return (total,) if terms is None else (total, *terms.unbind())
 
@@ -150,9 +155,11 @@ class _FusedMixture(torch.autograd.Function):
         mixture: _Mixture,
         options: MixtureOptions,
     ) -> tuple[Tensor, tuple[Tensor | None]]:
-        logits, flat_target, flat_valid, _ = _inputs_of(mixture, prediction, target, valid)
-        total, terms, room = mixture.plan.losses(logits, flat_target, flat_valid, class_weight, options)
-        ctx.save_for_backward(prediction, target, valid, room)
+        plan, copied = mixture
+        tensors = _Tensors(prediction, target, valid)
+        given = tensors if copied is None else _copies(tensors, copied)
+        total, terms, room = plan.losses(*given, class_weight, options)
+        ctx.save_for_backward(*tensors, room)
         ctx.mixture = mixture
         # in a tuple of their own autograd leaves them alone: else it makes zeros for their gradient
         return total, (terms,)
@@ -163,17 +170,17 @@ class _FusedMixture(torch.autograd.Function):
         return (_once_gradient if torch.is_grad_enabled() else _mixture_gradient)(ctx, to_total)
 
 
-def _inputs_of(mixture: _Mixture, prediction: Tensor, target: Tensor, valid: Tensor | None) -> Inputs:
-    """The tensors as the kernels take them. Copies are made again for the gradient rather than kept."""
-    if mixture.copied:
-        return flat_inputs(prediction, target, valid, **mixture.which._asdict())
-    return Inputs(prediction, target, valid, mixture.layout)
+def _copies(tensors: _Tensors, which: _Options) -> _Tensors:
+    """As the kernels take them; made again for the gradient rather than kept."""
+    return _Tensors(*flat_inputs(*tensors, **which._asdict())[:3])
 
 
 def _mixture_gradient(ctx: Any, to_total: Tensor) -> tuple[Tensor | None, ...]:
     prediction, target, valid, room = ctx.saved_tensors
-    inputs = _inputs_of(ctx.mixture, prediction, target, valid)
-    gradient = logits_gradient(inputs, room, to_total, like=prediction)
+    plan, copied = ctx.mixture
+    tensors = _Tensors(prediction, target, valid)
+    given = tensors if copied is None else _copies(tensors, copied)
+    gradient = plan.gradient(*given, room, to_total, prediction)
     return gradient, None, None, None, None, None
 
 

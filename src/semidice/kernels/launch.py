@@ -3,8 +3,9 @@
 Triton compiles a kernel anew for every type of its arguments, for pointers that are multiples of 16 or not,
 for integers that are 1, multiples of 16 or beyond 32 bits, and for every constant. On each launch it looks at
 all of them again: some 25 µs, as long as a small loss takes on the device. A `Launch` fixes grid, integers
-and constants when it is made, and remembers what was compiled by the rest: type, device and alignment of each
-tensor. What it has not seen goes Triton's way, as does everything in the interpreter and in older versions.
+and constants when it is made, as well as the types of its tensors, and remembers what was compiled by the
+rest: where they are, and how aligned. What it has not seen goes Triton's way, as does everything in the
+interpreter and in older versions.
 """
 
 from collections.abc import Callable
@@ -24,9 +25,9 @@ _OLDEST_VERSION = (3, 6)
 class Launch:
     """A kernel whose arguments are tensors, integers, floats and constants, in this order.
 
-    Integers and constants are those of this launch for good, so that no two launches share what was compiled
-    for one; tensors and floats come with each call. Floats are never compiled in. `registers` is the most
-    that a thread may have.
+    Integers, constants and the types of the tensors are those of this launch for good, so that no two
+    launches share what was compiled for one; tensors and floats come with each call. Floats are never
+    compiled in. `registers` is the most that a thread may have.
     """
 
     def __init__(
@@ -51,35 +52,38 @@ class Launch:
         self._constants = tuple(constants[name] for name in names)
         self._numbers = (*self._integers, *self._constants)
         self._one_device = torch.cuda.device_count() <= 1
-        self._compiled: dict[tuple[Any, ...], Callable[..., None]] = {}
+        self._compiled: dict[Any, Callable[..., None]] = {}
 
-    def __call__(self, *tensors: Tensor | None, floats: tuple[float, ...] = ()) -> None:
+    def __call__(self, first: Tensor, *others: Tensor | None, floats: tuple[float, ...] = ()) -> None:
         """Launch on the device of the first tensor, in its current stream."""
+        device = first.get_device()
         # Triton launches on the current device, which need not be that of the tensors
-        if not self._one_device and tensors[0] is not None:
-            device = tensors[0].get_device()
-            if device >= 0 and device != torch.cuda.current_device():
-                with torch.cuda.device(device):
-                    self(*tensors, floats=floats)
-                return
-        pointers: list[int | None] = []
-        # A tensor on another device than was seen here has another key: Triton looks at it, and refuses it.
-        key: tuple[Any, ...] = ()
-        for tensor in tensors:
-            if tensor is None:
-                pointers.append(None)
-                key += (None,)
-            else:
+        if not self._one_device and device >= 0 and device != torch.cuda.current_device():
+            with torch.cuda.device(device):
+                self(first, *others, floats=floats)
+            return
+        pointers: list[int | None] = [first.data_ptr()]
+        bits = pointers[0] or 0
+        as_usual = True
+        for tensor in others:
+            pointer = None
+            if tensor is not None:
                 pointer = tensor.data_ptr()
-                pointers.append(pointer)
-                key += (tensor.dtype, tensor.get_device(), pointer % _ALIGNMENT)
+                bits |= pointer
+                as_usual = as_usual and tensor.get_device() == device
+            pointers.append(pointer)
+        # A tensor on another device than was seen here has another key: Triton looks at it, and refuses it.
+        key: Any = device
+        if not as_usual or bits % _ALIGNMENT:
+            key = tuple(t if t is None else (t.get_device(), t.data_ptr() % _ALIGNMENT) for t in others)
+            key = (device, first.data_ptr() % _ALIGNMENT, *key)
         # a float that came as an integer would be compiled as one
         rest = (*self._integers, *map(float, floats), *self._constants) if floats else self._numbers
         compiled = self._compiled.get(key)
         if compiled is not None:
             compiled(*pointers, *rest)
             return
-        found = self._kernel[self._grid](*tensors, *rest, **self._options)
+        found = self._kernel[self._grid](first, *others, *rest, **self._options)
         if _can_be_called(found):
             self._compiled[key] = found[self._grid]
 

@@ -969,12 +969,16 @@ class Layout(NamedTuple):
     # along images, classes and voxels; classes of class indices have stride 0
     logits_stride: tuple[int, int, int]
     target_stride: tuple[int, int, int]
-    logit_bytes: int
-    hard: bool
+    logits_dtype: torch.dtype
+    target_dtype: torch.dtype
     has_valid: bool
     activation: Activation
     form: Form | None
     entropy: bool
+
+    @property
+    def hard(self) -> bool:
+        return not self.target_dtype.is_floating_point
 
     @property
     def integers(self) -> tuple[int, ...]:
@@ -986,14 +990,14 @@ class Layout(NamedTuple):
         """The kernel of the sums, and how it goes through the voxels."""
         num_classes = self.shape[1]
         if not self._has_one_class:
-            return _sums_kernel, _tiling(_FORWARD, num_classes, self.logit_bytes)
+            return _sums_kernel, _tiling(_FORWARD, num_classes, self.logits_dtype.itemsize)
         kernel = _sums_of_indices_kernel if num_classes >= _FEWEST_IN_TABLE else _sums_kernel
-        return kernel, _tiling(_HARD_FORWARD, num_classes, self.logit_bytes)
+        return kernel, _tiling(_HARD_FORWARD, num_classes, self.logits_dtype.itemsize)
 
     @property
     def backward(self) -> Tiling:
         tilings = _HARD_BACKWARD if self._has_one_class else _BACKWARD
-        return _tiling(tilings, self.shape[1], self.logit_bytes)
+        return _tiling(tilings, self.shape[1], self.logits_dtype.itemsize)
 
     @property
     def _has_one_class(self) -> bool:
@@ -1056,15 +1060,13 @@ def flat_inputs(
 ) -> Inputs:
     """`Inputs` with one axis of space; copies only what has no single stride along it."""
     hard = not target.is_floating_point()
-    valid_stride = None if valid is None else valid.stride()
-    logits_stride, logit_bytes = logits.stride(), logits.dtype.itemsize
     layout = _layout(
         logits.shape,
-        logits_stride,
-        logit_bytes,
+        logits.stride(),
+        logits.dtype,
         target.stride(),
-        valid_stride,
-        hard,
+        target.dtype,
+        None if valid is None else valid.stride(),
         activation,
         form,
         entropy,
@@ -1080,10 +1082,10 @@ def flat_inputs(
 def _layout(
     shape: tuple[int, ...],
     logits_stride: tuple[int, ...],
-    logit_bytes: int,
+    logits_dtype: torch.dtype,
     target_stride: tuple[int, ...],
+    target_dtype: torch.dtype,
     valid_stride: tuple[int, ...] | None,
-    hard: bool,
     activation: Activation,
     form: Form | None,
     entropy: bool,
@@ -1091,6 +1093,7 @@ def _layout(
     """Layout of tensors of these strides, None if one of them has to be copied."""
     num_images, num_classes, *space = shape
     num_voxels = math.prod(space)
+    hard = not target_dtype.is_floating_point
     logits_flat: Any = _flat_stride(shape, logits_stride, 2)
     target_flat: Any = _flat_stride((num_images, *space) if hard else shape, target_stride, 1 if hard else 2)
     if logits_flat is None or target_flat is None:
@@ -1105,7 +1108,7 @@ def _layout(
     flat_shape = (num_images, num_classes, num_voxels)
     has_valid = valid_stride is not None
     return Layout(
-        flat_shape, logits_flat, target_flat, logit_bytes, hard, has_valid, activation, form, entropy
+        flat_shape, logits_flat, target_flat, logits_dtype, target_dtype, has_valid, activation, form, entropy
     )
 
 
@@ -1212,10 +1215,7 @@ def _gradient_plan(layout: Layout, shape: tuple[int, ...], stride: tuple[int, ..
 
 
 def logits_gradient(inputs: Inputs, to_sums: Tensor, scale: Tensor, like: Tensor) -> Tensor:
-    """Gradient in the logits, in the shape of `like`.
-
-    It is that of `to_sums`, which begins with (N, 4, C), times `scale`.
-    """
+    """Gradient in the logits, in the shape of `like`, of to_sums (N, 4, C) times `scale`."""
     launch, memory_format = _gradient_plan(inputs.layout, like.shape, like.stride())
     gradient = torch.empty_like(like, memory_format=memory_format)
     launch(inputs.logits, inputs.target, inputs.valid, to_sums, scale, gradient)
@@ -1238,12 +1238,14 @@ class MixtureOptions(NamedTuple):
 
 
 class MixturePlan:
-    """The mixture of losses of logits, targets and masks of one layout, and its gradient, ready to launch.
+    """The mixture of losses of inputs of one layout, and its gradient in `like`, ready to launch.
 
     With `parts` the two losses are kept apart as well.
     """
 
-    def __init__(self, layout: Layout, options: MixtureOptions, *, has_weight: bool, parts: bool) -> None:
+    def __init__(
+        self, layout: Layout, like: Tensor, options: MixtureOptions, *, has_weight: bool, parts: bool
+    ) -> None:
         num_images, num_classes, _ = layout.shape
         num_sums = num_images * num_classes
         self._sums, num_programs = _sums_plan(layout)
@@ -1254,6 +1256,7 @@ class MixturePlan:
         self._totals: Launch | None = None
         if self._num_partials > _FEW_PARTIALS:
             self._totals = _totals_launch(layout, num_programs, 4 * num_sums)
+        self._gradient = _gradient_plan(layout, like.shape, like.stride())
         self._parts = parts
         class_block = triton.next_power_of_2(num_classes)
         column_block = min(512, triton.next_power_of_2(NUM_SUMS * num_sums))
@@ -1290,16 +1293,24 @@ class MixturePlan:
 
         The room begins with d total / d sums (N, 4, C). Of the options only the numbers are looked at.
         """
-        device = logits.device
-        partials = torch.empty(self._num_partials, device=device, dtype=torch.float32)
+        partials = logits.new_empty(self._num_partials, dtype=torch.float32)
         self._sums(logits, target, valid, partials)
-        room = torch.empty(self._room, device=device, dtype=torch.float32)
+        room = logits.new_empty(self._room, dtype=torch.float32)
         if self._totals is not None:
             self._totals(partials, room)
         # of their own, for what is a view cannot be added to in place
-        total = torch.empty((), device=device, dtype=torch.float32)
-        terms = torch.empty((2,), device=device, dtype=torch.float32) if self._parts else None
+        total = logits.new_empty((), dtype=torch.float32)
+        terms = logits.new_empty((2,), dtype=torch.float32) if self._parts else None
         alpha, beta, entropy_weight, region_weight, gamma, _, smooth, *_ = options
         floats = (alpha, beta, gamma, smooth, entropy_weight, region_weight)
         self._loss(partials, class_weight, room, total, terms, floats=floats)
         return total, terms, room
+
+    def gradient(
+        self, logits: Tensor, target: Tensor, valid: Tensor | None, room: Tensor, scale: Tensor, like: Tensor
+    ) -> Tensor:
+        """In the logits, of the total times `scale`; in the shape of `like`."""
+        launch, memory_format = self._gradient
+        gradient = torch.empty_like(like, memory_format=memory_format)
+        launch(logits, target, valid, room, scale, gradient)
+        return gradient
