@@ -17,6 +17,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import CompiledKernel, make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
+from semidice import SegmentationLoss, use_kernels
 from semidice.kernels import fused, launch, overlap
 from semidice.kernels.launch import Launch
 from semidice.kernels.overlap import MixtureOptions
@@ -272,3 +273,54 @@ def test_a_mask_on_the_cpu_is_refused_after_one_on_the_gpu():
         fused.fused_mixture(logits, target, valid=valid, **options)
     with pytest.raises(ValueError, match="cannot be accessed from Triton"):
         fused.fused_mixture(logits, target, valid=valid.cpu(), **options)
+
+
+def test_a_first_look_is_taken_once_at_tensors_of_a_kind(kernels):
+    looks = []
+
+    def look(answer):
+        looks.append(answer)
+        return answer
+
+    kinds = [
+        (random_logits(1, 2, 16), soft_label(1, 2, 16)),
+        (random_logits(1, 2, 17), soft_label(1, 2, 17)),
+        (random_logits(1, 2, 16), class_map((1, 16), 2)),
+        (random_logits(1, 2, 16).half(), soft_label(1, 2, 16)),
+        (random_logits(1, 2, 32)[..., ::2], soft_label(1, 2, 16)),
+    ]
+    options = {"valid": None, "class_weight": None, "options": OPTIONS, **WHICH}
+    # what the kernels cannot take is looked at each time
+    for logits, target in 2 * kinds:
+        assert fused.fused_mixture(logits, target, first_look=lambda: look(False), **options) is None
+    assert looks == 2 * len(kinds) * [False]
+    looks.clear()
+    for logits, target in 3 * kinds:
+        assert fused.fused_mixture(logits, target, first_look=lambda: look(True), **options) is not None
+    assert looks == len(kinds) * [True]
+
+
+@pytest.mark.gpu
+def test_tensors_of_a_known_kind_still_go_where_they_should():
+    """Numbers, a switch and a gradient in the target are no part of the kind, and all are looked at."""
+    logits, target = random_logits(2, 3, 40).cuda(), soft_label(2, 3, 40).cuda()
+    loss = SegmentationLoss()
+    forget_plans()
+    first = loss(logits, target)
+    loss.region_weight = 0.25
+    torch.testing.assert_close(first - loss(logits, target), 0.5 * loss.region(logits, target))
+    wanted = target.clone().requires_grad_()
+    loss(logits, wanted).backward()
+    assert wanted.grad is not None
+    torch.func.vmap(loss)(logits.unsqueeze(1), target.unsqueeze(1))
+    use_kernels(False)
+    try:
+        loss(logits[:1], target[:1])
+    finally:
+        use_kernels(True)
+    # the mixture, and the region loss alone
+    assert len(fused._mixtures) == 2
+    with pytest.raises(ValueError, match="a float target needs a class axis"):
+        loss(logits, target[:, 0])
+    with pytest.raises(ValueError, match="valid is on cpu but prediction on cuda"):
+        loss(logits, target, torch.ones(2, 40, dtype=torch.bool))
