@@ -49,8 +49,13 @@ def draw_reliability(bins: Mapping[str, CalibrationBins]) -> Figure:
         below.plot(confidence, 100 * share, **style)
         lowest = min(lowest, float(confidence.min(initial=1)))
     start = 0.5 if lowest >= 0.5 else 0.0
+    # room for half a marker
+    edge = 0.015
+    lowest_accuracy = min(start, _least(above, skip=1))
     above.set(
-        ylabel="accuracy in the bin", xlim=(start, 1.01), ylim=(min(start, _least(above, skip=1)), 1.01)
+        ylabel="accuracy in the bin",
+        xlim=(start - edge, 1 + edge),
+        ylim=(lowest_accuracy - edge, 1 + edge),
     )
     below.set(xlabel="mean confidence in the bin", ylabel="voxels (%)", yscale="log")
     # whole decades, as most voxels are in one bin and the others differ by orders of magnitude
