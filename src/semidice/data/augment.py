@@ -63,7 +63,7 @@ def draw_augmentation(
     sizes: Integer[np.ndarray, "N axes"],
     out_size: Sequence[int],
 ) -> Float32[np.ndarray, "N params"]:
-    """What `augment` does to each of N cases of the given sizes: A row by row, t, and log gamma.
+    """What `augment` does to each of N cases of the given sizes: A row by row, t, log gamma, noise seed.
 
     A magnified image that is larger than the output is cut to a window at random, a smaller one is placed at
     random inside. Both move by whole output voxels, so with scale (1, 1) and no rotation nothing is blurred.
@@ -86,7 +86,9 @@ def draw_augmentation(
     steps = np.floor(draw[:, 2 + dims : 2 + 2 * dims] * (np.floor(np.abs(room)) + 1))
     centre = sizes * scale / 2 - np.sign(room) * steps - 0.5
     shift = (sizes - 1) / 2 - np.einsum("nij,nj->ni", matrix, centre)
-    return np.concatenate([matrix.reshape(num_cases, -1), shift, log_gamma], 1).astype(np.float32)
+    # the last of the 53 bits of a draw, as many as a float32 holds: what they decide else is not seen
+    noise_seed = np.floor(draw[:, :1] * 2**53) % 2**24
+    return np.concatenate([matrix.reshape(num_cases, -1), shift, log_gamma, noise_seed], 1).astype(np.float32)
 
 
 def augment(
@@ -103,7 +105,7 @@ def augment(
     """Image, label and valid of `out_size`, changed as `params` of `draw_augmentation` say.
 
     image: normalised, (intensity - mean) / std, of cases of size `sizes` that lie in the corner of `space`;
-    what is beside them is not looked at. Noise comes from the default generator of the device.
+    what is beside them is not looked at. Nothing is drawn here: a case looks the same in any batch.
     """
     dims, num_channels = len(out_size), image.shape[1]
     positions = _positions(params, out_size, rotates=options.rotate_degrees > 0)
@@ -118,7 +120,7 @@ def augment(
         mean, std = (number.view(-1, *[1] * dims) for number in (mean, std))
         changed = ((changed * std + mean).clamp_(0, 1) ** log_gamma.exp() - mean) / std
     if options.noise > 0:
-        changed = changed.add_(torch.randn_like(changed), alpha=options.noise)
+        changed = changed.add_(_noise(params[:, dims * (dims + 1) + 1], changed.shape), alpha=options.noise)
     if options.gamma > 0 or options.noise > 0:
         changed = changed * valid.unsqueeze(1)
     target = torch.empty(len(image), label.shape[1], *out_size, device=image.device)
@@ -127,6 +129,23 @@ def augment(
     rest = target[:, 1] if label.shape[1] == 2 else target[:, 1:].sum(1).clamp_(max=1)
     torch.sub(1, rest, out=target[:, 0])
     return changed, target, valid
+
+
+def _noise(seed: Float32[Tensor, " N"], shape: torch.Size) -> Float32[Tensor, "N channels *space"]:
+    """Standard normal numbers, each a function of its case's seed and its place in the case."""
+    place = torch.arange(math.prod(shape[1:]), device=seed.device, dtype=torch.int32)
+    bits = _mixed(_mixed(seed.to(torch.int32)).unsqueeze(1) ^ place)
+    # the middles of 2^23 equal parts of (-1, 1), through the inverse of the normal distribution
+    uniform = ((bits >> 9) + 0.5) * 2.0**-22
+    return uniform.erfinv_().mul_(math.sqrt(2)).view(shape)
+
+
+def _mixed(number: Tensor) -> Tensor:
+    """32 bits, of which the first depend on all of a number: products by odd numbers, and shifts."""
+    for shift, factor in ((16, 0x21F0AAAD), (15, 0x735A2D97)):
+        # what comes in from the left is the sign, and is taken off
+        number = (number ^ ((number >> shift) & (2 ** (32 - shift) - 1))) * factor
+    return number
 
 
 def _rotation(dims: int, plane: tuple[int, int], angle: np.ndarray) -> np.ndarray:
