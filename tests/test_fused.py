@@ -278,6 +278,16 @@ def test_no_number_of_classes_is_cut_or_padded_by_more_than_a_seventh_or_a_step(
         assert all(row == 0 or row % min(step, rows[0]) == 0 for row in rows)
 
 
+def test_the_whole_numbers_of_a_table_hold_all_voxels_of_a_program():
+    for most_classes, *tilings in overlap._HARD_FORWARD:
+        if most_classes >= overlap._FEWEST_IN_TABLE:
+            num_voxels = max(tiling.voxel_block * tiling.num_tiles for tiling in tilings)
+            # probabilities stay below one voxel's count, and both sums within 63 bits
+            assert num_voxels * overlap.PROB_UNITS.value < overlap.COUNT.value
+            assert (num_voxels + 1) * overlap.COUNT.value < 2**63
+            assert num_voxels * overlap.MOST_BIT_UNITS.value < 2**63
+
+
 COMPILE = """
 import torch
 import triton
