@@ -6,7 +6,8 @@ The limit is the time a device copy takes to move as many bytes as the work must
 the forward pass, both again and the gradient once for the backward pass; the copy is timed in the same run.
 On a GPU both passes are timed twice: "eager", called from Python, and "graphed", replayed from a CUDA graph.
 Eagerly, a batch of a few megabytes measures Python: the host takes a quarter of a millisecond to start what
-the device does in a twentieth of one. The graph is the work itself, all that a captured training step pays;
+the device does in a twentieth of one. How much of that is the host's own is shown by "autograd alone", a loss
+that computes nothing. The graph is the work itself, all that a captured training step pays;
 a loss that waits for the device cannot be captured and has no such time. Times are medians. On a CPU, where
 machines are noisy, the losses take turns and only ratios are given. The tests of the kernels run first, and a
 red one stops the benchmark. Writes loss_DEVICE.jsonl, and with --docs the table between its markers.
@@ -54,8 +55,22 @@ KINDS = {
 }
 
 
-def contenders(hard: bool, compiled: bool) -> dict[str, Loss]:
-    """The losses by name; those whose library is missing are left out."""
+class _Nothing(torch.autograd.Function):
+    """What any loss costs the host: a number without a value, and a gradient without one."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, target: Tensor) -> Tensor:
+        ctx.save_for_backward(logits, target)
+        return logits.new_empty((), dtype=torch.float32)
+
+    @staticmethod
+    def backward(ctx: Any, to_loss: Tensor) -> tuple[Tensor, None]:
+        logits, _ = ctx.saved_tensors
+        return torch.empty_like(logits), None
+
+
+def contenders(hard: bool, compiled: bool, *, alone: bool = False) -> dict[str, Loss]:
+    """The losses by name, less those whose library is missing; `alone`: and one that does nothing."""
     mixture = semidice.SegmentationLoss()
 
     def reference(logits: Tensor, target: Tensor) -> Tensor:
@@ -67,6 +82,8 @@ def contenders(hard: bool, compiled: bool) -> dict[str, Loss]:
         return total
 
     found: dict[str, Loss] = {"semidice": mixture, "definition": reference}
+    if alone:
+        found["autograd alone"] = _Nothing.apply
     if compiled:
         found["definition, compiled"] = torch.compile(plain_definition, dynamic=False)
     for name, build in {"MONAI": _monai, "smp": _smp, "nnU-Net": _nnunet}.items():
@@ -283,7 +300,8 @@ def main() -> None:
         if hard:
             target = torch.randint(0, shape[1], (shape[0], *shape[2:]), device=device).to(target_dtype)
         # compiling takes ten seconds a case: one kind is enough to compare
-        losses = contenders(hard, kind == "fp32, soft" and arguments.compiled)
+        compiled = kind == "fp32, soft" and arguments.compiled
+        losses = contenders(hard, compiled, alone=device == "cuda")
         for row in rows_of_case(losses, logits, target, bandwidth):
             rows.append({"shape": shape, "kind": kind, **row, **common})
             # at once, so that nothing measured is lost when the run is stopped

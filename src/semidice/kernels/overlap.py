@@ -44,6 +44,8 @@ LOG2_E, LN_2 = tl.constexpr(1.4426950408889634), tl.constexpr(0.6931471805599453
 # all of the former; more entropy than any logits have is cut off.
 PROB_UNITS, COUNT = tl.constexpr(2.0**38), tl.constexpr(2**50)
 BIT_UNITS, MOST_BIT_UNITS = tl.constexpr(2.0**24), tl.constexpr(2.0**52)
+# classes up to which the powers of a softmax are kept; with more registers are short, and they are made again
+MOST_KEPT = tl.constexpr(160)
 # a logit whose exponential is 0 and whose product with 0 is one
 FAR_BELOW = tl.constexpr(-1e30)
 
@@ -84,11 +86,11 @@ def split_classes(num_classes: int, step: int) -> tuple[int, int, int]:
     return min((single, 0, 0), (first, second, 0), (first, half, third), key=sum)
 
 
-# Up to how many classes, of logits of two bytes, and of four if that differs.
+# Up to how many classes, of logits of two bytes, and of four if that differs: voxels, warps, vector, tiles.
 _Tilings = tuple[tuple[int, Tiling] | tuple[int, Tiling, Tiling], ...]
 # Tiles in flight lie in shared memory: with 160 classes 82 KB, and some GPUs have 99.
 _FORWARD: _Tilings = (
-    (4, Tiling(1024, 4, 4, num_tiles=4)),
+    (4, Tiling(1024, 4, 4, 4)),
     (10, Tiling(128, 1, 4, 16, num_stages=3), Tiling(64, 1, 4, 16, num_stages=3)),
     (28, Tiling(64, 1, 4, 16, num_stages=3)),
     (32, Tiling(64, 1, 8, 16, num_stages=3), Tiling(32, 1, 4, 16, num_stages=3)),
@@ -112,7 +114,7 @@ _BACKWARD: _Tilings = (
 )
 # of class indices: there is less to hold, and so more voxels at once
 _HARD_FORWARD: _Tilings = (
-    (4, Tiling(1024, 4, 4, num_tiles=4)),
+    (4, Tiling(1024, 4, 4, 4)),
     (10, Tiling(128, 1, 4, 16, num_stages=3)),
     (16, Tiling(64, 1, 4, 16, num_stages=2)),
     (32, Tiling(64, 1, 4, 16, num_stages=3)),
@@ -278,10 +280,10 @@ def _add_chunk(
 
     For a softmax x is its t, and the entropy is in bits. Voxels of one thread are summed at once.
     """
-    p = _probability(x, power, inverse, ACTIVATION)
-    # so many that registers are short: the powers are not kept but computed again
-    if ACTIVATION == SOFTMAX and NUM_CLASSES > 160:
+    if ACTIVATION == SOFTMAX and NUM_CLASSES > MOST_KEPT:
         p = tl.where(counted_v[None, :], tl.exp2(x - log_total[None, :]), 0.0)
+    else:
+        p = _probability(x, power, inverse, ACTIVATION)
     counted = (FIRST + tl.arange(0, ROWS)[:, None] < NUM_CLASSES) & counted_v[None, :]
     if ACTIVATION == SIGMOID:
         p = tl.where(counted, p, 0.0)
