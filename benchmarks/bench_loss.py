@@ -4,13 +4,15 @@
 
 The limit is the time a device copy takes to move as many bytes as the work must: logits and target once for
 the forward pass, both again and the gradient once for the backward pass; the copy is timed in the same run.
-On a GPU both passes are timed twice: "eager", called from Python, and "graphed", replayed from a CUDA graph.
-Eagerly, a batch of a few megabytes measures Python: the host takes a quarter of a millisecond to start what
-the device does in a twentieth of one. How much of that is the host's own is shown by "autograd alone", a loss
-that computes nothing. The graph is the work itself, all that a captured training step pays;
-a loss that waits for the device cannot be captured and has no such time. Times are medians. On a CPU, where
-machines are noisy, the losses take turns and only ratios are given. The tests of the kernels run first, and a
-red one stops the benchmark. Writes loss_DEVICE.jsonl, and with --docs the table between its markers.
+On a GPU both passes are timed in three ways: "eager", called from Python; "one thread", the same under
+torch.autograd.set_multithreading_enabled(False), so that the backward pass runs where it was called and not
+in a thread that is woken for it; and "graphed", replayed from a CUDA graph. Eagerly, a batch of a few
+megabytes measures Python: the host takes far longer to start what the device does in a twentieth of a
+millisecond. How much of that is the host's own is shown by "autograd alone", a loss that computes nothing.
+The graph is the work itself, all that a captured training step pays; a loss that waits for the device cannot
+be captured and has no such time. Times are medians. On a CPU, where machines are noisy, the losses take turns
+and only ratios are given. The tests of the kernels run first, and a red one stops the benchmark. Writes
+loss_DEVICE.jsonl, and with --docs the table between its markers.
 """
 
 import argparse
@@ -187,6 +189,8 @@ def times_on_gpu(loss: Loss, logits: Tensor, target: Tensor, bandwidth: float) -
     passes["both"]()
     extra = torch.cuda.max_memory_allocated() - before - size
     times = {which: 1e3 * seconds_of(passes[which], "cuda") for which in PASSES}
+    with torch.autograd.set_multithreading_enabled(False):
+        times["one_thread"] = 1e3 * seconds_of(passes["both"], "cuda")
     fresh = logits.detach().requires_grad_()
 
     def both() -> None:
@@ -220,12 +224,12 @@ def table_of(rows: list[dict[str, Any]], device: str) -> str:
     else:
         lines = [
             f"{where}, copy {first['bandwidth'] / 1e12:.2f} TB/s; {command}. Forward and backward in ms, "
-            "called from Python and replayed from a CUDA graph; the graph over the memory limit; speed "
-            "against MONAI, called and replayed; memory beyond logits, target and gradient.",
+            "called from Python, so but all in one thread, and replayed from a CUDA graph; the graph over the "
+            "memory limit; speed against MONAI in these three ways; memory beyond logits, target and gradient.",
             "",
-            "| logits | kind | loss | eager | graphed | graphed / limit | MONAI / it, eager "
-            "| MONAI / it, graphed | extra MB |",
-            "|---|---|---|---:|---:|---:|---:|---:|---:|",
+            "| logits | kind | loss | eager | one thread | graphed | graphed / limit | MONAI / it, eager "
+            "| one thread | graphed | extra MB |",
+            "|---|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
         ]
     for row in rows:
         cells = ["x".join(map(str, row["shape"])), row["kind"], row["loss"]]
@@ -234,9 +238,10 @@ def table_of(rows: list[dict[str, Any]], device: str) -> str:
         else:
             same = [r for r in rows if (r["shape"], r["kind"]) == (row["shape"], row["kind"])]
             monai: dict[str, Any] = next((r for r in same if r["loss"] == "MONAI"), {})
-            cells += [f"{row['both']:.3f}", _ratio(row["graphed"], 1, digits=3)]
+            ways = ("both", "one_thread", "graphed")
+            cells += [_ratio(row[way], 1, digits=3) for way in ways]
             cells.append(_ratio(row["graphed"], row["limit"], digits=2))
-            cells += [_ratio(monai.get(which), row[which], digits=1) for which in ("both", "graphed")]
+            cells += [_ratio(monai.get(way), row[way], digits=1) for way in ways]
             cells.append(f"{row['extra_mb']:.1f}")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"

@@ -24,8 +24,8 @@ from semidice.kernels.overlap import MixtureOptions, flat_inputs, split_classes
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
 pytestmark = pytest.mark.gpu if ON_GPU else []
-_, FIVE_CLASSES = flat_inputs(
-    torch.zeros(1, 5, 1), torch.zeros(1, 5, 1), None, activation="softmax", form="min", entropy=True
+FIVE_CLASSES = flat_inputs(
+    torch.zeros(1, 5, 4096), torch.zeros(1, 5, 4096), None, activation="softmax", form="min", entropy=True
 ).layout.forward
 BLOCK, PROGRAM = FIVE_CLASSES.voxel_block, FIVE_CLASSES.voxel_block * FIVE_CLASSES.num_tiles
 # 1, a block, a program's voxels and their neighbours, primes, plain classification, many classes
@@ -135,6 +135,78 @@ def test_an_index_beyond_the_classes_is_no_class(num_classes):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
 
 
+TILINGS = ("_FORWARD", "_HARD_FORWARD", "_BACKWARD", "_HARD_BACKWARD")
+PLANS = (overlap._sums_launch, overlap._gradient_launch, overlap._gradient_plan, overlap._norms_launch)
+
+
+def forget_plans():
+    fused._mixtures.clear()
+    for plan in PLANS:
+        plan.cache_clear()
+
+
+@pytest.fixture
+def by_class(monkeypatch):
+    """A block of classes at a time, as if all were too many: their blocks and not their number matter."""
+    for name in TILINGS:
+        monkeypatch.setattr(overlap, name, getattr(overlap, name)[-1:])
+    forget_plans()
+    yield
+    forget_plans()
+
+
+NUM_BLOCKED = overlap._BY_CLASS.class_block
+BLOCKED_SHAPES = [
+    (1, 1, 1),
+    (2, NUM_BLOCKED - 1, 13, 17),
+    (2, NUM_BLOCKED, overlap._BY_CLASS.voxel_block + 1),
+    (1, NUM_BLOCKED + 1, overlap._NORMS.voxel_block + 1),
+    (2, 53, 19),
+    (3, 37),
+]
+
+
+@pytest.mark.parametrize("shape", BLOCKED_SHAPES, ids=str)
+@pytest.mark.parametrize("activation", ["softmax", "sigmoid", "none"])
+def test_a_block_of_classes_at_a_time(by_class, shape, activation):
+    prediction = soft_label(*shape, seed=4) if activation == "none" else random_logits(*shape)
+    valid = random_logits(shape[0], *shape[2:], seed=6) > -1
+    hard = class_map((shape[0], *shape[2:]), shape[1])
+    # the interpreter takes its time: there each shape has one of the forms
+    for form in FORMS if ON_GPU else [list(FORMS)[BLOCKED_SHAPES.index(shape) % len(FORMS)]]:
+        for target, mask in ((soft_label(*shape), valid), (hard, None), (hard.to(torch.uint8), valid)):
+            assert_equal_to_the_definition(
+                prediction, target, mask, form=form, activation=activation, entropy=True
+            )
+
+
+def test_a_softmax_by_blocks_of_classes_far_from_and_next_to_certainty(by_class):
+    logits, target = random_logits(1, 37, 80), class_map((1, 80), 37)
+    right = torch.zeros_like(logits).scatter_(1, target[:, None], 1.0)
+    kind = torch.arange(80) % 5
+    logits += torch.where(kind == 0, 60.0, torch.where(kind == 1, -60.0, 0.0)) * right
+    logits += torch.where(kind == 2, 300.0, torch.where(kind == 3, -3000.0, 0.0))
+    # a block that rises from class to class, of which each is the largest for a while
+    logits[..., kind == 4] += torch.arange(37.0)[None, :, None]
+    assert_equal_to_the_definition(logits, target, form="min", activation="softmax", entropy=True)
+
+
+# the largest number that is computed whole, soft targets of fewer, and the fewest that are by block
+@pytest.mark.parametrize(("num_classes", "kind"), [(321, "soft"), (1024, "hard"), (1025, "hard")])
+def test_the_mixture_of_many_classes(num_classes, kind):
+    shape = (2, num_classes, 7)
+    logits = random_logits(*shape).to(DEVICE)
+    target = (soft_label(*shape) if kind == "soft" else class_map((2, 7), num_classes)).to(DEVICE)
+    total, gradient = mixture_and_gradient(logits, target)
+    defined = logits.clone().requires_grad_()
+    sums = reference_sums(defined, target, valid=None, **ALL_SUMS)
+    ones = torch.ones(num_classes, device=DEVICE)
+    expected = 0.25 * cross_entropy_of(sums, ones, sync=False) + 0.75 * region_loss_of(sums, ones, 0.5, 0.5)
+    expected.backward()
+    torch.testing.assert_close(total, expected.detach())
+    torch.testing.assert_close(gradient, defined.grad, rtol=1e-4, atol=1e-7)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("target_dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_half_precision_logits_and_targets(dtype, target_dtype):
@@ -231,9 +303,9 @@ def test_many_partial_sums_are_added_up_before_the_loss(over, monkeypatch):
     options = MixtureOptions(alpha=0.7, beta=0.3, entropy_weight=0.25, region_weight=0.75, over=over)
     few, *_ = fused.fused_mixture(logits, target, options=options, **which)
     monkeypatch.setattr(overlap, "_FEW_PARTIALS", 0)
-    fused._mixtures.clear()
+    forget_plans()
     many, *_ = fused.fused_mixture(logits, target, options=options, **which)
-    fused._mixtures.clear()
+    forget_plans()
     torch.testing.assert_close(many, few)
 
 
@@ -280,7 +352,7 @@ def test_no_number_of_classes_is_cut_or_padded_by_more_than_a_seventh_or_a_step(
 
 def test_the_whole_numbers_of_a_table_hold_all_voxels_of_a_program():
     for most_classes, *tilings in overlap._HARD_FORWARD:
-        if most_classes >= overlap._FEWEST_IN_TABLE:
+        if most_classes >= overlap._FEWEST_IN_TABLE and tilings != [overlap._BY_CLASS]:
             num_voxels = max(tiling.voxel_block * tiling.num_tiles for tiling in tilings)
             # probabilities stay below one voxel's count, and both sums within 63 bits
             assert num_voxels * overlap.PROB_UNITS.value < overlap.COUNT.value
@@ -289,6 +361,9 @@ def test_the_whole_numbers_of_a_table_hold_all_voxels_of_a_program():
 
 
 COMPILE = """
+import subprocess
+import tempfile
+from pathlib import Path
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
@@ -297,7 +372,7 @@ from semidice.kernels import overlap
 
 POINTERS = (
     "valid", "partials", "to_sums", "scale", "gradient", "logits", "target",
-    "class_weight", "total_loss", "terms", "room",
+    "class_weight", "total_loss", "terms", "room", "norms",
 )
 TYPES = {"*fp32": torch.float32, "*bf16": torch.bfloat16, "*u8": torch.uint8}
 FLOATS = dict.fromkeys(("alpha", "beta", "gamma", "smooth", "entropy_weight", "region_weight"), "fp32")
@@ -316,15 +391,28 @@ def compile_for_hopper(kernel, pointers, constants, num_warps, registers=None):
 
 def check_exponentials(compiled, constants, tile, extra):
     # the compiler may make a tile twice, in two layouts, rather than move it: slow, and nothing else tells
-    elements = sum(constants["ROWS_" + chunk] for chunk in "ABC") * tile.voxel_block // (32 * tile.num_warps)
+    by_class = tile.class_block is not None
+    rows = tile.class_block if by_class else sum(constants["ROWS_" + chunk] for chunk in "ABC")
+    # twice over the classes in the gradient
+    num_passes = 2 if by_class and "gradient" in compiled.name else 1
+    elements = num_passes * rows * tile.voxel_block // (32 * tile.num_warps)
     count = compiled.asm["ptx"].count("ex2.approx")
     assert count < 1.5 * elements + extra, (compiled.name, constants["NUM_CLASSES"], tile, elements, count)
+    if by_class:
+        # and it holds what it needs in registers
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(compiled.asm["cubin"])
+            file.flush()
+            tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+            done = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True)
+        assert " STACK:0 " in done.stdout, (compiled.name, tile, done.stdout)
 
 # one number of classes of every tiling, in three chunks or fewer
 CASES = (
     (3, "*fp32", "*fp32"), (14, "*fp32", "*fp32"), (14, "*bf16", "*u8"), (19, "*bf16", "*u8"),
     (27, "*fp32", "*u8"), (64, "*bf16", "*u8"), (100, "*fp32", "*fp32"), (150, "*bf16", "*u8"),
     (150, "*fp32", "*fp32"), (300, "*fp32", "*u8"), (1000, "*bf16", "*u8"),
+    (400, "*bf16", "*fp32"), (2000, "*fp32", "*fp32"), (2000, "*bf16", "*u8"),
 )
 for num_classes, logits, target in CASES:
     pointers = dict.fromkeys(POINTERS, "*fp32")
@@ -332,17 +420,21 @@ for num_classes, logits, target in CASES:
     shape, stride = (1, num_classes, 4096), (0, 4096, 1)
     types = TYPES[logits], TYPES[target]
     layout = overlap.Layout(shape, stride, stride, *types, False, "softmax", "min", True)
-    kernel, tile = layout.forward
-    constants = layout.constants(tile) | dict(logits_v=1, target_v=1)
-    constants |= dict(NUM_TILES=tile.num_tiles, NUM_STAGES=tile.num_stages)
+    tile = layout.forward
+    kernel = overlap._sums_launch(layout, 0)._kernel
+    constants = layout.constants(kernel, tile) | dict(logits_v=1, target_v=1)
     compiled = compile_for_hopper(kernel, pointers, constants, tile.num_warps, tile.registers)
     check_exponentials(compiled, constants, tile, tile.vector)
     tile = layout.backward
-    constants = layout.constants(tile) | dict(logits_v=1, target_v=1, gradient_v=1)
-    compiled = compile_for_hopper(
-        overlap._gradient_kernel, pointers, constants, tile.num_warps, tile.registers
-    )
+    kernel = overlap._gradient_launch(layout, stride)._kernel
+    constants = layout.constants(kernel, tile) | dict(logits_v=1, target_v=1, gradient_v=1)
+    compiled = compile_for_hopper(kernel, pointers, constants, tile.num_warps, tile.registers)
     check_exponentials(compiled, constants, tile, 2 * tile.vector)
+    if tile.class_block is not None:
+        tile = overlap._NORMS
+        constants = layout.constants(overlap._norms_kernel, tile) | dict(logits_v=1)
+        compiled = compile_for_hopper(overlap._norms_kernel, pointers, constants, tile.num_warps)
+        check_exponentials(compiled, constants, tile, 4 * tile.vector)
 for over, added_up in ((0, False), (1, True), (2, False)):
     constants = dict(
         FORM=0, ENTROPY=True, HAS_WEIGHT=over == 0, LOG=over == 1, FOCAL=over == 2, PRESENT=over == 1,
@@ -392,7 +484,7 @@ def mixture_and_gradient(logits, target):
 
 
 @needs_gpu
-@pytest.mark.parametrize("shape", [(2, 3, 1000), (2, 14, 5000), (1, 150, 3000)], ids=str)
+@pytest.mark.parametrize("shape", [(2, 3, 1000), (2, 14, 5000), (1, 150, 3000), (1, 2000, 500)], ids=str)
 def test_a_captured_step_equals_the_eager_one_bit_for_bit(shape):
     logits, target = random_logits(*shape).to(DEVICE), soft_label(*shape).to(DEVICE)
     eager = mixture_and_gradient(logits, target)
@@ -408,16 +500,18 @@ def test_a_captured_step_equals_the_eager_one_bit_for_bit(shape):
 
 
 @needs_gpu
-@pytest.mark.parametrize("shape", [(8, 2, 512, 512), (2, 14, 64, 64, 64), (4, 150, 128, 128)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(8, 2, 512, 512), (2, 14, 64, 64, 64), (4, 150, 128, 128), (1, 2000, 160, 160)], ids=str
+)
 @pytest.mark.parametrize("kind", ["soft", "hard"])
 def test_the_gradient_is_the_only_large_tensor(shape, kind):
     logits = torch.randn(shape, device=DEVICE)
     target = torch.randn(shape, device=DEVICE).softmax(1)
     if kind == "hard":
-        target = torch.randint(shape[1], (shape[0], *shape[2:]), device=DEVICE, dtype=torch.uint8)
+        target = torch.randint(shape[1], (shape[0], *shape[2:]), device=DEVICE, dtype=torch.int16)
     mixture_and_gradient(logits, target)
-    _, num_programs = overlap._sums_plan(flat_inputs(logits, target, None, **ALL_SUMS).layout)
-    num_partials = shape[0] * num_programs * overlap.NUM_SUMS * shape[1]
+    layout = flat_inputs(logits, target, None, **ALL_SUMS).layout
+    num_partials = shape[0] * layout.num_programs * overlap.NUM_SUMS * shape[1]
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
@@ -428,11 +522,13 @@ def test_the_gradient_is_the_only_large_tensor(shape, kind):
 
 @needs_gpu
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", [(1, 2, 2**30 + 7), (3, 2, 400_000_001), (1, 70, 31_000_001)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(1, 2, 2**30 + 7), (3, 2, 400_000_001), (1, 70, 31_000_001), (1, 1100, 2_000_001)], ids=str
+)
 def test_more_than_two_to_the_31_elements(shape):
     """One image of so many, and several of fewer: against the definition a part at a time."""
     logits = torch.empty(shape, device=DEVICE, dtype=torch.bfloat16).normal_()
-    target = torch.randint(shape[1], (shape[0], shape[2]), device=DEVICE, dtype=torch.uint8)
+    target = torch.randint(shape[1], (shape[0], shape[2]), device=DEVICE, dtype=torch.int16)
     logits.requires_grad_()
     sums = fused.fused_sums(logits, target, valid=None, **ALL_SUMS)
     parts = torch.stack([*sums.overlap, sums.entropy, sums.mass])

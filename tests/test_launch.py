@@ -23,7 +23,8 @@ from semidice.kernels.launch import Launch
 from semidice.kernels.overlap import MixtureOptions
 
 KERNELS = ("_sums_kernel", "_gradient_kernel", "_loss_kernel")
-PLANS = (overlap._sums_plan, overlap._gradient_launch, overlap._gradient_plan)
+PLANS = (overlap._sums_launch, overlap._gradient_launch, overlap._gradient_plan)
+STREAM = 77
 OPTIONS = MixtureOptions(alpha=0.5, beta=0.5, entropy_weight=0.25, region_weight=0.75)
 WHICH = {"activation": "softmax", "form": "min", "entropy": True}
 
@@ -33,15 +34,29 @@ class Compiled(CompiledKernel):
 
     def __init__(self, kernel, choice):
         self.module, self.kernel, self.choice = None, kernel, choice
+        self.function, self.packed_metadata = object(), object()
 
     def __getitem__(self, grid):
-        def run(*arguments):
-            tensors = self.kernel.tensors
-            assert list(arguments[: len(tensors)]) == [None if t is None else t.data_ptr() for t in tensors]
-            assert self.kernel.choice(grid, *tensors, *arguments[len(tensors) :]) == self.choice
+        def with_hooks(*arguments):
+            self.kernel.num_with_hooks += 1
+            self._check(grid, arguments)
+
+        return with_hooks
+
+    @property
+    def run(self):
+        def run(x, y, z, stream, function, metadata, described, before, after, *arguments):
+            assert (stream, function, metadata) == (STREAM, self.function, self.packed_metadata)
+            assert described is before is after is None
             self.kernel.num_direct += 1
+            self._check((x, y, z), arguments)
 
         return run
+
+    def _check(self, grid, arguments):
+        tensors = self.kernel.tensors
+        assert list(arguments[: len(tensors)]) == [None if t is None else t.data_ptr() for t in tensors]
+        assert self.kernel.choice(grid, *tensors, *arguments[len(tensors) :]) == self.choice
 
 
 class Kernel:
@@ -53,7 +68,7 @@ class Kernel:
         self._bind = create_function_from_signature(
             jit.signature, jit.params, make_backend(GPUTarget("cuda", 90, 32))
         )
-        self.tensors, self.num_plain, self.num_direct = (), 0, 0
+        self.tensors, self.num_plain, self.num_direct, self.num_with_hooks = (), 0, 0, 0
 
     def choice(self, grid, *arguments):
         return grid, self._bind(*arguments)[1]
@@ -79,6 +94,7 @@ def kernels(monkeypatch):
         call(self, *tensors, **options)
 
     monkeypatch.setattr(Launch, "__call__", told)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: STREAM, raising=False)
     forget_plans()
     yield replaced
     forget_plans()
@@ -149,6 +165,25 @@ def test_numbers_that_come_as_integers_are_floats_to_triton(kernels):
         options = OPTIONS._replace(alpha=alpha, beta=alpha)
         fused.fused_mixture(logits, target, valid=None, class_weight=None, options=options, **WHICH)
     assert (kernels[2].num_plain, kernels[2].num_direct) == (1, 3)
+
+
+@pytest.mark.parametrize("name", ["launch_enter_hook", "launch_exit_hook"])
+@pytest.mark.parametrize("chained", [True, False])
+def test_while_there_are_hooks_triton_calls_them(kernels, monkeypatch, name, chained):
+    batch = (random_logits(1, 2, 16), soft_label(1, 2, 16), None, None)
+    launch_all(2 * [batch])
+    with monkeypatch.context() as patch:
+        hook = triton.knobs.HookChain() if chained else print
+        patch.setattr(triton.knobs.runtime, name, hook)
+        if chained:
+            # an empty chain calls nothing
+            launch_all([batch])
+            assert [kernel.num_with_hooks for kernel in kernels] == [0, 0, 0]
+            hook.add(print)
+        launch_all([batch])
+    launch_all([batch])
+    assert [kernel.num_with_hooks for kernel in kernels] == [1, 1, 1]
+    assert [kernel.num_direct for kernel in kernels] == 3 * [2 + chained]
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,8 @@ from .blocked import SMALLEST_SIZE, blocked_sums
 _enabled = True
 _has_triton = find_spec("triton") is not None
 _FUSED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# more do not fit the registers of a program
-_MOST_FUSED_CLASSES = 1024
+# as many as the one program that makes a loss of the sums can hold at once
+MOST_FUSED_CLASSES = 8192
 
 
 def use_kernels(enabled: bool) -> None:
@@ -56,7 +56,7 @@ def fused_applies(prediction: Tensor, target: Tensor) -> bool:
     if not fused_may_apply(prediction, target) or prediction.dtype not in _FUSED_DTYPES:
         return False
     # images are the second axis of a CUDA grid, which ends at 65535
-    if prediction.size(0) > 65535 or prediction.size(1) > _MOST_FUSED_CLASSES:
+    if prediction.size(0) > 65535 or prediction.size(1) > MOST_FUSED_CLASSES:
         return False
     return torch.compiler.is_compiling() or _triton_compiles_for(prediction.get_device())
 

@@ -158,8 +158,8 @@ class _FusedMixture(torch.autograd.Function):
         plan, copied = mixture
         tensors = _Tensors(prediction, target, valid)
         given = tensors if copied is None else _copies(tensors, copied)
-        total, terms, room = plan.losses(*given, class_weight, options)
-        ctx.save_for_backward(*tensors, room)
+        total, terms, kept = plan.losses(*given, class_weight, options)
+        ctx.save_for_backward(*tensors, *kept)
         ctx.mixture = mixture
         # in a tuple of their own autograd leaves them alone: else it makes zeros for their gradient
         return total, (terms,)
@@ -176,11 +176,11 @@ def _copies(tensors: _Tensors, which: _Options) -> _Tensors:
 
 
 def _mixture_gradient(ctx: Any, to_total: Tensor) -> tuple[Tensor | None, ...]:
-    prediction, target, valid, room = ctx.saved_tensors
+    prediction, target, valid, *kept = ctx.saved_tensors
     plan, copied = ctx.mixture
     tensors = _Tensors(prediction, target, valid)
     given = tensors if copied is None else _copies(tensors, copied)
-    gradient = plan.gradient(*given, room, to_total, prediction)
+    gradient = plan.gradient(*given, kept, to_total, prediction)
     return gradient, None, None, None, None, None
 
 

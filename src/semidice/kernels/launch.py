@@ -85,7 +85,32 @@ class Launch:
             return
         found = self._kernel[self._grid](first, *others, *rest, **self._options)
         if _can_be_called(found):
-            self._compiled[key] = found[self._grid]
+            self._compiled[key] = _caller(found, self._grid, device)
+
+
+def _caller(found: CompiledKernel, grid: tuple[int, ...], device: int) -> Callable[..., None]:
+    """What launches a compiled kernel on a device: Triton's way, less its work for hooks if there are none.
+
+    Hooks are what profilers ask to be called around launches; for each Triton looks for them and describes
+    the launch, which takes as long as the launch.
+    """
+    with_hooks, run = found[grid], found.run
+    function, metadata = found.function, found.packed_metadata
+    current_stream = torch._C._cuda_getCurrentRawStream
+
+    def call(*arguments: Any) -> None:
+        knobs = triton.knobs.runtime
+        if _is_set(knobs.launch_enter_hook) or _is_set(knobs.launch_exit_hook):
+            with_hooks(*arguments)
+        else:
+            run(*grid, current_stream(device), function, metadata, None, None, None, *arguments)
+
+    return call
+
+
+def _is_set(hook: Any) -> bool:
+    """Whether there is a function to call: a chain of them may be empty."""
+    return bool(getattr(hook, "calls", hook))
 
 
 def _can_be_called(found: object) -> bool:

@@ -11,6 +11,7 @@ of whole numbers, so results are the same in every run. Offsets are 64 bit. The 
 """
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from ..arrays import Activation
 from ..forms import Form
+from . import MOST_FUSED_CLASSES
 from .launch import Launch
 
 NUM_SUMS = 5
@@ -51,10 +53,10 @@ FAR_BELOW = tl.constexpr(-1e30)
 
 
 class Tiling(NamedTuple):
-    """A tile of all classes by `voxel_block` voxels, and how programs go through them.
+    """A tile of all classes, or a block of them, by `voxel_block` voxels, and how programs go through them.
 
     The choices below are the best of those tried on an H200, with 2, 3, 8, 14, 19, 24, 32, 40, 48, 64, 80,
-    100, 150, 300 and 1000 classes.
+    100, 150, 200, 300, 400, 600, 1000 and 2000 classes.
     """
 
     voxel_block: int
@@ -66,6 +68,8 @@ class Tiling(NamedTuple):
     num_stages: int = 1
     # that a thread may have, so that more of them run at once; else as many as the compiler likes
     registers: int | None = None
+    # classes at a time, where all would not fit the registers; else all
+    class_block: int | None = None
 
     @property
     def step(self) -> int:
@@ -89,6 +93,9 @@ def split_classes(num_classes: int, step: int) -> tuple[int, int, int]:
 # Up to how many classes, of logits of two bytes, and of four if that differs: voxels, warps, vector, tiles.
 _Tilings = tuple[tuple[int, Tiling] | tuple[int, Tiling, Tiling], ...]
 # Tiles in flight lie in shared memory: with 160 classes 82 KB, and some GPUs have 99.
+_BY_CLASS = Tiling(128, 1, 8, 16, num_stages=3, class_block=8)
+_NORMS = Tiling(256, 4, 4, num_stages=3, class_block=16)
+_GRADIENT_BY_CLASS = Tiling(128, 8, 4, class_block=32)
 _FORWARD: _Tilings = (
     (4, Tiling(1024, 4, 4, 4)),
     (10, Tiling(128, 1, 4, 16, num_stages=3), Tiling(64, 1, 4, 16, num_stages=3)),
@@ -99,7 +106,7 @@ _FORWARD: _Tilings = (
     (102, Tiling(32, 2, 4, 16, num_stages=3), Tiling(32, 4, 4, 16, num_stages=3)),
     (160, Tiling(32, 4, 4, 16, num_stages=3)),
     (320, Tiling(32, 8, 4, 16, registers=128)),
-    (1024, Tiling(16, 16, 4, 16)),
+    (MOST_FUSED_CLASSES, _BY_CLASS),
 )
 _BACKWARD: _Tilings = (
     (4, Tiling(1024, 4, 4)),
@@ -111,6 +118,7 @@ _BACKWARD: _Tilings = (
     (160, Tiling(32, 4, 4), Tiling(64, 4, 8)),
     (320, Tiling(32, 4, 4)),
     (1024, Tiling(16, 8, 4)),
+    (MOST_FUSED_CLASSES, _GRADIENT_BY_CLASS),
 )
 # of class indices: there is less to hold, and so more voxels at once
 _HARD_FORWARD: _Tilings = (
@@ -125,6 +133,7 @@ _HARD_FORWARD: _Tilings = (
     (160, Tiling(32, 1, 8, 16, num_stages=3), Tiling(32, 2, 4, 16, num_stages=3)),
     (320, Tiling(32, 4, 4, 16, num_stages=3, registers=168), Tiling(32, 4, 4, 16, registers=168)),
     (1024, Tiling(32, 16, 4, 16)),
+    (MOST_FUSED_CLASSES, _BY_CLASS),
 )
 _HARD_BACKWARD: _Tilings = (
     (4, Tiling(1024, 4, 4)),
@@ -136,12 +145,13 @@ _HARD_BACKWARD: _Tilings = (
     (160, Tiling(64, 4, 4, registers=128), Tiling(64, 4, 8)),
     (320, Tiling(32, 4, 4, registers=128), Tiling(32, 4, 4)),
     (1024, Tiling(16, 8, 4, registers=128)),
+    (MOST_FUSED_CLASSES, _GRADIENT_BY_CLASS),
 )
 
 
-def _tiling(tilings: _Tilings, num_classes: int, logit_bytes: int) -> Tiling:
-    of_two_bytes, *of_four = next(row[1:] for row in tilings if num_classes <= row[0])
-    return of_four[0] if of_four and logit_bytes > 2 else of_two_bytes
+def _tiling(tilings: _Tilings, layout: "Layout") -> Tiling:
+    of_two_bytes, *of_four = next(row[1:] for row in tilings if layout.shape[1] <= row[0])
+    return of_four[0] if of_four and layout.logits_dtype.itemsize > 2 else of_two_bytes
 
 
 @triton.jit
@@ -165,7 +175,7 @@ def _voxels(
 def _rows_of_chunk(
     logits, target, index, v, inside_v, counted_v, logits_c, logits_v, target_c, target_v,
     ACTIVATION: tl.constexpr, HARD: tl.constexpr, HAS_VALID: tl.constexpr, WIDE: tl.constexpr,
-    NUM_CLASSES: tl.constexpr, FIRST: tl.constexpr, ROWS: tl.constexpr,
+    NUM_CLASSES: tl.constexpr, FIRST, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Logits and soft target: 0 where they do not count, but far below in rows that only pad a softmax."""
     c = FIRST + tl.arange(0, ROWS)[:, None]
@@ -260,8 +270,11 @@ def _powers(
 
 
 @triton.jit
-def _probability(x, power, inverse, ACTIVATION: tl.constexpr):
-    if ACTIVATION == SOFTMAX:
+def _probability(x, power, inverse, log_total, counted_v, ACTIVATION: tl.constexpr):
+    """Of x; for a softmax of t, with its power or, where there is none, by making it again."""
+    if ACTIVATION == SOFTMAX and power is None:
+        prob = tl.where(counted_v[None, :], tl.exp2(x - log_total[None, :]), 0.0)
+    elif ACTIVATION == SOFTMAX:
         prob = power * inverse[None, :]
     elif ACTIVATION == SIGMOID:
         prob = 1.0 / (1.0 + tl.exp(-x))
@@ -274,16 +287,13 @@ def _probability(x, power, inverse, ACTIVATION: tl.constexpr):
 def _add_chunk(
     tp_sum, fp_sum, fn_sum, entropy_sum, mass_sum, x, y, power, inverse, log_total, counted_v,
     ACTIVATION: tl.constexpr, FORM: tl.constexpr, ENTROPY: tl.constexpr, NUM_CLASSES: tl.constexpr,
-    FIRST: tl.constexpr, ROWS: tl.constexpr, VOXEL_BLOCK: tl.constexpr, VECTOR: tl.constexpr,
+    FIRST, ROWS: tl.constexpr, VOXEL_BLOCK: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
     """The sums, and tp, fp, fn, entropy and mass of every voxel of a chunk added to them.
 
     For a softmax x is its t, and the entropy is in bits. Voxels of one thread are summed at once.
     """
-    if ACTIVATION == SOFTMAX and NUM_CLASSES > MOST_KEPT:
-        p = tl.where(counted_v[None, :], tl.exp2(x - log_total[None, :]), 0.0)
-    else:
-        p = _probability(x, power, inverse, ACTIVATION)
+    p = _probability(x, power, inverse, log_total, counted_v, ACTIVATION)
     counted = (FIRST + tl.arange(0, ROWS)[:, None] < NUM_CLASSES) & counted_v[None, :]
     if ACTIVATION == SIGMOID:
         p = tl.where(counted, p, 0.0)
@@ -329,7 +339,7 @@ def _add_chunk(
 def _store_sums(
     row, tp, fp, fn, entropy, mass,
     ACTIVATION: tl.constexpr, FORM: tl.constexpr, ENTROPY: tl.constexpr,
-    NUM_CLASSES: tl.constexpr, FIRST: tl.constexpr, ROWS: tl.constexpr,
+    NUM_CLASSES: tl.constexpr, FIRST, ROWS: tl.constexpr,
 ):  # fmt: skip
     c = FIRST + tl.arange(0, ROWS)
     inside = c < NUM_CLASSES
@@ -357,7 +367,7 @@ def _store_sums(
 
 @triton.jit
 def _sums_kernel(
-    logits, target, valid, partials, num_voxels,
+    logits, target, valid, partials, first, num_voxels,
     logits_n, logits_c, logits_v, target_n, target_c, target_v,
     ACTIVATION: tl.constexpr, FORM: tl.constexpr, ENTROPY: tl.constexpr,
     HARD: tl.constexpr, HAS_VALID: tl.constexpr, WIDE: tl.constexpr, NUM_CLASSES: tl.constexpr,
@@ -394,6 +404,8 @@ def _sums_kernel(
             x_a, e_a, x_b, e_b, x_c, e_c, _, inverse, log_total = _powers(
                 x_a, x_b, x_c, counted_v, ROWS_A, ROWS_B, ROWS_C, STEP, VOXEL_BLOCK
             )
+            if NUM_CLASSES > MOST_KEPT:
+                e_a, e_b, e_c = None, None, None
         tp_a, fp_a, fn_a, entropy_a, mass_a = _add_chunk(
             tp_a, fp_a, fn_a, entropy_a, mass_a, x_a, y_a, e_a, inverse, log_total, counted_v,
             ACTIVATION, FORM, ENTROPY, NUM_CLASSES, 0, ROWS_A, VOXEL_BLOCK, VECTOR,
@@ -408,7 +420,7 @@ def _sums_kernel(
                 tp_c, fp_c, fn_c, entropy_c, mass_c, x_c, y_c, e_c, inverse, log_total, counted_v,
                 ACTIVATION, FORM, ENTROPY, NUM_CLASSES, ROWS_A + ROWS_B, ROWS_C, VOXEL_BLOCK, VECTOR,
             )  # fmt: skip
-    row = partials + (n * tl.num_programs(0) + program) * 5 * NUM_CLASSES
+    row = partials + first + (n * tl.num_programs(0) + program) * 5 * NUM_CLASSES
     _store_sums(row, tp_a, fp_a, fn_a, entropy_a, mass_a, ACTIVATION, FORM, ENTROPY, NUM_CLASSES, 0, ROWS_A)
     if ROWS_B > 0:
         _store_sums(
@@ -474,7 +486,7 @@ def _store_index_sums(
 
 @triton.jit
 def _sums_of_indices_kernel(
-    logits, target, valid, partials, num_voxels,
+    logits, target, valid, partials, first, num_voxels,
     logits_n, logits_c, logits_v, target_n, target_c, target_v,
     ACTIVATION: tl.constexpr, FORM: tl.constexpr, ENTROPY: tl.constexpr,
     HARD: tl.constexpr, HAS_VALID: tl.constexpr, WIDE: tl.constexpr, NUM_CLASSES: tl.constexpr,
@@ -491,7 +503,7 @@ def _sums_of_indices_kernel(
     program, n = tl.program_id(0), tl.program_id(1).to(tl.int64)
     logits += n * logits_n
     target += n * target_n
-    place = (n * tl.num_programs(0) + program) * 5 * NUM_CLASSES
+    place = first + (n * tl.num_programs(0) + program) * 5 * NUM_CLASSES
     # 16 bytes a class, in the 20 of its sums, at a multiple of 8
     table = partials.to(tl.pointer_type(tl.int64), bitcast=True) + (place + 1) // 2
     _clear(table, NUM_CLASSES, 0, ROWS_A)
@@ -557,12 +569,12 @@ def _sums_of_indices_kernel(
 
 @triton.jit
 def _weighted_rows(
-    to_sums, x, y, power, inverse, counted_v, factor,
+    to_sums, x, y, power, inverse, log_total, counted_v, factor,
     ACTIVATION: tl.constexpr, FORM: tl.constexpr, ENTROPY: tl.constexpr,
-    NUM_CLASSES: tl.constexpr, FIRST: tl.constexpr, ROWS: tl.constexpr,
+    NUM_CLASSES: tl.constexpr, FIRST, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Probabilities, and for a softmax w = p dL/dp - e y, else the gradient itself."""
-    prob = _probability(x, power, inverse, ACTIVATION)
+    prob = _probability(x, power, inverse, log_total, counted_v, ACTIVATION)
     # loaded as a row and turned: else the compiler lays the whole tile out along these few numbers
     c = FIRST + tl.arange(0, ROWS)
     place, inside = to_sums + c, c < NUM_CLASSES
@@ -649,7 +661,7 @@ def _hard_rows(index, power, slope, inverse, summed, own, FIRST: tl.constexpr, R
 @triton.jit
 def _store_rows(
     gradient, v, result, inside_v, gradient_c, gradient_v,
-    WIDE: tl.constexpr, NUM_CLASSES: tl.constexpr, FIRST: tl.constexpr, ROWS: tl.constexpr,
+    WIDE: tl.constexpr, NUM_CLASSES: tl.constexpr, FIRST, ROWS: tl.constexpr,
 ):  # fmt: skip
     row, column = FIRST + tl.arange(0, ROWS)[:, None], v[None, :]
     mask = (row < NUM_CLASSES) & inside_v[None, :]
@@ -714,19 +726,19 @@ def _gradient_kernel(
             g_c = _hard_rows(index, e_c, u_c, inverse, summed_v, own, ROWS_A + ROWS_B, ROWS_C)
     else:
         p_a, g_a = _weighted_rows(
-            to_sums, x_a, y_a, e_a, inverse, counted_v, factor,
+            to_sums, x_a, y_a, e_a, inverse, None, counted_v, factor,
             ACTIVATION, FORM, ENTROPY, NUM_CLASSES, 0, ROWS_A,
         )  # fmt: skip
         summed = _summed(g_a, ROWS_A, STEP, VOXEL_BLOCK)
         if ROWS_B > 0:
             p_b, g_b = _weighted_rows(
-                to_sums, x_b, y_b, e_b, inverse, counted_v, factor,
+                to_sums, x_b, y_b, e_b, inverse, None, counted_v, factor,
                 ACTIVATION, FORM, ENTROPY, NUM_CLASSES, ROWS_A, ROWS_B,
             )  # fmt: skip
             summed += _summed(g_b, ROWS_B, STEP, VOXEL_BLOCK)
         if ROWS_C > 0:
             p_c, g_c = _weighted_rows(
-                to_sums, x_c, y_c, e_c, inverse, counted_v, factor,
+                to_sums, x_c, y_c, e_c, inverse, None, counted_v, factor,
                 ACTIVATION, FORM, ENTROPY, NUM_CLASSES, ROWS_A + ROWS_B, ROWS_C,
             )  # fmt: skip
             summed += _summed(g_c, ROWS_C, STEP, VOXEL_BLOCK)
@@ -744,6 +756,145 @@ def _gradient_kernel(
         _store_rows(
             gradient, v, g_c, inside_v, gradient_c, gradient_v, WIDE, NUM_CLASSES, ROWS_A + ROWS_B, ROWS_C
         )
+
+
+@triton.jit
+def _norms_kernel(
+    logits, norms, num_voxels, logits_n, logits_c, logits_v,
+    WIDE: tl.constexpr, NUM_CLASSES: tl.constexpr, STEP: tl.constexpr, CLASS_BLOCK: tl.constexpr,
+    VOXEL_BLOCK: tl.constexpr, VECTOR: tl.constexpr, EVEN: tl.constexpr, NUM_STAGES: tl.constexpr,
+):  # fmt: skip
+    """Of each voxel the largest logit and log2 Σ 2^t, t = log2 e (x - largest), over classes block by block.
+
+    Every STEP-th class has a largest one and a sum of its own, which are brought together at the end.
+    """
+    program, n = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    v = tl.max_contiguous(program * VOXEL_BLOCK + tl.arange(0, VOXEL_BLOCK), VECTOR)
+    logits += n * logits_n
+    inside_v = tl.full(v.shape, True, tl.int1) if EVEN else v < num_voxels
+    # above what only pads, so that this adds nothing
+    largest = tl.full([STEP, VOXEL_BLOCK], FAR_BELOW / 2, tl.float32)
+    total = tl.zeros([STEP, VOXEL_BLOCK], tl.float32)
+    for first in tl.range(0, NUM_CLASSES, CLASS_BLOCK, num_stages=NUM_STAGES):
+        row, column = first + tl.arange(0, CLASS_BLOCK)[:, None], v[None, :]
+        inside = (row < NUM_CLASSES) & inside_v[None, :]
+        if WIDE:
+            row, column = row.to(tl.int64), column.to(tl.int64)
+        x = tl.load(logits + row * logits_c + column * logits_v, mask=inside, other=FAR_BELOW).to(tl.float32)
+        x = tl.reshape(x, [CLASS_BLOCK // STEP, STEP, VOXEL_BLOCK])
+        before = largest
+        largest = tl.maximum(before, tl.max(x, 0))
+        # no rounded multiple of the largest here: of every step, and of all, it would be another
+        power = tl.exp2((x - tl.reshape(largest, [1, STEP, VOXEL_BLOCK])) * LOG2_E)
+        total = total * tl.exp2((before - largest) * LOG2_E) + tl.sum(power, 0)
+    largest_v = tl.max(largest, 0)
+    total_v = tl.sum(total * tl.exp2((largest - largest_v[None, :]) * LOG2_E), 0)
+    column = v.to(tl.int64) if WIDE else v
+    place = norms + 2 * n * num_voxels + column
+    tl.store(place, largest_v, mask=inside_v)
+    tl.store(place + num_voxels, tl.log2(tl.where(inside_v, total_v, 1.0)), mask=inside_v)
+
+
+@triton.jit
+def _scaled(x, norms, n, v, inside_v, num_voxels, ACTIVATION: tl.constexpr, WIDE: tl.constexpr):
+    """For a softmax t of `_norms_kernel` and log2 Σ 2^t, else x."""
+    log_total = tl.zeros(v.shape, tl.float32)
+    if ACTIVATION == SOFTMAX:
+        place = norms + 2 * n * num_voxels + (v.to(tl.int64) if WIDE else v)
+        largest = tl.load(place, mask=inside_v, other=0.0)
+        log_total = tl.load(place + num_voxels, mask=inside_v, other=0.0)
+        x = (x - largest[None, :]) * LOG2_E
+    return x, log_total
+
+
+@triton.jit
+def _sums_by_class_kernel(
+    logits, target, valid, partials, norms, first, num_voxels,
+    logits_n, logits_c, logits_v, target_n, target_c, target_v,
+    ACTIVATION: tl.constexpr, FORM: tl.constexpr, ENTROPY: tl.constexpr,
+    HARD: tl.constexpr, HAS_VALID: tl.constexpr, WIDE: tl.constexpr, NUM_CLASSES: tl.constexpr,
+    CLASS_BLOCK: tl.constexpr, VOXEL_BLOCK: tl.constexpr, VECTOR: tl.constexpr, EVEN: tl.constexpr,
+    NUM_TILES: tl.constexpr, NUM_STAGES: tl.constexpr,
+):  # fmt: skip
+    """`_sums_kernel` of a block of classes, with what a softmax has of all."""
+    # blocks of classes of the same voxels run side by side
+    num_blocks: tl.constexpr = (NUM_CLASSES + CLASS_BLOCK - 1) // CLASS_BLOCK
+    program, n = tl.program_id(0) // num_blocks, tl.program_id(1).to(tl.int64)
+    num_programs = tl.num_programs(0) // num_blocks
+    first_class = tl.program_id(0) % num_blocks * CLASS_BLOCK
+    logits += n * logits_n
+    target += n * target_n
+    tp = tl.zeros([CLASS_BLOCK, VOXEL_BLOCK // VECTOR], tl.float32)
+    fp, fn, entropy, mass = tp, tp, tp, tp
+    for tile in tl.range(0, NUM_TILES, num_stages=NUM_STAGES):
+        v = (program * NUM_TILES + tile) * VOXEL_BLOCK + tl.arange(0, VOXEL_BLOCK)
+        v = tl.max_contiguous(v, VECTOR)
+        inside_v, counted_v, index = _voxels(
+            target, valid, n, v, num_voxels, target_v, HARD, HAS_VALID, WIDE, EVEN
+        )
+        x, y = _rows_of_chunk(
+            logits, target, index, v, inside_v, counted_v, logits_c, logits_v, target_c, target_v,
+            ACTIVATION, HARD, HAS_VALID, WIDE, NUM_CLASSES, first_class, CLASS_BLOCK,
+        )  # fmt: skip
+        x, log_total = _scaled(x, norms, n, v, inside_v, num_voxels, ACTIVATION, WIDE)
+        tp, fp, fn, entropy, mass = _add_chunk(
+            tp, fp, fn, entropy, mass, x, y, None, None, log_total, counted_v,
+            ACTIVATION, FORM, ENTROPY, NUM_CLASSES, first_class, CLASS_BLOCK, VOXEL_BLOCK, VECTOR,
+        )  # fmt: skip
+    row = partials + first + (n * num_programs + program) * 5 * NUM_CLASSES
+    _store_sums(
+        row, tp, fp, fn, entropy, mass, ACTIVATION, FORM, ENTROPY, NUM_CLASSES, first_class, CLASS_BLOCK
+    )
+
+
+@triton.jit
+def _gradient_by_class_kernel(
+    logits, target, valid, to_sums, scale, gradient, norms, num_voxels,
+    logits_n, logits_c, logits_v, target_n, target_c, target_v, gradient_n, gradient_c, gradient_v,
+    ACTIVATION: tl.constexpr, FORM: tl.constexpr, ENTROPY: tl.constexpr,
+    HARD: tl.constexpr, HAS_VALID: tl.constexpr, WIDE: tl.constexpr, NUM_CLASSES: tl.constexpr,
+    STEP: tl.constexpr, CLASS_BLOCK: tl.constexpr, VOXEL_BLOCK: tl.constexpr, VECTOR: tl.constexpr,
+    EVEN: tl.constexpr, NUM_STAGES: tl.constexpr,
+):  # fmt: skip
+    """`_gradient_kernel` over classes block by block: first Σ w, then, from the cache, the gradient."""
+    n = (tl.num_programs(1) - 1 - tl.program_id(1)).to(tl.int64)
+    program = tl.num_programs(0) - 1 - tl.program_id(0)
+    v = tl.max_contiguous(program * VOXEL_BLOCK + tl.arange(0, VOXEL_BLOCK), VECTOR)
+    logits += n * logits_n
+    target += n * target_n
+    gradient += n * gradient_n
+    to_sums += n * 4 * NUM_CLASSES
+    factor = tl.load(scale)
+    inside_v, counted_v, index = _voxels(
+        target, valid, n, v, num_voxels, target_v, HARD, HAS_VALID, WIDE, EVEN
+    )
+    summed = tl.zeros([STEP, VOXEL_BLOCK], tl.float32)
+    if ACTIVATION == SOFTMAX:
+        for first in tl.range(0, NUM_CLASSES, CLASS_BLOCK, num_stages=NUM_STAGES):
+            x, y = _rows_of_chunk(
+                logits, target, index, v, inside_v, counted_v, logits_c, logits_v, target_c, target_v,
+                ACTIVATION, HARD, HAS_VALID, WIDE, NUM_CLASSES, first, CLASS_BLOCK,
+            )  # fmt: skip
+            x, log_total = _scaled(x, norms, n, v, inside_v, num_voxels, ACTIVATION, WIDE)
+            _, w = _weighted_rows(
+                to_sums, x, y, None, None, log_total, counted_v, factor,
+                ACTIVATION, FORM, ENTROPY, NUM_CLASSES, first, CLASS_BLOCK,
+            )  # fmt: skip
+            summed += _summed(w, CLASS_BLOCK, STEP, VOXEL_BLOCK)
+    summed_row = tl.sum(summed, 0)[None, :]
+    for first in tl.range(0, NUM_CLASSES, CLASS_BLOCK, num_stages=NUM_STAGES):
+        x, y = _rows_of_chunk(
+            logits, target, index, v, inside_v, counted_v, logits_c, logits_v, target_c, target_v,
+            ACTIVATION, HARD, HAS_VALID, WIDE, NUM_CLASSES, first, CLASS_BLOCK,
+        )  # fmt: skip
+        x, log_total = _scaled(x, norms, n, v, inside_v, num_voxels, ACTIVATION, WIDE)
+        p, g = _weighted_rows(
+            to_sums, x, y, None, None, log_total, counted_v, factor,
+            ACTIVATION, FORM, ENTROPY, NUM_CLASSES, first, CLASS_BLOCK,
+        )  # fmt: skip
+        if ACTIVATION == SOFTMAX:
+            g -= p * summed_row
+        _store_rows(gradient, v, g, inside_v, gradient_c, gradient_v, WIDE, NUM_CLASSES, first, CLASS_BLOCK)
 
 
 @triton.jit
@@ -833,9 +984,8 @@ def _three(place, real, num_classes):
 
 @triton.jit
 def _loss_kernel(
-    partials,
-    class_weight,
     room,
+    class_weight,
     total_loss,
     terms,
     num_images,
@@ -864,12 +1014,13 @@ def _loss_kernel(
 ):
     """Total, cross entropy and region loss, and the derivative of the total in every sum; one program.
 
-    In the room lie the derivatives and, behind them, the totals of the sums, which are added up here unless
-    they are there already. Images are taken many at a time: a load takes a microsecond, however much it
-    brings.
+    In the room lie the derivatives, behind them the totals of the sums and, unless they are added up already,
+    behind those the partial sums. Images are taken many at a time: a load takes a microsecond, however much
+    it brings.
     """
     to_sums, sums = room, room + 4 * num_images * num_classes
     if not ADDED_UP:
+        partials = room + 9 * num_images * num_classes
         for first in range(0, 5 * num_images * num_classes, COLUMN_BLOCK):
             _add_up(partials, sums, first, num_images, num_programs, num_classes, COLUMN_BLOCK, PROGRAM_BLOCK)
         tl.debug_barrier()
@@ -988,28 +1139,33 @@ class Layout(NamedTuple):
         return (self.shape[2], *self.logits_stride, *self.target_stride)
 
     @property
-    def forward(self) -> tuple[Any, Tiling]:
-        """The kernel of the sums, and how it goes through the voxels."""
-        num_classes = self.shape[1]
-        if not self._has_one_class:
-            return _sums_kernel, _tiling(_FORWARD, num_classes, self.logits_dtype.itemsize)
-        kernel = _sums_of_indices_kernel if num_classes >= _FEWEST_IN_TABLE else _sums_kernel
-        return kernel, _tiling(_HARD_FORWARD, num_classes, self.logits_dtype.itemsize)
+    def num_programs(self) -> int:
+        """That an image has in the forward pass, each with sums of its own."""
+        return -(-self.shape[2] // (self.forward.voxel_block * self.forward.num_tiles))
+
+    @property
+    def forward(self) -> Tiling:
+        """How the sums go through the batch."""
+        tiling = _tiling(_HARD_FORWARD if self.has_one_class else _FORWARD, self)
+        # no program goes through tiles that are not there
+        num_tiles = triton.next_power_of_2(-(-self.shape[2] // tiling.voxel_block))
+        return tiling._replace(num_tiles=min(tiling.num_tiles, num_tiles))
 
     @property
     def backward(self) -> Tiling:
-        tilings = _HARD_BACKWARD if self._has_one_class else _BACKWARD
-        return _tiling(tilings, self.shape[1], self.logits_dtype.itemsize)
+        """How the gradient does."""
+        return _tiling(_HARD_BACKWARD if self.has_one_class else _BACKWARD, self)
 
     @property
-    def _has_one_class(self) -> bool:
+    def has_one_class(self) -> bool:
         """Whether a voxel has one class, and a softmax: the kernels then do less."""
         return self.hard and self.activation == "softmax"
 
-    def constants(self, tiling: Tiling) -> dict[str, Any]:
-        """Constants of the kernels that read logits."""
-        rows = split_classes(self.shape[1], tiling.step)
-        return {
+    def constants(self, kernel: Any, tiling: Tiling) -> dict[str, Any]:
+        """Constants of a kernel that reads logits."""
+        class_block = tiling.class_block
+        rows = split_classes(self.shape[1], tiling.step) if class_block is None else (class_block, 0, 0)
+        constants = {
             "ACTIVATION": _ACTIVATIONS[self.activation],
             "FORM": _FORMS[self._form_in_kernel],
             "ENTROPY": self.entropy,
@@ -1023,10 +1179,14 @@ class Layout(NamedTuple):
             "ROWS_A": rows[0],
             "ROWS_B": rows[1],
             "ROWS_C": rows[2],
+            "CLASS_BLOCK": rows[0],
             "STEP": min(tiling.step, rows[0]),
             "VOXEL_BLOCK": tiling.voxel_block,
             "VECTOR": tiling.vector,
+            "NUM_TILES": tiling.num_tiles,
+            "NUM_STAGES": tiling.num_stages,
         }
+        return {name: value for name, value in constants.items() if name in kernel.arg_names}
 
     @property
     def _form_in_kernel(self) -> Form | None:
@@ -1132,27 +1292,54 @@ def _flat(tensor: Tensor, num_leading: int) -> Tensor:
     return tensor.flatten(num_leading)
 
 
-class _SumsPlan(NamedTuple):
-    launch: Launch
-    num_programs: int
+@lru_cache(_NUM_PLANS)
+def _sums_launch(layout: Layout, first: int) -> Launch:
+    """Of a batch and the tensor that takes the partial sums (N, T, 5, C), from its float `first` on."""
+    tiling = layout.forward
+    num_programs = layout.num_programs
+    if tiling.class_block is not None:
+        kernel: Any = _sums_by_class_kernel
+        num_programs *= -(-layout.shape[1] // tiling.class_block)
+    elif layout.has_one_class and layout.shape[1] >= _FEWEST_IN_TABLE:
+        kernel = _sums_of_indices_kernel
+    else:
+        kernel = _sums_kernel
+    return _launch(layout, kernel, tiling, num_programs, (first, *layout.integers))
+
+
+def _launch(
+    layout: Layout, kernel: Any, tiling: Tiling, num_programs: int, integers: tuple[int, ...]
+) -> Launch:
+    return Launch(
+        kernel,
+        (num_programs, layout.shape[0]),
+        integers,
+        num_warps=tiling.num_warps,
+        registers=tiling.registers,
+        **layout.constants(kernel, tiling),
+    )
 
 
 @lru_cache(_NUM_PLANS)
-def _sums_plan(layout: Layout) -> _SumsPlan:
+def _norms_launch(layout: Layout) -> Launch:
+    num_voxels = layout.shape[2]
+    num_programs = -(-num_voxels // _NORMS.voxel_block)
+    return _launch(layout, _norms_kernel, _NORMS, num_programs, (num_voxels, *layout.logits_stride))
+
+
+def _norms(layout: Layout, tiling: Tiling, logits: Tensor) -> tuple[Tensor | None, ...]:
+    """What a kernel of this tiling is to know of all classes: nothing if it sees them all.
+
+    Else largest logits and log2 of the totals (N, 2, V), or None where there is no softmax.
+    """
+    if tiling.class_block is None:
+        return ()
+    if layout.activation != "softmax":
+        return (None,)
     num_images, _, num_voxels = layout.shape
-    kernel, tiling = layout.forward
-    num_programs = -(-num_voxels // (tiling.voxel_block * tiling.num_tiles))
-    launch = Launch(
-        kernel,
-        (num_programs, num_images),
-        layout.integers,
-        num_warps=tiling.num_warps,
-        registers=tiling.registers,
-        **layout.constants(tiling),
-        NUM_TILES=tiling.num_tiles,
-        NUM_STAGES=tiling.num_stages,
-    )
-    return _SumsPlan(launch, num_programs)
+    norms = logits.new_empty((num_images, 2, num_voxels), dtype=torch.float32)
+    _norms_launch(layout)(logits, norms)
+    return (norms,)
 
 
 @lru_cache(_NUM_PLANS)
@@ -1174,30 +1361,25 @@ def _totals_launch(layout: Layout, num_programs: int, first: int) -> Launch:
 def total_sums(inputs: Inputs) -> Tensor:
     """Sums (N, 5, C); those that were not asked for hold anything."""
     layout, device = inputs.layout, inputs.logits.device
-    sums, num_programs = _sums_plan(layout)
     num_images, num_classes, _ = layout.shape
     partials = torch.empty(
-        (num_images, num_programs, NUM_SUMS, num_classes), device=device, dtype=torch.float32
+        (num_images, layout.num_programs, NUM_SUMS, num_classes), device=device, dtype=torch.float32
     )
-    sums(inputs.logits, inputs.target, inputs.valid, partials)
-    if num_programs == 1:
+    norms = _norms(layout, layout.forward, inputs.logits)
+    _sums_launch(layout, 0)(inputs.logits, inputs.target, inputs.valid, partials, *norms)
+    if layout.num_programs == 1:
         return partials[:, 0]
     totals = torch.empty((num_images, NUM_SUMS, num_classes), device=device, dtype=torch.float32)
-    _totals_launch(layout, num_programs, 0)(partials, totals)
+    _totals_launch(layout, layout.num_programs, 0)(partials, totals)
     return totals
 
 
 @lru_cache(_NUM_PLANS)
 def _gradient_launch(layout: Layout, gradient_stride: tuple[int, ...]) -> Launch:
     tiling = layout.backward
-    return Launch(
-        _gradient_kernel,
-        (-(-layout.shape[2] // tiling.voxel_block), layout.shape[0]),
-        (*layout.integers, *gradient_stride),
-        num_warps=tiling.num_warps,
-        registers=tiling.registers,
-        **layout.constants(tiling),
-    )
+    kernel = _gradient_kernel if tiling.class_block is None else _gradient_by_class_kernel
+    num_programs = -(-layout.shape[2] // tiling.voxel_block)
+    return _launch(layout, kernel, tiling, num_programs, (*layout.integers, *gradient_stride))
 
 
 class _GradientPlan(NamedTuple):
@@ -1220,7 +1402,8 @@ def logits_gradient(inputs: Inputs, to_sums: Tensor, scale: Tensor, like: Tensor
     """Gradient in the logits, in the shape of `like`, of to_sums (N, 4, C) times `scale`."""
     launch, memory_format = _gradient_plan(inputs.layout, like.shape, like.stride())
     gradient = torch.empty_like(like, memory_format=memory_format)
-    launch(inputs.logits, inputs.target, inputs.valid, to_sums, scale, gradient)
+    norms = _norms(inputs.layout, inputs.layout.backward, inputs.logits)
+    launch(inputs.logits, inputs.target, inputs.valid, to_sums, scale, gradient, *norms)
     return gradient
 
 
@@ -1250,14 +1433,20 @@ class MixturePlan:
     ) -> None:
         num_images, num_classes, _ = layout.shape
         num_sums = num_images * num_classes
-        self._sums, num_programs = _sums_plan(layout)
-        self._num_partials = NUM_SUMS * num_sums * num_programs
+        self._num_partials = NUM_SUMS * num_sums * layout.num_programs
         # derivatives (N, 4, C), and totals (N, 5, C)
         self._room = 9 * num_sums
-        # None where the loss adds them up
+        # None where the loss adds them up: then they lie in the room as well
         self._totals: Launch | None = None
         if self._num_partials > _FEW_PARTIALS:
-            self._totals = _totals_launch(layout, num_programs, 4 * num_sums)
+            self._totals = _totals_launch(layout, layout.num_programs, 4 * num_sums)
+            self._sums = _sums_launch(layout, 0)
+        else:
+            self._sums = _sums_launch(layout, self._room)
+            self._room += self._num_partials
+        self._layout = layout
+        self._sees_all = layout.forward.class_block is None
+        self._keeps_norms = layout.backward.class_block is not None
         self._gradient = _gradient_plan(layout, like.shape, like.stride())
         self._parts = parts
         class_block = triton.next_power_of_2(num_classes)
@@ -1265,7 +1454,7 @@ class MixturePlan:
         self._loss = Launch(
             _loss_kernel,
             (1,),
-            (num_images, num_programs, num_classes),
+            (num_images, layout.num_programs, num_classes),
             num_warps=8,
             FORM=_FORMS[layout.form],
             ENTROPY=layout.entropy,
@@ -1280,7 +1469,7 @@ class MixturePlan:
             CLASS_BLOCK=class_block,
             IMAGE_BLOCK=max(1, min(triton.next_power_of_2(num_images), 2048 // class_block)),
             COLUMN_BLOCK=column_block,
-            PROGRAM_BLOCK=min(triton.next_power_of_2(num_programs), _FEW_PARTIALS // column_block),
+            PROGRAM_BLOCK=min(triton.next_power_of_2(layout.num_programs), _FEW_PARTIALS // column_block),
         )
 
     def losses(
@@ -1290,29 +1479,40 @@ class MixturePlan:
         valid: Tensor | None,
         class_weight: Tensor | None,
         options: MixtureOptions,
-    ) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Total; cross entropy and region loss, as a tensor of two; and a room.
+    ) -> tuple[Tensor, Tensor | None, tuple[Tensor | None, ...]]:
+        """Total; cross entropy and region loss, as a tensor of two; and what `gradient` needs.
 
-        The room begins with d total / d sums (N, 4, C). Of the options only the numbers are looked at.
+        Of the options only the numbers are looked at.
         """
-        partials = logits.new_empty(self._num_partials, dtype=torch.float32)
-        self._sums(logits, target, valid, partials)
+        norms = () if self._sees_all else _norms(self._layout, self._layout.forward, logits)
         room = logits.new_empty(self._room, dtype=torch.float32)
-        if self._totals is not None:
+        if self._totals is None:
+            self._sums(logits, target, valid, room, *norms)
+        else:
+            partials = logits.new_empty(self._num_partials, dtype=torch.float32)
+            self._sums(logits, target, valid, partials, *norms)
             self._totals(partials, room)
         # of their own, for what is a view cannot be added to in place
         total = logits.new_empty((), dtype=torch.float32)
         terms = logits.new_empty((2,), dtype=torch.float32) if self._parts else None
         alpha, beta, entropy_weight, region_weight, gamma, _, smooth, *_ = options
         floats = (alpha, beta, gamma, smooth, entropy_weight, region_weight)
-        self._loss(partials, class_weight, room, total, terms, floats=floats)
-        return total, terms, room
+        self._loss(room, class_weight, total, terms, floats=floats)
+        return total, terms, (room, *norms) if self._keeps_norms else (room,)
 
     def gradient(
-        self, logits: Tensor, target: Tensor, valid: Tensor | None, room: Tensor, scale: Tensor, like: Tensor
+        self,
+        logits: Tensor,
+        target: Tensor,
+        valid: Tensor | None,
+        kept: Sequence[Tensor | None],
+        scale: Tensor,
+        like: Tensor,
     ) -> Tensor:
-        """In the logits, of the total times `scale`; in the shape of `like`."""
+        """In the logits, of the total times `scale`; in the shape of `like`. The room kept begins with
+        d total / d sums (N, 4, C)."""
         launch, memory_format = self._gradient
         gradient = torch.empty_like(like, memory_format=memory_format)
-        launch(logits, target, valid, room, scale, gradient)
+        room, *norms = kept
+        launch(logits, target, valid, room, scale, gradient, *norms)
         return gradient
