@@ -10,9 +10,9 @@ in a thread that is woken for it; and "graphed", replayed from a CUDA graph. Eag
 megabytes measures Python: the host takes far longer to start what the device does in a twentieth of a
 millisecond. How much of that is the host's own is shown by "autograd alone", a loss that computes nothing.
 The graph is the work itself, all that a captured training step pays; a loss that waits for the device cannot
-be captured and has no such time. Times are medians. On a CPU, where machines are noisy, the losses take turns
-and only ratios are given. The tests of the kernels run first, and a red one stops the benchmark. Writes
-loss_DEVICE.jsonl, and with --docs the table between its markers.
+be captured and has no such time. Times are medians. Where the host decides, the losses take turns, so that a
+noisy one slows all alike; on a CPU only ratios are given. The tests of the kernels run first, and a red one
+stops the benchmark. Writes loss_DEVICE.jsonl, and with --docs the table between its markers.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ import torch
 import torch._functorch.config
 import torch.nn.functional as F
 from pages import write_between_markers
-from timing import seconds_of, seconds_of_graph
+from timing import seconds_in_turns, seconds_of, seconds_of_graph
 from torch import Tensor
 
 import semidice
@@ -38,6 +38,7 @@ from semidice.region import region_loss_of
 from semidice.sums import reference_sums
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+Rows = list[dict[str, Any]]
 SHAPES: dict[str, list[tuple[int, ...]]] = {
     "cuda": [
         (8, 2, 256, 256),
@@ -153,7 +154,7 @@ def passes_of(loss: Loss, logits: Tensor, target: Tensor) -> dict[str, Callable[
     return {"forward": lambda: loss(logits, target), "backward": backward, "both": both}
 
 
-def ratios_on_cpu(losses: dict[str, Loss], logits: Tensor, target: Tensor) -> list[dict[str, Any]]:
+def ratios_on_cpu(losses: dict[str, Loss], logits: Tensor, target: Tensor) -> Rows:
     """Times over MONAI's: the median over rounds in which all losses take turns, since machines are noisy."""
     passes = {name: passes_of(loss, logits, target) for name, loss in losses.items()}
     rounds: list[dict[tuple[str, str], float]] = []
@@ -177,20 +178,39 @@ def ratios_on_cpu(losses: dict[str, Loss], logits: Tensor, target: Tensor) -> li
     ]
 
 
-def times_on_gpu(loss: Loss, logits: Tensor, target: Tensor, bandwidth: float) -> dict[str, Any]:
-    """Milliseconds of the passes, eagerly and of both as a graph, their limit, and the peak extra memory."""
-    size = logits.numel() * logits.element_size()
-    limit = (2 * (size + target.numel() * target.element_size()) + size) / bandwidth
+def times_on_gpu(losses: dict[str, Loss], logits: Tensor, target: Tensor, bandwidth: float) -> Rows:
+    """Milliseconds of the passes in all ways, their limit, and the peak extra memory."""
+    limit = limit_in_seconds(logits, target, bandwidth)
+    rows: Rows = []
+    both: dict[str, Callable[[], object]] = {}
+    for name, loss in losses.items():
+        try:
+            row = _times_of_the_device(loss, logits, target)
+            both[name] = passes_of(loss, logits, target)["both"]
+        except RuntimeError as error:
+            # a peer that runs out of memory, or a compiler that gives up, is left out and said
+            print(f"{name} failed: {str(error).splitlines()[0]}", file=sys.stderr, flush=True)
+            continue
+        rows.append({"loss": name, **row, "limit": 1e3 * limit})
+    eager = seconds_in_turns(both)
+    with torch.autograd.set_multithreading_enabled(False):
+        one_thread = seconds_in_turns(both)
+    for row in rows:
+        row |= {"both": 1e3 * eager[row["loss"]], "one_thread": 1e3 * one_thread[row["loss"]]}
+    torch.compiler.reset()
+    return rows
+
+
+def _times_of_the_device(loss: Loss, logits: Tensor, target: Tensor) -> dict[str, Any]:
+    """Milliseconds of each pass, and of both as a graph, and the peak extra memory."""
     passes = passes_of(loss, logits, target)
     logits.grad = None
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     passes["both"]()
-    extra = torch.cuda.max_memory_allocated() - before - size
-    times = {which: 1e3 * seconds_of(passes[which], "cuda") for which in PASSES}
-    with torch.autograd.set_multithreading_enabled(False):
-        times["one_thread"] = 1e3 * seconds_of(passes["both"], "cuda")
+    extra = torch.cuda.max_memory_allocated() - before - logits.numel() * logits.element_size()
+    times = {which: 1e3 * seconds_of(passes[which], "cuda") for which in ("forward", "backward")}
     fresh = logits.detach().requires_grad_()
 
     def both() -> None:
@@ -199,7 +219,13 @@ def times_on_gpu(loss: Loss, logits: Tensor, target: Tensor, bandwidth: float) -
 
     seconds = seconds_of_graph(both)
     graphed = None if seconds is None else 1e3 * seconds
-    return {**times, "graphed": graphed, "limit": 1e3 * limit, "extra_mb": extra / 1e6}
+    return {**times, "graphed": graphed, "extra_mb": extra / 1e6}
+
+
+def limit_in_seconds(logits: Tensor, target: Tensor, bandwidth: float) -> float:
+    """In which logits and target are read twice, and the gradient is written."""
+    size = logits.numel() * logits.element_size()
+    return (2 * (size + target.numel() * target.element_size()) + size) / bandwidth
 
 
 def copy_bandwidth() -> float:
@@ -209,7 +235,7 @@ def copy_bandwidth() -> float:
     return 2 * source.numel() * source.element_size() / seconds_of(lambda: target.copy_(source), "cuda")
 
 
-def table_of(rows: list[dict[str, Any]], device: str) -> str:
+def table_of(rows: Rows, device: str) -> str:
     """Markdown: one line a shape, kind and loss; on a CPU ratios only."""
     first = rows[0]
     command = f"`python benchmarks/bench_loss.py --device {device}`"
@@ -224,8 +250,8 @@ def table_of(rows: list[dict[str, Any]], device: str) -> str:
     else:
         lines = [
             f"{where}, copy {first['bandwidth'] / 1e12:.2f} TB/s; {command}. Forward and backward in ms, "
-            "called from Python, so but all in one thread, and replayed from a CUDA graph; the graph over the "
-            "memory limit; speed against MONAI in these three ways; memory beyond logits, target and gradient.",
+            "called from Python, the same in one thread, and replayed from a CUDA graph; the graph over the "
+            "memory limit; speed against MONAI in these three ways; memory beyond logits, target, gradient.",
             "",
             "| logits | kind | loss | eager | one thread | graphed | graphed / limit | MONAI / it, eager "
             "| one thread | graphed | extra MB |",
@@ -252,20 +278,11 @@ def _ratio(time: float | None, unit: float | None, *, digits: int) -> str:
     return "" if time is None or unit is None else f"{time / unit:.{digits}f}"
 
 
-def rows_of_case(
-    losses: dict[str, Loss], logits: Tensor, target: Tensor, bandwidth: float | None
-) -> Iterator[dict[str, Any]]:
-    """One row a loss; on a GPU (with its bandwidth) one after the other, on a CPU in turns."""
+def rows_of_case(losses: dict[str, Loss], logits: Tensor, target: Tensor, bandwidth: float | None) -> Rows:
+    """One row a loss, of a GPU if its bandwidth is given."""
     if bandwidth is None:
-        yield from ratios_on_cpu(losses, logits, target)
-        return
-    for name, loss in losses.items():
-        try:
-            yield {"loss": name, **times_on_gpu(loss, logits, target, bandwidth)}
-        except RuntimeError as error:
-            # a peer that runs out of memory, or a compiler that gives up, is left out and said
-            print(f"{name} failed: {str(error).splitlines()[0]}", file=sys.stderr, flush=True)
-        torch.compiler.reset()
+        return ratios_on_cpu(losses, logits, target)
+    return times_on_gpu(losses, logits, target, bandwidth)
 
 
 def main() -> None:
@@ -289,7 +306,7 @@ def main() -> None:
     bandwidth = copy_bandwidth() if device == "cuda" else None
     name = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     common = {"device": name, "torch": torch.__version__, "bandwidth": bandwidth}
-    rows: list[dict[str, Any]] = []
+    rows: Rows = []
     arguments.out.mkdir(parents=True, exist_ok=True)
     results = (arguments.out / f"loss_{device}.jsonl").open("w")
     cases = [(shape, kind) for shape in SHAPES[device] for kind in KINDS]

@@ -23,6 +23,29 @@ def seconds_of(work: Callable[[], object], device: str) -> float:
     return statistics.median(times)
 
 
+def seconds_in_turns(works: dict[str, Callable[[], object]]) -> dict[str, float]:
+    """Median time of each on a GPU. They take turns: a host that is busy for a while slows them all alike."""
+    # as in `do_bench`, so that nothing is found in the cache, and the host is a little ahead
+    cache = torch.empty(2**28, dtype=torch.int8, device="cuda")
+    events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {name: [] for name in works}
+    for turn in range(11):
+        for name, work in works.items():
+            for _ in range(6):
+                start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                cache.zero_()
+                start.record()
+                work()
+                end.record()
+                # the first one warms up
+                if turn > 0:
+                    events[name].append((start, end))
+            torch.cuda.synchronize()
+    return {
+        name: statistics.median(start.elapsed_time(end) for start, end in pairs) / 1000
+        for name, pairs in events.items()
+    }
+
+
 def seconds_of_graph(work: Callable[[], object]) -> float | None:
     """Median time of `work` replayed from a CUDA graph; None where it cannot be captured.
 

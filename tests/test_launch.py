@@ -74,7 +74,7 @@ class Kernel:
         return grid, self._bind(*arguments)[1]
 
     def __getitem__(self, grid):
-        def launch_it(*arguments, num_warps):
+        def launch_it(*arguments, **options):
             self.num_plain += 1
             return Compiled(self, self.choice(grid, *arguments))
 

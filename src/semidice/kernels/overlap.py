@@ -33,6 +33,8 @@ _NUM_PLANS = 256
 _FEWEST_IN_TABLE = 33
 # floats of partial sums that the program of the loss adds up in less time than another launch takes
 _FEW_PARTIALS = 2**13
+# warps of a forward pass that are enough for all of a GPU
+_ENOUGH_WARPS = 2**11
 _ACTIVATIONS = {"softmax": 0, "sigmoid": 1, "none": 2}
 _FORMS = {None: -1, "min": 0, "product": 1, "squared": 2, "relaxed": 3}
 _OVERS = {"batch": 0, "image": 1, "class": 2}
@@ -122,29 +124,36 @@ _BACKWARD: _Tilings = (
 )
 # of class indices: there is less to hold, and so more voxels at once
 _HARD_FORWARD: _Tilings = (
-    (4, Tiling(1024, 4, 4, 4)),
+    (4, Tiling(1024, 2, 8, 16, num_stages=3, registers=128), Tiling(1024, 4, 4, 4)),
     (10, Tiling(128, 1, 4, 16, num_stages=3)),
-    (16, Tiling(64, 1, 4, 16, num_stages=2)),
+    (16, Tiling(128, 1, 4, 16, num_stages=3), Tiling(64, 1, 4, 16, num_stages=3)),
+    (26, Tiling(128, 1, 8, 16, num_stages=3), Tiling(64, 1, 4, 16, num_stages=3)),
     (32, Tiling(64, 1, 4, 16, num_stages=3)),
     # a table from here on
     (56, Tiling(64, 1, 4, 16, num_stages=3), Tiling(32, 1, 4, 16, num_stages=3)),
     (64, Tiling(64, 1, 4, 16, num_stages=3), Tiling(32, 2, 4, 16, num_stages=3)),
-    (102, Tiling(64, 2, 4, 16, num_stages=3)),
+    (102, Tiling(64, 2, 4, 16, registers=168), Tiling(64, 2, 4, 16, num_stages=3)),
     (160, Tiling(32, 1, 8, 16, num_stages=3), Tiling(32, 2, 4, 16, num_stages=3)),
+    (210, Tiling(64, 4, 4, 16), Tiling(32, 4, 4, 16, registers=168)),
     (320, Tiling(32, 4, 4, 16, num_stages=3, registers=168), Tiling(32, 4, 4, 16, registers=168)),
-    (1024, Tiling(32, 16, 4, 16)),
+    (512, Tiling(32, 4, 4, 16)),
+    (768, _BY_CLASS, Tiling(32, 8, 4, 16, registers=128)),
+    (1024, _BY_CLASS, Tiling(32, 16, 4, 16)),
     (MOST_FUSED_CLASSES, _BY_CLASS),
 )
 _HARD_BACKWARD: _Tilings = (
     (4, Tiling(1024, 4, 4)),
-    (20, Tiling(128, 1, 4)),
+    (16, Tiling(128, 1, 4)),
     (24, Tiling(128, 1, 4, registers=168)),
     (44, Tiling(64, 1, 4, registers=128), Tiling(64, 1, 4, registers=168)),
+    (56, Tiling(64, 1, 4), Tiling(64, 2, 4, registers=128)),
     (64, Tiling(64, 2, 4, registers=128)),
     (102, Tiling(64, 2, 4, registers=168), Tiling(64, 4, 8)),
     (160, Tiling(64, 4, 4, registers=128), Tiling(64, 4, 8)),
-    (320, Tiling(32, 4, 4, registers=128), Tiling(32, 4, 4)),
-    (1024, Tiling(16, 8, 4, registers=128)),
+    (210, Tiling(64, 4, 4, registers=168), Tiling(32, 4, 4)),
+    (512, Tiling(32, 4, 4)),
+    (768, Tiling(32, 8, 4, registers=128), Tiling(16, 8, 4)),
+    (1024, Tiling(16, 8, 4), Tiling(32, 16, 4, registers=128)),
     (MOST_FUSED_CLASSES, _GRADIENT_BY_CLASS),
 )
 
@@ -1147,14 +1156,31 @@ class Layout(NamedTuple):
     def forward(self) -> Tiling:
         """How the sums go through the batch."""
         tiling = _tiling(_HARD_FORWARD if self.has_one_class else _FORWARD, self)
-        # no program goes through tiles that are not there
-        num_tiles = triton.next_power_of_2(-(-self.shape[2] // tiling.voxel_block))
-        return tiling._replace(num_tiles=min(tiling.num_tiles, num_tiles))
+        return tiling._replace(num_tiles=self.most_tiles(tiling))
 
     @property
     def backward(self) -> Tiling:
         """How the gradient does."""
         return _tiling(_HARD_BACKWARD if self.has_one_class else _BACKWARD, self)
+
+    def most_tiles(self, tiling: Tiling) -> int:
+        """Of a program of the forward pass: no more than there are, and few enough to keep the GPU busy."""
+        num_images, num_classes, num_voxels = self.shape
+        num_blocks = -(-num_classes // (tiling.class_block or num_classes))
+
+        def num_programs(num_tiles: int) -> int:
+            return num_images * -(-num_voxels // (tiling.voxel_block * num_tiles))
+
+        num_tiles = tiling.num_tiles
+        while num_tiles > 1:
+            now, then = num_programs(num_tiles), num_programs(num_tiles // 2)
+            is_busy = now * num_blocks * tiling.num_warps >= _ENOUGH_WARPS
+            # what the program of the loss can add up by itself stays so
+            is_few = NUM_SUMS * num_classes * now <= _FEW_PARTIALS < NUM_SUMS * num_classes * then
+            if then > now and (is_busy or is_few):
+                break
+            num_tiles //= 2
+        return num_tiles
 
     @property
     def has_one_class(self) -> bool:
