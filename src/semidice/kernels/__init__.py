@@ -1,6 +1,6 @@
 """The sums of `sums`, computed with less memory traffic; a kernel imitates the definition and never is one.
 
-    blocked   CPU: two megabytes of voxels at a time, so that temporaries stay in the cache
+    blocked   CPU: a few megabytes of voxels at a time, so that temporaries stay in the cache
     overlap   GPU (Triton): logits are read once forward and once backward; `fused` gives them a gradient
 
 They are used by themselves where they apply: `use_kernels(False)` keeps this process to the definition.

@@ -23,8 +23,9 @@ from ..forms import Form, form_gradient, form_sums
 from ..overlap import OverlapStats
 from ..sums import SegmentationSums, probability, reference_gradient, reference_sums
 
-# In elements of the prediction: two MiB of float32. What is made of smaller blocks stays nearer in the cache,
-# but with two threads the start of their operations costs more than that gives.
+# In elements of the prediction: two MiB of float32, of large ones a sixth but no more than twice that. What
+# is made of smaller blocks stays nearer in the cache, but with several threads the start of their operations
+# costs more than that gives, most of all where they sleep in between.
 BLOCK_SIZE = 2**19
 # below this plain operations are as good
 SMALLEST_SIZE = BLOCK_SIZE
@@ -349,18 +350,19 @@ def _clear_ignored(tensor: Tensor, valid: Tensor | None) -> None:
 
 
 def _blocks(prediction: Tensor, target: Tensor, valid: Tensor | None) -> Iterator[_Block]:
-    """Everything once, in about BLOCK_SIZE elements of the prediction; views where memory is contiguous."""
+    """Everything once, in blocks of about one size; views where memory is contiguous."""
+    block_size = max(BLOCK_SIZE, min(2 * BLOCK_SIZE, prediction.numel() // 6))
     flat = _can_be_flat(prediction, target, valid)
     prediction = _with_space(prediction, 2, flat=flat)
     target = _with_space(target, 2 if target.is_floating_point() else 1, flat=flat)
     valid = None if valid is None else _with_space(valid, 1, flat=flat)
     num_images, _, length = prediction.shape[:3]
     row = prediction[0, :, 0].numel()
-    step = max(1, min(length, BLOCK_SIZE // row))
+    step = max(1, min(length, block_size // row))
     if 16 < step < length:
         # whole vectors: the rest of a row is worked on number by number
         step -= step % 16
-    num_together = max(1, BLOCK_SIZE // (row * length))
+    num_together = max(1, block_size // (row * length))
     for first in range(0, num_images, num_together):
         images = slice(first, first + num_together)
         for start in range(0, length, step):
