@@ -58,6 +58,7 @@ bench: $(VENV)/.dev  ## time and memory of the losses on the CPU, against peers,
 
 bench-gpu: $(VENV)/.dev  ## the same on a CUDA device, the KDE kernel, batches and the training step
 	$(BIN)/python benchmarks/bench_loss.py --device cuda --compiled --docs docs/performance.md
+	$(BIN)/python benchmarks/bench_classes.py --docs docs/performance.md
 	$(BIN)/python benchmarks/bench_kde.py --device cuda
 	$(BIN)/python benchmarks/bench_data.py --device cuda --docs docs/performance.md
 	$(BIN)/python benchmarks/bench_training.py --docs docs/performance.md
