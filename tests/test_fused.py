@@ -145,11 +145,13 @@ def forget_plans():
         plan.cache_clear()
 
 
-@pytest.fixture
-def by_class(monkeypatch):
+@pytest.fixture(params=["few voxels", "many voxels"])
+def by_class(request, monkeypatch):
     """A block of classes at a time, as if all were too many: their blocks and not their number matter."""
     for name in TILINGS:
         monkeypatch.setattr(overlap, name, getattr(overlap, name)[-1:])
+    if request.param == "many voxels":
+        monkeypatch.setattr(overlap, "_ENOUGH_PROGRAMS", 1)
     forget_plans()
     yield
     forget_plans()
@@ -189,6 +191,33 @@ def test_a_softmax_by_blocks_of_classes_far_from_and_next_to_certainty(by_class)
     # a block that rises from class to class, of which each is the largest for a while
     logits[..., kind == 4] += torch.arange(37.0)[None, :, None]
     assert_equal_to_the_definition(logits, target, form="min", activation="softmax", entropy=True)
+
+
+def test_few_voxels_are_spread_over_the_gpu_and_many_are_not():
+    options = torch.float32, torch.float32, False, "softmax", "min", True
+
+    def tilings(num_voxels):
+        stride = (2000 * num_voxels, num_voxels, 1)
+        layout = overlap.Layout((1, 2000, num_voxels), stride, stride, *options)
+        return layout.norms, layout.backward
+
+    assert tilings(2**18) == (overlap._NORMS, overlap._GRADIENT_BY_CLASS)
+    for few, many in zip(tilings(1000), tilings(2**18), strict=True):
+        assert few.voxel_block == overlap._FEWEST_SPREAD
+        assert few.voxel_block * few.class_block == many.voxel_block * many.class_block
+
+
+def test_small_batches_take_three_launches():
+    """The loss adds up their partial sums by itself, and no program goes through tiles that are not there."""
+    for shape in ((8, 2, 256**2), (8, 2, 512**2), (8, 3, 512**2)):
+        for dtype, target_dtype in itertools.product(
+            (torch.float32, torch.bfloat16), (torch.float32, torch.uint8)
+        ):
+            stride = (shape[1] * shape[2], shape[2], 1)
+            layout = overlap.Layout(shape, stride, stride, dtype, target_dtype, False, "softmax", "min", True)
+            assert shape[0] * layout.num_programs * overlap.NUM_SUMS * shape[1] <= overlap._FEW_PARTIALS
+            one = layout._replace(shape=(1, shape[1], 1))
+            assert (one.num_programs, one.forward.num_tiles) == (1, 1)
 
 
 # the largest number that is computed whole, soft targets of fewer, and the fewest that are by block
@@ -432,18 +461,19 @@ for num_classes, logits, target in CASES:
     compiled = compile_for_hopper(kernel, pointers, constants, tile.num_warps, tile.registers)
     check_exponentials(compiled, constants, tile, 2 * tile.vector)
     if tile.class_block is not None:
-        tile = overlap._NORMS
+        tile = layout.norms
         constants = layout.constants(overlap._norms_kernel, tile) | dict(logits_v=1)
         compiled = compile_for_hopper(overlap._norms_kernel, pointers, constants, tile.num_warps)
         check_exponentials(compiled, constants, tile, 4 * tile.vector)
-for over, added_up in ((0, False), (1, True), (2, False)):
+for over, added_up, num_classes in ((0, False, 4), (1, True, 8192), (2, False, 1000)):
+    class_block = triton.next_power_of_2(num_classes)
     constants = dict(
         FORM=0, ENTROPY=True, HAS_WEIGHT=over == 0, LOG=over == 1, FOCAL=over == 2, PRESENT=over == 1,
         OVER=over, BACKGROUND=over == 0, TERMS=added_up, ADDED_UP=added_up,
-        CLASS_BLOCK=4, IMAGE_BLOCK=8, COLUMN_BLOCK=128, PROGRAM_BLOCK=64,
+        CLASS_BLOCK=class_block, IMAGE_BLOCK=max(1, 32 // class_block), COLUMN_BLOCK=128, PROGRAM_BLOCK=64,
     )
     pointers = dict.fromkeys(POINTERS, "*fp32")
-    compile_for_hopper(overlap._loss_kernel, pointers | FLOATS, constants, 8)
+    compile_for_hopper(overlap._loss_kernel, pointers | FLOATS, constants, 8 if class_block <= 2048 else 16)
 compile_for_hopper(overlap._totals_kernel, pointers, dict(COLUMN_BLOCK=8, PROGRAM_BLOCK=1024), 8)
 print("compiled")
 """

@@ -33,8 +33,11 @@ _NUM_PLANS = 256
 _FEWEST_IN_TABLE = 33
 # floats of partial sums that the program of the loss adds up in less time than another launch takes
 _FEW_PARTIALS = 2**13
-# warps of a forward pass that are enough for all of a GPU
+# warps, and programs of several, that are enough for all of a GPU
 _ENOUGH_WARPS = 2**11
+_ENOUGH_PROGRAMS = 2**9
+# voxels of a program that sees a block of classes: with fewer it would spill registers
+_FEWEST_SPREAD = 64
 _ACTIVATIONS = {"softmax": 0, "sigmoid": 1, "none": 2}
 _FORMS = {None: -1, "min": 0, "product": 1, "squared": 2, "relaxed": 3}
 _OVERS = {"batch": 0, "image": 1, "class": 2}
@@ -1161,7 +1164,23 @@ class Layout(NamedTuple):
     @property
     def backward(self) -> Tiling:
         """How the gradient does."""
-        return _tiling(_HARD_BACKWARD if self.has_one_class else _BACKWARD, self)
+        return self.spread(_tiling(_HARD_BACKWARD if self.has_one_class else _BACKWARD, self))
+
+    @property
+    def norms(self) -> Tiling:
+        """How the softmax does, where the sums see one block of classes at a time."""
+        return self.spread(_NORMS)
+
+    def spread(self, tiling: Tiling) -> Tiling:
+        """With fewer voxels and more classes at a time, where programs are too few to keep the GPU busy."""
+        num_images, _, num_voxels = self.shape
+        while (
+            tiling.class_block is not None
+            and tiling.voxel_block > _FEWEST_SPREAD
+            and num_images * -(-num_voxels // tiling.voxel_block) < _ENOUGH_PROGRAMS
+        ):
+            tiling = tiling._replace(voxel_block=tiling.voxel_block // 2, class_block=tiling.class_block * 2)
+        return tiling
 
     def most_tiles(self, tiling: Tiling) -> int:
         """Of a program of the forward pass: no more than there are, and few enough to keep the GPU busy."""
@@ -1349,8 +1368,8 @@ def _launch(
 @lru_cache(_NUM_PLANS)
 def _norms_launch(layout: Layout) -> Launch:
     num_voxels = layout.shape[2]
-    num_programs = -(-num_voxels // _NORMS.voxel_block)
-    return _launch(layout, _norms_kernel, _NORMS, num_programs, (num_voxels, *layout.logits_stride))
+    num_programs = -(-num_voxels // layout.norms.voxel_block)
+    return _launch(layout, _norms_kernel, layout.norms, num_programs, (num_voxels, *layout.logits_stride))
 
 
 def _norms(layout: Layout, tiling: Tiling, logits: Tensor) -> tuple[Tensor | None, ...]:
@@ -1476,12 +1495,13 @@ class MixturePlan:
         self._gradient = _gradient_plan(layout, like.shape, like.stride())
         self._parts = parts
         class_block = triton.next_power_of_2(num_classes)
+        image_block = max(1, min(triton.next_power_of_2(num_images), 2048 // class_block))
         column_block = min(512, triton.next_power_of_2(NUM_SUMS * num_sums))
         self._loss = Launch(
             _loss_kernel,
             (1,),
             (num_images, layout.num_programs, num_classes),
-            num_warps=8,
+            num_warps=8 if class_block * image_block <= 2048 else 16,
             FORM=_FORMS[layout.form],
             ENTROPY=layout.entropy,
             HAS_WEIGHT=has_weight,
@@ -1493,7 +1513,7 @@ class MixturePlan:
             TERMS=parts,
             ADDED_UP=self._totals is not None,
             CLASS_BLOCK=class_block,
-            IMAGE_BLOCK=max(1, min(triton.next_power_of_2(num_images), 2048 // class_block)),
+            IMAGE_BLOCK=image_block,
             COLUMN_BLOCK=column_block,
             PROGRAM_BLOCK=min(triton.next_power_of_2(layout.num_programs), _FEW_PARTIALS // column_block),
         )
