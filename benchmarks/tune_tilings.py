@@ -1,4 +1,4 @@
-"""Which tiles are best for a number of classes, on a GPU: how the tables of `kernels/overlap.py` were found.
+"""Which tiles are best for a number of classes, on a GPU: how the tables of `kernels/tilings.py` were found.
 
     python benchmarks/tune_tilings.py --classes 64 100 [--kinds "bf16, hard"] [--passes backward]
 
@@ -21,8 +21,9 @@ from bench_classes import batch
 from bench_loss import KINDS, copy_bandwidth
 from timing import seconds_of
 
-from semidice.kernels import overlap
-from semidice.kernels.overlap import Inputs, Tiling
+from semidice.kernels import plans
+from semidice.kernels.plans import Inputs
+from semidice.kernels.tilings import Tiling
 
 PASSES = ("forward", "backward")
 # that a program may have on any GPU since 2020
@@ -62,7 +63,7 @@ def tilings(num_classes: int, kind: str, which: str) -> Iterator[Tiling]:
 
 def inputs_of(num_classes: int, kind: str) -> Inputs:
     logits, target = batch(num_classes, kind)
-    return overlap.flat_inputs(logits.detach(), target, None, activation="softmax", form="min", entropy=True)
+    return plans.flat_inputs(logits.detach(), target, None, activation="softmax", form="min", entropy=True)
 
 
 def prepared(inputs: Inputs, which: str, tiling: Tiling | None) -> Callable[[], None]:
@@ -73,13 +74,13 @@ def prepared(inputs: Inputs, which: str, tiling: Tiling | None) -> Callable[[], 
     tiling = tiling or getattr(layout, which)
     if which == "forward":
         tiling = tiling._replace(num_tiles=layout.most_tiles(tiling))
-    with patch.object(overlap.Layout, which, tiling):
-        norms = overlap._norms(layout, tiling, inputs.logits)
+    with patch.object(plans.Layout, which, tiling):
+        norms = plans._norms(layout, tiling, inputs.logits)
         if which == "forward":
-            sums = overlap._sums_launch.__wrapped__(layout, 0)
+            sums = plans._sums_launch.__wrapped__(layout, 0)
             partials = torch.empty(num_images * layout.num_programs * 5 * num_classes, device="cuda")
             return lambda: sums(*tensors, partials, *norms)
-        gradient_launch = overlap._gradient_launch.__wrapped__(layout, layout.logits_stride)
+        gradient_launch = plans._gradient_launch.__wrapped__(layout, layout.logits_stride)
     gradient, scale = torch.empty_like(inputs.logits), torch.ones((), device="cuda")
     to_sums = torch.randn(num_images * 4 * num_classes, device="cuda")
     return lambda: gradient_launch(*tensors, to_sums, scale, gradient, *norms)

@@ -18,8 +18,9 @@ from semidice.region import region_loss_of
 from semidice.sums import reference_gradient, reference_sums
 
 pytest.importorskip("triton")
-from semidice.kernels import fused, overlap
-from semidice.kernels.overlap import MixtureOptions, flat_inputs, split_classes
+from semidice.kernels import fused, overlap, plans, tilings
+from semidice.kernels.plans import MixtureOptions, flat_inputs
+from semidice.kernels.tilings import split_classes
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -135,8 +136,8 @@ def test_an_index_beyond_the_classes_is_no_class(num_classes):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
 
 
-TILINGS = ("_FORWARD", "_HARD_FORWARD", "_BACKWARD", "_HARD_BACKWARD")
-PLANS = (overlap._sums_launch, overlap._gradient_launch, overlap._gradient_plan, overlap._norms_launch)
+TABLES = ("FORWARD", "HARD_FORWARD", "BACKWARD", "HARD_BACKWARD")
+PLANS = (plans._sums_launch, plans._gradient_launch, plans._gradient_plan, plans._norms_launch)
 
 
 def forget_plans():
@@ -148,21 +149,21 @@ def forget_plans():
 @pytest.fixture(params=["few voxels", "many voxels"])
 def by_class(request, monkeypatch):
     """A block of classes at a time, as if all were too many: their blocks and not their number matter."""
-    for name in TILINGS:
-        monkeypatch.setattr(overlap, name, getattr(overlap, name)[-1:])
+    for name in TABLES:
+        monkeypatch.setattr(tilings, name, getattr(tilings, name)[-1:])
     if request.param == "many voxels":
-        monkeypatch.setattr(overlap, "_ENOUGH_PROGRAMS", 1)
+        monkeypatch.setattr(plans, "_ENOUGH_PROGRAMS", 1)
     forget_plans()
     yield
     forget_plans()
 
 
-NUM_BLOCKED = overlap._BY_CLASS.class_block
+NUM_BLOCKED = tilings.BY_CLASS.class_block
 BLOCKED_SHAPES = [
     (1, 1, 1),
     (2, NUM_BLOCKED - 1, 13, 17),
-    (2, NUM_BLOCKED, overlap._BY_CLASS.voxel_block + 1),
-    (1, NUM_BLOCKED + 1, overlap._NORMS.voxel_block + 1),
+    (2, NUM_BLOCKED, tilings.BY_CLASS.voxel_block + 1),
+    (1, NUM_BLOCKED + 1, tilings.NORMS.voxel_block + 1),
     (2, 53, 19),
     (3, 37),
 ]
@@ -196,14 +197,14 @@ def test_a_softmax_by_blocks_of_classes_far_from_and_next_to_certainty(by_class)
 def test_few_voxels_are_spread_over_the_gpu_and_many_are_not():
     options = torch.float32, torch.float32, False, "softmax", "min", True
 
-    def tilings(num_voxels):
+    def chosen(num_voxels):
         stride = (2000 * num_voxels, num_voxels, 1)
-        layout = overlap.Layout((1, 2000, num_voxels), stride, stride, *options)
+        layout = plans.Layout((1, 2000, num_voxels), stride, stride, *options)
         return layout.norms, layout.backward
 
-    assert tilings(2**18) == (overlap._NORMS, overlap._GRADIENT_BY_CLASS)
-    for few, many in zip(tilings(1000), tilings(2**18), strict=True):
-        assert few.voxel_block == overlap._FEWEST_SPREAD
+    assert chosen(2**18) == (tilings.NORMS, tilings.GRADIENT_BY_CLASS)
+    for few, many in zip(chosen(1000), chosen(2**18), strict=True):
+        assert few.voxel_block == plans._FEWEST_SPREAD
         assert few.voxel_block * few.class_block == many.voxel_block * many.class_block
 
 
@@ -214,8 +215,8 @@ def test_small_batches_take_three_launches():
             (torch.float32, torch.bfloat16), (torch.float32, torch.uint8)
         ):
             stride = (shape[1] * shape[2], shape[2], 1)
-            layout = overlap.Layout(shape, stride, stride, dtype, target_dtype, False, "softmax", "min", True)
-            assert shape[0] * layout.num_programs * overlap.NUM_SUMS * shape[1] <= overlap._FEW_PARTIALS
+            layout = plans.Layout(shape, stride, stride, dtype, target_dtype, False, "softmax", "min", True)
+            assert shape[0] * layout.num_programs * plans.NUM_SUMS * shape[1] <= plans._FEW_PARTIALS
             one = layout._replace(shape=(1, shape[1], 1))
             assert (one.num_programs, one.forward.num_tiles) == (1, 1)
 
@@ -331,7 +332,7 @@ def test_many_partial_sums_are_added_up_before_the_loss(over, monkeypatch):
     which = {"activation": "softmax", "form": "min", "entropy": True, "valid": None, "class_weight": None}
     options = MixtureOptions(alpha=0.7, beta=0.3, entropy_weight=0.25, region_weight=0.75, over=over)
     few, *_ = fused.fused_mixture(logits, target, options=options, **which)
-    monkeypatch.setattr(overlap, "_FEW_PARTIALS", 0)
+    monkeypatch.setattr(plans, "_FEW_PARTIALS", 0)
     forget_plans()
     many, *_ = fused.fused_mixture(logits, target, options=options, **which)
     forget_plans()
@@ -340,12 +341,12 @@ def test_many_partial_sums_are_added_up_before_the_loss(over, monkeypatch):
 
 @pytest.mark.parametrize("num_programs", [2, 1023, 1024, 2500])
 def test_totals_are_the_sums_of_all_programs(num_programs):
-    partials = torch.rand(3, num_programs, overlap.NUM_SUMS, 7).to(DEVICE)
+    partials = torch.rand(3, num_programs, plans.NUM_SUMS, 7).to(DEVICE)
     layout = flat_inputs(
         random_logits(3, 7, 16), torch.zeros(3, 16, dtype=torch.uint8), None, **ALL_SUMS
     ).layout
-    room = torch.full((11 + 3 * overlap.NUM_SUMS * 7 + 5,), -1.0, device=DEVICE)
-    overlap._totals_launch(layout, num_programs, 11)(partials, room)
+    room = torch.full((11 + 3 * plans.NUM_SUMS * 7 + 5,), -1.0, device=DEVICE)
+    plans._totals_launch(layout, num_programs, 11)(partials, room)
     torch.testing.assert_close(room[11:-5].double(), partials.double().sum(1).flatten(), rtol=5e-6, atol=0.0)
     # and nothing before or behind them
     assert (room[:11] == -1).all()
@@ -380,9 +381,9 @@ def test_no_number_of_classes_is_cut_or_padded_by_more_than_a_seventh_or_a_step(
 
 
 def test_the_whole_numbers_of_a_table_hold_all_voxels_of_a_program():
-    for most_classes, *tilings in overlap._HARD_FORWARD:
-        in_table = [tiling for tiling in tilings if tiling.class_block is None]
-        if most_classes >= overlap._FEWEST_IN_TABLE and in_table:
+    for most_classes, *of_sizes in tilings.HARD_FORWARD:
+        in_table = [tiling for tiling in of_sizes if tiling.class_block is None]
+        if most_classes >= plans._FEWEST_IN_TABLE and in_table:
             num_voxels = max(tiling.voxel_block * tiling.num_tiles for tiling in in_table)
             # probabilities stay below one voxel's count, and both sums within 63 bits
             assert num_voxels * overlap.PROB_UNITS.value < overlap.COUNT.value
@@ -398,7 +399,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from semidice.kernels import overlap
+from semidice.kernels import overlap, plans
 
 POINTERS = (
     "valid", "partials", "to_sums", "scale", "gradient", "logits", "target",
@@ -449,21 +450,21 @@ for num_classes, logits, target in CASES:
     pointers |= {"logits": logits, "gradient": logits, "target": target, "valid": "*u8"}
     shape, stride = (1, num_classes, 4096), (0, 4096, 1)
     types = TYPES[logits], TYPES[target]
-    layout = overlap.Layout(shape, stride, stride, *types, False, "softmax", "min", True)
+    layout = plans.Layout(shape, stride, stride, *types, False, "softmax", "min", True)
     tile = layout.forward
-    kernel = overlap._sums_launch(layout, 0)._kernel
+    kernel = plans._sums_launch(layout, 0)._kernel
     constants = layout.constants(kernel, tile) | dict(logits_v=1, target_v=1)
     compiled = compile_for_hopper(kernel, pointers, constants, tile.num_warps, tile.registers)
     check_exponentials(compiled, constants, tile, tile.vector)
     tile = layout.backward
-    kernel = overlap._gradient_launch(layout, stride)._kernel
+    kernel = plans._gradient_launch(layout, stride)._kernel
     constants = layout.constants(kernel, tile) | dict(logits_v=1, target_v=1, gradient_v=1)
     compiled = compile_for_hopper(kernel, pointers, constants, tile.num_warps, tile.registers)
     check_exponentials(compiled, constants, tile, 2 * tile.vector)
     if tile.class_block is not None:
         tile = layout.norms
-        constants = layout.constants(overlap._norms_kernel, tile) | dict(logits_v=1)
-        compiled = compile_for_hopper(overlap._norms_kernel, pointers, constants, tile.num_warps)
+        constants = layout.constants(overlap.norms_kernel, tile) | dict(logits_v=1)
+        compiled = compile_for_hopper(overlap.norms_kernel, pointers, constants, tile.num_warps)
         check_exponentials(compiled, constants, tile, 4 * tile.vector)
 for over, added_up, num_classes in ((0, False, 4), (1, True, 8192), (2, False, 1000)):
     class_block = triton.next_power_of_2(num_classes)
@@ -473,8 +474,8 @@ for over, added_up, num_classes in ((0, False, 4), (1, True, 8192), (2, False, 1
         CLASS_BLOCK=class_block, IMAGE_BLOCK=max(1, 32 // class_block), COLUMN_BLOCK=128, PROGRAM_BLOCK=64,
     )
     pointers = dict.fromkeys(POINTERS, "*fp32")
-    compile_for_hopper(overlap._loss_kernel, pointers | FLOATS, constants, 8 if class_block <= 2048 else 16)
-compile_for_hopper(overlap._totals_kernel, pointers, dict(COLUMN_BLOCK=8, PROGRAM_BLOCK=1024), 8)
+    compile_for_hopper(overlap.loss_kernel, pointers | FLOATS, constants, 8 if class_block <= 2048 else 16)
+compile_for_hopper(overlap.totals_kernel, pointers, dict(COLUMN_BLOCK=8, PROGRAM_BLOCK=1024), 8)
 print("compiled")
 """
 
@@ -542,7 +543,7 @@ def test_the_gradient_is_the_only_large_tensor(shape, kind):
         target = torch.randint(shape[1], (shape[0], *shape[2:]), device=DEVICE, dtype=torch.int16)
     mixture_and_gradient(logits, target)
     layout = flat_inputs(logits, target, None, **ALL_SUMS).layout
-    num_partials = shape[0] * layout.num_programs * overlap.NUM_SUMS * shape[1]
+    num_partials = shape[0] * layout.num_programs * plans.NUM_SUMS * shape[1]
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()

@@ -18,12 +18,12 @@ from triton.compiler import CompiledKernel, make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
 from semidice import SegmentationLoss, use_kernels
-from semidice.kernels import fused, launch, overlap
+from semidice.kernels import fused, launch, overlap, plans
 from semidice.kernels.launch import Launch
-from semidice.kernels.overlap import MixtureOptions
+from semidice.kernels.plans import MixtureOptions
 
-KERNELS = ("_sums_kernel", "_gradient_kernel", "_loss_kernel")
-PLANS = (overlap._sums_launch, overlap._gradient_launch, overlap._gradient_plan)
+KERNELS = ("sums_kernel", "gradient_kernel", "loss_kernel")
+PLANS = (plans._sums_launch, plans._gradient_launch, plans._gradient_plan)
 STREAM = 77
 OPTIONS = MixtureOptions(alpha=0.5, beta=0.5, entropy_weight=0.25, region_weight=0.75)
 WHICH = {"activation": "softmax", "form": "min", "entropy": True}
@@ -155,7 +155,7 @@ def test_a_key_without_alignment_would_be_found_out(kernels, monkeypatch):
 
 
 def _layout_and_stride(logits):
-    inputs = overlap.flat_inputs(logits, torch.zeros_like(logits), None, **WHICH)
+    inputs = plans.flat_inputs(logits, torch.zeros_like(logits), None, **WHICH)
     return inputs.layout, inputs.logits.stride()
 
 
@@ -197,7 +197,7 @@ def test_where_it_was_not_tried_nothing_is_remembered(kernels, monkeypatch, owne
 
 def test_constants_must_be_those_of_the_kernel():
     with pytest.raises(ValueError, match=r"constants of the kernel are .*NUM_STAGES; got FORM"):
-        Launch(overlap._sums_kernel, (1,), (), num_warps=1, FORM=0)
+        Launch(overlap.sums_kernel, (1,), (), num_warps=1, FORM=0)
 
 
 def layouts():
@@ -218,8 +218,8 @@ def layouts():
 def test_axes_are_one_without_a_copy_where_torch_makes_none():
     num_copied = 0
     for tensor in layouts():
-        flat = overlap._flat(tensor, 2)
-        stride = overlap._flat_stride(tensor.shape, tensor.stride(), 2)
+        flat = plans._flat(tensor, 2)
+        stride = plans._flat_stride(tensor.shape, tensor.stride(), 2)
         assert (stride is None) == (flat.data_ptr() != tensor.data_ptr())
         num_copied += stride is None
         if stride is not None:
@@ -233,7 +233,7 @@ def test_a_mask_is_copied_unless_it_is_contiguous():
         mask = tensor[:, 1] % 2 == 0
         for valid in (mask, mask.expand(3, *mask.shape)[1], (tensor % 2 == 0)[:, 1]):
             logits, target = torch.zeros(tensor.shape), torch.zeros(valid.shape, dtype=torch.long)
-            inputs = overlap.flat_inputs(logits, target, valid, **WHICH)
+            inputs = plans.flat_inputs(logits, target, valid, **WHICH)
             assert torch.equal(inputs.valid.flatten(), valid.flatten())
             assert inputs.valid.is_contiguous()
             num_kept += inputs.valid is valid
@@ -295,7 +295,7 @@ def test_a_remembered_launch_computes_the_same():
         results.append(once)
     for later in results[1:]:
         torch.testing.assert_close(later, results[0], rtol=0, atol=0, equal_nan=True)
-    plan = overlap._gradient_launch(*_layout_and_stride(torch.zeros(1, 16, 16, device="cuda")))
+    plan = plans._gradient_launch(*_layout_and_stride(torch.zeros(1, 16, 16, device="cuda")))
     assert len(plan._compiled) >= 1
 
 

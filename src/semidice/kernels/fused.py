@@ -15,7 +15,7 @@ from ..arrays import Activation
 from ..forms import Form
 from ..overlap import OverlapStats
 from ..sums import SegmentationSums, reference_gradient
-from .overlap import MixtureOptions, MixturePlan, flat_inputs, logits_gradient, total_sums
+from .plans import MixtureOptions, MixturePlan, flat_inputs, logits_gradient, total_sums
 
 
 class _Options(NamedTuple):

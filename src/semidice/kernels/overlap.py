@@ -5,42 +5,19 @@
     loss       one program: cross entropy, region loss, and d loss / d sums          (N, 4, C)
     gradient   one pass: probabilities again, and the gradient, the only tensor of the logits' size
 
-Rows of a tile are all classes (in chunks of powers of two), columns voxels. Every sum has a fixed order or is
-of whole numbers, so results are the same in every run. Offsets are 64 bit. The formulas are those of `forms`,
-`blocked`, `losses`.
+Rows of a tile are all classes (in chunks of powers of two), columns voxels. Of more classes than registers
+hold, `norms` first finds what a softmax has of all of them (N, 2, V); sums and gradient then see a block of
+classes at a time. Every sum has a fixed order or is of whole numbers, so results are the same in every run.
+Offsets are 64 bit. The formulas are those of `forms`, `blocked`, `losses`. `plans` launches all this.
 """
 
-import math
-from collections.abc import Sequence
-from functools import lru_cache
-from itertools import pairwise
-from typing import Any, NamedTuple
-
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from ..arrays import Activation
-from ..forms import Form
-from . import MOST_FUSED_CLASSES
-from .launch import Launch
-
-NUM_SUMS = 5
-# layouts whose launches are remembered; a network sees a few, and one that is forgotten is planned again
-_NUM_PLANS = 256
-# classes of hard labels from which on voxels are added to a table: with 40 it pays, with 32 it does not
-_FEWEST_IN_TABLE = 33
-# floats of partial sums that the program of the loss adds up in less time than another launch takes
-_FEW_PARTIALS = 2**13
-# warps, and programs of several, that are enough for all of a GPU
-_ENOUGH_WARPS = 2**11
-_ENOUGH_PROGRAMS = 2**9
-# voxels of a program that sees a block of classes: with fewer it would spill registers
-_FEWEST_SPREAD = 64
-_ACTIVATIONS = {"softmax": 0, "sigmoid": 1, "none": 2}
-_FORMS = {None: -1, "min": 0, "product": 1, "squared": 2, "relaxed": 3}
-_OVERS = {"batch": 0, "image": 1, "class": 2}
+# what the constants of a kernel mean
+ACTIVATIONS = {"softmax": 0, "sigmoid": 1, "none": 2}
+FORMS = {None: -1, "min": 0, "product": 1, "squared": 2, "relaxed": 3}
+OVERS = {"batch": 0, "image": 1, "class": 2}
 SOFTMAX, SIGMOID = tl.constexpr(0), tl.constexpr(1)
 NO_FORM, MIN, PRODUCT = tl.constexpr(-1), tl.constexpr(0), tl.constexpr(1)
 SQUARED, RELAXED = tl.constexpr(2), tl.constexpr(3)
@@ -55,115 +32,6 @@ BIT_UNITS, MOST_BIT_UNITS = tl.constexpr(2.0**24), tl.constexpr(2.0**52)
 MOST_KEPT = tl.constexpr(160)
 # a logit whose exponential is 0 and whose product with 0 is one
 FAR_BELOW = tl.constexpr(-1e30)
-
-
-class Tiling(NamedTuple):
-    """A tile of all classes, or a block of them, by `voxel_block` voxels, and how programs go through them.
-
-    The choices below are the best of those tried on an H200, with 2, 3, 8, 14, 19, 24, 32, 40, 48, 64, 80,
-    100, 150, 200, 300, 400, 600, 1000 and 2000 classes.
-    """
-
-    voxel_block: int
-    num_warps: int
-    # voxels side by side in one thread
-    vector: int
-    # tiles that a program adds up, and how many of them are in flight
-    num_tiles: int = 1
-    num_stages: int = 1
-    # that a thread may have, so that more of them run at once; else as many as the compiler likes
-    registers: int | None = None
-    # classes at a time, where all would not fit the registers; else all
-    class_block: int | None = None
-
-    @property
-    def step(self) -> int:
-        """Rows that all threads together hold at a time: a thread has every step-th row."""
-        return max(1, 32 * self.num_warps * self.vector // self.voxel_block)
-
-
-def split_classes(num_classes: int, step: int) -> tuple[int, int, int]:
-    """Powers of two, `step` or more, that add up to the classes or little more: 150 alone would be 256."""
-    single = triton.next_power_of_2(num_classes)
-    if single <= step:
-        return single, 0, 0
-    first = single // 2
-    second = max(step, triton.next_power_of_2(max(1, num_classes - first)))
-    half = max(step, second // 2)
-    third = max(step, triton.next_power_of_2(max(1, num_classes - first - half)))
-    # the fewest rows, and of those the fewest chunks
-    return min((single, 0, 0), (first, second, 0), (first, half, third), key=sum)
-
-
-# Up to how many classes, of logits of two bytes, and of four if that differs: voxels, warps, vector, tiles.
-_Tilings = tuple[tuple[int, Tiling] | tuple[int, Tiling, Tiling], ...]
-# Tiles in flight lie in shared memory: with 160 classes 82 KB, and some GPUs have 99.
-_BY_CLASS = Tiling(128, 1, 8, 16, num_stages=3, class_block=8)
-_NORMS = Tiling(256, 4, 4, num_stages=3, class_block=16)
-_GRADIENT_BY_CLASS = Tiling(128, 8, 4, class_block=32)
-_FORWARD: _Tilings = (
-    (4, Tiling(1024, 4, 4, 4)),
-    (10, Tiling(128, 1, 4, 16, num_stages=3), Tiling(64, 1, 4, 16, num_stages=3)),
-    (28, Tiling(64, 1, 4, 16, num_stages=3)),
-    (32, Tiling(64, 1, 8, 16, num_stages=3), Tiling(32, 1, 4, 16, num_stages=3)),
-    (48, Tiling(64, 2, 4, 16, num_stages=3)),
-    (80, Tiling(32, 2, 4, 16, num_stages=3)),
-    (102, Tiling(32, 2, 4, 16, num_stages=3), Tiling(32, 4, 4, 16, num_stages=3)),
-    (160, Tiling(32, 4, 4, 16, num_stages=3)),
-    (320, Tiling(32, 8, 4, 16, registers=128)),
-    (MOST_FUSED_CLASSES, _BY_CLASS),
-)
-_BACKWARD: _Tilings = (
-    (4, Tiling(1024, 4, 4)),
-    (28, Tiling(64, 1, 4)),
-    (32, Tiling(64, 1, 8)),
-    (48, Tiling(64, 2, 4)),
-    (64, Tiling(32, 2, 4), Tiling(64, 2, 4)),
-    (102, Tiling(64, 4, 4)),
-    (160, Tiling(32, 4, 4), Tiling(64, 4, 8)),
-    (320, Tiling(32, 4, 4)),
-    (1024, Tiling(16, 8, 4)),
-    (MOST_FUSED_CLASSES, _GRADIENT_BY_CLASS),
-)
-# of class indices: there is less to hold, and so more voxels at once
-_HARD_FORWARD: _Tilings = (
-    (4, Tiling(1024, 2, 8, 16, num_stages=3, registers=128), Tiling(1024, 4, 4, 4)),
-    (10, Tiling(128, 1, 4, 16, num_stages=3)),
-    (16, Tiling(128, 1, 4, 16, num_stages=3), Tiling(64, 1, 4, 16, num_stages=3)),
-    (26, Tiling(128, 1, 8, 16, num_stages=3), Tiling(64, 1, 4, 16, num_stages=3)),
-    (32, Tiling(64, 1, 4, 16, num_stages=3)),
-    # a table from here on
-    (56, Tiling(64, 1, 4, 16, num_stages=3), Tiling(32, 1, 4, 16, num_stages=3)),
-    (64, Tiling(64, 1, 4, 16, num_stages=3), Tiling(32, 2, 4, 16, num_stages=3)),
-    (102, Tiling(64, 2, 4, 16, registers=168), Tiling(64, 2, 4, 16, num_stages=3)),
-    (160, Tiling(32, 1, 8, 16, num_stages=3), Tiling(32, 2, 4, 16, num_stages=3)),
-    (210, Tiling(64, 4, 4, 16), Tiling(32, 4, 4, 16, registers=168)),
-    (320, Tiling(32, 4, 4, 16, num_stages=3, registers=168), Tiling(32, 4, 4, 16, registers=168)),
-    (512, Tiling(32, 4, 4, 16)),
-    (768, _BY_CLASS, Tiling(32, 8, 4, 16, registers=128)),
-    (1024, _BY_CLASS, Tiling(32, 16, 4, 16)),
-    (MOST_FUSED_CLASSES, _BY_CLASS),
-)
-_HARD_BACKWARD: _Tilings = (
-    (4, Tiling(1024, 4, 4)),
-    (16, Tiling(128, 1, 4)),
-    (24, Tiling(128, 1, 4, registers=168)),
-    (44, Tiling(64, 1, 4, registers=128), Tiling(64, 1, 4, registers=168)),
-    (56, Tiling(64, 1, 4), Tiling(64, 2, 4, registers=128)),
-    (64, Tiling(64, 2, 4, registers=128)),
-    (102, Tiling(64, 2, 4, registers=168), Tiling(64, 4, 8)),
-    (160, Tiling(64, 4, 4, registers=128), Tiling(64, 4, 8)),
-    (210, Tiling(64, 4, 4, registers=168), Tiling(32, 4, 4)),
-    (512, Tiling(32, 4, 4)),
-    (768, Tiling(32, 8, 4, registers=128), Tiling(16, 8, 4)),
-    (1024, Tiling(16, 8, 4), Tiling(32, 16, 4, registers=128)),
-    (MOST_FUSED_CLASSES, _GRADIENT_BY_CLASS),
-)
-
-
-def _tiling(tilings: _Tilings, layout: "Layout") -> Tiling:
-    of_two_bytes, *of_four = next(row[1:] for row in tilings if layout.shape[1] <= row[0])
-    return of_four[0] if of_four and layout.logits_dtype.itemsize > 2 else of_two_bytes
 
 
 @triton.jit
@@ -378,7 +246,7 @@ def _store_sums(
 
 
 @triton.jit
-def _sums_kernel(
+def sums_kernel(
     logits, target, valid, partials, first, num_voxels,
     logits_n, logits_c, logits_v, target_n, target_c, target_v,
     ACTIVATION: tl.constexpr, FORM: tl.constexpr, ENTROPY: tl.constexpr,
@@ -497,7 +365,7 @@ def _store_index_sums(
 
 
 @triton.jit
-def _sums_of_indices_kernel(
+def sums_of_indices_kernel(
     logits, target, valid, partials, first, num_voxels,
     logits_n, logits_c, logits_v, target_n, target_c, target_v,
     ACTIVATION: tl.constexpr, FORM: tl.constexpr, ENTROPY: tl.constexpr,
@@ -506,7 +374,7 @@ def _sums_of_indices_kernel(
     VOXEL_BLOCK: tl.constexpr, VECTOR: tl.constexpr, EVEN: tl.constexpr,
     NUM_TILES: tl.constexpr, NUM_STAGES: tl.constexpr,
 ):  # fmt: skip
-    """`_sums_kernel` for the softmax of many classes, and class indices.
+    """`sums_kernel` for the softmax of many classes, and class indices.
 
     Of all classes only the probabilities are summed. What a voxel adds to its own class is added to a table
     in memory, which lies where the program's sums go in the end: whole numbers, so that their order is all
@@ -684,7 +552,7 @@ def _store_rows(
 
 
 @triton.jit
-def _gradient_kernel(
+def gradient_kernel(
     logits, target, valid, to_sums, scale, gradient, num_voxels,
     logits_n, logits_c, logits_v, target_n, target_c, target_v, gradient_n, gradient_c, gradient_v,
     ACTIVATION: tl.constexpr, FORM: tl.constexpr, ENTROPY: tl.constexpr,
@@ -771,7 +639,7 @@ def _gradient_kernel(
 
 
 @triton.jit
-def _norms_kernel(
+def norms_kernel(
     logits, norms, num_voxels, logits_n, logits_c, logits_v,
     WIDE: tl.constexpr, NUM_CLASSES: tl.constexpr, STEP: tl.constexpr, CLASS_BLOCK: tl.constexpr,
     VOXEL_BLOCK: tl.constexpr, VECTOR: tl.constexpr, EVEN: tl.constexpr, NUM_STAGES: tl.constexpr,
@@ -809,7 +677,7 @@ def _norms_kernel(
 
 @triton.jit
 def _scaled(x, norms, n, v, inside_v, num_voxels, ACTIVATION: tl.constexpr, WIDE: tl.constexpr):
-    """For a softmax t of `_norms_kernel` and log2 Σ 2^t, else x."""
+    """For a softmax t of `norms_kernel` and log2 Σ 2^t, else x."""
     log_total = tl.zeros(v.shape, tl.float32)
     if ACTIVATION == SOFTMAX:
         place = norms + 2 * n * num_voxels + (v.to(tl.int64) if WIDE else v)
@@ -820,7 +688,7 @@ def _scaled(x, norms, n, v, inside_v, num_voxels, ACTIVATION: tl.constexpr, WIDE
 
 
 @triton.jit
-def _sums_by_class_kernel(
+def sums_by_class_kernel(
     logits, target, valid, partials, norms, first, num_voxels,
     logits_n, logits_c, logits_v, target_n, target_c, target_v,
     ACTIVATION: tl.constexpr, FORM: tl.constexpr, ENTROPY: tl.constexpr,
@@ -828,7 +696,7 @@ def _sums_by_class_kernel(
     CLASS_BLOCK: tl.constexpr, VOXEL_BLOCK: tl.constexpr, VECTOR: tl.constexpr, EVEN: tl.constexpr,
     NUM_TILES: tl.constexpr, NUM_STAGES: tl.constexpr,
 ):  # fmt: skip
-    """`_sums_kernel` of a block of classes, with what a softmax has of all."""
+    """`sums_kernel` of a block of classes, with what a softmax has of all."""
     # blocks of classes of the same voxels run side by side
     num_blocks: tl.constexpr = (NUM_CLASSES + CLASS_BLOCK - 1) // CLASS_BLOCK
     program, n = tl.program_id(0) // num_blocks, tl.program_id(1).to(tl.int64)
@@ -860,7 +728,7 @@ def _sums_by_class_kernel(
 
 
 @triton.jit
-def _gradient_by_class_kernel(
+def gradient_by_class_kernel(
     logits, target, valid, to_sums, scale, gradient, norms, num_voxels,
     logits_n, logits_c, logits_v, target_n, target_c, target_v, gradient_n, gradient_c, gradient_v,
     ACTIVATION: tl.constexpr, FORM: tl.constexpr, ENTROPY: tl.constexpr,
@@ -868,7 +736,7 @@ def _gradient_by_class_kernel(
     STEP: tl.constexpr, CLASS_BLOCK: tl.constexpr, VOXEL_BLOCK: tl.constexpr, VECTOR: tl.constexpr,
     EVEN: tl.constexpr, NUM_STAGES: tl.constexpr,
 ):  # fmt: skip
-    """`_gradient_kernel` over classes block by block: first Σ w, then, from the cache, the gradient."""
+    """`gradient_kernel` over classes block by block: first Σ w, then, from the cache, the gradient."""
     n = (tl.num_programs(1) - 1 - tl.program_id(1)).to(tl.int64)
     program = tl.num_programs(0) - 1 - tl.program_id(0)
     v = tl.max_contiguous(program * VOXEL_BLOCK + tl.arange(0, VOXEL_BLOCK), VECTOR)
@@ -967,7 +835,7 @@ def _add_up(
 
 
 @triton.jit
-def _totals_kernel(
+def totals_kernel(
     partials, room, first, num_images, num_programs, num_classes,
     COLUMN_BLOCK: tl.constexpr, PROGRAM_BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -995,7 +863,7 @@ def _three(place, real, num_classes):
 
 
 @triton.jit
-def _loss_kernel(
+def loss_kernel(
     room,
     class_weight,
     total_loss,
@@ -1124,441 +992,3 @@ def _loss_kernel(
     if TERMS:
         tl.store(terms, cross_entropy)
         tl.store(terms + 1, region)
-
-
-class Layout(NamedTuple):
-    """All that decides how a batch is gone through, but for where its tensors are: the key of a plan."""
-
-    # images, classes and voxels
-    shape: tuple[int, int, int]
-    # along images, classes and voxels; classes of class indices have stride 0
-    logits_stride: tuple[int, int, int]
-    target_stride: tuple[int, int, int]
-    logits_dtype: torch.dtype
-    target_dtype: torch.dtype
-    has_valid: bool
-    activation: Activation
-    form: Form | None
-    entropy: bool
-
-    @property
-    def hard(self) -> bool:
-        return not self.target_dtype.is_floating_point
-
-    @property
-    def integers(self) -> tuple[int, ...]:
-        """Voxels and strides, as the kernels take them."""
-        return (self.shape[2], *self.logits_stride, *self.target_stride)
-
-    @property
-    def num_programs(self) -> int:
-        """That an image has in the forward pass, each with sums of its own."""
-        return -(-self.shape[2] // (self.forward.voxel_block * self.forward.num_tiles))
-
-    @property
-    def forward(self) -> Tiling:
-        """How the sums go through the batch."""
-        tiling = _tiling(_HARD_FORWARD if self.has_one_class else _FORWARD, self)
-        return tiling._replace(num_tiles=self.most_tiles(tiling))
-
-    @property
-    def backward(self) -> Tiling:
-        """How the gradient does."""
-        return self.spread(_tiling(_HARD_BACKWARD if self.has_one_class else _BACKWARD, self))
-
-    @property
-    def norms(self) -> Tiling:
-        """How the softmax does, where the sums see one block of classes at a time."""
-        return self.spread(_NORMS)
-
-    def spread(self, tiling: Tiling) -> Tiling:
-        """With fewer voxels and more classes at a time, where programs are too few to keep the GPU busy."""
-        num_images, _, num_voxels = self.shape
-        while (
-            tiling.class_block is not None
-            and tiling.voxel_block > _FEWEST_SPREAD
-            and num_images * -(-num_voxels // tiling.voxel_block) < _ENOUGH_PROGRAMS
-        ):
-            tiling = tiling._replace(voxel_block=tiling.voxel_block // 2, class_block=tiling.class_block * 2)
-        return tiling
-
-    def most_tiles(self, tiling: Tiling) -> int:
-        """Of a program of the forward pass: no more than there are, and few enough to keep the GPU busy."""
-        num_images, num_classes, num_voxels = self.shape
-        num_blocks = -(-num_classes // (tiling.class_block or num_classes))
-
-        def num_programs(num_tiles: int) -> int:
-            return num_images * -(-num_voxels // (tiling.voxel_block * num_tiles))
-
-        num_tiles = tiling.num_tiles
-        while num_tiles > 1:
-            now, then = num_programs(num_tiles), num_programs(num_tiles // 2)
-            is_busy = now * num_blocks * tiling.num_warps >= _ENOUGH_WARPS
-            # what the program of the loss can add up by itself stays so
-            is_few = NUM_SUMS * num_classes * now <= _FEW_PARTIALS < NUM_SUMS * num_classes * then
-            if then > now and (is_busy or is_few):
-                break
-            num_tiles //= 2
-        return num_tiles
-
-    @property
-    def has_one_class(self) -> bool:
-        """Whether a voxel has one class, and a softmax: the kernels then do less."""
-        return self.hard and self.activation == "softmax"
-
-    def constants(self, kernel: Any, tiling: Tiling) -> dict[str, Any]:
-        """Constants of a kernel that reads logits."""
-        class_block = tiling.class_block
-        rows = split_classes(self.shape[1], tiling.step) if class_block is None else (class_block, 0, 0)
-        constants = {
-            "ACTIVATION": _ACTIVATIONS[self.activation],
-            "FORM": _FORMS[self._form_in_kernel],
-            "ENTROPY": self.entropy,
-            "HARD": self.hard,
-            "HAS_VALID": self.has_valid,
-            # offsets within an image; between images they are always 64 bit
-            "WIDE": max(map(self._extent, (self.logits_stride, self.target_stride))) >= 2**31,
-            # rows and voxels known to the compiler need no masks where there is nothing to mask
-            "NUM_CLASSES": self.shape[1],
-            "EVEN": self.shape[2] % (tiling.voxel_block * tiling.num_tiles) == 0,
-            "ROWS_A": rows[0],
-            "ROWS_B": rows[1],
-            "ROWS_C": rows[2],
-            "CLASS_BLOCK": rows[0],
-            "STEP": min(tiling.step, rows[0]),
-            "VOXEL_BLOCK": tiling.voxel_block,
-            "VECTOR": tiling.vector,
-            "NUM_TILES": tiling.num_tiles,
-            "NUM_STAGES": tiling.num_stages,
-        }
-        return {name: value for name, value in constants.items() if name in kernel.arg_names}
-
-    @property
-    def _form_in_kernel(self) -> Form | None:
-        """On hard labels three forms are one, and this one compares nothing.
-
-        They differ in ties alone, where a probability is 0 or 1 and what it comes from has no gradient.
-        """
-        same = self.hard and self.activation != "none" and self.form in ("min", "product")
-        return "relaxed" if same else self.form
-
-    def _extent(self, stride: tuple[int, int, int]) -> int:
-        """One more than the largest offset within an image."""
-        return 1 + (self.shape[1] - 1) * stride[1] + (self.shape[2] - 1) * stride[2]
-
-
-class Inputs(NamedTuple):
-    """Logits, target, and valid or None, of any shape, and their layout with one axis of space."""
-
-    logits: Tensor
-    target: Tensor
-    valid: Tensor | None
-    layout: Layout
-
-
-def flat_inputs(
-    logits: Tensor,
-    target: Tensor,
-    valid: Tensor | None,
-    *,
-    activation: Activation,
-    form: Form | None,
-    entropy: bool,
-) -> Inputs:
-    """`Inputs` with one axis of space; copies only what has no single stride along it."""
-    hard = not target.is_floating_point()
-    layout = _layout(
-        logits.shape,
-        logits.stride(),
-        logits.dtype,
-        target.stride(),
-        target.dtype,
-        None if valid is None else valid.stride(),
-        activation,
-        form,
-        entropy,
-    )
-    if layout is not None:
-        return Inputs(logits, target, valid, layout)
-    logits, target = _flat(logits, 2), _flat(target, 1 if hard else 2)
-    valid = None if valid is None else _flat(valid, 1).contiguous()
-    return flat_inputs(logits, target, valid, activation=activation, form=form, entropy=entropy)
-
-
-@lru_cache(_NUM_PLANS)
-def _layout(
-    shape: tuple[int, ...],
-    logits_stride: tuple[int, ...],
-    logits_dtype: torch.dtype,
-    target_stride: tuple[int, ...],
-    target_dtype: torch.dtype,
-    valid_stride: tuple[int, ...] | None,
-    activation: Activation,
-    form: Form | None,
-    entropy: bool,
-) -> Layout | None:
-    """Layout of tensors of these strides, None if one of them has to be copied."""
-    num_images, num_classes, *space = shape
-    num_voxels = math.prod(space)
-    hard = not target_dtype.is_floating_point
-    logits_flat: Any = _flat_stride(shape, logits_stride, 2)
-    target_flat: Any = _flat_stride((num_images, *space) if hard else shape, target_stride, 1 if hard else 2)
-    if logits_flat is None or target_flat is None:
-        return None
-    if valid_stride is not None:
-        valid_flat = _flat_stride((num_images, *space), valid_stride, 1)
-        # the kernels take a mask as contiguous; the stride of a single image does not matter
-        if valid_flat is None or valid_flat[1] != 1 or (num_images > 1 and valid_flat[0] != num_voxels):
-            return None
-    if hard:
-        target_flat = (target_flat[0], 0, target_flat[1])
-    flat_shape = (num_images, num_classes, num_voxels)
-    has_valid = valid_stride is not None
-    return Layout(
-        flat_shape, logits_flat, target_flat, logits_dtype, target_dtype, has_valid, activation, form, entropy
-    )
-
-
-@lru_cache(_NUM_PLANS)
-def _flat_stride(shape: tuple[int, ...], stride: tuple[int, ...], num_leading: int) -> tuple[int, ...] | None:
-    """Strides with the axes from `num_leading` on as one; None if those have no single stride."""
-    space = list(zip(shape, stride, strict=True))[num_leading:]
-    along = [(size, step) for size, step in space if size > 1] or [(1, 1)]
-    for (_, outer), (size, inner) in pairwise(along):
-        if outer != size * inner:
-            return None
-    return (*stride[:num_leading], along[-1][1])
-
-
-def _flat(tensor: Tensor, num_leading: int) -> Tensor:
-    if tensor.ndim == num_leading:
-        return tensor.unsqueeze(-1)
-    # flatten merges axes that have one stride, as those of channels-last do, and copies others
-    return tensor.flatten(num_leading)
-
-
-@lru_cache(_NUM_PLANS)
-def _sums_launch(layout: Layout, first: int) -> Launch:
-    """Of a batch and the tensor that takes the partial sums (N, T, 5, C), from its float `first` on."""
-    tiling = layout.forward
-    num_programs = layout.num_programs
-    if tiling.class_block is not None:
-        kernel: Any = _sums_by_class_kernel
-        num_programs *= -(-layout.shape[1] // tiling.class_block)
-    elif layout.has_one_class and layout.shape[1] >= _FEWEST_IN_TABLE:
-        kernel = _sums_of_indices_kernel
-    else:
-        kernel = _sums_kernel
-    return _launch(layout, kernel, tiling, num_programs, (first, *layout.integers))
-
-
-def _launch(
-    layout: Layout, kernel: Any, tiling: Tiling, num_programs: int, integers: tuple[int, ...]
-) -> Launch:
-    return Launch(
-        kernel,
-        (num_programs, layout.shape[0]),
-        integers,
-        num_warps=tiling.num_warps,
-        registers=tiling.registers,
-        **layout.constants(kernel, tiling),
-    )
-
-
-@lru_cache(_NUM_PLANS)
-def _norms_launch(layout: Layout) -> Launch:
-    num_voxels = layout.shape[2]
-    num_programs = -(-num_voxels // layout.norms.voxel_block)
-    return _launch(layout, _norms_kernel, layout.norms, num_programs, (num_voxels, *layout.logits_stride))
-
-
-def _norms(layout: Layout, tiling: Tiling, logits: Tensor) -> tuple[Tensor | None, ...]:
-    """What a kernel of this tiling is to know of all classes: nothing if it sees them all.
-
-    Else largest logits and log2 of the totals (N, 2, V), or None where there is no softmax.
-    """
-    if tiling.class_block is None:
-        return ()
-    if layout.activation != "softmax":
-        return (None,)
-    num_images, _, num_voxels = layout.shape
-    norms = logits.new_empty((num_images, 2, num_voxels), dtype=torch.float32)
-    _norms_launch(layout)(logits, norms)
-    return (norms,)
-
-
-@lru_cache(_NUM_PLANS)
-def _totals_launch(layout: Layout, num_programs: int, first: int) -> Launch:
-    """Of partial sums and the tensor that takes the totals, from its float `first` on."""
-    num_images, num_classes, _ = layout.shape
-    # 32 bytes of a row, the least that memory gives
-    column_block = 8
-    return Launch(
-        _totals_kernel,
-        (-(-num_images * NUM_SUMS * num_classes // column_block),),
-        (first, num_images, num_programs, num_classes),
-        num_warps=8,
-        COLUMN_BLOCK=column_block,
-        PROGRAM_BLOCK=min(1024, triton.next_power_of_2(num_programs)),
-    )
-
-
-def total_sums(inputs: Inputs) -> Tensor:
-    """Sums (N, 5, C); those that were not asked for hold anything."""
-    layout, device = inputs.layout, inputs.logits.device
-    num_images, num_classes, _ = layout.shape
-    partials = torch.empty(
-        (num_images, layout.num_programs, NUM_SUMS, num_classes), device=device, dtype=torch.float32
-    )
-    norms = _norms(layout, layout.forward, inputs.logits)
-    _sums_launch(layout, 0)(inputs.logits, inputs.target, inputs.valid, partials, *norms)
-    if layout.num_programs == 1:
-        return partials[:, 0]
-    totals = torch.empty((num_images, NUM_SUMS, num_classes), device=device, dtype=torch.float32)
-    _totals_launch(layout, layout.num_programs, 0)(partials, totals)
-    return totals
-
-
-@lru_cache(_NUM_PLANS)
-def _gradient_launch(layout: Layout, gradient_stride: tuple[int, ...]) -> Launch:
-    tiling = layout.backward
-    kernel = _gradient_kernel if tiling.class_block is None else _gradient_by_class_kernel
-    num_programs = -(-layout.shape[2] // tiling.voxel_block)
-    return _launch(layout, kernel, tiling, num_programs, (*layout.integers, *gradient_stride))
-
-
-class _GradientPlan(NamedTuple):
-    launch: Launch
-    memory_format: torch.memory_format
-
-
-@lru_cache(_NUM_PLANS)
-def _gradient_plan(layout: Layout, shape: tuple[int, ...], stride: tuple[int, ...]) -> _GradientPlan:
-    """Of a gradient in the layout of such logits, or contiguous where its axes of space would not be one."""
-    like = torch.empty_strided(shape, stride, device="meta")
-    for memory_format in (torch.preserve_format, torch.contiguous_format):
-        flat = _flat_stride(shape, torch.empty_like(like, memory_format=memory_format).stride(), 2)
-        if flat is not None:
-            break
-    return _GradientPlan(_gradient_launch(layout, flat), memory_format)
-
-
-def logits_gradient(inputs: Inputs, to_sums: Tensor, scale: Tensor, like: Tensor) -> Tensor:
-    """Gradient in the logits, in the shape of `like`, of to_sums (N, 4, C) times `scale`."""
-    launch, memory_format = _gradient_plan(inputs.layout, like.shape, like.stride())
-    gradient = torch.empty_like(like, memory_format=memory_format)
-    norms = _norms(inputs.layout, inputs.layout.backward, inputs.logits)
-    launch(inputs.logits, inputs.target, inputs.valid, to_sums, scale, gradient, *norms)
-    return gradient
-
-
-class MixtureOptions(NamedTuple):
-    """Numbers and choices of `losses.region_loss_of` and of the mixture."""
-
-    alpha: float
-    beta: float
-    entropy_weight: float
-    region_weight: float
-    gamma: float = 1.0
-    log: bool = False
-    smooth: float = 0.0
-    over: str = "batch"
-    classes: str = "all"
-    background: bool = True
-
-
-class MixturePlan:
-    """The mixture of losses of inputs of one layout, and its gradient in `like`, ready to launch.
-
-    With `parts` the two losses are kept apart as well.
-    """
-
-    def __init__(
-        self, layout: Layout, like: Tensor, options: MixtureOptions, *, has_weight: bool, parts: bool
-    ) -> None:
-        num_images, num_classes, _ = layout.shape
-        num_sums = num_images * num_classes
-        self._num_partials = NUM_SUMS * num_sums * layout.num_programs
-        # derivatives (N, 4, C), and totals (N, 5, C)
-        self._room = 9 * num_sums
-        # None where the loss adds them up: then they lie in the room as well
-        self._totals: Launch | None = None
-        if self._num_partials > _FEW_PARTIALS:
-            self._totals = _totals_launch(layout, layout.num_programs, 4 * num_sums)
-            self._sums = _sums_launch(layout, 0)
-        else:
-            self._sums = _sums_launch(layout, self._room)
-            self._room += self._num_partials
-        self._layout = layout
-        self._sees_all = layout.forward.class_block is None
-        self._keeps_norms = layout.backward.class_block is not None
-        self._gradient = _gradient_plan(layout, like.shape, like.stride())
-        self._parts = parts
-        class_block = triton.next_power_of_2(num_classes)
-        image_block = max(1, min(triton.next_power_of_2(num_images), 2048 // class_block))
-        column_block = min(512, triton.next_power_of_2(NUM_SUMS * num_sums))
-        self._loss = Launch(
-            _loss_kernel,
-            (1,),
-            (num_images, layout.num_programs, num_classes),
-            num_warps=8 if class_block * image_block <= 2048 else 16,
-            FORM=_FORMS[layout.form],
-            ENTROPY=layout.entropy,
-            HAS_WEIGHT=has_weight,
-            LOG=options.log,
-            FOCAL=options.gamma != 1,
-            PRESENT=options.classes == "present",
-            OVER=_OVERS[options.over],
-            BACKGROUND=options.background,
-            TERMS=parts,
-            ADDED_UP=self._totals is not None,
-            CLASS_BLOCK=class_block,
-            IMAGE_BLOCK=image_block,
-            COLUMN_BLOCK=column_block,
-            PROGRAM_BLOCK=min(triton.next_power_of_2(layout.num_programs), _FEW_PARTIALS // column_block),
-        )
-
-    def losses(
-        self,
-        logits: Tensor,
-        target: Tensor,
-        valid: Tensor | None,
-        class_weight: Tensor | None,
-        options: MixtureOptions,
-    ) -> tuple[Tensor, Tensor | None, tuple[Tensor | None, ...]]:
-        """Total; cross entropy and region loss, as a tensor of two; and what `gradient` needs.
-
-        Of the options only the numbers are looked at.
-        """
-        norms = () if self._sees_all else _norms(self._layout, self._layout.forward, logits)
-        room = logits.new_empty(self._room, dtype=torch.float32)
-        if self._totals is None:
-            self._sums(logits, target, valid, room, *norms)
-        else:
-            partials = logits.new_empty(self._num_partials, dtype=torch.float32)
-            self._sums(logits, target, valid, partials, *norms)
-            self._totals(partials, room)
-        # of their own, for what is a view cannot be added to in place
-        total = logits.new_empty((), dtype=torch.float32)
-        terms = logits.new_empty((2,), dtype=torch.float32) if self._parts else None
-        alpha, beta, entropy_weight, region_weight, gamma, _, smooth, *_ = options
-        floats = (alpha, beta, gamma, smooth, entropy_weight, region_weight)
-        self._loss(room, class_weight, total, terms, floats=floats)
-        return total, terms, (room, *norms) if self._keeps_norms else (room,)
-
-    def gradient(
-        self,
-        logits: Tensor,
-        target: Tensor,
-        valid: Tensor | None,
-        kept: Sequence[Tensor | None],
-        scale: Tensor,
-        like: Tensor,
-    ) -> Tensor:
-        """In the logits, of the total times `scale`; in the shape of `like`. The room kept begins with
-        d total / d sums (N, 4, C)."""
-        launch, memory_format = self._gradient
-        gradient = torch.empty_like(like, memory_format=memory_format)
-        room, *norms = kept
-        launch(logits, target, valid, room, scale, gradient, *norms)
-        return gradient

@@ -1,0 +1,475 @@
+"""What the kernels of `overlap` are launched with: found out once for tensors of one kind, and remembered."""
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from ..arrays import Activation
+from ..forms import Form
+from . import overlap, tilings
+from .launch import Launch
+from .tilings import Tiling, Tilings
+
+NUM_SUMS = 5
+# layouts whose launches are remembered; a network sees a few, and one that is forgotten is planned again
+_NUM_PLANS = 256
+# classes of hard labels from which on voxels are added to a table: with 40 it pays, with 32 it does not
+_FEWEST_IN_TABLE = 33
+# floats of partial sums that the program of the loss adds up in less time than another launch takes
+_FEW_PARTIALS = 2**13
+# warps, and programs of several, that are enough for all of a GPU
+_ENOUGH_WARPS = 2**11
+_ENOUGH_PROGRAMS = 2**9
+# voxels of a program that sees a block of classes: with fewer it would spill registers
+_FEWEST_SPREAD = 64
+
+
+class Layout(NamedTuple):
+    """All that decides how a batch is gone through, but for where its tensors are: the key of a plan."""
+
+    # images, classes and voxels
+    shape: tuple[int, int, int]
+    # along images, classes and voxels; classes of class indices have stride 0
+    logits_stride: tuple[int, int, int]
+    target_stride: tuple[int, int, int]
+    logits_dtype: torch.dtype
+    target_dtype: torch.dtype
+    has_valid: bool
+    activation: Activation
+    form: Form | None
+    entropy: bool
+
+    @property
+    def hard(self) -> bool:
+        return not self.target_dtype.is_floating_point
+
+    @property
+    def integers(self) -> tuple[int, ...]:
+        """Voxels and strides, as the kernels take them."""
+        return (self.shape[2], *self.logits_stride, *self.target_stride)
+
+    @property
+    def num_programs(self) -> int:
+        """That an image has in the forward pass, each with sums of its own."""
+        return -(-self.shape[2] // (self.forward.voxel_block * self.forward.num_tiles))
+
+    @property
+    def forward(self) -> Tiling:
+        """How the sums go through the batch."""
+        tiling = self._tiling(tilings.HARD_FORWARD if self.has_one_class else tilings.FORWARD)
+        return tiling._replace(num_tiles=self.most_tiles(tiling))
+
+    @property
+    def backward(self) -> Tiling:
+        """How the gradient does."""
+        return self.spread(self._tiling(tilings.HARD_BACKWARD if self.has_one_class else tilings.BACKWARD))
+
+    def _tiling(self, table: Tilings) -> Tiling:
+        return tilings.tiling_of(table, self.shape[1], self.logits_dtype.itemsize)
+
+    @property
+    def norms(self) -> Tiling:
+        """How the softmax does, where the sums see one block of classes at a time."""
+        return self.spread(tilings.NORMS)
+
+    def spread(self, tiling: Tiling) -> Tiling:
+        """With fewer voxels and more classes at a time, where programs are too few to keep the GPU busy."""
+        num_images, _, num_voxels = self.shape
+        while (
+            tiling.class_block is not None
+            and tiling.voxel_block > _FEWEST_SPREAD
+            and num_images * -(-num_voxels // tiling.voxel_block) < _ENOUGH_PROGRAMS
+        ):
+            tiling = tiling._replace(voxel_block=tiling.voxel_block // 2, class_block=tiling.class_block * 2)
+        return tiling
+
+    def most_tiles(self, tiling: Tiling) -> int:
+        """Of a program of the forward pass: no more than there are, and few enough to keep the GPU busy."""
+        num_images, num_classes, num_voxels = self.shape
+        num_blocks = -(-num_classes // (tiling.class_block or num_classes))
+
+        def num_programs(num_tiles: int) -> int:
+            return num_images * -(-num_voxels // (tiling.voxel_block * num_tiles))
+
+        num_tiles = tiling.num_tiles
+        while num_tiles > 1:
+            now, then = num_programs(num_tiles), num_programs(num_tiles // 2)
+            is_busy = now * num_blocks * tiling.num_warps >= _ENOUGH_WARPS
+            # what the program of the loss can add up by itself stays so
+            is_few = NUM_SUMS * num_classes * now <= _FEW_PARTIALS < NUM_SUMS * num_classes * then
+            if then > now and (is_busy or is_few):
+                break
+            num_tiles //= 2
+        return num_tiles
+
+    @property
+    def has_one_class(self) -> bool:
+        """Whether a voxel has one class, and a softmax: the kernels then do less."""
+        return self.hard and self.activation == "softmax"
+
+    def constants(self, kernel: Any, tiling: Tiling) -> dict[str, Any]:
+        """Constants of a kernel that reads logits."""
+        class_block = tiling.class_block
+        rows = (
+            tilings.split_classes(self.shape[1], tiling.step) if class_block is None else (class_block, 0, 0)
+        )
+        constants = {
+            "ACTIVATION": overlap.ACTIVATIONS[self.activation],
+            "FORM": overlap.FORMS[self._form_in_kernel],
+            "ENTROPY": self.entropy,
+            "HARD": self.hard,
+            "HAS_VALID": self.has_valid,
+            # offsets within an image; between images they are always 64 bit
+            "WIDE": max(map(self._extent, (self.logits_stride, self.target_stride))) >= 2**31,
+            # rows and voxels known to the compiler need no masks where there is nothing to mask
+            "NUM_CLASSES": self.shape[1],
+            "EVEN": self.shape[2] % (tiling.voxel_block * tiling.num_tiles) == 0,
+            "ROWS_A": rows[0],
+            "ROWS_B": rows[1],
+            "ROWS_C": rows[2],
+            "CLASS_BLOCK": rows[0],
+            "STEP": min(tiling.step, rows[0]),
+            "VOXEL_BLOCK": tiling.voxel_block,
+            "VECTOR": tiling.vector,
+            "NUM_TILES": tiling.num_tiles,
+            "NUM_STAGES": tiling.num_stages,
+        }
+        return {name: value for name, value in constants.items() if name in kernel.arg_names}
+
+    @property
+    def _form_in_kernel(self) -> Form | None:
+        """On hard labels three forms are one, and this one compares nothing.
+
+        They differ in ties alone, where a probability is 0 or 1 and what it comes from has no gradient.
+        """
+        same = self.hard and self.activation != "none" and self.form in ("min", "product")
+        return "relaxed" if same else self.form
+
+    def _extent(self, stride: tuple[int, int, int]) -> int:
+        """One more than the largest offset within an image."""
+        return 1 + (self.shape[1] - 1) * stride[1] + (self.shape[2] - 1) * stride[2]
+
+
+class Inputs(NamedTuple):
+    """Logits, target, and valid or None, of any shape, and their layout with one axis of space."""
+
+    logits: Tensor
+    target: Tensor
+    valid: Tensor | None
+    layout: Layout
+
+
+def flat_inputs(
+    logits: Tensor,
+    target: Tensor,
+    valid: Tensor | None,
+    *,
+    activation: Activation,
+    form: Form | None,
+    entropy: bool,
+) -> Inputs:
+    """`Inputs` with one axis of space; copies only what has no single stride along it."""
+    hard = not target.is_floating_point()
+    layout = _layout(
+        logits.shape,
+        logits.stride(),
+        logits.dtype,
+        target.stride(),
+        target.dtype,
+        None if valid is None else valid.stride(),
+        activation,
+        form,
+        entropy,
+    )
+    if layout is not None:
+        return Inputs(logits, target, valid, layout)
+    logits, target = _flat(logits, 2), _flat(target, 1 if hard else 2)
+    valid = None if valid is None else _flat(valid, 1).contiguous()
+    return flat_inputs(logits, target, valid, activation=activation, form=form, entropy=entropy)
+
+
+@lru_cache(_NUM_PLANS)
+def _layout(
+    shape: tuple[int, ...],
+    logits_stride: tuple[int, ...],
+    logits_dtype: torch.dtype,
+    target_stride: tuple[int, ...],
+    target_dtype: torch.dtype,
+    valid_stride: tuple[int, ...] | None,
+    activation: Activation,
+    form: Form | None,
+    entropy: bool,
+) -> Layout | None:
+    """Layout of tensors of these strides, None if one of them has to be copied."""
+    num_images, num_classes, *space = shape
+    num_voxels = math.prod(space)
+    hard = not target_dtype.is_floating_point
+    logits_flat: Any = _flat_stride(shape, logits_stride, 2)
+    target_flat: Any = _flat_stride((num_images, *space) if hard else shape, target_stride, 1 if hard else 2)
+    if logits_flat is None or target_flat is None:
+        return None
+    if valid_stride is not None:
+        valid_flat = _flat_stride((num_images, *space), valid_stride, 1)
+        # the kernels take a mask as contiguous; the stride of a single image does not matter
+        if valid_flat is None or valid_flat[1] != 1 or (num_images > 1 and valid_flat[0] != num_voxels):
+            return None
+    if hard:
+        target_flat = (target_flat[0], 0, target_flat[1])
+    flat_shape = (num_images, num_classes, num_voxels)
+    has_valid = valid_stride is not None
+    return Layout(
+        flat_shape, logits_flat, target_flat, logits_dtype, target_dtype, has_valid, activation, form, entropy
+    )
+
+
+@lru_cache(_NUM_PLANS)
+def _flat_stride(shape: tuple[int, ...], stride: tuple[int, ...], num_leading: int) -> tuple[int, ...] | None:
+    """Strides with the axes from `num_leading` on as one; None if those have no single stride."""
+    space = list(zip(shape, stride, strict=True))[num_leading:]
+    along = [(size, step) for size, step in space if size > 1] or [(1, 1)]
+    for (_, outer), (size, inner) in pairwise(along):
+        if outer != size * inner:
+            return None
+    return (*stride[:num_leading], along[-1][1])
+
+
+def _flat(tensor: Tensor, num_leading: int) -> Tensor:
+    if tensor.ndim == num_leading:
+        return tensor.unsqueeze(-1)
+    # flatten merges axes that have one stride, as those of channels-last do, and copies others
+    return tensor.flatten(num_leading)
+
+
+@lru_cache(_NUM_PLANS)
+def _sums_launch(layout: Layout, first: int) -> Launch:
+    """Of a batch and the tensor that takes the partial sums (N, T, 5, C), from its float `first` on."""
+    tiling = layout.forward
+    num_programs = layout.num_programs
+    if tiling.class_block is not None:
+        kernel: Any = overlap.sums_by_class_kernel
+        num_programs *= -(-layout.shape[1] // tiling.class_block)
+    elif layout.has_one_class and layout.shape[1] >= _FEWEST_IN_TABLE:
+        kernel = overlap.sums_of_indices_kernel
+    else:
+        kernel = overlap.sums_kernel
+    return _launch(layout, kernel, tiling, num_programs, (first, *layout.integers))
+
+
+def _launch(
+    layout: Layout, kernel: Any, tiling: Tiling, num_programs: int, integers: tuple[int, ...]
+) -> Launch:
+    return Launch(
+        kernel,
+        (num_programs, layout.shape[0]),
+        integers,
+        num_warps=tiling.num_warps,
+        registers=tiling.registers,
+        **layout.constants(kernel, tiling),
+    )
+
+
+@lru_cache(_NUM_PLANS)
+def _norms_launch(layout: Layout) -> Launch:
+    num_voxels = layout.shape[2]
+    num_programs = -(-num_voxels // layout.norms.voxel_block)
+    return _launch(
+        layout, overlap.norms_kernel, layout.norms, num_programs, (num_voxels, *layout.logits_stride)
+    )
+
+
+def _norms(layout: Layout, tiling: Tiling, logits: Tensor) -> tuple[Tensor | None, ...]:
+    """What a kernel of this tiling is to know of all classes: nothing if it sees them all.
+
+    Else largest logits and log2 of the totals (N, 2, V), or None where there is no softmax.
+    """
+    if tiling.class_block is None:
+        return ()
+    if layout.activation != "softmax":
+        return (None,)
+    num_images, _, num_voxels = layout.shape
+    norms = logits.new_empty((num_images, 2, num_voxels), dtype=torch.float32)
+    _norms_launch(layout)(logits, norms)
+    return (norms,)
+
+
+@lru_cache(_NUM_PLANS)
+def _totals_launch(layout: Layout, num_programs: int, first: int) -> Launch:
+    """Of partial sums and the tensor that takes the totals, from its float `first` on."""
+    num_images, num_classes, _ = layout.shape
+    # 32 bytes of a row, the least that memory gives
+    column_block = 8
+    return Launch(
+        overlap.totals_kernel,
+        (-(-num_images * NUM_SUMS * num_classes // column_block),),
+        (first, num_images, num_programs, num_classes),
+        num_warps=8,
+        COLUMN_BLOCK=column_block,
+        PROGRAM_BLOCK=min(1024, triton.next_power_of_2(num_programs)),
+    )
+
+
+def total_sums(inputs: Inputs) -> Tensor:
+    """Sums (N, 5, C); those that were not asked for hold anything."""
+    layout, device = inputs.layout, inputs.logits.device
+    num_images, num_classes, _ = layout.shape
+    partials = torch.empty(
+        (num_images, layout.num_programs, NUM_SUMS, num_classes), device=device, dtype=torch.float32
+    )
+    norms = _norms(layout, layout.forward, inputs.logits)
+    _sums_launch(layout, 0)(inputs.logits, inputs.target, inputs.valid, partials, *norms)
+    if layout.num_programs == 1:
+        return partials[:, 0]
+    totals = torch.empty((num_images, NUM_SUMS, num_classes), device=device, dtype=torch.float32)
+    _totals_launch(layout, layout.num_programs, 0)(partials, totals)
+    return totals
+
+
+@lru_cache(_NUM_PLANS)
+def _gradient_launch(layout: Layout, gradient_stride: tuple[int, ...]) -> Launch:
+    tiling = layout.backward
+    kernel = overlap.gradient_kernel if tiling.class_block is None else overlap.gradient_by_class_kernel
+    num_programs = -(-layout.shape[2] // tiling.voxel_block)
+    return _launch(layout, kernel, tiling, num_programs, (*layout.integers, *gradient_stride))
+
+
+class _GradientPlan(NamedTuple):
+    launch: Launch
+    memory_format: torch.memory_format
+
+
+@lru_cache(_NUM_PLANS)
+def _gradient_plan(layout: Layout, shape: tuple[int, ...], stride: tuple[int, ...]) -> _GradientPlan:
+    """Of a gradient in the layout of such logits, or contiguous where its axes of space would not be one."""
+    like = torch.empty_strided(shape, stride, device="meta")
+    for memory_format in (torch.preserve_format, torch.contiguous_format):
+        flat = _flat_stride(shape, torch.empty_like(like, memory_format=memory_format).stride(), 2)
+        if flat is not None:
+            break
+    return _GradientPlan(_gradient_launch(layout, flat), memory_format)
+
+
+def logits_gradient(inputs: Inputs, to_sums: Tensor, scale: Tensor, like: Tensor) -> Tensor:
+    """Gradient in the logits, in the shape of `like`, of to_sums (N, 4, C) times `scale`."""
+    launch, memory_format = _gradient_plan(inputs.layout, like.shape, like.stride())
+    gradient = torch.empty_like(like, memory_format=memory_format)
+    norms = _norms(inputs.layout, inputs.layout.backward, inputs.logits)
+    launch(inputs.logits, inputs.target, inputs.valid, to_sums, scale, gradient, *norms)
+    return gradient
+
+
+class MixtureOptions(NamedTuple):
+    """Numbers and choices of `losses.region_loss_of` and of the mixture."""
+
+    alpha: float
+    beta: float
+    entropy_weight: float
+    region_weight: float
+    gamma: float = 1.0
+    log: bool = False
+    smooth: float = 0.0
+    over: str = "batch"
+    classes: str = "all"
+    background: bool = True
+
+
+class MixturePlan:
+    """The mixture of losses of inputs of one layout, and its gradient in `like`, ready to launch.
+
+    With `parts` the two losses are kept apart as well.
+    """
+
+    def __init__(
+        self, layout: Layout, like: Tensor, options: MixtureOptions, *, has_weight: bool, parts: bool
+    ) -> None:
+        num_images, num_classes, _ = layout.shape
+        num_sums = num_images * num_classes
+        self._num_partials = NUM_SUMS * num_sums * layout.num_programs
+        # derivatives (N, 4, C), and totals (N, 5, C)
+        self._room = 9 * num_sums
+        # None where the loss adds them up: then they lie in the room as well
+        self._totals: Launch | None = None
+        if self._num_partials > _FEW_PARTIALS:
+            self._totals = _totals_launch(layout, layout.num_programs, 4 * num_sums)
+            self._sums = _sums_launch(layout, 0)
+        else:
+            self._sums = _sums_launch(layout, self._room)
+            self._room += self._num_partials
+        self._layout = layout
+        self._sees_all = layout.forward.class_block is None
+        self._keeps_norms = layout.backward.class_block is not None
+        self._gradient = _gradient_plan(layout, like.shape, like.stride())
+        self._parts = parts
+        class_block = triton.next_power_of_2(num_classes)
+        image_block = max(1, min(triton.next_power_of_2(num_images), 2048 // class_block))
+        column_block = min(512, triton.next_power_of_2(NUM_SUMS * num_sums))
+        self._loss = Launch(
+            overlap.loss_kernel,
+            (1,),
+            (num_images, layout.num_programs, num_classes),
+            num_warps=8 if class_block * image_block <= 2048 else 16,
+            FORM=overlap.FORMS[layout.form],
+            ENTROPY=layout.entropy,
+            HAS_WEIGHT=has_weight,
+            LOG=options.log,
+            FOCAL=options.gamma != 1,
+            PRESENT=options.classes == "present",
+            OVER=overlap.OVERS[options.over],
+            BACKGROUND=options.background,
+            TERMS=parts,
+            ADDED_UP=self._totals is not None,
+            CLASS_BLOCK=class_block,
+            IMAGE_BLOCK=image_block,
+            COLUMN_BLOCK=column_block,
+            PROGRAM_BLOCK=min(triton.next_power_of_2(layout.num_programs), _FEW_PARTIALS // column_block),
+        )
+
+    def losses(
+        self,
+        logits: Tensor,
+        target: Tensor,
+        valid: Tensor | None,
+        class_weight: Tensor | None,
+        options: MixtureOptions,
+    ) -> tuple[Tensor, Tensor | None, tuple[Tensor | None, ...]]:
+        """Total; cross entropy and region loss, as a tensor of two; and what `gradient` needs.
+
+        Of the options only the numbers are looked at.
+        """
+        norms = () if self._sees_all else _norms(self._layout, self._layout.forward, logits)
+        room = logits.new_empty(self._room, dtype=torch.float32)
+        if self._totals is None:
+            self._sums(logits, target, valid, room, *norms)
+        else:
+            partials = logits.new_empty(self._num_partials, dtype=torch.float32)
+            self._sums(logits, target, valid, partials, *norms)
+            self._totals(partials, room)
+        # of their own, for what is a view cannot be added to in place
+        total = logits.new_empty((), dtype=torch.float32)
+        terms = logits.new_empty((2,), dtype=torch.float32) if self._parts else None
+        alpha, beta, entropy_weight, region_weight, gamma, _, smooth, *_ = options
+        floats = (alpha, beta, gamma, smooth, entropy_weight, region_weight)
+        self._loss(room, class_weight, total, terms, floats=floats)
+        return total, terms, (room, *norms) if self._keeps_norms else (room,)
+
+    def gradient(
+        self,
+        logits: Tensor,
+        target: Tensor,
+        valid: Tensor | None,
+        kept: Sequence[Tensor | None],
+        scale: Tensor,
+        like: Tensor,
+    ) -> Tensor:
+        """In the logits, of the total times `scale`; in the shape of `like`. The room kept begins with
+        d total / d sums (N, 4, C)."""
+        launch, memory_format = self._gradient
+        gradient = torch.empty_like(like, memory_format=memory_format)
+        room, *norms = kept
+        launch(logits, target, valid, room, scale, gradient, *norms)
+        return gradient
