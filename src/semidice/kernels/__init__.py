@@ -1,7 +1,8 @@
 """The sums of `sums`, computed with less memory traffic; a kernel imitates the definition and never is one.
 
     blocked   CPU: a few megabytes of voxels at a time, so that temporaries stay in the cache
-    overlap   GPU (Triton): logits are read once forward and once backward; `fused` gives them a gradient
+    overlap   GPU (Triton): logits are read once forward and once backward. How they are gone through stands
+              in `tilings`, what is launched in `plans`; `fused` gives it a gradient
 
 They are used by themselves where they apply: `use_kernels(False)` keeps this process to the definition.
 """
