@@ -676,15 +676,24 @@ def norms_kernel(
 
 
 @triton.jit
-def _scaled(x, norms, n, v, inside_v, num_voxels, ACTIVATION: tl.constexpr, WIDE: tl.constexpr):
-    """For a softmax t of `norms_kernel` and log2 Σ 2^t, else x."""
+def _rows_of_block(
+    logits, target, norms, n, index, v, inside_v, counted_v, num_voxels,
+    logits_c, logits_v, target_c, target_v,
+    ACTIVATION: tl.constexpr, HARD: tl.constexpr, HAS_VALID: tl.constexpr, WIDE: tl.constexpr,
+    NUM_CLASSES: tl.constexpr, FIRST, ROWS: tl.constexpr,
+):  # fmt: skip
+    """`_rows_of_chunk`, but for a softmax t of `norms_kernel`, and log2 Σ 2^t of each voxel."""
+    x, y = _rows_of_chunk(
+        logits, target, index, v, inside_v, counted_v, logits_c, logits_v, target_c, target_v,
+        ACTIVATION, HARD, HAS_VALID, WIDE, NUM_CLASSES, FIRST, ROWS,
+    )  # fmt: skip
     log_total = tl.zeros(v.shape, tl.float32)
     if ACTIVATION == SOFTMAX:
         place = norms + 2 * n * num_voxels + (v.to(tl.int64) if WIDE else v)
         largest = tl.load(place, mask=inside_v, other=0.0)
         log_total = tl.load(place + num_voxels, mask=inside_v, other=0.0)
         x = (x - largest[None, :]) * LOG2_E
-    return x, log_total
+    return x, y, log_total
 
 
 @triton.jit
@@ -712,11 +721,11 @@ def sums_by_class_kernel(
         inside_v, counted_v, index = _voxels(
             target, valid, n, v, num_voxels, target_v, HARD, HAS_VALID, WIDE, EVEN
         )
-        x, y = _rows_of_chunk(
-            logits, target, index, v, inside_v, counted_v, logits_c, logits_v, target_c, target_v,
+        x, y, log_total = _rows_of_block(
+            logits, target, norms, n, index, v, inside_v, counted_v, num_voxels,
+            logits_c, logits_v, target_c, target_v,
             ACTIVATION, HARD, HAS_VALID, WIDE, NUM_CLASSES, first_class, CLASS_BLOCK,
         )  # fmt: skip
-        x, log_total = _scaled(x, norms, n, v, inside_v, num_voxels, ACTIVATION, WIDE)
         tp, fp, fn, entropy, mass = _add_chunk(
             tp, fp, fn, entropy, mass, x, y, None, None, log_total, counted_v,
             ACTIVATION, FORM, ENTROPY, NUM_CLASSES, first_class, CLASS_BLOCK, VOXEL_BLOCK, VECTOR,
@@ -736,7 +745,7 @@ def gradient_by_class_kernel(
     STEP: tl.constexpr, CLASS_BLOCK: tl.constexpr, VOXEL_BLOCK: tl.constexpr, VECTOR: tl.constexpr,
     EVEN: tl.constexpr, NUM_STAGES: tl.constexpr,
 ):  # fmt: skip
-    """`gradient_kernel` over classes block by block: first Σ w, then, from the cache, the gradient."""
+    """`gradient_kernel` over classes block by block, twice for a softmax: first Σ w, then the gradient."""
     n = (tl.num_programs(1) - 1 - tl.program_id(1)).to(tl.int64)
     program = tl.num_programs(0) - 1 - tl.program_id(0)
     v = tl.max_contiguous(program * VOXEL_BLOCK + tl.arange(0, VOXEL_BLOCK), VECTOR)
@@ -751,11 +760,11 @@ def gradient_by_class_kernel(
     summed = tl.zeros([STEP, VOXEL_BLOCK], tl.float32)
     if ACTIVATION == SOFTMAX:
         for first in tl.range(0, NUM_CLASSES, CLASS_BLOCK, num_stages=NUM_STAGES):
-            x, y = _rows_of_chunk(
-                logits, target, index, v, inside_v, counted_v, logits_c, logits_v, target_c, target_v,
+            x, y, log_total = _rows_of_block(
+                logits, target, norms, n, index, v, inside_v, counted_v, num_voxels,
+                logits_c, logits_v, target_c, target_v,
                 ACTIVATION, HARD, HAS_VALID, WIDE, NUM_CLASSES, first, CLASS_BLOCK,
             )  # fmt: skip
-            x, log_total = _scaled(x, norms, n, v, inside_v, num_voxels, ACTIVATION, WIDE)
             _, w = _weighted_rows(
                 to_sums, x, y, None, None, log_total, counted_v, factor,
                 ACTIVATION, FORM, ENTROPY, NUM_CLASSES, first, CLASS_BLOCK,
@@ -763,11 +772,11 @@ def gradient_by_class_kernel(
             summed += _summed(w, CLASS_BLOCK, STEP, VOXEL_BLOCK)
     summed_row = tl.sum(summed, 0)[None, :]
     for first in tl.range(0, NUM_CLASSES, CLASS_BLOCK, num_stages=NUM_STAGES):
-        x, y = _rows_of_chunk(
-            logits, target, index, v, inside_v, counted_v, logits_c, logits_v, target_c, target_v,
+        x, y, log_total = _rows_of_block(
+            logits, target, norms, n, index, v, inside_v, counted_v, num_voxels,
+            logits_c, logits_v, target_c, target_v,
             ACTIVATION, HARD, HAS_VALID, WIDE, NUM_CLASSES, first, CLASS_BLOCK,
         )  # fmt: skip
-        x, log_total = _scaled(x, norms, n, v, inside_v, num_voxels, ACTIVATION, WIDE)
         p, g = _weighted_rows(
             to_sums, x, y, None, None, log_total, counted_v, factor,
             ACTIVATION, FORM, ENTROPY, NUM_CLASSES, first, CLASS_BLOCK,
