@@ -11,17 +11,15 @@ between its markers.
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from itertools import product
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import torch
 from bench_loss import KINDS, copy_bandwidth, limit_in_seconds
+from gpu import compile_all, need_gpu
 from pages import write_between_markers
 from timing import seconds_of_graph
 from torch import Tensor
@@ -108,9 +106,7 @@ def table_of(rows: list[dict[str, Any]]) -> str:
 
 def measure(classes: Sequence[int], out: Path) -> list[dict[str, Any]]:
     cases = list(product(classes, KINDS))
-    print(f"compiling for {len(cases)} batches", file=sys.stderr, flush=True)
-    with ProcessPoolExecutor(min(14, os.cpu_count() or 1), mp_context=get_context("spawn")) as pool:
-        list(pool.map(run_once, cases))
+    compile_all(run_once, cases)
     bandwidth = copy_bandwidth()
     common = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "bandwidth": bandwidth}
     rows: list[dict[str, Any]] = []
@@ -133,6 +129,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("bench_out"))
     parser.add_argument("--docs", type=Path, help="page whose table to replace")
     arguments = parser.parse_args()
+    need_gpu()
     table = table_of(measure(arguments.classes, arguments.out))
     print(table)
     if arguments.docs:

@@ -28,6 +28,7 @@ from typing import Any
 import torch
 import torch._functorch.config
 import torch.nn.functional as F
+from gpu import need_gpu
 from pages import write_between_markers
 from timing import seconds_in_turns, seconds_of, seconds_of_graph
 from torch import Tensor
@@ -296,6 +297,8 @@ def main() -> None:
     parser.add_argument("--skip-tests", action="store_true", help="the tests of the kernels have just run")
     arguments = parser.parse_args()
     device: str = arguments.device
+    if device == "cuda":
+        need_gpu()
     if not arguments.skip_tests:
         marks = ["-m", "gpu and not slow"] if device == "cuda" else []
         on_gpu = ["tests/test_fused.py", "tests/test_launch.py"]

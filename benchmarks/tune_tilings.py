@@ -8,17 +8,15 @@ what the pass must move. All are compiled first, by many processes at a time.
 """
 
 import argparse
-import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from itertools import product
-from multiprocessing import get_context
 from typing import NamedTuple
 from unittest.mock import patch
 
 import torch
 from bench_classes import batch
 from bench_loss import KINDS, copy_bandwidth
+from gpu import compile_all, need_gpu
 from timing import seconds_of
 
 from semidice.kernels import plans
@@ -106,11 +104,10 @@ def main() -> None:
     parser.add_argument("--passes", nargs="+", choices=PASSES, default=list(PASSES))
     parser.add_argument("--best", type=int, default=6, help="how many to print")
     arguments = parser.parse_args()
+    need_gpu()
     groups = list(product(arguments.classes, arguments.kinds, arguments.passes))
     trials = [Trial(*group, tiling) for group in groups for tiling in (None, *tilings(*group))]
-    print(f"compiling {len(trials)} kernels", flush=True)
-    with ProcessPoolExecutor(min(14, os.cpu_count() or 1), mp_context=get_context("spawn")) as pool:
-        faults = dict(zip(trials, pool.map(compile_one, trials), strict=True))
+    faults = dict(zip(trials, compile_all(compile_one, trials), strict=True))
     bandwidth = copy_bandwidth()
     for group in groups:
         num_classes, kind, which = group
