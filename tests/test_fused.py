@@ -183,6 +183,46 @@ def test_a_block_of_classes_at_a_time(by_class, shape, activation):
             )
 
 
+def assert_ignored_voxels_may_hold_anything(num_classes, whatever, hard):
+    logits, valid = random_logits(2, num_classes, 30), random_logits(2, 30, seed=6) > 0
+    target = class_map((2, 30), num_classes) if hard else soft_label(2, num_classes, 30)
+    options = {"valid": valid.to(DEVICE), **ALL_SUMS}
+    results = []
+    for held in (0.0, whatever):
+        free = torch.where(valid[:, None], logits, held).to(DEVICE).requires_grad_()
+        sums = fused.fused_sums(free, target.to(DEVICE), **options)
+        (sums.overlap.fp.square().sum() + sums.entropy.sum()).backward()
+        results.append((*sums.overlap, sums.entropy, sums.mass, free.grad))
+    for mine, theirs in zip(*results, strict=True):
+        assert torch.equal(mine, theirs)
+
+
+IGNORED = pytest.mark.parametrize(
+    ("whatever", "hard"), list(itertools.product([float("nan"), float("inf")], [False, True]))
+)
+
+
+@IGNORED
+@pytest.mark.parametrize("num_classes", [3, 60, 170])
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_ignored_voxels_may_hold_anything(num_classes, whatever, hard):
+    assert_ignored_voxels_may_hold_anything(num_classes, whatever, hard)
+
+
+@IGNORED
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_ignored_voxels_may_hold_anything_by_blocks_of_classes(by_class, whatever, hard):
+    assert_ignored_voxels_may_hold_anything(11, whatever, hard)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_what_is_not_finite_shows_by_blocks_of_classes(by_class, value):
+    logits, target = random_logits(2, 11, 30), class_map((2, 30), 11)
+    logits[1, 9, 7] = value
+    assert not mixture_and_gradient(logits.to(DEVICE), target.to(DEVICE))[0].isfinite()
+
+
 def test_a_softmax_by_blocks_of_classes_far_from_and_next_to_certainty(by_class):
     logits, target = random_logits(1, 37, 80), class_map((1, 80), 37)
     right = torch.zeros_like(logits).scatter_(1, target[:, None], 1.0)

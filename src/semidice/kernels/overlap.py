@@ -690,8 +690,9 @@ def _rows_of_block(
     log_total = tl.zeros(v.shape, tl.float32)
     if ACTIVATION == SOFTMAX:
         place = norms + 2 * n * num_voxels + (v.to(tl.int64) if WIDE else v)
-        largest = tl.load(place, mask=inside_v, other=0.0)
-        log_total = tl.load(place + num_voxels, mask=inside_v, other=0.0)
+        # those of a voxel that does not count may be anything, even NaN
+        largest = tl.load(place, mask=counted_v, other=0.0)
+        log_total = tl.load(place + num_voxels, mask=counted_v, other=0.0)
         x = (x - largest[None, :]) * LOG2_E
     return x, y, log_total
 
