@@ -27,30 +27,8 @@ from torch import Tensor
 import semidice
 
 CLASSES = (
-    2,
-    3,
-    5,
-    8,
-    11,
-    14,
-    19,
-    24,
-    32,
-    40,
-    50,
-    64,
-    80,
-    100,
-    130,
-    150,
-    200,
-    300,
-    400,
-    600,
-    1000,
-    2000,
-    5000,
-)
+    2, 3, 5, 8, 11, 14, 19, 24, 32, 40, 50, 64, 80, 100, 130, 150, 200, 300, 400, 600, 1000, 2000, 5000
+)  # fmt: skip
 
 
 def batch(num_classes: int, kind: str) -> tuple[Tensor, Tensor]:
@@ -67,8 +45,8 @@ def batch(num_classes: int, kind: str) -> tuple[Tensor, Tensor]:
 
 def run_once(case: tuple[int, str]) -> None:
     """So that everything is compiled."""
-    semidice.SegmentationLoss()(*(tensors := batch(*case))).backward()
-    del tensors
+    logits, target = batch(*case)
+    semidice.SegmentationLoss()(logits, target).backward()
     torch.cuda.synchronize()
 
 

@@ -28,3 +28,12 @@ def assert_equal_to_the_definition(kernel, prediction, target, valid=None, *, to
     for mine, defined in zip(ours[0], theirs[0], strict=True):
         torch.testing.assert_close(mine, defined, rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(ours[1], theirs[1])
+
+
+def forget_plans():
+    """So that the next launch is planned anew, and looks at what a test has changed."""
+    from semidice.kernels import fused, plans
+
+    fused._mixtures.clear()
+    for plan in (plans._sums_launch, plans._norms_launch, plans._gradient_launch, plans._gradient_plan):
+        plan.cache_clear()

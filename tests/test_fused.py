@@ -137,13 +137,6 @@ def test_an_index_beyond_the_classes_is_no_class(num_classes):
 
 
 TABLES = ("FORWARD", "HARD_FORWARD", "BACKWARD", "HARD_BACKWARD")
-PLANS = (plans._sums_launch, plans._gradient_launch, plans._gradient_plan, plans._norms_launch)
-
-
-def forget_plans():
-    fused._mixtures.clear()
-    for plan in PLANS:
-        plan.cache_clear()
 
 
 @pytest.fixture(params=["few voxels", "many voxels"])
@@ -153,9 +146,9 @@ def by_class(request, monkeypatch):
         monkeypatch.setattr(tilings, name, getattr(tilings, name)[-1:])
     if request.param == "many voxels":
         monkeypatch.setattr(plans, "_ENOUGH_PROGRAMS", 1)
-    forget_plans()
+    kernels.forget_plans()
     yield
-    forget_plans()
+    kernels.forget_plans()
 
 
 NUM_BLOCKED = tilings.BY_CLASS.class_block
@@ -181,6 +174,22 @@ def test_a_block_of_classes_at_a_time(by_class, shape, activation):
             assert_equal_to_the_definition(
                 prediction, target, mask, form=form, activation=activation, entropy=True
             )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_by_blocks_of_classes(by_class, dtype):
+    logits, target = random_logits(2, 11, 9, 10).to(dtype), soft_label(2, 11, 9, 10).to(dtype)
+    for label in (target, class_map((2, 9, 10), 11)):
+        assert_equal_to_the_definition(logits, label, form="min", activation="softmax", entropy=True)
+
+
+def test_any_strides_by_blocks_of_classes(by_class):
+    logits, target = random_logits(2, 11, 8, 12), soft_label(2, 11, 8, 12)
+    options = {"form": "min", "activation": "softmax", "entropy": True}
+    channels_last = logits.contiguous(memory_format=torch.channels_last)
+    assert_equal_to_the_definition(channels_last, target, **options)
+    assert_equal_to_the_definition(logits[..., ::2], target[..., ::2], **options)
+    assert_equal_to_the_definition(logits.transpose(2, 3), target.transpose(2, 3), **options)
 
 
 def assert_ignored_voxels_may_hold_anything(num_classes, whatever, hard):
@@ -373,9 +382,9 @@ def test_many_partial_sums_are_added_up_before_the_loss(over, monkeypatch):
     options = MixtureOptions(alpha=0.7, beta=0.3, entropy_weight=0.25, region_weight=0.75, over=over)
     few, *_ = fused.fused_mixture(logits, target, options=options, **which)
     monkeypatch.setattr(plans, "_FEW_PARTIALS", 0)
-    forget_plans()
+    kernels.forget_plans()
     many, *_ = fused.fused_mixture(logits, target, options=options, **which)
-    forget_plans()
+    kernels.forget_plans()
     torch.testing.assert_close(many, few)
 
 

@@ -9,6 +9,7 @@ import random
 
 import pytest
 import torch
+from kernels import forget_plans
 from laws import class_map, random_logits, soft_label
 
 pytest.importorskip("triton")
@@ -23,7 +24,6 @@ from semidice.kernels.launch import Launch
 from semidice.kernels.plans import MixtureOptions
 
 KERNELS = ("sums_kernel", "gradient_kernel", "loss_kernel")
-PLANS = (plans._sums_launch, plans._gradient_launch, plans._gradient_plan)
 STREAM = 77
 OPTIONS = MixtureOptions(alpha=0.5, beta=0.5, entropy_weight=0.25, region_weight=0.75)
 WHICH = {"activation": "softmax", "form": "min", "entropy": True}
@@ -98,12 +98,6 @@ def kernels(monkeypatch):
     forget_plans()
     yield replaced
     forget_plans()
-
-
-def forget_plans():
-    fused._mixtures.clear()
-    for plan in PLANS:
-        plan.cache_clear()
 
 
 def shifted(tensor, by):

@@ -92,7 +92,7 @@ def _caller(found: CompiledKernel, grid: tuple[int, ...], device: int) -> Callab
     """What launches a compiled kernel on a device: Triton's way, less its work for hooks if there are none.
 
     Hooks are what profilers ask to be called around launches; for each Triton looks for them and describes
-    the launch, which takes as long as the launch.
+    the launch, which takes nearly as long as to make it.
     """
     with_hooks, run = found[grid], found.run
     function, metadata = found.function, found.packed_metadata

@@ -653,15 +653,15 @@ def norms_kernel(
     logits += n * logits_n
     inside_v = tl.full(v.shape, True, tl.int1) if EVEN else v < num_voxels
     # above what only pads, so that this adds nothing
-    largest = tl.full([STEP, VOXEL_BLOCK], FAR_BELOW / 2, tl.float32)
+    largest = tl.full([STEP, VOXEL_BLOCK], FAR_BELOW, tl.float32)
     total = tl.zeros([STEP, VOXEL_BLOCK], tl.float32)
     for first in tl.range(0, NUM_CLASSES, CLASS_BLOCK, num_stages=NUM_STAGES):
         row, column = first + tl.arange(0, CLASS_BLOCK)[:, None], v[None, :]
         inside = (row < NUM_CLASSES) & inside_v[None, :]
         if WIDE:
             row, column = row.to(tl.int64), column.to(tl.int64)
-        x = tl.load(logits + row * logits_c + column * logits_v, mask=inside, other=FAR_BELOW).to(tl.float32)
-        x = tl.reshape(x, [CLASS_BLOCK // STEP, STEP, VOXEL_BLOCK])
+        x = tl.load(logits + row * logits_c + column * logits_v, mask=inside, other=float("-inf"))
+        x = tl.reshape(x.to(tl.float32), [CLASS_BLOCK // STEP, STEP, VOXEL_BLOCK])
         before = largest
         largest = tl.maximum(before, tl.max(x, 0))
         # no rounded multiple of the largest here: of every step, and of all, it would be another

@@ -68,7 +68,7 @@ class Layout(NamedTuple):
     @property
     def backward(self) -> Tiling:
         """How the gradient does."""
-        return self.spread(self._tiling(tilings.HARD_BACKWARD if self.has_one_class else tilings.BACKWARD))
+        return self._spread(self._tiling(tilings.HARD_BACKWARD if self.has_one_class else tilings.BACKWARD))
 
     def _tiling(self, table: Tilings) -> Tiling:
         return tilings.tiling_of(table, self.shape[1], self.logits_dtype.itemsize)
@@ -76,9 +76,9 @@ class Layout(NamedTuple):
     @property
     def norms(self) -> Tiling:
         """How the softmax does, where the sums see one block of classes at a time."""
-        return self.spread(tilings.NORMS)
+        return self._spread(tilings.NORMS)
 
-    def spread(self, tiling: Tiling) -> Tiling:
+    def _spread(self, tiling: Tiling) -> Tiling:
         """With fewer voxels and more classes at a time, where programs are too few to keep the GPU busy."""
         num_images, _, num_voxels = self.shape
         while (
