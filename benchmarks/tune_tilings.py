@@ -70,8 +70,6 @@ def prepared(inputs: Inputs, which: str, tiling: Tiling | None) -> Callable[[], 
     num_images, num_classes, _ = layout.shape
     tensors = inputs.logits, inputs.target, inputs.valid
     tiling = tiling or getattr(layout, which)
-    if which == "forward":
-        tiling = tiling._replace(num_tiles=layout.most_tiles(tiling))
     with patch.object(plans.Layout, which, tiling):
         norms = plans._norms(layout, tiling, inputs.logits)
         if which == "forward":

@@ -35,5 +35,7 @@ def forget_plans():
     from semidice.kernels import fused, plans
 
     fused._mixtures.clear()
-    for plan in (plans._sums_launch, plans._norms_launch, plans._gradient_launch, plans._gradient_plan):
+    for plan in (
+        plans._layout, plans._sums_launch, plans._norms_launch, plans._gradient_launch, plans._gradient_plan
+    ):  # fmt: skip
         plan.cache_clear()

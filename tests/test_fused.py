@@ -7,6 +7,7 @@ import itertools
 import os
 import subprocess
 import sys
+from unittest.mock import patch
 
 import kernels
 import pytest
@@ -41,6 +42,18 @@ SHAPES = [
     (1, 150, 37),
     (1, 1000, 18),
 ]
+
+
+num_multiprocessors = plans._num_multiprocessors
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _a_small_gpu():
+    """The tensors are small as well, and so programs have several tiles."""
+    kernels.forget_plans()
+    with patch.object(plans, "_num_multiprocessors", lambda device: 1):
+        yield
+    kernels.forget_plans()
 
 
 def assert_equal_to_the_definition(prediction, target, valid=None, **options):
@@ -266,8 +279,26 @@ def test_small_batches_take_three_launches():
             stride = (shape[1] * shape[2], shape[2], 1)
             layout = plans.Layout(shape, stride, stride, dtype, target_dtype, False, "softmax", "min", True)
             assert shape[0] * layout.num_programs * plans.NUM_SUMS * shape[1] <= plans._FEW_PARTIALS
-            one = layout._replace(shape=(1, shape[1], 1))
-            assert (one.num_programs, one.forward.num_tiles) == (1, 1)
+            assert layout._replace(shape=(1, shape[1], 1)).num_programs == 1
+
+
+@pytest.mark.parametrize("num_images", [1, 3, 8, 5000])
+@pytest.mark.parametrize("num_classes", [2, 14, 64, 150, 2000])
+def test_programs_fill_the_gpu_some_whole_number_of_times(num_images, num_classes):
+    for num_voxels in (1, 1000, 2**15, 2**21):
+        stride = (num_classes * num_voxels, num_voxels, 1)
+        layout = plans.Layout(
+            (num_images, num_classes, num_voxels), stride, stride,
+            torch.bfloat16, torch.uint8, False, "softmax", "min", True,
+        )  # fmt: skip
+        tiling, num_programs = layout.forward, layout.num_programs
+        num_tiles = -(-num_voxels // tiling.voxel_block)
+        assert -(-num_tiles // tiling.num_tiles) <= num_programs <= num_tiles
+        num_blocks = -(-num_classes // (tiling.class_block or num_classes))
+        at_once = 132 * tiling.at_once(layout._voxel_bytes(tiling)) // num_blocks
+        if num_images * num_tiles >= tiling.num_tiles * at_once and num_images < at_once:
+            # the last round lacks fewer programs than there are images
+            assert -num_images * num_programs % at_once < num_images
 
 
 # the largest number that is computed whole, soft targets of fewer, and the fewest that are by block
@@ -578,6 +609,32 @@ def test_a_captured_step_equals_the_eager_one_bit_for_bit(shape):
     graph.replay()
     for mine, theirs in zip(captured, eager, strict=True):
         assert torch.equal(mine, theirs)
+
+
+@needs_gpu
+@pytest.mark.parametrize("kind", ["soft", "hard"])
+@pytest.mark.parametrize("num_classes", [2, 14, 32, 50, 64, 100, 150, 200, 300])
+def test_all_of_the_gpu(num_classes, kind, monkeypatch):
+    """Programs for all multiprocessors, and more tiles than those take at once."""
+    monkeypatch.setattr(plans, "_num_multiprocessors", num_multiprocessors)
+    kernels.forget_plans()
+    generator = torch.Generator(DEVICE).manual_seed(0)
+    shape = (3, num_classes, 2**25 // num_classes // 3 + 1)
+    for dtype in (torch.float32, torch.bfloat16):
+        logits = torch.randn(shape, device=DEVICE, generator=generator).to(dtype)
+        target = torch.randn(shape, device=DEVICE, generator=generator).softmax(1)
+        if kind == "hard":
+            target = target.argmax(1).to(torch.int16)
+        layout = flat_inputs(logits, target, None, **ALL_SUMS).layout
+        num_tiles = -(-shape[2] // layout.forward.voxel_block)
+        assert 1 < num_tiles / layout.num_programs <= layout.forward.num_tiles
+        ours = fused.fused_sums(logits, target, valid=None, **ALL_SUMS)
+        exact = target.double() if kind == "soft" else target
+        theirs = reference_sums(logits.double(), exact, valid=None, **ALL_SUMS)
+        pairs = zip((*ours.overlap, *ours[1:]), (*theirs.overlap, *theirs[1:]), strict=True)
+        for mine, defined in pairs:
+            torch.testing.assert_close(mine.double(), defined.double(), rtol=1e-5, atol=0.0)
+    kernels.forget_plans()
 
 
 @needs_gpu

@@ -32,27 +32,83 @@ PROB_UNITS, COUNT = tl.constexpr(2.0**38), tl.constexpr(2**50)
 BIT_UNITS, MOST_BIT_UNITS = tl.constexpr(2.0**24), tl.constexpr(2.0**52)
 # classes up to which the powers of a softmax are kept; with more registers are short, and they are made again
 MOST_KEPT = tl.constexpr(160)
-# class indices of as few are compared with every class in the gradient, which is less than to look up their own
+# class indices of as few are compared with every class in the gradient: less work than to look up their own
 MOST_COMPARED = tl.constexpr(7)
 # a logit whose exponential is 0 and whose product with 0 is one
 FAR_BELOW = tl.constexpr(-1e30)
 
 
 @triton.jit
-def _voxels(
-    target, valid, n, v, num_voxels, target_v,
-    HARD: tl.constexpr, HAS_VALID: tl.constexpr, WIDE: tl.constexpr, EVEN: tl.constexpr,
-):  # fmt: skip
-    """Whether each voxel is there, whether it counts, and its class: -1, which is none, where it does not."""
-    inside = tl.full(v.shape, True, tl.int1) if EVEN else v < num_voxels
-    column = v.to(tl.int64) if WIDE else v
+def _tiles_of(program, num_programs, num_voxels, VOXEL_BLOCK: tl.constexpr):
+    """Where the tiles of a program begin and end: all programs have as many, or one more."""
+    num_tiles = tl.cdiv(num_voxels, VOXEL_BLOCK).to(tl.int64)
+    first = program * num_tiles // num_programs
+    return first.to(tl.int32), ((program + 1) * num_tiles // num_programs).to(tl.int32)
+
+
+@triton.jit
+def _inside(v, num_voxels, EVEN: tl.constexpr):
+    """Whether each voxel is there."""
+    return tl.full(v.shape, True, tl.int1) if EVEN else v < num_voxels
+
+
+@triton.jit
+def _loaded_labels(target, v, inside, target_v, HARD: tl.constexpr, WIDE: tl.constexpr):
+    """Class indices as they are, and nothing of a soft target."""
+    labels = tl.zeros(v.shape, tl.int32)
+    if HARD:
+        column = v.to(tl.int64) if WIDE else v
+        labels = tl.load(target + column * target_v, mask=inside, other=0)
+    return labels
+
+
+@triton.jit
+def _counted(valid, labels, n, v, inside, num_voxels, HAS_VALID: tl.constexpr, WIDE: tl.constexpr):
+    """Whether each voxel counts, and its class: -1, which is none, where it does not."""
     counted = inside
     if HAS_VALID:
+        column = v.to(tl.int64) if WIDE else v
         counted = inside & (tl.load(valid + n * num_voxels + column, mask=inside, other=0) != 0)
-    index = tl.zeros(v.shape, tl.int32)
+    return counted, tl.where(counted, labels.to(tl.int32), -1)
+
+
+@triton.jit
+def _loaded(
+    tensor, v, inside_v, stride_c, stride_v,
+    WIDE: tl.constexpr, NUM_CLASSES: tl.constexpr, FIRST, ROWS: tl.constexpr,
+):  # fmt: skip
+    """A chunk of classes as float32, 0 where there is nothing."""
+    row, column = FIRST + tl.arange(0, ROWS)[:, None], v[None, :]
+    inside = (row < NUM_CLASSES) & inside_v[None, :]
+    if WIDE:
+        row, column = row.to(tl.int64), column.to(tl.int64)
+    return tl.load(tensor + row * stride_c + column * stride_v, mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _counted_logits(
+    x, counted_v,
+    ACTIVATION: tl.constexpr, HAS_VALID: tl.constexpr, NUM_CLASSES: tl.constexpr, FIRST, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Logits of a chunk: 0 where they do not count, but far below in rows that only pad a softmax."""
+    if HAS_VALID:
+        # whatever is there, even NaN
+        x = tl.where(counted_v[None, :], x, 0.0)
+    if ACTIVATION == SOFTMAX:
+        x = tl.where(FIRST + tl.arange(0, ROWS)[:, None] < NUM_CLASSES, x, FAR_BELOW)
+    return x
+
+
+@triton.jit
+def _counted_target(
+    y, index, counted_v, HARD: tl.constexpr, HAS_VALID: tl.constexpr, FIRST, ROWS: tl.constexpr
+):
+    """Target of a chunk, as it was loaded if it is soft: 0 where it does not count."""
     if HARD:
-        index = tl.where(counted, tl.load(target + column * target_v, mask=inside, other=0).to(tl.int32), -1)
-    return inside, counted, index
+        y = (index[None, :] == FIRST + tl.arange(0, ROWS)[:, None]).to(tl.float32)
+    elif HAS_VALID:
+        y = tl.where(counted_v[None, :], y, 0.0)
+    return y
 
 
 @triton.jit
@@ -61,49 +117,62 @@ def _rows_of_chunk(
     ACTIVATION: tl.constexpr, HARD: tl.constexpr, HAS_VALID: tl.constexpr, WIDE: tl.constexpr,
     NUM_CLASSES: tl.constexpr, FIRST, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Logits and soft target: 0 where they do not count, but far below in rows that only pad a softmax."""
-    c = FIRST + tl.arange(0, ROWS)[:, None]
-    inside = (c < NUM_CLASSES) & inside_v[None, :]
-    row, column = c, v[None, :]
-    if WIDE:
-        row, column = c.to(tl.int64), v.to(tl.int64)[None, :]
-    x = tl.load(logits + row * logits_c + column * logits_v, mask=inside, other=0.0).to(tl.float32)
-    if HARD:
-        y = (index[None, :] == c).to(tl.float32)
-    else:
-        y = tl.load(target + row * target_c + column * target_v, mask=inside, other=0.0).to(tl.float32)
-    if HAS_VALID:
-        # whatever is there, even NaN
-        x = tl.where(counted_v[None, :], x, 0.0)
-        y = tl.where(counted_v[None, :], y, 0.0)
-    if ACTIVATION == SOFTMAX:
-        x = tl.where(c < NUM_CLASSES, x, FAR_BELOW)
-    return x, y
+    """Logits and target of a chunk."""
+    x = _loaded(logits, v, inside_v, logits_c, logits_v, WIDE, NUM_CLASSES, FIRST, ROWS)
+    y = x
+    if not HARD:
+        y = _loaded(target, v, inside_v, target_c, target_v, WIDE, NUM_CLASSES, FIRST, ROWS)
+    x = _counted_logits(x, counted_v, ACTIVATION, HAS_VALID, NUM_CLASSES, FIRST, ROWS)
+    return x, _counted_target(y, index, counted_v, HARD, HAS_VALID, FIRST, ROWS)
+
+
+@triton.jit
+def _loaded_tile(
+    tensor, v, inside_v, stride_c, stride_v,
+    WIDE: tl.constexpr, NUM_CLASSES: tl.constexpr,
+    ROWS_A: tl.constexpr, ROWS_B: tl.constexpr, ROWS_C: tl.constexpr,
+):  # fmt: skip
+    """Three chunks; in the place of one of no rows stands the first."""
+    a = _loaded(tensor, v, inside_v, stride_c, stride_v, WIDE, NUM_CLASSES, 0, ROWS_A)
+    b, c = a, a
+    if ROWS_B > 0:
+        b = _loaded(tensor, v, inside_v, stride_c, stride_v, WIDE, NUM_CLASSES, ROWS_A, ROWS_B)
+    if ROWS_C > 0:
+        c = _loaded(tensor, v, inside_v, stride_c, stride_v, WIDE, NUM_CLASSES, ROWS_A + ROWS_B, ROWS_C)
+    return a, b, c
 
 
 @triton.jit
 def _rows_of_tile(
-    logits, target, index, v, inside_v, counted_v, logits_c, logits_v, target_c, target_v,
+    logits, target, valid, labels, n, v, inside_v, num_voxels, logits_c, logits_v, target_c, target_v,
     ACTIVATION: tl.constexpr, HARD: tl.constexpr, HAS_VALID: tl.constexpr, WIDE: tl.constexpr,
     NUM_CLASSES: tl.constexpr, ROWS_A: tl.constexpr, ROWS_B: tl.constexpr, ROWS_C: tl.constexpr,
 ):  # fmt: skip
-    """`_rows_of_chunk` of three chunks; in the place of one of no rows stands the first."""
-    x_a, y_a = _rows_of_chunk(
-        logits, target, index, v, inside_v, counted_v, logits_c, logits_v, target_c, target_v,
-        ACTIVATION, HARD, HAS_VALID, WIDE, NUM_CLASSES, 0, ROWS_A,
-    )  # fmt: skip
-    x_b, y_b, x_c, y_c = x_a, y_a, x_a, y_a
+    """Whether voxels count, and their class; logits and target of three chunks.
+
+    Labels are those of the voxels, or None: then they are loaded here.
+    """
+    x_a, x_b, x_c = _loaded_tile(
+        logits, v, inside_v, logits_c, logits_v, WIDE, NUM_CLASSES, ROWS_A, ROWS_B, ROWS_C
+    )
+    y_a, y_b, y_c = x_a, x_b, x_c
+    if not HARD:
+        y_a, y_b, y_c = _loaded_tile(
+            target, v, inside_v, target_c, target_v, WIDE, NUM_CLASSES, ROWS_A, ROWS_B, ROWS_C
+        )
+    if labels is None:
+        # only now: threads hand them on to each other and wait for them, while logits are on their way
+        labels = _loaded_labels(target, v, inside_v, target_v, HARD, WIDE)
+    counted_v, index = _counted(valid, labels, n, v, inside_v, num_voxels, HAS_VALID, WIDE)
+    x_a = _counted_logits(x_a, counted_v, ACTIVATION, HAS_VALID, NUM_CLASSES, 0, ROWS_A)
+    y_a = _counted_target(y_a, index, counted_v, HARD, HAS_VALID, 0, ROWS_A)
     if ROWS_B > 0:
-        x_b, y_b = _rows_of_chunk(
-            logits, target, index, v, inside_v, counted_v, logits_c, logits_v, target_c, target_v,
-            ACTIVATION, HARD, HAS_VALID, WIDE, NUM_CLASSES, ROWS_A, ROWS_B,
-        )  # fmt: skip
+        x_b = _counted_logits(x_b, counted_v, ACTIVATION, HAS_VALID, NUM_CLASSES, ROWS_A, ROWS_B)
+        y_b = _counted_target(y_b, index, counted_v, HARD, HAS_VALID, ROWS_A, ROWS_B)
     if ROWS_C > 0:
-        x_c, y_c = _rows_of_chunk(
-            logits, target, index, v, inside_v, counted_v, logits_c, logits_v, target_c, target_v,
-            ACTIVATION, HARD, HAS_VALID, WIDE, NUM_CLASSES, ROWS_A + ROWS_B, ROWS_C,
-        )  # fmt: skip
-    return x_a, y_a, x_b, y_b, x_c, y_c
+        x_c = _counted_logits(x_c, counted_v, ACTIVATION, HAS_VALID, NUM_CLASSES, ROWS_A + ROWS_B, ROWS_C)
+        y_c = _counted_target(y_c, index, counted_v, HARD, HAS_VALID, ROWS_A + ROWS_B, ROWS_C)
+    return counted_v, index, x_a, y_a, x_b, y_b, x_c, y_c
 
 
 @triton.jit
@@ -124,11 +193,7 @@ HAS_FAST_LOG = tl.constexpr(isinstance(_summed, triton.JITFunction) and torch.ve
 @triton.jit
 def _log2(x):
     """Within 4e-7: as near as the exponentials are, in one instruction where the exact one takes twenty."""
-    if HAS_FAST_LOG:
-        result = libdevice.fast_log2f(x)
-    else:
-        result = tl.log2(x)
-    return result
+    return libdevice.fast_log2f(x) if HAS_FAST_LOG else tl.log2(x)
 
 
 @triton.jit
@@ -272,11 +337,12 @@ def sums_kernel(
     HARD: tl.constexpr, HAS_VALID: tl.constexpr, WIDE: tl.constexpr, NUM_CLASSES: tl.constexpr,
     ROWS_A: tl.constexpr, ROWS_B: tl.constexpr, ROWS_C: tl.constexpr, STEP: tl.constexpr,
     VOXEL_BLOCK: tl.constexpr, VECTOR: tl.constexpr, EVEN: tl.constexpr,
-    NUM_TILES: tl.constexpr, NUM_STAGES: tl.constexpr,
+    NUM_STAGES: tl.constexpr,
 ):  # fmt: skip
     program, n = tl.program_id(0), tl.program_id(1).to(tl.int64)
     logits += n * logits_n
     target += n * target_n
+    first_tile, end_tile = _tiles_of(program, tl.num_programs(0), num_voxels, VOXEL_BLOCK)
     # thread by thread, and summed over them only at the end: that takes shuffles
     tp_a = tl.zeros([ROWS_A, VOXEL_BLOCK // VECTOR], tl.float32)
     fp_a, fn_a, entropy_a, mass_a = tp_a, tp_a, tp_a, tp_a
@@ -286,14 +352,12 @@ def sums_kernel(
     if ROWS_C > 0:
         tp_c = tl.zeros([ROWS_C, VOXEL_BLOCK // VECTOR], tl.float32)
         fp_c, fn_c, entropy_c, mass_c = tp_c, tp_c, tp_c, tp_c
-    for tile in tl.range(0, NUM_TILES, num_stages=NUM_STAGES):
-        v = (program * NUM_TILES + tile) * VOXEL_BLOCK + tl.arange(0, VOXEL_BLOCK)
-        v = tl.max_contiguous(v, VECTOR)
-        inside_v, counted_v, index = _voxels(
-            target, valid, n, v, num_voxels, target_v, HARD, HAS_VALID, WIDE, EVEN
-        )
-        x_a, y_a, x_b, y_b, x_c, y_c = _rows_of_tile(
-            logits, target, index, v, inside_v, counted_v, logits_c, logits_v, target_c, target_v,
+    for tile in tl.range(first_tile, end_tile, num_stages=NUM_STAGES):
+        v = tl.max_contiguous(tile * VOXEL_BLOCK + tl.arange(0, VOXEL_BLOCK), VECTOR)
+        inside_v = _inside(v, num_voxels, EVEN)
+        counted_v, _, x_a, y_a, x_b, y_b, x_c, y_c = _rows_of_tile(
+            logits, target, valid, None, n, v, inside_v, num_voxels,
+            logits_c, logits_v, target_c, target_v,
             ACTIVATION, HARD, HAS_VALID, WIDE, NUM_CLASSES, ROWS_A, ROWS_B, ROWS_C,
         )  # fmt: skip
         e_a, e_b, e_c = x_a, x_b, x_c
@@ -384,6 +448,16 @@ def _store_index_sums(
 
 
 @triton.jit
+def _own_logits(logits, index, v, logits_c, logits_v, WIDE: tl.constexpr, NUM_CLASSES: tl.constexpr):
+    """Logits of the voxels' classes, 0 where there is none: an index beyond the classes is no address."""
+    row, column = index, v
+    if WIDE:
+        row, column = index.to(tl.int64), v.to(tl.int64)
+    real = (index >= 0) & (index < NUM_CLASSES)
+    return tl.load(logits + row * logits_c + column * logits_v, mask=real, other=0.0)
+
+
+@triton.jit
 def sums_of_indices_kernel(
     logits, target, valid, partials, first, num_voxels,
     logits_n, logits_c, logits_v, target_n, target_c, target_v,
@@ -391,7 +465,7 @@ def sums_of_indices_kernel(
     HARD: tl.constexpr, HAS_VALID: tl.constexpr, WIDE: tl.constexpr, NUM_CLASSES: tl.constexpr,
     ROWS_A: tl.constexpr, ROWS_B: tl.constexpr, ROWS_C: tl.constexpr, STEP: tl.constexpr,
     VOXEL_BLOCK: tl.constexpr, VECTOR: tl.constexpr, EVEN: tl.constexpr,
-    NUM_TILES: tl.constexpr, NUM_STAGES: tl.constexpr,
+    NUM_STAGES: tl.constexpr,
 ):  # fmt: skip
     """`sums_kernel` for the softmax of many classes, and class indices.
 
@@ -402,6 +476,7 @@ def sums_of_indices_kernel(
     program, n = tl.program_id(0), tl.program_id(1).to(tl.int64)
     logits += n * logits_n
     target += n * target_n
+    first_tile, end_tile = _tiles_of(program, tl.num_programs(0), num_voxels, VOXEL_BLOCK)
     place = first + (n * tl.num_programs(0) + program) * 5 * NUM_CLASSES
     # 16 bytes a class, in the 20 of its sums, at a multiple of 8
     table = partials.to(tl.pointer_type(tl.int64), bitcast=True) + (place + 1) // 2
@@ -415,25 +490,25 @@ def sums_of_indices_kernel(
         prob_c = tl.zeros([ROWS_C, VOXEL_BLOCK // VECTOR], tl.float32)
     tl.debug_barrier()
     nan = tl.zeros([VOXEL_BLOCK], tl.float32)
-    for tile in tl.range(0, NUM_TILES, num_stages=NUM_STAGES):
-        v = (program * NUM_TILES + tile) * VOXEL_BLOCK + tl.arange(0, VOXEL_BLOCK)
-        v = tl.max_contiguous(v, VECTOR)
-        inside_v, counted_v, index = _voxels(
-            target, valid, n, v, num_voxels, target_v, HARD, HAS_VALID, WIDE, EVEN
-        )
-        x_a, _, x_b, _, x_c, _ = _rows_of_tile(
-            logits, target, index, v, inside_v, counted_v, logits_c, logits_v, target_c, target_v,
+    # Labels are too few bytes to be copied past the registers, as logits are: they are loaded a tile ahead.
+    v = first_tile * VOXEL_BLOCK + tl.arange(0, VOXEL_BLOCK)
+    labels = _loaded_labels(target, v, v < num_voxels, target_v, HARD, WIDE)
+    for tile in tl.range(first_tile, end_tile, num_stages=NUM_STAGES):
+        v = tl.max_contiguous(tile * VOXEL_BLOCK + tl.arange(0, VOXEL_BLOCK), VECTOR)
+        inside_v = _inside(v, num_voxels, EVEN)
+        next_v = v + VOXEL_BLOCK
+        next_labels = _loaded_labels(target, next_v, next_v < num_voxels, target_v, HARD, WIDE)
+        counted_v, index, x_a, _, x_b, _, x_c, _ = _rows_of_tile(
+            logits, target, valid, labels, n, v, inside_v, num_voxels,
+            logits_c, logits_v, target_c, target_v,
             ACTIVATION, HARD, HAS_VALID, WIDE, NUM_CLASSES, ROWS_A, ROWS_B, ROWS_C,
         )  # fmt: skip
+        own_x = _own_logits(logits, index, v, logits_c, logits_v, WIDE, NUM_CLASSES)
         real = (index >= 0) & (index < NUM_CLASSES)
-        row, column = index, v
-        if WIDE:
-            row, column = index.to(tl.int64), v.to(tl.int64)
-        x = tl.load(logits + row * logits_c + column * logits_v, mask=real, other=0.0).to(tl.float32)
         _, e_a, _, e_b, _, e_c, largest, inverse, log_total = _powers(
             x_a, x_b, x_c, counted_v, ROWS_A, ROWS_B, ROWS_C, STEP, VOXEL_BLOCK
         )
-        t = (x - largest) * LOG2_E
+        t = (own_x.to(tl.float32) - largest) * LOG2_E
         # whole numbers know no NaN, which these two minima swallow
         nan += 0.0 * (log_total - t)
         own = tl.minimum(tl.exp2(t) * inverse * PROB_UNITS, PROB_UNITS).to(tl.int64) + COUNT
@@ -445,6 +520,7 @@ def sums_of_indices_kernel(
             prob_b = _added_probabilities(prob_b, e_b, inverse, FORM, ROWS_B, VOXEL_BLOCK, VECTOR)
         if ROWS_C > 0:
             prob_c = _added_probabilities(prob_c, e_c, inverse, FORM, ROWS_C, VOXEL_BLOCK, VECTOR)
+        labels = next_labels
     tl.debug_barrier()
     nan_or_0 = tl.sum(nan, 0)
     tp_a, mass_a, bits_a = _own_sums(table, nan_or_0, NUM_CLASSES, 0, ROWS_A)
@@ -516,15 +592,11 @@ def _own_values(
     The logit is read again, which is less work than to look for it among all. Where there is no class all
     are 0.
     """
-    row, column = index, v
-    if WIDE:
-        row, column = index.to(tl.int64), v.to(tl.int64)
-    # an index beyond the classes is no class here either, rather than an address
     real = (index >= 0) & (index < NUM_CLASSES)
     x = tl.zeros(index.shape, tl.float32)
     slope, to_entropy = x, x
     if FORM != NO_FORM:
-        x = tl.load(logits + row * logits_c + column * logits_v, mask=real, other=0.0).to(tl.float32)
+        x = _own_logits(logits, index, v, logits_c, logits_v, WIDE, NUM_CLASSES).to(tl.float32)
         to_tp = tl.load(to_sums + index, mask=real, other=0.0)
         to_fp = tl.load(to_sums + NUM_CLASSES + index, mask=real, other=0.0)
         to_fn = tl.load(to_sums + 2 * NUM_CLASSES + index, mask=real, other=0.0)
@@ -588,11 +660,10 @@ def gradient_kernel(
     gradient += n * gradient_n
     to_sums += n * 4 * NUM_CLASSES
     factor = tl.load(scale)
-    inside_v, counted_v, index = _voxels(
-        target, valid, n, v, num_voxels, target_v, HARD, HAS_VALID, WIDE, EVEN
-    )
-    x_a, y_a, x_b, y_b, x_c, y_c = _rows_of_tile(
-        logits, target, index, v, inside_v, counted_v, logits_c, logits_v, target_c, target_v,
+    inside_v = _inside(v, num_voxels, EVEN)
+    counted_v, index, x_a, y_a, x_b, y_b, x_c, y_c = _rows_of_tile(
+        logits, target, valid, None, n, v, inside_v, num_voxels,
+        logits_c, logits_v, target_c, target_v,
         ACTIVATION, HARD, HAS_VALID, WIDE, NUM_CLASSES, ROWS_A, ROWS_B, ROWS_C,
     )  # fmt: skip
     if ACTIVATION == SOFTMAX and HARD and NUM_CLASSES > MOST_COMPARED:
@@ -723,7 +794,7 @@ def sums_by_class_kernel(
     ACTIVATION: tl.constexpr, FORM: tl.constexpr, ENTROPY: tl.constexpr,
     HARD: tl.constexpr, HAS_VALID: tl.constexpr, WIDE: tl.constexpr, NUM_CLASSES: tl.constexpr,
     CLASS_BLOCK: tl.constexpr, VOXEL_BLOCK: tl.constexpr, VECTOR: tl.constexpr, EVEN: tl.constexpr,
-    NUM_TILES: tl.constexpr, NUM_STAGES: tl.constexpr,
+    NUM_STAGES: tl.constexpr,
 ):  # fmt: skip
     """`sums_kernel` of a block of classes, with what a softmax has of all."""
     # blocks of classes of the same voxels run side by side
@@ -733,14 +804,14 @@ def sums_by_class_kernel(
     first_class = tl.program_id(0) % num_blocks * CLASS_BLOCK
     logits += n * logits_n
     target += n * target_n
+    first_tile, end_tile = _tiles_of(program, num_programs, num_voxels, VOXEL_BLOCK)
     tp = tl.zeros([CLASS_BLOCK, VOXEL_BLOCK // VECTOR], tl.float32)
     fp, fn, entropy, mass = tp, tp, tp, tp
-    for tile in tl.range(0, NUM_TILES, num_stages=NUM_STAGES):
-        v = (program * NUM_TILES + tile) * VOXEL_BLOCK + tl.arange(0, VOXEL_BLOCK)
-        v = tl.max_contiguous(v, VECTOR)
-        inside_v, counted_v, index = _voxels(
-            target, valid, n, v, num_voxels, target_v, HARD, HAS_VALID, WIDE, EVEN
-        )
+    for tile in tl.range(first_tile, end_tile, num_stages=NUM_STAGES):
+        v = tl.max_contiguous(tile * VOXEL_BLOCK + tl.arange(0, VOXEL_BLOCK), VECTOR)
+        inside_v = _inside(v, num_voxels, EVEN)
+        labels = _loaded_labels(target, v, inside_v, target_v, HARD, WIDE)
+        counted_v, index = _counted(valid, labels, n, v, inside_v, num_voxels, HAS_VALID, WIDE)
         x, y, log_total = _rows_of_block(
             logits, target, norms, n, index, v, inside_v, counted_v, num_voxels,
             logits_c, logits_v, target_c, target_v,
@@ -774,9 +845,9 @@ def gradient_by_class_kernel(
     gradient += n * gradient_n
     to_sums += n * 4 * NUM_CLASSES
     factor = tl.load(scale)
-    inside_v, counted_v, index = _voxels(
-        target, valid, n, v, num_voxels, target_v, HARD, HAS_VALID, WIDE, EVEN
-    )
+    inside_v = _inside(v, num_voxels, EVEN)
+    labels = _loaded_labels(target, v, inside_v, target_v, HARD, WIDE)
+    counted_v, index = _counted(valid, labels, n, v, inside_v, num_voxels, HAS_VALID, WIDE)
     summed = tl.zeros([STEP, VOXEL_BLOCK], tl.float32)
     if ACTIVATION == SOFTMAX:
         for first in tl.range(0, NUM_CLASSES, CLASS_BLOCK, num_stages=NUM_STAGES):

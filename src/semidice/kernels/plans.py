@@ -23,9 +23,10 @@ _NUM_PLANS = 256
 _FEWEST_IN_TABLE = 33
 # floats of partial sums that the program of the loss adds up in less time than another launch takes
 _FEW_PARTIALS = 2**13
-# warps, and programs of several, that are enough for all of a GPU
-_ENOUGH_WARPS = 2**11
+# programs of several warps that are enough for all of a GPU
 _ENOUGH_PROGRAMS = 2**9
+# of an H200, for which plans are made where there is no GPU
+_MULTIPROCESSORS = 132
 # voxels of a program that sees a block of classes: with fewer it would spill registers
 _FEWEST_SPREAD = 64
 
@@ -44,6 +45,8 @@ class Layout(NamedTuple):
     activation: Activation
     form: Form | None
     entropy: bool
+    # of the device
+    num_multiprocessors: int = _MULTIPROCESSORS
 
     @property
     def hard(self) -> bool:
@@ -56,14 +59,31 @@ class Layout(NamedTuple):
 
     @property
     def num_programs(self) -> int:
-        """That an image has in the forward pass, each with sums of its own."""
-        return -(-self.shape[2] // (self.forward.voxel_block * self.forward.num_tiles))
+        """That an image has in the forward pass, each with sums of its own.
+
+        So many that the GPU runs all at once, or some whole number of times as many.
+        """
+        num_images, num_classes, num_voxels = self.shape
+        tiling = self.forward
+        num_tiles = -(-num_voxels // tiling.voxel_block)
+        fewest = -(-num_tiles // tiling.num_tiles)
+        num_blocks = -(-num_classes // (tiling.class_block or num_classes))
+        at_once = max(1, self.num_multiprocessors * tiling.at_once(self._voxel_bytes(tiling)) // num_blocks)
+        num_rounds = -(-num_images * fewest // at_once)
+        # what the program of the loss can add up by itself stays so
+        few = _FEW_PARTIALS // (NUM_SUMS * num_images * num_classes)
+        num_programs = min(num_tiles, num_rounds * at_once // num_images)
+        return few if fewest <= few < num_programs else num_programs
+
+    def _voxel_bytes(self, tiling: Tiling) -> int:
+        """Of a voxel's logits and target, in a tile."""
+        num_rows = tiling.class_block or self.shape[1]
+        return num_rows * (self.logits_dtype.itemsize + (0 if self.hard else self.target_dtype.itemsize))
 
     @property
     def forward(self) -> Tiling:
         """How the sums go through the batch."""
-        tiling = self._tiling(tilings.HARD_FORWARD if self.has_one_class else tilings.FORWARD)
-        return tiling._replace(num_tiles=self.most_tiles(tiling))
+        return self._tiling(tilings.HARD_FORWARD if self.has_one_class else tilings.FORWARD)
 
     @property
     def backward(self) -> Tiling:
@@ -89,25 +109,6 @@ class Layout(NamedTuple):
             tiling = tiling._replace(voxel_block=tiling.voxel_block // 2, class_block=tiling.class_block * 2)
         return tiling
 
-    def most_tiles(self, tiling: Tiling) -> int:
-        """Of a program of the forward pass: no more than there are, and few enough to keep the GPU busy."""
-        num_images, num_classes, num_voxels = self.shape
-        num_blocks = -(-num_classes // (tiling.class_block or num_classes))
-
-        def num_programs(num_tiles: int) -> int:
-            return num_images * -(-num_voxels // (tiling.voxel_block * num_tiles))
-
-        num_tiles = tiling.num_tiles
-        while num_tiles > 1:
-            now, then = num_programs(num_tiles), num_programs(num_tiles // 2)
-            is_busy = now * num_blocks * tiling.num_warps >= _ENOUGH_WARPS
-            # what the program of the loss can add up by itself stays so
-            is_few = NUM_SUMS * num_classes * now <= _FEW_PARTIALS < NUM_SUMS * num_classes * then
-            if then > now and (is_busy or is_few):
-                break
-            num_tiles //= 2
-        return num_tiles
-
     @property
     def has_one_class(self) -> bool:
         """Whether a voxel has one class, and a softmax: the kernels then do less."""
@@ -129,7 +130,7 @@ class Layout(NamedTuple):
             "WIDE": max(map(self._extent, (self.logits_stride, self.target_stride))) >= 2**31,
             # rows and voxels known to the compiler need no masks where there is nothing to mask
             "NUM_CLASSES": self.shape[1],
-            "EVEN": self.shape[2] % (tiling.voxel_block * tiling.num_tiles) == 0,
+            "EVEN": self.shape[2] % tiling.voxel_block == 0,
             "ROWS_A": rows[0],
             "ROWS_B": rows[1],
             "ROWS_C": rows[2],
@@ -137,7 +138,6 @@ class Layout(NamedTuple):
             "STEP": min(tiling.step, rows[0]),
             "VOXEL_BLOCK": tiling.voxel_block,
             "VECTOR": tiling.vector,
-            "NUM_TILES": tiling.num_tiles,
             "NUM_STAGES": tiling.num_stages,
         }
         return {name: value for name, value in constants.items() if name in kernel.arg_names}
@@ -186,6 +186,7 @@ def flat_inputs(
         activation,
         form,
         entropy,
+        logits.device,
     )
     if layout is not None:
         return Inputs(logits, target, valid, layout)
@@ -205,6 +206,7 @@ def _layout(
     activation: Activation,
     form: Form | None,
     entropy: bool,
+    device: torch.device,
 ) -> Layout | None:
     """Layout of tensors of these strides, None if one of them has to be copied."""
     num_images, num_classes, *space = shape
@@ -224,8 +226,23 @@ def _layout(
     flat_shape = (num_images, num_classes, num_voxels)
     has_valid = valid_stride is not None
     return Layout(
-        flat_shape, logits_flat, target_flat, logits_dtype, target_dtype, has_valid, activation, form, entropy
+        flat_shape,
+        logits_flat,
+        target_flat,
+        logits_dtype,
+        target_dtype,
+        has_valid,
+        activation,
+        form,
+        entropy,
+        _num_multiprocessors(device),
     )
+
+
+def _num_multiprocessors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return _MULTIPROCESSORS
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 @lru_cache(_NUM_PLANS)
@@ -308,9 +325,9 @@ def _totals_launch(layout: Layout, num_programs: int, first: int) -> Launch:
         overlap.totals_kernel,
         (-(-num_images * NUM_SUMS * num_classes // column_block),),
         (first, num_images, num_programs, num_classes),
-        num_warps=8,
+        num_warps=4,
         COLUMN_BLOCK=column_block,
-        PROGRAM_BLOCK=min(1024, triton.next_power_of_2(num_programs)),
+        PROGRAM_BLOCK=min(256, triton.next_power_of_2(num_programs)),
     )
 
 
@@ -318,15 +335,16 @@ def total_sums(inputs: Inputs) -> Tensor:
     """Sums (N, 5, C); those that were not asked for hold anything."""
     layout, device = inputs.layout, inputs.logits.device
     num_images, num_classes, _ = layout.shape
+    num_programs = layout.num_programs
     partials = torch.empty(
-        (num_images, layout.num_programs, NUM_SUMS, num_classes), device=device, dtype=torch.float32
+        (num_images, num_programs, NUM_SUMS, num_classes), device=device, dtype=torch.float32
     )
     norms = _norms(layout, layout.forward, inputs.logits)
     _sums_launch(layout, 0)(inputs.logits, inputs.target, inputs.valid, partials, *norms)
-    if layout.num_programs == 1:
+    if num_programs == 1:
         return partials[:, 0]
     totals = torch.empty((num_images, NUM_SUMS, num_classes), device=device, dtype=torch.float32)
-    _totals_launch(layout, layout.num_programs, 0)(partials, totals)
+    _totals_launch(layout, num_programs, 0)(partials, totals)
     return totals
 
 
@@ -378,6 +396,19 @@ class MixtureOptions(NamedTuple):
     background: bool = True
 
 
+def _loss_tile(class_block: int, num_images: int, *, adds_up: bool) -> tuple[int, int]:
+    """Warps of the one program of the loss, and images that it takes at a time.
+
+    A thread with a class of its own need not wait for others until there is one number of each class.
+    """
+    if class_block >= 128:
+        return min(16, class_block // 32), 1
+    all_images = triton.next_power_of_2(num_images)
+    # partial sums are for more threads than one number each of some images and classes
+    num_warps = 8 if adds_up else max(1, min(8, class_block * all_images // 256))
+    return num_warps, min(all_images, 256 * num_warps // class_block)
+
+
 class MixturePlan:
     """The mixture of losses of inputs of one layout, and its gradient in `like`, ready to launch.
 
@@ -389,13 +420,14 @@ class MixturePlan:
     ) -> None:
         num_images, num_classes, _ = layout.shape
         num_sums = num_images * num_classes
-        self._num_partials = NUM_SUMS * num_sums * layout.num_programs
+        num_programs = layout.num_programs
+        self._num_partials = NUM_SUMS * num_sums * num_programs
         # derivatives (N, 4, C), and totals (N, 5, C)
         self._room = 9 * num_sums
         # None where the loss adds them up: then they lie in the room as well
         self._totals: Launch | None = None
         if self._num_partials > _FEW_PARTIALS:
-            self._totals = _totals_launch(layout, layout.num_programs, 4 * num_sums)
+            self._totals = _totals_launch(layout, num_programs, 4 * num_sums)
             self._sums = _sums_launch(layout, 0)
         else:
             self._sums = _sums_launch(layout, self._room)
@@ -406,13 +438,13 @@ class MixturePlan:
         self._gradient = _gradient_plan(layout, like.shape, like.stride())
         self._parts = parts
         class_block = triton.next_power_of_2(num_classes)
-        image_block = max(1, min(triton.next_power_of_2(num_images), 2048 // class_block))
+        num_warps, image_block = _loss_tile(class_block, num_images, adds_up=self._totals is None)
         column_block = min(512, triton.next_power_of_2(NUM_SUMS * num_sums))
         self._loss = Launch(
             overlap.loss_kernel,
             (1,),
-            (num_images, layout.num_programs, num_classes),
-            num_warps=8 if class_block * image_block <= 2048 else 16,
+            (num_images, num_programs, num_classes),
+            num_warps=num_warps,
             FORM=overlap.FORMS[layout.form],
             ENTROPY=layout.entropy,
             HAS_WEIGHT=has_weight,
@@ -426,7 +458,7 @@ class MixturePlan:
             CLASS_BLOCK=class_block,
             IMAGE_BLOCK=image_block,
             COLUMN_BLOCK=column_block,
-            PROGRAM_BLOCK=min(triton.next_power_of_2(layout.num_programs), _FEW_PARTIALS // column_block),
+            PROGRAM_BLOCK=min(triton.next_power_of_2(num_programs), _FEW_PARTIALS // column_block),
         )
 
     def losses(

@@ -10,6 +10,14 @@ import triton
 
 from . import MOST_FUSED_CLASSES
 
+# What a multiprocessor of an H200 has: registers, bytes of shared memory, and room for programs. A thread has
+# at most so many registers, and a program takes so many bytes beyond its own.
+_REGISTERS = 2**16
+_SHARED_BYTES = 228 * 2**10
+_PROGRAMS = 32
+_MOST_REGISTERS = 256
+_RESERVED_BYTES = 2**10
+
 
 class Tiling(NamedTuple):
     """A tile of all classes, or a block of them, by `voxel_block` voxels; how programs go through tiles."""
@@ -18,7 +26,7 @@ class Tiling(NamedTuple):
     num_warps: int
     # voxels side by side in one thread
     vector: int
-    # tiles that a program adds up, and how many of them are in flight
+    # the most tiles that a program adds up, and how many of them are in flight
     num_tiles: int = 1
     num_stages: int = 1
     # that a thread may have, so that more of them run at once; else as many as the compiler likes
@@ -30,6 +38,15 @@ class Tiling(NamedTuple):
     def step(self) -> int:
         """Rows that all threads together hold at a time: a thread has every step-th row."""
         return max(1, 32 * self.num_warps * self.vector // self.voxel_block)
+
+    def at_once(self, voxel_bytes: int) -> int:
+        """Programs that a multiprocessor runs at once, if tiles in flight have so many bytes a voxel."""
+        num_registers = 32 * self.num_warps * (self.registers or _MOST_REGISTERS)
+        num_bytes = _RESERVED_BYTES
+        if self.num_stages > 1:
+            # the last of them is in registers
+            num_bytes += (self.num_stages - 1) * self.voxel_block * voxel_bytes
+        return max(1, min(_REGISTERS // num_registers, _SHARED_BYTES // num_bytes, _PROGRAMS))
 
 
 def split_classes(num_classes: int, step: int) -> tuple[int, int, int]:
@@ -81,15 +98,15 @@ HARD_FORWARD: Tilings = (
     (4, Tiling(1024, 2, 8, 16, num_stages=3, registers=128), Tiling(1024, 4, 4, 4)),
     (10, Tiling(128, 1, 4, 16, num_stages=3)),
     (16, Tiling(128, 1, 4, 16, num_stages=3), Tiling(64, 1, 4, 16, num_stages=3)),
-    (26, Tiling(128, 1, 8, 16, num_stages=3), Tiling(64, 1, 4, 16, num_stages=3)),
-    (32, Tiling(64, 1, 4, 16, num_stages=3)),
+    (24, Tiling(128, 1, 8, 16, num_stages=3), Tiling(64, 1, 4, 16, num_stages=3)),
+    (32, Tiling(64, 1, 8, 16, num_stages=3, registers=168), Tiling(64, 1, 4, 16, num_stages=3)),
     # a table from here on
     (56, Tiling(64, 1, 4, 16, num_stages=3), Tiling(32, 1, 4, 16, num_stages=3)),
-    (64, Tiling(64, 1, 4, 16, num_stages=3), Tiling(32, 2, 4, 16, num_stages=3)),
-    (102, Tiling(64, 2, 4, 16, registers=168), Tiling(64, 2, 4, 16, num_stages=3)),
-    (160, Tiling(32, 1, 8, 16, num_stages=3), Tiling(32, 2, 4, 16, num_stages=3)),
+    (64, Tiling(64, 1, 8, 16, num_stages=3), Tiling(64, 2, 4, 16, registers=128)),
+    (102, Tiling(64, 2, 4, 16, num_stages=3), Tiling(64, 2, 4, 16)),
+    (160, Tiling(64, 2, 8, 16, num_stages=3), Tiling(32, 2, 4, 16, num_stages=3)),
     (210, Tiling(64, 4, 4, 16), Tiling(32, 4, 4, 16, registers=168)),
-    (320, Tiling(32, 4, 4, 16, num_stages=3, registers=168), Tiling(32, 4, 4, 16, registers=168)),
+    (320, Tiling(32, 4, 4, 16, registers=168)),
     (512, Tiling(32, 4, 4, 16)),
     (768, BY_CLASS, Tiling(32, 8, 4, 16, registers=128)),
     (1024, BY_CLASS, Tiling(32, 16, 4, 16)),
@@ -100,11 +117,12 @@ HARD_BACKWARD: Tilings = (
     (16, Tiling(128, 1, 4)),
     (24, Tiling(128, 1, 4, registers=168)),
     (44, Tiling(64, 1, 4, registers=128), Tiling(64, 1, 4, registers=168)),
-    (56, Tiling(64, 1, 4), Tiling(64, 2, 4, registers=128)),
     (64, Tiling(64, 2, 4, registers=128)),
     (102, Tiling(64, 2, 4, registers=168), Tiling(64, 4, 8)),
     (160, Tiling(64, 4, 4, registers=128), Tiling(64, 4, 8)),
     (210, Tiling(64, 4, 4, registers=168), Tiling(32, 4, 4)),
+    (320, Tiling(32, 4, 4, registers=128), Tiling(32, 4, 4)),
+    (440, Tiling(32, 4, 4, registers=168), Tiling(32, 4, 4)),
     (512, Tiling(32, 4, 4)),
     (768, Tiling(32, 8, 4, registers=128), Tiling(16, 8, 4)),
     (1024, Tiling(16, 8, 4), Tiling(32, 16, 4, registers=128)),
