@@ -10,9 +10,10 @@ in a thread that is woken for it; and "graphed", replayed from a CUDA graph. Eag
 megabytes measures Python: the host takes far longer to start what the device does in a twentieth of a
 millisecond. How much of that is the host's own is shown by "autograd alone", a loss that computes nothing.
 The graph is the work itself, all that a captured training step pays; a loss that waits for the device cannot
-be captured and has no such time. Times are medians. Where the host decides, the losses take turns, so that a
-noisy one slows all alike; on a CPU only ratios are given. The tests of the kernels run first, and a red one
-stops the benchmark. Writes loss_DEVICE.jsonl, and with --docs the table between its markers.
+be captured and has no such time. Times are medians. Where the host decides, the losses take ten turns of six
+calls, and the time is the median of the quietest: what else the host does is no matter of a loss. On a CPU
+only ratios are given. The tests of the kernels run first, and a red one stops the benchmark. Writes
+loss_DEVICE.jsonl, and with --docs the table between its markers.
 """
 
 import argparse
@@ -251,8 +252,9 @@ def table_of(rows: Rows, device: str) -> str:
     else:
         lines = [
             f"{where}, copy {first['bandwidth'] / 1e12:.2f} TB/s; {command}. Forward and backward in ms, "
-            "called from Python, the same in one thread, and replayed from a CUDA graph; the graph over the "
-            "memory limit; speed against MONAI in these three ways; memory beyond logits, target, gradient.",
+            "called from Python, the same in one thread (both in the quietest of ten turns), and replayed "
+            "from a CUDA graph; the graph over the memory limit; speed against MONAI in these three ways; "
+            "memory beyond logits, target, gradient.",
             "",
             "| logits | kind | loss | eager | one thread | graphed | graphed / limit | MONAI / it, eager "
             "| one thread | graphed | extra MB |",
