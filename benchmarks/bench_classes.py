@@ -103,8 +103,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--classes", type=int, nargs="+", default=CLASSES)
-    parser.add_argument("--out", type=Path, default=Path("bench_out"))
+    parser.add_argument("--classes", type=int, nargs="+", default=CLASSES, help="numbers of them to try")
+    parser.add_argument("--out", type=Path, default=Path("bench_out"), help="folder of the results")
     parser.add_argument("--docs", type=Path, help="page whose table to replace")
     arguments = parser.parse_args()
     need_gpu()

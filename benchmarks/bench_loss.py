@@ -293,7 +293,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--out", type=Path, default=Path("bench_out"))
+    parser.add_argument("--out", type=Path, default=Path("bench_out"), help="folder of the results")
     parser.add_argument("--docs", type=Path, help="page whose table to replace")
     parser.add_argument("--compiled", action="store_true", help="also the definition under torch.compile")
     parser.add_argument("--skip-tests", action="store_true", help="the tests of the kernels have just run")

@@ -38,7 +38,7 @@ class Trial(NamedTuple):
 
 
 def tilings(num_classes: int, kind: str, which: str) -> Iterator[Tiling]:
-    """All that may be good: a thread has 8 to 100 logits, and no two have the same."""
+    """All that may be good: a thread has 8 to 160 logits, and no two have the same."""
     logit_dtype, target_dtype = KINDS[kind]
     voxel_bytes = num_classes * logit_dtype.itemsize
     if target_dtype.is_floating_point:
@@ -47,9 +47,10 @@ def tilings(num_classes: int, kind: str, which: str) -> Iterator[Tiling]:
         voxel_block = 2**log_block
         tiling = Tiling(voxel_block, num_warps, vector)
         per_thread = num_classes * voxel_block / (32 * num_warps)
-        if not 8 <= per_thread <= 100 or tiling.step > num_classes or voxel_block < 4 * vector:
+        if not 8 <= per_thread <= 160 or tiling.step > num_classes or voxel_block < 4 * vector:
             continue
-        for registers in (None, 128, 168) if per_thread > 30 else (None,):
+        # fewer registers than it wants are worth a try where logits alone do not fill them
+        for registers in (None, 128, 168) if 30 < per_thread <= 100 else (None,):
             limited = tiling._replace(registers=registers)
             if which == "backward":
                 yield limited
@@ -97,7 +98,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--classes", type=int, nargs="+", required=True)
+    parser.add_argument("--classes", type=int, nargs="+", required=True, help="numbers of them to try")
     parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
     parser.add_argument("--passes", nargs="+", choices=PASSES, default=list(PASSES))
     parser.add_argument("--best", type=int, default=6, help="how many to print")

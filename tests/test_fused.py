@@ -294,8 +294,7 @@ def test_programs_fill_the_gpu_some_whole_number_of_times(num_images, num_classe
         tiling, num_programs = layout.forward, layout.num_programs
         num_tiles = -(-num_voxels // tiling.voxel_block)
         assert -(-num_tiles // tiling.num_tiles) <= num_programs <= num_tiles
-        num_blocks = -(-num_classes // (tiling.class_block or num_classes))
-        at_once = 132 * tiling.at_once(layout._voxel_bytes(tiling)) // num_blocks
+        at_once = layout.programs_at_once // layout.num_blocks
         if num_images * num_tiles >= tiling.num_tiles * at_once and num_images < at_once:
             # the last round lacks fewer programs than there are images
             assert -num_images * num_programs % at_once < num_images
@@ -472,6 +471,7 @@ def test_the_whole_numbers_of_a_table_hold_all_voxels_of_a_program():
 
 
 COMPILE = """
+import re
 import subprocess
 import tempfile
 from pathlib import Path
@@ -511,12 +511,22 @@ def check_exponentials(compiled, constants, tile, extra):
     assert count < 1.5 * elements + extra, (compiled.name, constants["NUM_CLASSES"], tile, elements, count)
     if by_class:
         # and it holds what it needs in registers
-        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-            file.write(compiled.asm["cubin"])
-            file.flush()
-            tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-            done = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True)
-        assert " STACK:0 " in done.stdout, (compiled.name, tile, done.stdout)
+        assert resources(compiled)["STACK"] == 0, (compiled.name, tile)
+
+def resources(compiled):
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+        done = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True)
+    return {name: int(number) for name, number in re.findall(r" ([A-Z]+):(\\d+)", done.stdout)}
+
+def check_at_once(compiled, layout, tile):
+    # as many as are counted on do fit a multiprocessor: registers come by eights, and a program takes a
+    # kilobyte of shared memory for itself
+    registers = 32 * tile.num_warps * -(-resources(compiled)["REG"] // 8) * 8
+    fit = min(2**16 // registers, 228 * 1024 // (compiled.metadata.shared + 1024), 32)
+    assert layout.programs_at_once <= 132 * fit, (compiled.name, tile, registers, compiled.metadata.shared)
 
 # one number of classes of every tiling, in three chunks or fewer
 CASES = (
@@ -536,6 +546,7 @@ for num_classes, logits, target in CASES:
     constants = layout.constants(kernel, tile) | dict(logits_v=1, target_v=1)
     compiled = compile_for_hopper(kernel, pointers, constants, tile.num_warps, tile.registers)
     check_exponentials(compiled, constants, tile, tile.vector)
+    check_at_once(compiled, layout, tile)
     tile = layout.backward
     kernel = plans._gradient_launch(layout, stride)._kernel
     constants = layout.constants(kernel, tile) | dict(logits_v=1, target_v=1, gradient_v=1)
@@ -546,16 +557,17 @@ for num_classes, logits, target in CASES:
         constants = layout.constants(overlap.norms_kernel, tile) | dict(logits_v=1)
         compiled = compile_for_hopper(overlap.norms_kernel, pointers, constants, tile.num_warps)
         check_exponentials(compiled, constants, tile, 4 * tile.vector)
-for over, added_up, num_classes in ((0, False, 4), (1, True, 8192), (2, False, 1000)):
+for over, added_up, num_classes in ((0, False, 4), (1, True, 8192), (2, False, 1000), (1, True, 19)):
     class_block = triton.next_power_of_2(num_classes)
+    num_warps, image_block = plans._loss_tile(class_block, 8, adds_up=not added_up)
     constants = dict(
         FORM=0, ENTROPY=True, HAS_WEIGHT=over == 0, LOG=over == 1, FOCAL=over == 2, PRESENT=over == 1,
         OVER=over, BACKGROUND=over == 0, TERMS=added_up, ADDED_UP=added_up,
-        CLASS_BLOCK=class_block, IMAGE_BLOCK=max(1, 32 // class_block), COLUMN_BLOCK=128, PROGRAM_BLOCK=64,
+        CLASS_BLOCK=class_block, IMAGE_BLOCK=image_block, COLUMN_BLOCK=128, PROGRAM_BLOCK=64,
     )
     pointers = dict.fromkeys(POINTERS, "*fp32")
-    compile_for_hopper(overlap.loss_kernel, pointers | FLOATS, constants, 8 if class_block <= 2048 else 16)
-compile_for_hopper(overlap.totals_kernel, pointers, dict(COLUMN_BLOCK=8, PROGRAM_BLOCK=1024), 8)
+    compile_for_hopper(overlap.loss_kernel, pointers | FLOATS, constants, num_warps)
+compile_for_hopper(overlap.totals_kernel, pointers, dict(COLUMN_BLOCK=8, PROGRAM_BLOCK=256), 4)
 print("compiled")
 """
 

@@ -643,6 +643,14 @@ def _store_rows(
 
 
 @triton.jit
+def _from_the_end(VOXEL_BLOCK: tl.constexpr, VECTOR: tl.constexpr):
+    """Image and voxels of a program: what the forward pass read last is still cached, and comes first."""
+    n = (tl.num_programs(1) - 1 - tl.program_id(1)).to(tl.int64)
+    program = tl.num_programs(0) - 1 - tl.program_id(0)
+    return n, tl.max_contiguous(program * VOXEL_BLOCK + tl.arange(0, VOXEL_BLOCK), VECTOR)
+
+
+@triton.jit
 def gradient_kernel(
     logits, target, valid, to_sums, scale, gradient, num_voxels,
     logits_n, logits_c, logits_v, target_n, target_c, target_v, gradient_n, gradient_c, gradient_v,
@@ -651,10 +659,7 @@ def gradient_kernel(
     ROWS_A: tl.constexpr, ROWS_B: tl.constexpr, ROWS_C: tl.constexpr, STEP: tl.constexpr,
     VOXEL_BLOCK: tl.constexpr, VECTOR: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    # what the forward pass read last is still in the cache, and comes first
-    n = (tl.num_programs(1) - 1 - tl.program_id(1)).to(tl.int64)
-    program = tl.num_programs(0) - 1 - tl.program_id(0)
-    v = tl.max_contiguous(program * VOXEL_BLOCK + tl.arange(0, VOXEL_BLOCK), VECTOR)
+    n, v = _from_the_end(VOXEL_BLOCK, VECTOR)
     logits += n * logits_n
     target += n * target_n
     gradient += n * gradient_n
@@ -741,7 +746,7 @@ def norms_kernel(
     program, n = tl.program_id(0), tl.program_id(1).to(tl.int64)
     v = tl.max_contiguous(program * VOXEL_BLOCK + tl.arange(0, VOXEL_BLOCK), VECTOR)
     logits += n * logits_n
-    inside_v = tl.full(v.shape, True, tl.int1) if EVEN else v < num_voxels
+    inside_v = _inside(v, num_voxels, EVEN)
     # above what only pads, so that this adds nothing
     largest = tl.full([STEP, VOXEL_BLOCK], FAR_BELOW, tl.float32)
     total = tl.zeros([STEP, VOXEL_BLOCK], tl.float32)
@@ -837,9 +842,7 @@ def gradient_by_class_kernel(
     EVEN: tl.constexpr, NUM_STAGES: tl.constexpr,
 ):  # fmt: skip
     """`gradient_kernel` over classes block by block, twice for a softmax: first Σ w, then the gradient."""
-    n = (tl.num_programs(1) - 1 - tl.program_id(1)).to(tl.int64)
-    program = tl.num_programs(0) - 1 - tl.program_id(0)
-    v = tl.max_contiguous(program * VOXEL_BLOCK + tl.arange(0, VOXEL_BLOCK), VECTOR)
+    n, v = _from_the_end(VOXEL_BLOCK, VECTOR)
     logits += n * logits_n
     target += n * target_n
     gradient += n * gradient_n

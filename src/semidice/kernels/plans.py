@@ -67,18 +67,24 @@ class Layout(NamedTuple):
         tiling = self.forward
         num_tiles = -(-num_voxels // tiling.voxel_block)
         fewest = -(-num_tiles // tiling.num_tiles)
-        num_blocks = -(-num_classes // (tiling.class_block or num_classes))
-        at_once = max(1, self.num_multiprocessors * tiling.at_once(self._voxel_bytes(tiling)) // num_blocks)
+        at_once = max(1, self.programs_at_once // self.num_blocks)
         num_rounds = -(-num_images * fewest // at_once)
+        num_programs = min(num_tiles, num_rounds * at_once // num_images)
         # what the program of the loss can add up by itself stays so
         few = _FEW_PARTIALS // (NUM_SUMS * num_images * num_classes)
-        num_programs = min(num_tiles, num_rounds * at_once // num_images)
         return few if fewest <= few < num_programs else num_programs
 
-    def _voxel_bytes(self, tiling: Tiling) -> int:
-        """Of a voxel's logits and target, in a tile."""
-        num_rows = tiling.class_block or self.shape[1]
-        return num_rows * (self.logits_dtype.itemsize + (0 if self.hard else self.target_dtype.itemsize))
+    @property
+    def num_blocks(self) -> int:
+        """Of classes in the forward pass, each for programs of its own."""
+        return -(-self.shape[1] // (self.forward.class_block or self.shape[1]))
+
+    @property
+    def programs_at_once(self) -> int:
+        """That the GPU runs in the forward pass."""
+        num_rows = self.forward.class_block or self.shape[1]
+        row_bytes = self.logits_dtype.itemsize + (0 if self.hard else self.target_dtype.itemsize)
+        return self.num_multiprocessors * self.forward.at_once(num_rows * row_bytes)
 
     @property
     def forward(self) -> Tiling:
@@ -270,7 +276,7 @@ def _sums_launch(layout: Layout, first: int) -> Launch:
     num_programs = layout.num_programs
     if tiling.class_block is not None:
         kernel: Any = overlap.sums_by_class_kernel
-        num_programs *= -(-layout.shape[1] // tiling.class_block)
+        num_programs *= layout.num_blocks
     elif layout.has_one_class and layout.shape[1] >= _FEWEST_IN_TABLE:
         kernel = overlap.sums_of_indices_kernel
     else:
