@@ -24,8 +24,8 @@ demo: $(VENV)/.train  ## four labels and losses, cross-validated on phantoms and
 	$(BIN)/semidice demo
 
 # a Chromium for the tests of the report page: found, installed where that needs no password, or one line that says how
-$(VENV)/.browser: tests/browser.py $(VENV)/.dev
-	@$(BIN)/python tests/browser.py
+$(VENV)/.browser: tests/support/browser.py $(VENV)/.dev
+	@$(BIN)/python tests/support/browser.py
 	@touch $@
 
 test: $(VENV)/.dev $(VENV)/.browser lint  ## everything a change must pass: format, lint, types, imports, doctests, tests
@@ -64,4 +64,4 @@ bench-gpu: $(VENV)/.dev  ## the same on a CUDA device, the KDE kernel, batches a
 	$(BIN)/python benchmarks/bench_training.py --docs docs/performance.md
 
 clean:  ## remove the environment and every cache
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis demo_out landing_out bench_out
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis demo_out bench_out

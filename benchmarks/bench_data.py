@@ -31,7 +31,7 @@ from semidice.data.label_making import LabelOptions
 from semidice.data.manifest import Manifest, Scan
 from semidice.data.packing import pack_classes
 from semidice.data.phantom import make_phantom
-from semidice.rundir import DatasetFolder
+from semidice.paths import DatasetFolder
 
 SIDE, RATERS, BATCH, WORKERS = 512, 4, 8, 2
 KINDS: tuple[Kind, ...] = ("images", "masks")

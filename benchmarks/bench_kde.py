@@ -23,7 +23,7 @@ from pages import write_between_markers
 from timing import seconds_of
 from torch import Tensor
 
-from semidice.kde import SMALLEST_PROB, kernel_mean
+from semidice.calibration.kde import SMALLEST_PROB, kernel_mean
 
 Mean = Callable[[Tensor, Tensor, Tensor, float], Tensor]
 NUM_KEYS = 1024

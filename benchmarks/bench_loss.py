@@ -35,9 +35,9 @@ from timing import seconds_in_turns, seconds_of, seconds_of_graph
 from torch import Tensor
 
 import semidice
-from semidice.cross_entropy import cross_entropy_of
-from semidice.region import region_loss_of
-from semidice.sums import reference_sums
+from semidice.losses.cross_entropy import cross_entropy_of
+from semidice.losses.region import region_loss_of
+from semidice.overlap.sums import reference_sums
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Rows = list[dict[str, Any]]

@@ -30,8 +30,8 @@ from semidice.data.dataset import Dataset
 from semidice.data.phantom import PhantomOptions
 from semidice.data.prepare import prepare_dataset
 from semidice.data.sources import find_datasets
-from semidice.models import build_model
-from semidice.recipe import Recipe
+from semidice.networks.models import build_model
+from semidice.recipes import Recipe
 from semidice.training.crossvalidation import open_run
 from semidice.training.engine import FoldRun, train_fold
 from semidice.training.step import TrainingStep, build_optimiser

@@ -26,9 +26,9 @@ from semidice import (
     spatially_smooth_label,
     take_keys,
 )
-from semidice.calibration import DEFAULT_BANDWIDTHS
+from semidice.calibration.recalibration import DEFAULT_BANDWIDTHS
 from semidice.data.phantom import make_phantom
-from semidice.distillation import KeySource
+from semidice.losses.distillation import KeySource
 from semidice.report.figures import COLOURS, new_axes
 
 Row = Sequence[str]

@@ -7,6 +7,7 @@ The error of a label is the mean over all voxels of |label - p*| for the lesion,
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from matplotlib.axes import Axes
@@ -23,8 +24,10 @@ from semidice import (
     spatially_smooth_label,
     staple_label,
 )
-from semidice.agreement import folder_agreement
 from semidice.data.phantom import make_phantom
+from semidice.data.prepare import prepare_dataset
+from semidice.data.sources import find_datasets
+from semidice.report.check import check_dataset
 from semidice.report.figures import COLOURS, LINES, MARKERS, new_axes
 from semidice.report.label_figures import draw_labels
 
@@ -130,16 +133,20 @@ def label_error_rows() -> list[Row]:
 
 
 def lidc_rows() -> list[Row] | None:
-    """What `semidice agreement` prints for the LIDC slices; None where they are not beside the repository."""
+    """What `semidice check` prints for the LIDC slices; None where they are not beside the repository."""
     if not LIDC.is_dir():
         return None
-    found = folder_agreement(LIDC)
-    majority, others = found.majority.nanmean(0), found.others().nanmean(0)
+    with TemporaryDirectory() as folder:
+        prepared = Path(folder) / "lidc"
+        (raw,) = find_datasets("lidc", LIDC)
+        prepare_dataset(raw, prepared, workers=1)
+        found = check_dataset(prepared)
+    majority, others = found.rater_agreement(), found.agreement_with_others().nanmean(0)
     rows: list[Row] = [["rater", "cases", "Dice to majority", "Dice to others"]]
-    for number, rater in enumerate(found.raters):
-        seen = int((~found.majority[:, number].isnan()).sum())
+    for number, rater in enumerate(found.dataset.manifest.raters):
+        seen = int((~found.agreement[:, number].isnan()).sum())
         rows.append([rater, str(seen), f"{majority[number]:.3f}", f"{others[number]:.3f}"])
-    rows.append(["mean", "", f"{majority.mean():.3f}", f"{found.mean_pairwise():.3f}"])
+    rows.append(["mean", "", f"{majority.mean():.3f}", f"{others.mean():.3f}"])
     return rows
 
 

@@ -21,21 +21,13 @@ import calibration_study
 import label_study
 import torch
 from jaxtyping import Float
+from landing import SHOWN_LOSSES, Loss, draw_focal_curves, draw_landing, fit_free_logits
 from matplotlib.figure import Figure
 from PIL import Image
 from torch import Tensor
 
 from semidice import dice_loss, overlap_stats, tversky_index
-from semidice.landing import SHOWN_LOSSES, Loss, fit_free_logits
-from semidice.report.figures import (
-    COLOURS,
-    LINES,
-    MARKERS,
-    draw_focal_curves,
-    draw_landing,
-    new_axes,
-    save_figure,
-)
+from semidice.report.figures import COLOURS, LINES, MARKERS, new_axes, save_figure
 
 PAGES = Path(__file__).parent
 OUT = PAGES / "figures"
@@ -74,7 +66,7 @@ def draw_one_voxel(label: float) -> Figure:
 
 
 def draw_landing_of_losses() -> Figure:
-    """Where free predictions end for the soft labels 0, 0.05, ... 1: the fit of `semidice landing`."""
+    """Where free predictions end for the soft labels 0, 0.05, ... 1: see landing.py."""
     target = torch.linspace(0, 1, 21).reshape(1, 1, -1)
     landed: dict[str, Tensor] = {}
     for name, loss in SHOWN_LOSSES.items():

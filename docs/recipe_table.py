@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from semidice.recipe import Recipe, shipped_recipes
+from semidice.recipes import Recipe, shipped_recipes
 
 PAGE = Path(__file__).parent / "recipes.md"
 
@@ -116,7 +116,7 @@ def _shipped() -> str:
     """Name and first line of every recipe that comes with the package."""
     rows = [["name", "what for"], ["---"] * 2]
     for name in shipped_recipes():
-        first = (resources.files("semidice") / "recipes" / f"{name}.yaml").read_text().splitlines()[0]
+        first = (resources.files("semidice.recipes") / "shipped" / f"{name}.yaml").read_text().splitlines()[0]
         rows.append([f"`{name}`", first.removeprefix("# ")])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 

@@ -17,8 +17,6 @@ from semidice.data.phantom import make_phantom
 
 COMMANDS = (
     "demo",
-    "landing",
-    "agreement",
     "prepare",
     "check",
     "train",
@@ -37,25 +35,11 @@ def run(*arguments, cwd, **environment):
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, env=settings)
 
 
-def test_landing_prints_where_each_loss_lands_and_draws_two_figures(tmp_path):
-    done = run("landing", "--steps", 300, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    (errors,) = [line for line in done.stdout.splitlines() if "mean error" in line]
-    soft_dice, *ours = (float(cell) for cell in errors.strip("│ \n").split("│")[1:])
-    assert soft_dice > 0.2
-    assert max(ours) < 1e-3
-    for name in ("landing.png", "cftl.png"):
-        assert f"landing_out/{name}" in done.stdout
-        with Image.open(tmp_path / "landing_out" / name) as figure:
-            assert min(figure.size) > 500
-    assert {path.name for path in (tmp_path / "landing_out").iterdir()} == {"landing.png", "cftl.png"}
-
-
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "taken").write_text("a file")
-    done = run("landing", "--steps", 1, "--out", tmp_path / "taken", cwd=tmp_path)
+    done = run("demo", "--out", tmp_path / "taken", cwd=tmp_path)
     assert done.returncode == 1
-    assert f"semidice landing: {tmp_path / 'taken'}: File exists" in done.stderr
+    assert f"semidice demo: {tmp_path / 'taken'}: File exists" in done.stderr
     assert "Traceback" not in done.stderr
 
 

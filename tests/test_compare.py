@@ -10,11 +10,11 @@ from prepared import make_prepared
 from rich.console import Console
 
 from semidice.compare import CompareError, comparisons_of, run_compare, run_variants
-from semidice.grid import folder_name, read_variants, shipped_grids
 from semidice.metrics import read_cases
-from semidice.predict import read_prediction
-from semidice.recipe import read_recipe
+from semidice.recipes import read_recipe
+from semidice.recipes.grid import folder_name, read_variants, shipped_grids
 from semidice.report.page import run_report
+from semidice.runs.predictions import read_prediction
 
 QUICK = """
 recipe: quick

@@ -106,8 +106,8 @@ def test_what_the_type_checks_of_pytest_would_catch_is_refused_by_name_without_t
 
 
 def test_shapes_in_annotations_are_checked_under_pytest():
-    from semidice.forms import form_sums
-    from semidice.overlap import unchecked_overlap_stats
+    from semidice.overlap.forms import form_sums
+    from semidice.overlap.stats import unchecked_overlap_stats
 
     assert form_sums(torch.ones(1, 2, 3), torch.ones(1, 2, 3), "min")[0].tolist() == [[3.0, 3.0]]
     with pytest.raises(TypeError, match="Type-check error"):

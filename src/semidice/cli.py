@@ -83,42 +83,6 @@ def demo(
 
 
 @app.command()
-def landing(
-    out: Annotated[Path, typer.Option("-o", "--out", help="Folder for the figures.")] = Path("landing_out"),
-    steps: Annotated[int, typer.Option(min=1, help="Optimiser steps for each loss.")] = 1500,
-) -> None:
-    """Fit free predictions to soft labels with four losses: where does each one land?
-
-    The soft Dice loss drives them to 0 or 1; the Dice semimetric losses and the compatible focal Tversky
-    loss land on the label. Prints a table and writes two figures.
-
-    Example: **semidice landing -o landing_out**
-    """
-    with _reported("landing"):
-        from .landing import run_landing
-
-        run_landing(out, steps, Console())
-
-
-@app.command()
-def agreement(
-    folder: Annotated[Path, typer.Argument(help="Folder that holds raters/NAME/CASE.png.")],
-    csv: Annotated[Path | None, typer.Option(help="Also write every case and rater to this file.")] = None,
-) -> None:
-    """How far do raters agree? Mean Dice of each against the majority and against the others.
-
-    Masks are PNG files, any pixel above 0 is lesion. Cases are matched by file name; a rater without a file
-    did not look at that case.
-
-    Example: **semidice agreement my_scans --csv agreement.csv**
-    """
-    with _reported("agreement"):
-        from .agreement import run_agreement
-
-        run_agreement(folder, csv, Console())
-
-
-@app.command()
 def prepare(
     source: Annotated[
         str,
@@ -225,7 +189,7 @@ def check(
     Example: **semidice check data**
     """
     with _reported("check"):
-        from .check import run_check
+        from .report.check import run_check
 
         run_check(dataset, sheet=sheet, console=Console())
 
@@ -255,8 +219,8 @@ def train(
     Example: **semidice train quick --set data.dataset=data --set schedule.epochs=30 -o runs/first**
     """
     with _reported("train"):
-        from .grid import folder_name
-        from .recipe import read_recipe
+        from .recipes import read_recipe
+        from .recipes.grid import folder_name
         from .training.command import run_train
 
         resolved = read_recipe(recipe, overrides or ())
@@ -288,7 +252,7 @@ def evaluate(
     Example: **semidice evaluate runs/first --metric dice_score --metric hausdorff_error_mm -o scores.csv**
     """
     with _reported("evaluate"):
-        from .predict import run_evaluate
+        from .runs.evaluate import run_evaluate
 
         run_evaluate(run, metrics=metrics, out=out, dataset_path=dataset, console=Console())
 
@@ -327,7 +291,7 @@ def predict(
     Example: **semidice predict runs/first scan.nii.gz more_scans -o predictions**
     """
     with _reported("predict"):
-        from .predict import run_predict
+        from .prediction.command import run_predict
 
         run_predict(
             run,
@@ -372,7 +336,7 @@ def compare(
     """
     with _reported("compare"):
         from .compare import run_compare
-        from .grid import read_variants
+        from .recipes.grid import read_variants
 
         variants = read_variants(recipes, dataset=dataset, out=out, overrides=overrides or ())
         run_compare(variants, out, Console(), metrics=metrics, accelerator=accelerator)
@@ -394,8 +358,8 @@ def report(
     Example: **semidice report comparison -o report.html**
     """
     with _reported("report"):
-        from .predict import read_prediction
         from .report.page import run_report
+        from .runs.predictions import read_prediction
 
         run_report(
             paths,

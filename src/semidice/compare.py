@@ -14,12 +14,12 @@ from pathlib import Path
 from lightning_fabric import Fabric
 from rich.console import Console
 
-from .grid import Variant
+from .console import say, training_bars
 from .metrics.cases import CaseTable, concatenate, write_cases
 from .metrics.statistics import Comparison, Unit, compare_cases
 from .metrics.tables import Table, means_table, pairs_table
-from .progress import say, training_bars
-from .rundir import RunFolder, whole_file
+from .paths import RunFolder, whole_file
+from .recipes.grid import Variant
 from .training.command import FoldBar, start_fabric
 from .training.crossvalidation import cross_validate, open_run
 

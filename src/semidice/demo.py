@@ -13,25 +13,25 @@ import torch
 from rich.console import Console
 
 from .compare import CompareError, comparisons_of, run_variants
+from .console import say
 from .data.dataset import Dataset
 from .data.folds import read_folds
 from .data.phantom import PhantomOptions
 from .data.prepare import prepare_dataset
 from .data.sources import find_datasets
-from .grid import Variant, folder_name
-from .labels import majority_label
+from .labels.makers import majority_label
 from .metrics.bins import CalibrationBins, calibration_bins
 from .metrics.cases import write_cases
 from .metrics.statistics import Comparison
 from .metrics.tables import display_scale, means_table, p_text
-from .predict import read_prediction
-from .progress import say
-from .recipe import Recipe
+from .paths import DatasetFolder, RunFolder
+from .recipes import Recipe
+from .recipes.grid import Variant, folder_name
 from .report.case_figures import draw_reliability
 from .report.figures import save_figure
 from .report.overlays import CaseOverlay, draw_overlays
 from .report.page import build_page
-from .rundir import DatasetFolder, RunFolder
+from .runs.predictions import read_prediction
 from .training.command import start_fabric
 
 # label maker and form of the Dice loss

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Bool, Float32, UInt8
 
-from ..rundir import DatasetFolder
+from ..paths import DatasetFolder
 from .manifest import Manifest, Scan, read_manifest
 from .packing import unpack_case
 

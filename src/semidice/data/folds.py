@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ..rundir import whole_file
+from ..paths import whole_file
 from .dataset import Dataset
 
 

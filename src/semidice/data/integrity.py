@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float32, UInt8
 
-from ..rundir import DatasetFolder
+from ..paths import DatasetFolder
 from .dataset import INTENSITY_UNITS, Dataset, Kind
 from .manifest import Manifest, Scan
 from .packing import num_planes

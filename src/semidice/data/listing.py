@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from .manifest import check_name
+from ..paths import check_name
 from .raw import RawScan
 
 NaturalKey = tuple[tuple[tuple[int, str], ...], str]

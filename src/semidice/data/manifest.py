@@ -5,25 +5,14 @@ slices were cut from a volume. Arrays are found by the scan's name alone, which 
 """
 
 import json
-import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from ..rundir import DatasetFolder
+from ..paths import DatasetFolder, check_name
 
 SCHEMA_VERSION = 1
-_SAFE_NAME = re.compile(r"[A-Za-z0-9_+=,@-][A-Za-z0-9_.+=,@ -]*")
-
-
-def check_name(name: str) -> str:
-    """The name, if it can be a file's: letters, digits and _.+=,@- with no dot in front and no separator."""
-    if not _SAFE_NAME.fullmatch(name) or len(name) > 150 or name.endswith(" "):
-        raise ValueError(
-            f"{name!r} cannot name a file: use letters, digits, and _ - . + = , @ (no dot in front)"
-        )
-    return name
 
 
 Name = Annotated[str, AfterValidator(check_name)]

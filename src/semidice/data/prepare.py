@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from .. import __version__
-from ..rundir import DatasetFolder, UnfinishedDataset, force_to_disk, whole_file
+from ..paths import DatasetFolder, UnfinishedDataset, force_to_disk, whole_file
 from .assembly import assembled_manifest, dataset_identity, differences
 from .integrity import enumerated
 from .listing import natural_order
@@ -31,15 +31,7 @@ from .manifest import Manifest, Scan, manifest_text, read_manifest
 from .options import PrepareOptions, Slices
 from .phantom import PhantomOptions
 from .raw import RawDataset, RawScan
-from .scan_job import (
-    CannotWriteError,
-    Reader,
-    ScanJob,
-    ScanOutcome,
-    prepare_scan,
-    verify_scan,
-    writing,
-)
+from .scan_job import CannotWriteError, Reader, ScanJob, ScanOutcome, prepare_scan, verify_scan, writing
 from .sources import find_datasets, read_scan
 from .workers import WorkerDiedError, Workers
 

@@ -17,9 +17,9 @@ from typing import BinaryIO, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from ..rundir import DatasetFolder, UnfinishedDataset, whole_file
+from ..paths import DatasetFolder, UnfinishedDataset, check_name, whole_file
 from .convert import StoredScan, convert_scan
-from .manifest import Scan, check_name
+from .manifest import Scan
 from .options import PrepareOptions
 from .raw import RawDataset, RawScan, ScanArrays
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from ..arrays import Activation, values_are_readable
-from ..forms import Form
-from ..sums import SegmentationSums, reference_sums
+from ..overlap.forms import Form
+from ..overlap.sums import SegmentationSums, reference_sums
 from .blocked import SMALLEST_SIZE, blocked_sums
 
 _enabled = True

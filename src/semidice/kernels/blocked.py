@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from ..arrays import Activation
-from ..forms import Form, form_gradient, form_sums
-from ..overlap import OverlapStats
-from ..sums import SegmentationSums, probability, reference_gradient, reference_sums
+from ..overlap.forms import Form, form_gradient, form_sums
+from ..overlap.stats import OverlapStats
+from ..overlap.sums import SegmentationSums, probability, reference_gradient, reference_sums
 
 # In elements of the prediction: two MiB of float32, of large ones a sixth but no more than twice that. What
 # is made of smaller blocks stays nearer in the cache, but with several threads the start of their operations

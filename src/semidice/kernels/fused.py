@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..arrays import Activation
-from ..forms import Form
-from ..overlap import OverlapStats
-from ..sums import SegmentationSums, reference_gradient
+from ..overlap.forms import Form
+from ..overlap.stats import OverlapStats
+from ..overlap.sums import SegmentationSums, reference_gradient
 from .plans import MixtureOptions, MixturePlan, flat_inputs, logits_gradient, total_sums
 
 

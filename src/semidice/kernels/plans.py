@@ -11,7 +11,7 @@ import triton
 from torch import Tensor
 
 from ..arrays import Activation
-from ..forms import Form
+from ..overlap.forms import Form
 from . import overlap, tilings
 from .launch import Launch
 from .tilings import Tiling, Tilings

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float32, Shaped
 from torch import Tensor
 
-from ..labels import RaterAgreement, rater_agreement
+from ..labels.makers import RaterAgreement, rater_agreement
 
 # Voxels of all raters and foreground classes that are compared at once: about 100 MB of intermediate copies.
 BATCH_SIZE = 2**22

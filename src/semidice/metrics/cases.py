@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from ..rundir import whole_file
+from ..paths import whole_file
 
 SCHEMA_VERSION = "1"
 COLUMNS = ("case", "patient", "fold", "method", "class", "metric", "value")

@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..calibration import Kind
-from ..calibration import kde_calibration_error as error_of_points
-from ..keypoints import sample_keys, take_keys
+from ..calibration.keypoints import sample_keys, take_keys
+from ..calibration.recalibration import Kind
+from ..calibration.recalibration import kde_calibration_error as error_of_points
 from .decision import check_scored
 
 # of a larger case, this many voxels are drawn first: sorting all of a volume would take seconds and gigabytes

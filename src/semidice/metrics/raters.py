@@ -16,8 +16,8 @@ from jaxtyping import Bool, Float, Integer
 from torch import Tensor
 
 from ..arrays import check_prediction, describe
-from ..labels import RaterAgreement, rater_agreement
-from ..overlap import OverlapStats, tversky_index
+from ..labels.makers import RaterAgreement, rater_agreement
+from ..overlap.stats import OverlapStats, tversky_index
 from .cases import CaseRow, CaseTable
 from .decision import cases_with_voxels
 from .scores import HardOptions, dice_score, foreground_mean

@@ -21,16 +21,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..arrays import check_choice, check_prediction, one_hot
-from ..cross_entropy import soft_cross_entropy
-from ..overlap import OverlapStats, tversky_index, unchecked_overlap_stats
-from .decision import (
-    Decision,
-    cases_with_voxels,
-    check_hard_target,
-    check_scored,
-    chosen_rule,
-    decided_masks,
-)
+from ..losses.cross_entropy import soft_cross_entropy
+from ..overlap.stats import OverlapStats, tversky_index, unchecked_overlap_stats
+from .decision import Decision, cases_with_voxels, check_hard_target, check_scored, chosen_rule, decided_masks
 from .slabs import Slab, check_sums_to_one, slabs
 
 VolumeOf = Literal["mask", "probability"]

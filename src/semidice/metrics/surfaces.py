@@ -22,14 +22,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .decision import (
-    Decision,
-    cases_with_voxels,
-    check_hard_target,
-    check_scored,
-    chosen_rule,
-    decided_masks,
-)
+from .decision import Decision, cases_with_voxels, check_hard_target, check_scored, chosen_rule, decided_masks
 
 
 def hausdorff_error_mm(

@@ -15,7 +15,7 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from ..rundir import RunFolder
+from ..paths import RunFolder
 from .label_figures import outline_style
 
 MOST_POINTS = 120

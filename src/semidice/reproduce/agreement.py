@@ -8,8 +8,8 @@ import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ..check import CheckReport, check_dataset
 from ..metrics.cases import CaseRow, CaseTable
+from ..report.check import CheckReport, check_dataset
 from .figures import Figures, RowKey
 
 

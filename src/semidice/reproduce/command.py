@@ -19,10 +19,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
 from ..compare import run_variants, write_table
+from ..console import say
 from ..metrics.cases import CaseTable, concatenate, write_cases
 from ..metrics.tables import Cell, Table
-from ..progress import say
-from ..rundir import whole_file
+from ..paths import whole_file
 from ..training.command import start_fabric
 from .agreement import agreement_figures, agreement_of
 from .beside import conclusions_table, figures_table

@@ -18,9 +18,9 @@ import torch
 
 from ..arrays import SIZE_MULTIPLE
 from ..data.manifest import Manifest
-from ..grid import Variant
-from ..models import build_model
-from ..recipe import Recipe
+from ..networks.models import build_model
+from ..recipes import Recipe
+from ..recipes.grid import Variant
 from .plan import folds_left
 
 _CPU_SIDE, _CPU_BATCH = 128, 2

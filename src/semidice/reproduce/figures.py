@@ -10,7 +10,7 @@ from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
 
-from ..recipe.text import parse_yaml
+from ..recipes.text import parse_yaml
 
 QUBIQ = (
     "prostate_task1",

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from ..grid import Variant
-from ..recipe import read_recipe
+from ..recipes import read_recipe
+from ..recipes.grid import Variant
 from .figures import NETWORKS, TUMOURS, column_name, paper_yaml
 
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..data.manifest import Manifest, read_manifest
-from ..grid import Variant
-from ..recipe import shipped_recipes
-from ..rundir import DatasetFolder, RunFolder
+from ..paths import DatasetFolder, RunFolder
+from ..recipes import shipped_recipes
+from ..recipes.grid import Variant
 from .figures import QUBIQ, TUMOURS
 from .methods import method_of, variant_of
 from .tables import PaperTable, paper_tables

@@ -6,11 +6,11 @@ from lightning_fabric import Fabric
 from rich.console import Console
 from rich.progress import Progress
 
+from ..console import training_bars
 from ..metrics.cases import CaseTable
-from ..predict.evaluate import scores_table
-from ..progress import training_bars
-from ..recipe import Recipe
-from ..rundir import RunFolder
+from ..paths import RunFolder
+from ..recipes import Recipe
+from ..runs.evaluate import scores_table
 from .crossvalidation import cross_validate, open_run
 from .engine import Watch
 

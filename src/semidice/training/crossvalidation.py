@@ -16,9 +16,11 @@ from ..data.batches import WholeCases
 from ..data.dataset import Dataset
 from ..data.folds import read_folds, split_folds, write_folds
 from ..metrics.cases import CaseTable, concatenate, read_cases, write_cases
-from ..predict import network_probability, score_fold, write_dataset_facts, write_prediction
-from ..recipe import Recipe, differing_keys, read_recipe, versions, write_recipe
-from ..rundir import RunFolder, whole_file
+from ..paths import RunFolder, whole_file
+from ..recipes import Recipe, differing_keys, read_recipe, versions, write_recipe
+from ..runs.predictions import write_prediction
+from ..runs.run import network_probability, write_dataset_facts
+from ..runs.scoring import score_fold
 from .engine import FoldRun, Watch, load_trained, train_fold
 
 # what a run that goes on may have different: which folds are to be run now, and how they are fed

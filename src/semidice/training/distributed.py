@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..overlap import sum_across_processes
+from ..overlap.stats import sum_across_processes
 
 
 class _AcrossProcesses(nn.modules.batchnorm._BatchNorm):

@@ -17,16 +17,16 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 from torch.utils.tensorboard import SummaryWriter
 
-from ..checkpoint import Checkpoint, CheckpointWriter, checkpoint_tensors, write_checkpoint
 from ..data.batches import Batches, CaseBatch, WholeCases
 from ..data.dataset import Dataset
-from ..labels import majority_label, mean_label
+from ..labels.makers import majority_label, mean_label
 from ..metrics.accumulators import CaseScores
 from ..metrics.cases import higher_is_better
-from ..predict import load_network, network_probability
-from ..recipe import Recipe
-from ..rundir import FoldFolder, RunFolder, whole_file
-from ..systems import System, build_network
+from ..networks.checkpoint import Checkpoint, CheckpointWriter, checkpoint_tensors, write_checkpoint
+from ..networks.systems import System, build_network
+from ..paths import FoldFolder, RunFolder, whole_file
+from ..recipes import Recipe
+from ..runs.run import load_network, network_probability
 from .distributed import synchronise_norms
 from .step import TrainingStep, build_optimiser, step_seed
 from .teacher import load_teacher
@@ -101,8 +101,8 @@ class _Loop:
         recipe, dataset, device = run.recipe, run.dataset, fabric.device
         torch.manual_seed(step_seed(recipe.seed, run.fold, -1))
         model = build_network(
-            recipe.system,
             recipe.model.build_options(),
+            **recipe.system.model_dump(),
             num_channels=dataset.num_channels,
             num_classes=dataset.num_classes,
             num_raters=len(dataset.manifest.raters),

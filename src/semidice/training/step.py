@@ -15,10 +15,10 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from ..data.batches import Batches, Feed
-from ..distillation import DistillationLoss, Teacher
-from ..losses import SegmentationLoss
-from ..recipe import Recipe
-from ..systems import System, TrainingLabels
+from ..losses.distillation import DistillationLoss, Teacher
+from ..losses.segmentation import SegmentationLoss
+from ..networks.systems import System, TrainingLabels
+from ..recipes import Recipe
 
 # eager steps before a graph is recorded: libraries choose their algorithms, optimisers make their state
 _WARM_UP = 3

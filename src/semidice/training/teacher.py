@@ -5,13 +5,13 @@ from pathlib import Path
 
 import torch
 
-from ..calibrators import TemperatureScaling
+from ..calibration.calibrators import TemperatureScaling
 from ..data.batches import Batches, WholeCases
 from ..data.folds import read_folds
-from ..distillation import Teacher
-from ..predict.networks import load_fold, read_run
-from ..recipe import Recipe
-from ..rundir import FoldFolder, RunFolder, whole_file
+from ..losses.distillation import Teacher
+from ..paths import FoldFolder, RunFolder, whole_file
+from ..recipes import Recipe
+from ..runs.run import load_fold, read_run
 
 
 def load_teacher(

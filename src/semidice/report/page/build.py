@@ -23,7 +23,7 @@ from ...data.dataset import Dataset
 from ...metrics.bins import CalibrationBins
 from ...metrics.cases import CaseTable, write_cases
 from ...metrics.tables import Table, display_scale, means_table, p_text, pairs_table
-from ...rundir import RunFolder, whole_file
+from ...paths import RunFolder, whole_file
 from ..case_figures import draw_case_scores, draw_reliability, draw_significance
 from ..curves import Curve, draw_curves, read_curves
 from ..figures import COLOURS, save_figure

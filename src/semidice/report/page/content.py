@@ -16,11 +16,11 @@ import numpy as np
 import torch
 
 from ...data.dataset import Dataset
-from ...labels import majority_label
+from ...labels.makers import majority_label
 from ...metrics.bins import CalibrationBins, calibration_bins
 from ...metrics.cases import CaseTable
 from ...metrics.tables import display_scale
-from ...rundir import RunFolder
+from ...paths import RunFolder
 from ..curves import Curve
 from ..figures import MARKERS
 from ..images import Picture, PictureLayout

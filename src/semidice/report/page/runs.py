@@ -11,7 +11,7 @@ import yaml
 from ...data.dataset import Dataset
 from ...data.folds import read_folds
 from ...metrics.cases import CaseTable, concatenate, read_cases
-from ...rundir import RunFolder
+from ...paths import RunFolder
 
 # what two recipes may differ in without being two methods, and paths, of which the last part is enough
 _NOT_SHOWN = ("name", "data.dataset")

@@ -1,0 +1,80 @@
+"""Where each loss has its minimum: free predictions fitted to soft labels, and figures of the theory page."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import torch
+from jaxtyping import Float
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from semidice import dice_loss, tversky_loss
+from semidice.report.figures import COLOURS, LINES, MARKERS, new_axes
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+SHOWN_LOSSES: Mapping[str, Loss] = {
+    "soft Dice (SDL)": partial(dice_loss, form="relaxed"),
+    "DML1": dice_loss,
+    "DML2": partial(dice_loss, form="product"),
+    "focal Tversky (CFTL)": partial(tversky_loss, alpha=0.7, beta=0.3, gamma=2.0),
+}
+
+
+def fit_free_logits(
+    loss: Loss,
+    target: Tensor,
+    *,
+    steps: int = 1500,
+    activation: Callable[[Tensor], Tensor] = torch.sigmoid,
+) -> Tensor:
+    """Probabilities, in the shape of `target`, at which minimising `loss` over free logits ends.
+
+    Starts from logits 0 with Adam, whose rate falls linearly from 0.1 to 0, since the losses are not smooth
+    at their minimum.
+    """
+    logits = torch.zeros_like(target, requires_grad=True)
+    optimiser = torch.optim.Adam([logits], lr=0.1, betas=(0.9, 0.9))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: 1 - step / steps)
+    for _ in range(steps):
+        optimiser.zero_grad()
+        loss(activation(logits), target).backward()
+        optimiser.step()
+        schedule.step()
+    return activation(logits).detach()
+
+
+def draw_landing(label: Float[Tensor, " n"], landed: Mapping[str, Float[Tensor, " n"]]) -> Figure:
+    """Fitted prediction against soft label, a series a loss; on the diagonal is right."""
+    figure, axes = new_axes()
+    axes.plot([0, 1], [0, 1], color="0.6", linewidth=4, alpha=0.5, label="prediction = label")
+    for (name, prob), colour, marker in zip(landed.items(), COLOURS, MARKERS, strict=False):
+        axes.plot(label, prob, linestyle="", marker=marker, color=colour, label=name, fillstyle="none")
+    axes.set(
+        xlabel="soft label of the voxel",
+        ylabel="prediction at the minimum of the loss",
+        title="The soft Dice loss lands on 0 or 1, the others on the label",
+    )
+    axes.legend()
+    return figure
+
+
+def draw_focal_curves(*, alpha: float, beta: float, label: float, gammas: Sequence[float]) -> Figure:
+    """The compatible focal Tversky loss of one voxel against its prediction (paper, figure of appendix F)."""
+    figure, axes = new_axes()
+    prob = torch.linspace(0, 1, 401)
+    target = torch.tensor([[[label]]])
+    for gamma, colour, line in zip(gammas, COLOURS, LINES, strict=False):
+        loss = [tversky_loss(p.reshape(1, 1, 1), target, alpha=alpha, beta=beta, gamma=gamma) for p in prob]
+        axes.plot(prob, torch.stack(loss), color=colour, linestyle=line, label=f"γ = {gamma:g}")
+    axes.axvline(label, color="0.4", linewidth=1)
+    axes.annotate(f"label {label:g}", (label, 0.9), xytext=(4, 0), textcoords="offset points", color="0.3")
+    axes.set(
+        xlabel="prediction",
+        ylabel="loss",
+        title=f"Compatible focal Tversky loss, α = {alpha:g}, β = {beta:g}",
+        ylim=(0, 1),
+        xlim=(0, 1),
+    )
+    axes.legend()
+    return figure

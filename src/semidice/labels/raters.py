@@ -1,0 +1,175 @@
+"""Raters' masks and labels as a user holds them, numpy or torch, checked and brought to one shape.
+
+`labels` says what comes in and what goes out; here is how it is read. Every refusal is a ValueError that
+names what came. Values are looked at on the CPU only (`arrays.values_are_readable`).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Integer, UInt8
+from torch import Tensor
+
+from ..arrays import check_unit_range, describe, one_hot, values_are_readable
+
+Array = TypeVar("Array", np.ndarray, Tensor)
+Present = np.ndarray | Tensor | Sequence[Any]
+
+
+@dataclass(frozen=True)
+class Raters:
+    """What the raters of N cases chose: class maps, 0 for absent raters, and who is present."""
+
+    classes: Integer[Tensor, "N R *space"]
+    present: Bool[Tensor, "N R"]
+    num_classes: int
+
+    def votes(self) -> UInt8[Tensor, "N R C *space"]:
+        """1 where a present rater chose the class."""
+        num_cases, num_raters, *space = self.classes.shape
+        votes = one_hot(self.classes.flatten(0, 1), self.num_classes)
+        votes = votes.view(num_cases, num_raters, self.num_classes, *space)
+        return votes * self.present.view(num_cases, num_raters, *[1] * (votes.ndim - 2))
+
+
+def give_back(result: Tensor, like: Array | Sequence[Array], batched: bool) -> Array:
+    """The result without the case axis unless batched, as the kind of array that came in."""
+    result = result if batched else result[0]
+    first = like if isinstance(like, (Tensor, np.ndarray)) else like[0]
+    if isinstance(first, Tensor):
+        return result
+    return result.numpy()
+
+
+def _came(array: object) -> str:
+    return f"{array.dtype} {array.shape}" if isinstance(array, np.ndarray) else describe(array)
+
+
+def read_raters(
+    masks: Array | Sequence[Array],
+    num_classes: int | None,
+    present: Present | None,
+    batched: bool,
+) -> Raters:
+    """Class maps (N, R, *space) and presence (N, R), or a ValueError that says what came."""
+    stacked = _stack(masks, batched)
+    axes = "(N, R, *space)" if batched else "(R, *space)"
+    if stacked.ndim < (2 if batched else 1) or stacked.numel() == 0:
+        raise ValueError(f"masks must be {axes} with at least one rater and voxel; got {describe(stacked)}")
+    stacked = stacked if batched else stacked.unsqueeze(0)
+    there = _read_present(present, stacked, batched)
+    # what stands in the place of an absent rater is neither checked nor counted
+    if present is not None:
+        stacked = stacked * there.view(*there.shape, *[1] * (stacked.ndim - 2))
+    if num_classes is None:
+        _check_binary(stacked)
+        num_classes = 2
+    elif num_classes < 2 or (stacked.dtype == torch.bool and num_classes != 2):
+        raise ValueError(
+            f"num_classes must be 2 or more, and 2 for bool masks; got {num_classes} for {describe(stacked)}"
+        )
+    classes = stacked.to(torch.uint8) if stacked.dtype == torch.bool else stacked
+    if values_are_readable(classes):
+        low, high = classes.aminmax()
+        if low < 0 or high >= num_classes:
+            raise ValueError(
+                f"masks hold class indices {int(low)} to {int(high)}, but there are {num_classes} classes"
+            )
+    # one_hot counts classes in the dtype of the map
+    return Raters(classes.long() if num_classes > 256 else classes, there, num_classes)
+
+
+def _stack(masks: Array | Sequence[Array], batched: bool) -> Tensor:
+    """A bool, uint8 or int64 tensor of all raters; lists are stacked on the rater axis."""
+    if isinstance(masks, (Tensor, np.ndarray)):
+        return _integers(masks)
+    shapes = list(dict.fromkeys(str(tuple(mask.shape)) for mask in masks))
+    if len(shapes) != 1:
+        came = f"shapes {', '.join(shapes)}: resample them to one grid" if shapes else "an empty list"
+        raise ValueError(f"masks of one case need one shape; got {came}")
+    return torch.stack([_integers(mask) for mask in masks], 1 if batched else 0)
+
+
+def _integers(masks: np.ndarray | Tensor) -> Tensor:
+    if isinstance(masks, np.ndarray) and masks.dtype.kind in "biu":
+        kept = masks.dtype if masks.dtype in (np.bool_, np.uint8) else np.int64
+        # a copy: torch takes neither read-only arrays, nor negative strides, nor the other byte order
+        return torch.from_numpy(np.array(masks, dtype=kept, order="C"))
+    if isinstance(masks, np.ndarray) or masks.is_floating_point() or masks.is_complex():
+        raise ValueError(
+            f"masks must be bool, or integers that are class indices; got {_came(masks)}: "
+            "use masks > 0.5 for probabilities"
+        )
+    return masks if masks.dtype in (torch.bool, torch.uint8) else masks.long()
+
+
+def _read_present(present: Present | None, masks: Tensor, batched: bool) -> Bool[Tensor, "N R"]:
+    if present is None:
+        return torch.ones(masks.shape[:2], dtype=torch.bool, device=masks.device)
+    flags = present if isinstance(present, Tensor) else torch.from_numpy(np.array(present))
+    expected = tuple(masks.shape[:2] if batched else masks.shape[1:2])
+    if flags.dtype != torch.bool or tuple(flags.shape) != expected:
+        raise ValueError(f"present must be bool {expected}, one flag a rater; got {describe(flags)}")
+    flags = flags if batched else flags.unsqueeze(0)
+    if values_are_readable(flags) and not bool(flags.any(1).all()):
+        absent = (~flags.any(1)).nonzero().flatten().tolist()
+        where = f" in cases {absent}" if batched else ""
+        raise ValueError(f"present has no rater{where}: leave out cases that nobody looked at")
+    return flags.to(masks.device, non_blocking=True)
+
+
+def _check_binary(masks: Tensor) -> None:
+    """Raise unless `masks` are bool, or uint8 seen to hold only 0 and 1."""
+    if masks.dtype == torch.bool:
+        return
+    came = f"got {describe(masks)}"
+    if masks.dtype == torch.uint8 and values_are_readable(masks):
+        if int(masks.max()) <= 1:
+            return
+        values = np.unique(masks.numpy()).tolist()
+        came += f" with values {', '.join(map(str, values[:8]))}{', ...' if len(values) > 8 else ''}"
+    raise ValueError(
+        f"masks without num_classes must be bool, or on the CPU uint8 of 0 and 1; {came}: "
+        "use masks > 0 if they are non-binary masks such as 0 and 255, num_classes=... if they are class maps"
+    )
+
+
+def read_label(label: np.ndarray | Tensor, batched: bool, has_space: bool = False) -> Tensor:
+    """The label as float32 (N, C, *space), or a ValueError that says what came."""
+    axes = "(N, C, *space)" if batched else "(C, *space)"
+    is_float = label.dtype.kind == "f" if isinstance(label, np.ndarray) else label.is_floating_point()
+    num_space = label.ndim - (2 if batched else 1)
+    if not is_float or not int(has_space) <= num_space <= (3 if has_space else math.inf):
+        limit = ", one to three axes of space" if has_space else ""
+        raise ValueError(f"label must be floats {axes}{limit}; got {_came(label)}")
+    if isinstance(label, np.ndarray):
+        label = torch.from_numpy(np.array(label, dtype=np.float32, order="C"))
+    soft = (label if batched else label.unsqueeze(0)).float()
+    if soft.numel() == 0 or soft.shape[1] < 2:
+        raise ValueError(f"label must be {axes} with two or more classes and a voxel; got {describe(label)}")
+    check_unit_range("label", soft)
+    if values_are_readable(soft):
+        low, high = soft.sum(1).aminmax()
+        if low < 1 - 1e-3 or high > 1 + 1e-3:
+            raise ValueError(
+                f"label must sum to one over its class axis, {axes}; got {describe(label)} with sums from "
+                f"{low:.4g} to {high:.4g}: use batched=True if the first axis holds cases"
+            )
+    return soft
+
+
+def read_valid(
+    valid: np.ndarray | Tensor | None, soft: Tensor, batched: bool
+) -> Bool[Tensor, "N *space"] | None:
+    """The flags of a label (N, C, *space) with their case axis, or a ValueError that says what came."""
+    if valid is None:
+        return None
+    flags = valid if isinstance(valid, Tensor) else torch.from_numpy(np.array(valid))
+    expected = (*soft.shape[:1], *soft.shape[2:]) if batched else tuple(soft.shape[2:])
+    if flags.dtype != torch.bool or tuple(flags.shape) != expected:
+        raise ValueError(f"valid must be bool {expected}, one flag a voxel; got {describe(flags)}")
+    return flags if batched else flags.unsqueeze(0)

@@ -1,0 +1,211 @@
+"""A student learns from the label and from a calibrated teacher.
+
+    loss = w_label mix(student, label) + w_teacher mix(student, teacher),    mix = 0.25 CE + 0.75 DML1
+
+The teacher's probabilities are as they are, softened by a temperature, or recalibrated by kernel density to
+E[y | f] near boundaries and errors (paper, appendix G). Nothing here waits for the device or branches on a
+value, so a step with it can be captured in a CUDA graph. Left out: training either network.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal, overload
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ..arrays import Activation, check_choice, check_non_negative, check_prediction, fold_ignored
+from ..calibration.keypoints import calibration_region, sample_keys, take_keys
+from ..calibration.recalibration import kde_recalibrate
+from .segmentation import SegmentationLoss
+
+Calibration = Literal["none", "temperature", "kde"]
+Term = Literal["cross_entropy", "region"]
+KeySource = Literal["region", "batch"]
+
+
+class Teacher(nn.Module):
+    """Probabilities of a frozen network: `teacher(image, target, valid)` for the batch the student sees.
+
+    The network stays in eval mode and without gradients, whatever the module it is part of is told.
+    Of several outputs (deep supervision) the first counts.
+
+    calibration: "none"; "temperature", logits / `temperature`; or "kde": E[y | f] at `bandwidth` from
+    `num_keys` key points of the batch (or of each image, `keys_per_image`), class-balanced and labelled
+    by `target`, applied in a region: where the network is wrong or within `width` voxels of a label boundary.
+    keys_from: "region" draws the keys where they are applied, so that all of them tell something and the
+    estimate is E[y | f] there; "batch", as in the paper, draws most of them far from any doubt.
+    reweight_keys: each key stands for the number of voxels it was drawn from, which makes the estimate
+    consistent. False is the paper's recipe: classes count alike however rare they are.
+    generator: of the draw of keys, on the device of the batch; the default generator if None.
+
+    >>> teacher = Teacher(nn.Conv1d(1, 2, 1), calibration="temperature", temperature=4.0)
+    >>> tuple(teacher.train()(torch.ones(1, 1, 5)).shape), teacher.network.training
+    ((1, 2, 5), False)
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        *,
+        activation: Activation = "softmax",
+        calibration: Calibration = "none",
+        temperature: float = 1.0,
+        bandwidth: float = 1e-3,
+        num_keys: int = 1024,
+        width: int = 3,
+        keys_per_image: bool = False,
+        keys_from: KeySource = "region",
+        reweight_keys: bool = True,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        check_choice("activation", activation, Activation)
+        check_choice("calibration", calibration, Calibration)
+        check_choice("keys_from", keys_from, KeySource)
+        for name, value in {"temperature": temperature, "bandwidth": bandwidth, "num_keys": num_keys}.items():
+            if not value > 0:
+                raise ValueError(f"{name} must be above 0; got {value}")
+        if calibration == "temperature" and activation == "none":
+            raise ValueError("a temperature divides logits: activation must be 'softmax' or 'sigmoid'")
+        self.network = network.requires_grad_(False)
+        self.activation, self.calibration, self.temperature = activation, calibration, temperature
+        self.bandwidth, self.num_keys, self.width = bandwidth, num_keys, width
+        self.keys_per_image, self.keys_from, self.reweight_keys = keys_per_image, keys_from, reweight_keys
+        self.generator = generator
+        self.train(False)
+
+    def train(self, mode: bool = True) -> "Teacher":
+        """Stays in eval mode: dropout and batch statistics would make the teacher another one."""
+        return super().train(False)
+
+    @torch.no_grad()
+    def forward(
+        self, image: Tensor, target: Tensor | None = None, valid: Tensor | None = None
+    ) -> Float[Tensor, "N C *space"]:
+        """The teacher's probabilities, at least float32; `target` gives the keys of "kde" their labels."""
+        output = self.network(image)
+        output = output if isinstance(output, Tensor) else output[0]
+        check_prediction(output, self.activation)
+        output = output.to(torch.promote_types(output.dtype, torch.float32))
+        if self.calibration == "temperature":
+            output = output / self.temperature
+        prob = output
+        if self.activation != "none":
+            prob = output.softmax(1) if self.activation == "softmax" else output.sigmoid()
+        if self.calibration != "kde":
+            return prob
+        if target is None:
+            raise ValueError("calibration='kde' needs the target of the batch: teacher(image, target)")
+        return self._recalibrated(prob, target, valid)
+
+    def _recalibrated(self, prob: Tensor, target: Tensor, valid: Tensor | None) -> Tensor:
+        if prob.shape[1] > 1 and self.activation == "sigmoid":
+            raise ValueError(
+                f"calibration='kde' needs classes that exclude each other; got {prob.shape[1]} sigmoid "
+                "channels: use 'temperature', or a softmax network"
+            )
+        if prob.shape[1] == 1:
+            both, both_target = (torch.cat([1 - channel, channel], dim=1) for channel in (prob, target))
+            return self._recalibrated_classes(both, both_target, valid)[:, 1:]
+        return self._recalibrated_classes(prob, target, valid)
+
+    def _recalibrated_classes(self, prob: Tensor, target: Tensor, valid: Tensor | None) -> Tensor:
+        region = calibration_region(prob, target, width=self.width, valid=valid)
+        keys = sample_keys(
+            target,
+            self.num_keys,
+            valid=valid if self.keys_from == "batch" else self._where_keys_are(region, valid),
+            generator=self.generator,
+            per_image=self.keys_per_image,
+        )
+        return kde_recalibrate(
+            prob,
+            take_keys(prob, keys),
+            take_keys(target, keys),
+            bandwidth=self.bandwidth,
+            key_weight=keys.weight if self.reweight_keys else keys.mask,
+            region=region,
+        )
+
+    def _where_keys_are(self, region: Tensor, valid: Tensor | None) -> Tensor:
+        """The region; everything valid in a batch, or image, that has none: nothing is applied there."""
+        everywhere = torch.ones_like(region) if valid is None else valid
+        axes = tuple(range(1 if self.keys_per_image else 0, region.ndim))
+        return torch.where(region.any(axes, keepdim=True), region, everywhere)
+
+
+class DistillationLoss(nn.Module):
+    """Student logits, label and the teacher's probabilities to one loss; 0.5 / 0.5 unless told otherwise.
+
+    mix: the loss of either part; its region loss, activation, ignore_index and weights hold for both.
+    terms: which terms of the mix compare student and teacher. The paper's ablation is ("cross_entropy",),
+    then both, then both with a Teacher of calibration "kde". Voxels the label ignores are left out of both.
+
+    >>> logits, label = torch.zeros(1, 2, 4), torch.zeros(1, 4, dtype=torch.long)
+    >>> total, parts = DistillationLoss()(logits, label, torch.full((1, 2, 4), 0.5), parts=True)
+    >>> sorted(parts)
+    ['label_cross_entropy', 'label_region', 'teacher_cross_entropy', 'teacher_region']
+    """
+
+    def __init__(
+        self,
+        mix: SegmentationLoss | None = None,
+        *,
+        label_weight: float = 0.5,
+        teacher_weight: float = 0.5,
+        terms: Sequence[Term] = ("cross_entropy", "region"),
+    ) -> None:
+        super().__init__()
+        check_non_negative(label_weight=label_weight, teacher_weight=teacher_weight)
+        for term in terms:
+            check_choice("terms", term, Term)
+        self.label_loss = SegmentationLoss() if mix is None else mix
+        self.teacher_loss = SegmentationLoss(
+            self.label_loss.region,
+            cross_entropy_weight=self.label_loss.cross_entropy_weight * ("cross_entropy" in terms),
+            region_weight=self.label_loss.region_weight * ("region" in terms),
+            scale_weights=self.label_loss.scale_weights,
+        )
+        self.label_weight, self.teacher_weight = label_weight, teacher_weight
+
+    @overload
+    def forward(
+        self,
+        logits: Tensor | Sequence[Tensor],
+        target: Tensor,
+        teacher_prob: Tensor,
+        valid: Tensor | None = None,
+    ) -> Tensor: ...
+    @overload
+    def forward(
+        self,
+        logits: Tensor | Sequence[Tensor],
+        target: Tensor,
+        teacher_prob: Tensor,
+        valid: Tensor | None = None,
+        *,
+        parts: Literal[True],
+    ) -> tuple[Tensor, dict[str, Tensor]]: ...
+    def forward(
+        self,
+        logits: Tensor | Sequence[Tensor],
+        target: Tensor,
+        teacher_prob: Tensor,
+        valid: Tensor | None = None,
+        *,
+        parts: bool = False,
+    ) -> Any:
+        """The total; with `parts`, also the unweighted terms by name, detached, for a log."""
+        valid = fold_ignored(target, valid, self.label_loss.region.ignore_index)
+        from_label, label_parts = self.label_loss.over_valid(logits, target, valid)
+        # detached: a teacher that is trained elsewhere must not learn from its student
+        from_teacher, teacher_parts = self.teacher_loss.over_valid(logits, teacher_prob.detach(), valid)
+        total = self.label_weight * from_label + self.teacher_weight * from_teacher
+        if not parts:
+            return total
+        named = {f"label_{name}": part for name, part in label_parts.items()}
+        return total, {**named, **{f"teacher_{name}": part for name, part in teacher_parts.items()}}
+
+    def extra_repr(self) -> str:
+        return f"label_weight={self.label_weight}, teacher_weight={self.teacher_weight}"

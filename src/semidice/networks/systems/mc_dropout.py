@@ -1,0 +1,60 @@
+"""MC dropout (Gal & Ghahramani, ICML 2016): the mean probability of networks with different channels dropped.
+
+    prob = 1/T sum_t softmax(network with dropout t)
+
+As published: dropout in training, and at prediction too, where each draw is a network from an approximate
+posterior and their predictions are averaged; all other layers as at prediction. Where it is put follows
+Bayesian SegNet (Kendall et al., BMVC 2017): the deepest layers, with probability 1/2.
+Decided here: whole channels, of the two deepest levels of the encoder. The channels that a draw drops are the
+same for all images, and come from the recipe's seed on the CPU. So a prediction depends on neither batch,
+device nor process, neighbouring windows are of the same networks, and the encoder runs once.
+"""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Float32
+from torch import Tensor, nn
+
+from ...losses.segmentation import SegmentationLoss
+from .system import System, TrainingLabels
+from .trunk import Trunk
+
+_NUM_LEVELS = 2
+
+
+class MCDropout(System):
+    """A network with dropout in its deepest levels, and the mean of `num_samples` draws as probability."""
+
+    def __init__(self, network: nn.Module, *, dropout: float, num_samples: int, seed: int) -> None:
+        super().__init__()
+        self.trunk = Trunk(network)
+        self.dropout, self.num_samples = dropout, num_samples
+        generator = torch.Generator().manual_seed(seed)
+        for level, channels in enumerate(self.trunk.level_channels[-_NUM_LEVELS:]):
+            kept = torch.rand(num_samples, channels, generator=generator) >= dropout
+            # not in checkpoints: the recipe has what they are made of
+            self.register_buffer(f"scale{level}", kept.float() / (1 - dropout), persistent=False)
+
+    def forward(self, image: Float[Tensor, "N channels H W"]) -> Float[Tensor, "N C H W"]:
+        """Logits, in training with channels dropped anew for each image."""
+        levels = self.trunk.encode(image)
+        deepest = [F.dropout2d(level, self.dropout, self.training) for level in levels[-_NUM_LEVELS:]]
+        return self.trunk.predict(self.trunk.decode([*levels[:-_NUM_LEVELS], *deepest]))
+
+    def losses(
+        self, output: Tensor, labels: TrainingLabels, loss: SegmentationLoss
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        return loss(output, labels.target, labels.valid, parts=True)  # type: ignore[no-any-return]
+
+    def probability(self, image: Float[Tensor, "N channels H W"]) -> Float32[Tensor, "N C H W"]:
+        levels = self.trunk.encode(image)
+        finer, deepest = levels[:-_NUM_LEVELS], levels[-_NUM_LEVELS:]
+        probs = []
+        for sample in range(self.num_samples):
+            dropped = [level * self._scale(number, sample, level) for number, level in enumerate(deepest)]
+            probs.append(self.trunk.predict(self.trunk.decode([*finer, *dropped])).float().softmax(1))
+        return torch.stack(probs).mean(0)
+
+    def _scale(self, number: int, sample: int, level: Tensor) -> Tensor:
+        scale: Tensor = getattr(self, f"scale{number}")
+        return scale[sample].view(1, -1, 1, 1).to(level.dtype)

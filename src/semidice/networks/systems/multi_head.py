@@ -1,0 +1,45 @@
+"""A head for each rater (after Guan et al., AAAI 2018): one network, whose last layer there is once a rater.
+
+    loss = mean over raters of loss(head r, what rater r drew)      prob = mean over raters of softmax(head r)
+
+As published: everything up to the last layer is shared, each head learns from its own rater alone, cases that
+a rater did not look at leave his head as it is, and the answer is the mean of the heads.
+Decided here: segmentation in place of classification, hence a last layer with as many channels as raters and
+classes together; the recipe's loss for each head; equal weights of the heads, which the authors also learn.
+`label` of the recipe is not used.
+"""
+
+from typing import ClassVar
+
+from jaxtyping import Bool, Float, Float32
+from torch import Tensor, nn
+
+from ...losses.segmentation import SegmentationLoss
+from .system import System, TrainingLabels, rater_losses
+
+
+class MultiHead(System):
+    """network: with `num_raters * num_classes` output channels, those of a rater side by side."""
+
+    needs_raters: ClassVar[bool] = True
+
+    def __init__(self, network: nn.Module, *, num_raters: int) -> None:
+        super().__init__()
+        self.network, self.num_raters = network, num_raters
+
+    def forward(
+        self, image: Float[Tensor, "N channels *space"], present: Bool[Tensor, "N R"] | None = None
+    ) -> Float[Tensor, "N R C *space"]:
+        """Logits of each head; who looked matters to the loss alone."""
+        logits: Tensor = self.network(image)
+        heads: Tensor = logits.unflatten(1, (self.num_raters, -1))
+        return heads
+
+    def losses(
+        self, output: Tensor, labels: TrainingLabels, loss: SegmentationLoss
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        raters, present = labels.of_raters()
+        return rater_losses(output, raters, present, labels.valid, loss)
+
+    def probability(self, image: Float[Tensor, "N channels *space"]) -> Float32[Tensor, "N C *space"]:
+        return self(image).float().softmax(2).mean(1)  # type: ignore[no-any-return]

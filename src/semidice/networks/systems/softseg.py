@@ -1,0 +1,99 @@
+"""SoftSeg (Gros, Lemay & Cohen-Adad, Med Image Anal 2021): soft masks learned by regression.
+
+    prob_c = relu(a_c) / max of relu(a) over the image        c a foreground class
+    loss   = adaptive wing loss of prob_c against the soft mask, mean over classes and valid voxels
+
+As published: soft masks stay soft through augmentation, the last activation is a normalised ReLU, the loss is
+the adaptive wing loss (Wang et al., ICCV 2019) with the values of its paper, alpha 2.1, omega 14, epsilon 1,
+theta 0.5; omega only scales it, as a learning rate does.
+Decided here: the maximum is of each image, so that a prediction does not depend on others in its batch; the
+background is what classes leave, and where they exceed one together they are divided by their sum. Channel 0
+of the network, and `loss` of the recipe, are not used. Left out: weights of voxels near landmarks of a face.
+By its definition every image with a positive value has a voxel of probability one, be there a lesion or not.
+"""
+
+from jaxtyping import Bool, Float, Float32
+from torch import Tensor, nn
+
+from ...losses.segmentation import SegmentationLoss
+from ...overlap.stats import sum_across_processes
+from .system import System, TrainingLabels
+
+# below it an image has no foreground; dividing by less would make gradients overflow
+_SMALLEST = 1e-6
+
+
+def normalised_relu(activation: Float[Tensor, "N classes *space"]) -> Float[Tensor, "N classes *space"]:
+    """The positive part divided by its maximum in each image; where classes exceed one, by their sum.
+
+    An image without a positive value is 0 everywhere, and so is its gradient.
+    """
+    positive = activation.relu()
+    highest = positive.amax(tuple(range(1, positive.ndim)), keepdim=True)
+    share = positive / highest.clamp_min(_SMALLEST)
+    return share / share.sum(1, keepdim=True).clamp_min(1)
+
+
+def adaptive_wing_loss(
+    prob: Float[Tensor, "*shape"],
+    target: Float[Tensor, "*shape"],
+    *,
+    alpha: float = 2.1,
+    omega: float = 14.0,
+    epsilon: float = 1.0,
+    theta: float = 0.5,
+) -> Float[Tensor, "*shape"]:
+    """Adaptive wing loss of each voxel (Wang et al., eq. 3): a logarithm near the target y, then a line.
+
+        omega log(1 + (d / epsilon)^(alpha - y))   for d = |prob - y| < theta, and its tangent at theta beyond
+
+    Value and gradient are continuous at theta; both are 0 at prob = y.
+
+    >>> import torch
+    >>> adaptive_wing_loss(torch.tensor([0.3, 1.0]), torch.tensor([0.3, 1.0])).tolist()
+    [0.0, 0.0]
+    """
+    power = alpha - target
+    distance = (prob - target).abs()
+    edge = (theta / epsilon) ** power
+    slope = omega * power * edge / (theta * (1 + edge))
+    near = omega * (distance / epsilon).pow(power).log1p()
+    far = slope * (distance - theta) + omega * edge.log1p()
+    return near.where(distance < theta, far)
+
+
+class SoftSeg(System):
+    """A network whose foreground channels are regressed onto the soft label."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, image: Float[Tensor, "N channels *space"]) -> Float[Tensor, "N C *space"]:
+        """Activations of the last layer."""
+        return self.network(image)  # type: ignore[no-any-return]
+
+    def losses(
+        self, output: Tensor, labels: TrainingLabels, loss: SegmentationLoss
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        total = _mean_loss(normalised_relu(output[:, 1:].float()), labels.target[:, 1:], labels.valid)
+        return total, {"adaptive_wing": total.detach()}
+
+    def probability(self, image: Float[Tensor, "N channels *space"]) -> Float32[Tensor, "N C *space"]:
+        output = self(image)
+        prob = output.float()
+        prob[:, 1:] = normalised_relu(output[:, 1:].float())
+        prob[:, 0] = 1 - prob[:, 1:].sum(1).clamp_(max=1)
+        return prob  # type: ignore[no-any-return]
+
+
+def _mean_loss(
+    prob: Float[Tensor, "N classes *space"],
+    target: Float[Tensor, "N classes *space"],
+    valid: Bool[Tensor, "N *space"],
+) -> Float[Tensor, ""]:
+    """Mean over classes and valid voxels, of all processes together; 0 without a valid voxel."""
+    mean = adaptive_wing_loss(prob, target).mean(1)
+    totals = sum_across_processes(mean.where(valid, 0).sum())
+    counts = sum_across_processes(valid.sum().float())
+    return totals / counts.clamp_min(1)

@@ -1,0 +1,102 @@
+"""Everything a loss needs of a batch, as sums over the valid voxels of each image and class (N, C).
+
+    overlap   tp, fp and fn in one of the `forms`
+    entropy   sum of -y log p;                     sigmoid: sum of the binary cross entropy
+    mass      sum of y, what `entropy` stands for; sigmoid: number of valid voxels
+
+Scores and losses are small functions of these numbers. Here they are defined, in plain operations; the
+`kernels` give the same numbers with less memory traffic.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from ..arrays import Activation, one_hot
+from .forms import Form
+from .stats import OverlapStats, unchecked_overlap_stats
+
+
+class SegmentationSums(NamedTuple):
+    """The sums of a batch; None for those that were not asked for."""
+
+    overlap: OverlapStats | None
+    entropy: Float[Tensor, "N C"] | None
+    mass: Float[Tensor, "N C"] | None
+
+
+def reference_sums(
+    prediction: Tensor,
+    target: Tensor,
+    *,
+    activation: Activation,
+    valid: Tensor | None,
+    form: Form | None,
+    entropy: bool,
+) -> SegmentationSums:
+    """The sums of checked inputs: overlap unless `form` is None, entropy and mass if asked for."""
+    # Half precision is left here, before the exponential, and never comes back.
+    prediction = prediction.to(torch.promote_types(prediction.dtype, torch.float32))
+    overlap = None
+    if form is not None:
+        prob = probability(prediction, activation)
+        overlap = unchecked_overlap_stats(prob, target, form=form, valid=valid)
+    entropy_sums = _entropy_sums(prediction, target, activation, valid) if entropy else (None, None)
+    return SegmentationSums(overlap, *entropy_sums)
+
+
+def reference_gradient(
+    prediction: Tensor,
+    target: Tensor,
+    gradients: Sequence[Tensor],
+    *,
+    activation: Activation,
+    valid: Tensor | None,
+    form: Form | None,
+    entropy: bool,
+) -> Tensor:
+    """Gradient in the prediction from those of tp, fp, fn and entropy, itself differentiable."""
+    sums = reference_sums(prediction, target, activation=activation, valid=valid, form=form, entropy=entropy)
+    outputs = [*(sums.overlap or ()), *(() if sums.entropy is None else (sums.entropy,))]
+    incoming = [*(gradients[:3] if sums.overlap else ()), *(gradients[3:4] if entropy else ())]
+    (gradient,) = torch.autograd.grad(outputs, prediction, incoming, create_graph=True)
+    return gradient
+
+
+def probability(prediction: Tensor, activation: Activation) -> Tensor:
+    """What `activation` makes of the prediction."""
+    if activation == "softmax":
+        return prediction.softmax(1)
+    return prediction.sigmoid() if activation == "sigmoid" else prediction
+
+
+def _entropy_sums(
+    prediction: Tensor, target: Tensor, activation: Activation, valid: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    soft = target if target.is_floating_point() else one_hot(target, prediction.shape[1])
+    soft = soft.to(prediction.dtype)
+    if valid is not None:
+        # An ignored voxel may hold NaN.
+        soft = torch.where(valid.unsqueeze(1), soft, 0)
+    if activation == "sigmoid":
+        entropy = F.binary_cross_entropy_with_logits(prediction, soft, reduction="none")
+        mass = torch.ones_like(soft)
+    else:
+        entropy, mass = -soft * log_probability(prediction, activation), soft
+    if valid is not None:
+        entropy, mass = (torch.where(valid.unsqueeze(1), part, 0) for part in (entropy, mass))
+    if entropy.ndim == 2:
+        return entropy, mass
+    space = tuple(range(2, entropy.ndim))
+    return entropy.sum(space), mass.sum(space)
+
+
+def log_probability(prediction: Tensor, activation: Activation) -> Tensor:
+    """Logarithm of the softmax, or of given probabilities, held above the smallest normal number."""
+    if activation == "softmax":
+        return prediction.log_softmax(1)
+    return prediction.clamp_min(torch.finfo(prediction.dtype).tiny).log()

@@ -1,0 +1,237 @@
+"""What a prediction leaves behind, on the voxel grid of its input, under the input's name.
+
+The name is that of the file, or CASE where channels are in files CASE_0000, CASE_0001, ...
+
+NIfTI      NAME_prob.nii.gz         float32: of two classes the foreground's probability (*space); of more,
+                                    all classes with the background first as a last axis (X, Y, Z, C)
+           NAME_mask.nii.gz         uint8, class numbers 0 .. C - 1; both with the input's affine and codes
+picture    NAME_prob.png            16-bit grey, 65535 is 1; of more classes, NAME_prob_CLASS.png each
+           NAME_mask.png            8-bit: 0 and 255 for two classes, else class numbers
+           .tif instead, a page for each, where the input has several pages
+volumes.csv                         of each input and foreground class: the mask's volume, and the one to
+                                    expect from the probabilities, sum p; in ml where a voxel has three
+                                    known sides, and always in voxels (pixels of a 2D image)
+prediction.json                     what made all of it, so that nothing else is mixed in later
+"""
+
+import csv
+import gzip
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import nibabel
+import numpy as np
+from jaxtyping import Float32, UInt8
+from PIL import Image
+
+from ..data.readers import NIFTI_SUFFIXES, suffix_of
+from ..paths import whole_file
+from .inputs import InputCase, InputImage
+
+
+class Volume(NamedTuple):
+    """A row of volumes.csv; a cell without a value is empty."""
+
+    case: str
+    class_name: str
+    mask_ml: str
+    expected_ml: str
+    mask_voxels: str
+    expected_voxels: str
+    spacing_mm: str
+
+
+_COLUMNS = tuple("class" if name == "class_name" else name for name in Volume._fields)
+
+
+class OutputFiles(NamedTuple):
+    """Files of one prediction; pictures have one of probabilities for each foreground class."""
+
+    mask: Path
+    probs: tuple[Path, ...]
+
+    def all(self) -> tuple[Path, ...]:
+        return (self.mask, *self.probs)
+
+
+class OutputFolder:
+    """Where predictions go: file names, settings, and the rows of volumes.csv by case."""
+
+    def __init__(self, path: Path, class_names: Sequence[str]) -> None:
+        self.path, self.class_names = path, tuple(class_names)
+        self.volumes = read_volumes(path / "volumes.csv")
+
+    def files(self, case: InputCase) -> OutputFiles:
+        """Paths of a prediction."""
+        start, parts = self.path / case.name, [""]
+        suffix = ".nii.gz"
+        if suffix_of(case.path) not in NIFTI_SUFFIXES:
+            suffix = ".tif" if _num_pages(case.path) > 1 else ".png"
+            parts = self._class_parts()
+        names = [f"{start.name}_prob{part}{suffix}" for part in parts]
+        return OutputFiles(
+            start.with_name(f"{start.name}_mask{suffix}"), tuple(start.with_name(name) for name in names)
+        )
+
+    def _class_parts(self) -> list[str]:
+        """What tells the pictures of the foreground classes apart; nothing if there is one."""
+        foreground = self.class_names[1:]
+        if len(foreground) == 1:
+            return [""]
+        parts = ["_" + re.sub(r"[^A-Za-z0-9+=@.-]+", "_", name) for name in foreground]
+        alike = len({part.casefold() for part in parts}) < len(parts)
+        return [f"_{number}" for number in range(1, len(parts) + 1)] if alike else parts
+
+    def is_done(self, case: InputCase) -> bool:
+        """Whether all of a prediction is there, its volumes too."""
+        return case.name in self.volumes and all(path.is_file() for path in self.files(case).all())
+
+    def check_settings(self, settings: Mapping[str, Any], *, overwrite: bool) -> None:
+        """Note what the predictions are made with; a ValueError if others are there, unless overwritten."""
+        path = self.path / "prediction.json"
+        text = json.dumps(settings, indent=1) + "\n"
+        there = _settings(path) if path.is_file() else settings
+        differ = [name for name in settings if there.get(name) != settings[name]]
+        if differ:
+            if not overwrite:
+                raise ValueError(
+                    f"{self.path} holds predictions made otherwise ({', '.join(differ)}): choose another "
+                    "folder with -o, or replace them with --overwrite"
+                )
+            # what was made otherwise must not count as done, even if this run is killed
+            self.volumes = {}
+            (self.path / "volumes.csv").unlink(missing_ok=True)
+        self.path.mkdir(parents=True, exist_ok=True)
+        with whole_file(path) as half_written:
+            half_written.write_text(text, encoding="utf-8")
+
+    def write(
+        self, image: InputImage, prob: Float32[np.ndarray, "C *space"], mask: UInt8[np.ndarray, "*space"]
+    ) -> None:
+        """Write probabilities and mask of an input, and keep its volumes for `close`."""
+        files = self.files(image.case)
+        if suffix_of(image.case.path) in NIFTI_SUFFIXES:
+            _write_nifti(files.probs[0], image, prob[1] if len(prob) == 2 else prob, highest=1)
+            _write_nifti(files.mask, image, mask, highest=len(prob) - 1)
+        else:
+            for path, foreground in zip(files.probs, prob[1:], strict=True):
+                _write_picture(path, np.rint(foreground * np.float32(65535)).astype(np.uint16))
+            _write_picture(files.mask, mask * np.uint8(255) if len(prob) == 2 else mask)
+        self.volumes[image.case.name] = volumes_of(image, prob, mask, self.class_names)
+
+    def close(self) -> None:
+        """Write volumes.csv, cases by name."""
+        if not self.volumes:
+            return
+        path = self.path / "volumes.csv"
+        with whole_file(path) as part, part.open("w", newline="", encoding="utf-8") as file:
+            rows = csv.writer(file, lineterminator="\n")
+            rows.writerow(_COLUMNS)
+            for case in sorted(self.volumes):
+                rows.writerows(self.volumes[case])
+
+
+def volumes_of(
+    image: InputImage,
+    prob: Float32[np.ndarray, "C *space"],
+    mask: UInt8[np.ndarray, "*space"],
+    class_names: Sequence[str],
+) -> list[Volume]:
+    """A row for each foreground class."""
+    sides = image.spacing_mm or ()
+    voxel_ml = float(np.prod(sides)) / 1000 if len(sides) == 3 else None
+    rows = []
+    for number, class_name in enumerate(class_names[1:], 1):
+        voxels = float((mask == number).sum()), float(prob[number].sum(dtype=np.float64))
+        mask_ml, expected_ml = ("" if voxel_ml is None else f"{n * voxel_ml:.6g}" for n in voxels)
+        rows.append(
+            Volume(
+                case=image.case.name,
+                class_name=class_name,
+                mask_ml=mask_ml,
+                expected_ml=expected_ml,
+                mask_voxels=f"{voxels[0]:.0f}",
+                expected_voxels=f"{voxels[1]:.3f}",
+                spacing_mm=" x ".join(f"{side:.6g}" for side in sides),
+            )
+        )
+    return rows
+
+
+def read_volumes(path: Path) -> dict[str, list[Volume]]:
+    """The rows of a volumes.csv by case; none if it is not there."""
+    if not path.is_file():
+        return {}
+    with path.open(newline="", encoding="utf-8") as file:
+        header, *rows = [*csv.reader(file)] or [[]]
+    if tuple(header) != _COLUMNS or any(len(row) != len(_COLUMNS) for row in rows):
+        raise ValueError(f"{path} is no volumes.csv of this semidice: move it away, or choose another folder")
+    volumes: dict[str, list[Volume]] = {}
+    for row in rows:
+        volumes.setdefault(row[0], []).append(Volume(*row))
+    return volumes
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    try:
+        there = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        there = None
+    return there if isinstance(there, dict) else {}
+
+
+def _write_nifti(path: Path, image: InputImage, values: np.ndarray, *, highest: int) -> None:
+    """Values (*space), or (C, *space), as a NIfTI with the input's header; the same bytes every time."""
+    source: Any = nibabel.load(image.case.path)
+    header = source.header.copy()
+    # what the input's values mean, and what its maker noted, does not hold for the result
+    header.extensions.clear()
+    header.set_intent("none")
+    header.set_data_dtype(values.dtype)
+    header["cal_min"], header["cal_max"], header["descrip"] = 0, highest, b"semidice"
+    if values.ndim > len(image.space):
+        values = np.moveaxis(values, 0, -1)
+        # classes are the fourth axis of a single image too: the third is space
+        if len(image.space) == 2:
+            values = values[:, :, None]
+        # an axis that the input does not have may have length 0, which other readers refuse
+        header["pixdim"][3:5] = np.where(header["pixdim"][3:5] > 0, header["pixdim"][3:5], 1)
+    with (
+        whole_file(path) as part,
+        part.open("wb") as file,
+        # level 1, as nibabel has it: noise does not get smaller by waiting
+        gzip.GzipFile("", "wb", compresslevel=1, fileobj=file, mtime=0) as stream,
+    ):
+        type(source)(values, None, header).to_stream(stream)
+
+
+def _write_picture(path: Path, pixels: np.ndarray) -> None:
+    pages = [
+        Image.fromarray(np.ascontiguousarray(page)) for page in (pixels if pixels.ndim == 3 else [pixels])
+    ]
+    with whole_file(path) as part:
+        if path.suffix == ".tif":
+            options: dict[str, Any] = {"compression": "tiff_deflate"}
+            pages[0].save(part, format="TIFF", save_all=True, append_images=pages[1:], **options)
+        else:
+            pages[0].save(part, format="PNG")
+
+
+def _num_pages(source: Path) -> int:
+    try:
+        with Image.open(source) as picture:
+            return int(getattr(picture, "n_frames", 1))
+    # what cannot be read is told when it is read
+    except Exception:
+        return 1
+
+
+def enumerated_errors(errors: Iterable[str], total: int) -> str:
+    """All messages, a line each, under how many inputs they are of."""
+    lines = list(errors)
+    return "\n".join(
+        [f"{len(lines)} of {total} inputs could not be predicted:", *(f"  {line}" for line in lines)]
+    )

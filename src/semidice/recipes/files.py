@@ -1,0 +1,183 @@
+"""Recipes as files: read with overrides, every problem named, written back whole."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from .. import __version__
+from ..paths import whole_file
+from .options import Recipe, nearest_hint, option_fields
+from .text import parse_yaml, yaml_text
+
+
+def shipped_recipes() -> list[str]:
+    """Names of the recipes that come with the package.
+
+    >>> "quick" in shipped_recipes()
+    True
+    """
+    files = (resources.files("semidice.recipes") / "shipped").iterdir()
+    return sorted(file.name.removesuffix(".yaml") for file in files if file.name.endswith(".yaml"))
+
+
+def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe in a file, or shipped under a name, with `KEY=VALUE` overrides, values in YAML.
+
+    A ValueError lists all that is wrong, one line each: where, which key, what was expected, what came.
+
+    >>> recipe = read_recipe("quick", ["data.dataset=prepared", "loss.form=relaxed"])
+    >>> recipe.model.architecture, recipe.loss.form
+    ('small_unet', 'relaxed')
+    """
+    source, text, folder = _recipe_text(path)
+    raw = parse_yaml(text, source)
+    raw = {} if raw is None else raw
+    if not isinstance(raw, dict):
+        raise ValueError(f"{source}: expected options such as `data: ...`; got {type(raw).__name__}")
+    raw.setdefault("name", Path(path).stem)
+    if raw.setdefault("data", {}) is None:
+        raw["data"] = {}
+    overridden = [_override(raw, override) for override in overrides]
+    _resolve_paths(raw, folder, overridden)
+    try:
+        return Recipe.model_validate(raw)
+    except ValidationError as error:
+        raise ValueError("\n".join(_problems(error, source, overridden))) from error
+
+
+def write_recipe(recipe: Recipe, path: Path) -> None:
+    """Write every option in the order of its declaration; `read_recipe` of the file gives the same recipe.
+
+    path: in the run folder. A teacher beside that folder is written as ../NAME, so that both can be moved.
+    """
+    options = recipe.model_dump(mode="json")
+    beside = Path(os.path.abspath(path)).parent.parent
+    if recipe.teacher is not None and recipe.teacher.run.parent == beside:
+        options["teacher"]["run"] = f"../{recipe.teacher.run.name}"
+    text = yaml_text(options)
+    with whole_file(path) as half_written:
+        half_written.write_text(
+            f"# Resolved by semidice {__version__}: every option, defaults included.\n{text}",
+            encoding="utf-8",
+        )
+
+
+def _recipe_text(path: str | Path) -> tuple[str, str, Path]:
+    """Name for messages, text, and the folder that relative paths start from."""
+    file = Path(path)
+    shipped = shipped_recipes()
+    if not file.is_file() and str(path) in shipped:
+        resource = resources.files("semidice.recipes") / "shipped" / f"{path}.yaml"
+        return f"recipe {path}", resource.read_text(encoding="utf-8"), Path.cwd()
+    try:
+        return str(path), file.read_text(encoding="utf-8"), file.absolute().parent
+    except FileNotFoundError:
+        hint = nearest_hint(get_close_matches(str(path), shipped), shipped)
+        raise ValueError(f"there is neither a file nor a shipped recipe {path}{hint}") from None
+    except OSError as error:
+        raise ValueError(f"cannot read recipe {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not a recipe: it is no UTF-8 text") from error
+
+
+def _override(raw: dict[str, Any], override: str) -> str:
+    """Put KEY=VALUE into the options; the key."""
+    key, equals, text = (part.strip() for part in override.partition("="))
+    if not equals or not key:
+        raise ValueError(f"--set {override}: expected KEY=VALUE, such as loss.form=relaxed")
+    if not _is_known(key):
+        raise ValueError(f"--set {override}: {_no_such(key)}")
+    *sections, name = key.split(".")
+    node = raw
+    for section in sections:
+        if node.get(section) is None:
+            node[section] = {}
+        node = node[section]
+        if not isinstance(node, dict):
+            raise ValueError(f"--set {override}: {section} is {node!r} in the recipe, which has no options")
+    node[name] = parse_yaml(text, f"--set {override}")
+    return key
+
+
+def _resolve_paths(raw: Mapping[str, Any], folder: Path, overridden: Sequence[str]) -> None:
+    for section, name in (("data", "dataset"), ("teacher", "run"), ("model", "weights")):
+        options = raw.get(section)
+        value = options.get(name) if isinstance(options, dict) else None
+        if not isinstance(options, dict) or not isinstance(value, str):
+            continue
+        # imagenet and none are names; a file has a suffix or a folder
+        if name == "weights" and not (os.sep in value or Path(value).suffix):
+            continue
+        base = Path.cwd() if {section, f"{section}.{name}"} & set(overridden) else folder
+        options[name] = os.path.abspath(base / Path(value).expanduser())
+
+
+def _problems(error: ValidationError, source: str, overridden: Sequence[str]) -> list[str]:
+    """One line for each option that is wrong."""
+    by_key: dict[str, list[Any]] = {}
+    for problem in error.errors():
+        by_key.setdefault(_key_of(problem), []).append(problem)
+    lines = []
+    for key, problems in by_key.items():
+        set_by = any(key == other or key.startswith(f"{other}.") for other in overridden)
+        where = f"--set {key}" if set_by else ": ".join(filter(None, (source, key)))
+        lines.append(f"{where}: {_what_is_wrong(key, problems)}")
+    return lines
+
+
+def _key_of(problem: Any) -> str:
+    """The option's key; behind it pydantic has list indices, and which of several types was tried."""
+    parts = [str(part) for part in problem["loc"]]
+    if problem["type"] == "extra_forbidden":
+        return ".".join(parts)
+    while parts and not _is_known(".".join(parts)):
+        parts.pop()
+    return ".".join(parts)
+
+
+def _what_is_wrong(key: str, problems: Sequence[Any]) -> str:
+    kind, first = problems[0]["type"], problems[0]
+    if kind == "extra_forbidden":
+        return _no_such(key)
+    if kind == "missing":
+        return f"missing; give it in the file, or with --set {key}=..."
+    if kind == "value_error":
+        return str(first["ctx"]["error"])
+    # where one of several types was possible, each of them complains about the same value; and a list is
+    # found too short when an item of it was wrong
+    deepest = max(len(problem["loc"]) for problem in problems)
+    problems = [problem for problem in problems if len(problem["loc"]) == deepest]
+    expected = " or ".join(dict.fromkeys(_expected(problem) for problem in problems))
+    hint = ": put it in quotes" if kind in ("string_type", "path_type") and first["input"] is not None else ""
+    return f"expected {expected}; got {json.dumps(first['input'], default=repr)}{hint}"
+
+
+def _expected(problem: Any) -> str:
+    known = {
+        "model_type": "a mapping of options",
+        "path_type": "a path",
+        "int_from_float": "a whole number",
+        "too_long": "{max_length} items or fewer",
+        "too_short": "{min_length} or more items",
+    }
+    text = known.get(problem["type"], "").format(**problem.get("ctx", {}))
+    return text or str(problem["msg"]).split(", unable")[0].removeprefix("Input should be ")
+
+
+def _is_known(key: str) -> bool:
+    return key.startswith("model.options.") or key in {name for name, _ in option_fields()}
+
+
+def _no_such(key: str) -> str:
+    known = [name for name, _ in option_fields()]
+    last = key.rpartition(".")[2]
+    same_name = [name for name in known if name.rpartition(".")[2] == last]
+    section = key.rpartition(".")[0]
+    beside = [name for name in known if name.rpartition(".")[0] == section]
+    return f"no such option{nearest_hint(same_name or get_close_matches(key, known, n=1), beside or known)}"

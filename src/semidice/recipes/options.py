@@ -1,0 +1,337 @@
+"""The options of a recipe: their types, defaults, meaning, and what fits together."""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    field_validator,
+    model_validator,
+)
+from pydantic.fields import FieldInfo
+
+from ..arrays import SIZE_MULTIPLE
+from ..data.augment import AugmentOptions
+from ..data.label_making import LabelOptions
+from ..losses.distillation import Calibration, KeySource, Term
+from ..losses.region import Classes, Over
+from ..losses.segmentation import SegmentationLoss, TverskyLoss
+from ..overlap.forms import Form
+
+Family = Literal["dice", "jaccard", "tversky"]
+SystemName = Literal["standard", "mc_dropout", "multi_head", "softseg", "mrnet"]
+_FAMILY_WEIGHTS = {"dice": 0.5, "jaccard": 1.0}
+
+AbsolutePath = Annotated[Path, AfterValidator(lambda path: Path(os.path.abspath(path.expanduser())))]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class DataOptions(_Section):
+    """What is trained on, and how it is split."""
+
+    dataset: AbsolutePath = Field(description="folder that `semidice prepare` wrote")
+    num_folds: int = Field(default=5, ge=2, description="parts that the patients are split into")
+    fold_seed: int = Field(
+        default=0, ge=0, description="of the split; the same for methods that are compared"
+    )
+    folds: tuple[int, ...] | None = Field(
+        default=None, min_length=1, description="folds to run, such as [0, 1]; null runs all of them"
+    )
+
+    @model_validator(mode="after")
+    def _folds_exist(self) -> "DataOptions":
+        for fold in self.folds or ():
+            if not 0 <= fold < self.num_folds:
+                raise ValueError(f"folds are numbered 0 to {self.num_folds - 1}; got {fold}")
+        if len(set(self.folds or ())) != len(self.folds or ()):
+            raise ValueError(f"folds holds a fold twice: {list(self.folds or ())}")
+        return self
+
+
+class ModelOptions(_Section):
+    """The network; see `models.build_model`."""
+
+    architecture: str = Field(
+        default="unet", description="of segmentation_models_pytorch, such as deeplabv3plus; or small_unet"
+    )
+    encoder: str = Field(default="resnet50", description="of smp or timm; none for small_unet")
+    weights: str = Field(
+        default="imagenet",
+        description="of the encoder: imagenet (from the hub), a .safetensors file, or none",
+    )
+    dropout: float = Field(default=0.0, ge=0, lt=1, description="of whole channels before the last layer")
+    options: dict[str, JsonValue] = Field(
+        default_factory=dict, description="of the architecture, such as decoder_channels; see smp"
+    )
+
+    def build_options(self) -> dict[str, Any]:
+        """Keyword arguments of `models.build_model` but for the numbers of channels and classes."""
+        return {**self.model_dump(exclude={"options"}), **self.options}
+
+    @field_validator("options")
+    @classmethod
+    def _no_option_twice(cls, options: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        for name in options.keys() & (cls.model_fields.keys() | {"num_channels", "num_classes"}):
+            raise ValueError(f"{name} is not an option of an architecture: leave it out")
+        return options
+
+
+class SegmentationLossOptions(_Section):
+    """Cross entropy and a region loss; see `losses.SegmentationLoss`."""
+
+    family: Family = Field(default="dice", description="of the region loss")
+    form: Form = Field(
+        default="min", description="how overlap is counted: min is DML1, product DML2, relaxed SDL"
+    )
+    alpha: float | None = Field(
+        default=None, ge=0, description="weight of false positives, for tversky alone"
+    )
+    beta: float | None = Field(default=None, ge=0, description="weight of false negatives, for tversky alone")
+    gamma: float = Field(default=1.0, gt=0, description="focal exponent")
+    log: bool = Field(default=False, description="-log(index) in place of 1 - index")
+    smooth: float = Field(default=0.0, ge=0, description="added above and below in the index")
+    over: Over = Field(default="batch", description="which voxels share an index")
+    classes: Classes = Field(default="all", description="all, or those present in the label")
+    background: bool = Field(default=True, description="whether class 0 takes part in the region loss")
+    cross_entropy_weight: float = Field(default=0.25, ge=0, description="of the cross entropy")
+    region_weight: float = Field(default=0.75, ge=0, description="of the region loss")
+    class_weight: tuple[float, ...] | None = Field(default=None, description="a weight for each class")
+
+    def build(self, *, sync: bool = False) -> SegmentationLoss:
+        """The loss of logits; `sync` takes the statistics of all processes together."""
+        weight = _FAMILY_WEIGHTS.get(self.family)
+        alpha, beta = (given if weight is None else weight for given in (self.alpha, self.beta))
+        if alpha is None or beta is None:
+            raise ValueError("family tversky needs both alpha and beta")
+        region = TverskyLoss(
+            alpha=alpha,
+            beta=beta,
+            form=self.form,
+            class_weight=self.class_weight,
+            sync=sync,
+            gamma=self.gamma,
+            log=self.log,
+            smooth=self.smooth,
+            over=self.over,
+            classes=self.classes,
+            background=self.background,
+        )
+        return SegmentationLoss(
+            region, cross_entropy_weight=self.cross_entropy_weight, region_weight=self.region_weight
+        )
+
+    @model_validator(mode="after")
+    def _can_be_built(self) -> "SegmentationLossOptions":
+        if self.family != "tversky" and (self.alpha, self.beta) != (None, None):
+            raise ValueError(f"alpha and beta are for family tversky; {self.family} has its own")
+        if self.cross_entropy_weight == self.region_weight == 0:
+            raise ValueError("cross_entropy_weight and region_weight are both 0: nothing would be learned")
+        self.build()
+        return self
+
+
+class SystemOptions(_Section):
+    """Which system is trained: the network as it is, or one that the paper compares with; see systems.md."""
+
+    name: SystemName = Field(
+        default="standard",
+        description="standard, or: dropout at prediction, a head for each rater, SoftSeg, MRNet",
+    )
+    dropout: float = Field(
+        default=0.5, gt=0, lt=1, description="of whole channels in the two deepest levels, by mc_dropout"
+    )
+    num_samples: int = Field(default=20, ge=1, description="dropouts whose probabilities mc_dropout averages")
+
+
+class TeacherOptions(_Section):
+    """A trained run to learn from beside the label; each fold has the teacher of the same fold."""
+
+    run: AbsolutePath = Field(description="folder of the teacher's run")
+    calibration: Calibration = Field(default="kde", description="of the teacher's probabilities")
+    temperature: float | Literal["fit"] = Field(
+        default="fit", description="logits are divided by it; fit takes the likeliest on the training cases"
+    )
+    bandwidth: float = Field(default=1e-3, gt=0, description="of the kernel density estimate")
+    num_keys: int = Field(default=1024, ge=1, description="key points of a batch")
+    width: int = Field(
+        default=3, ge=0, description="voxels from a label boundary within which kde is applied"
+    )
+    keys_per_image: bool = Field(default=False, description="key points of each image in place of the batch")
+    keys_from: KeySource = Field(
+        default="region",
+        description="where key points are drawn: where kde is applied, or anywhere, as in the paper",
+    )
+    reweight_keys: bool = Field(
+        default=True,
+        description="a key counts for the voxels it was drawn from; false is the paper's, see calibration.md",
+    )
+    label_weight: float = Field(default=0.5, ge=0, description="of the loss against the label")
+    teacher_weight: float = Field(default=0.5, ge=0, description="of the loss against the teacher")
+    terms: tuple[Term, ...] = Field(
+        default=("cross_entropy", "region"),
+        min_length=1,
+        description="which terms compare student and teacher",
+    )
+
+    @field_validator("temperature")
+    @classmethod
+    def _above_zero(cls, temperature: float | str) -> float | str:
+        if not isinstance(temperature, str) and temperature <= 0:
+            raise ValueError(f"temperature must be above 0, or fit; got {temperature}")
+        return temperature
+
+
+class OptimiserOptions(_Section):
+    """How weights are changed."""
+
+    name: Literal["sgd", "adamw"] = Field(
+        default="sgd", description="sgd as in the paper; adamw wants a lower lr"
+    )
+    lr: float = Field(default=0.01, gt=0, description="learning rate at the start")
+    momentum: float = Field(default=0.9, ge=0, lt=1, description="of sgd")
+    weight_decay: float = Field(default=5e-4, ge=0, description="of all weights")
+    clip_norm: float | None = Field(
+        default=None, gt=0, description="largest norm of the gradient; null for none"
+    )
+    accumulate: int = Field(
+        default=1, ge=1, description="pieces that a batch is cut into, one after the other"
+    )
+
+
+class ScheduleOptions(_Section):
+    """How long, and how the learning rate falls: lr (1 - step / steps)^power."""
+
+    epochs: int = Field(default=150, ge=1, description="times every training case is seen")
+    power: float = Field(default=0.9, ge=0, description="of the poly schedule; 0 keeps the rate")
+    warmup_steps: int = Field(default=0, ge=0, description="steps over which the rate first rises from 0")
+
+
+class PrecisionOptions(_Section):
+    """Speed against bits. The paper's numbers are fp32."""
+
+    dtype: Literal["fp32", "bf16", "fp16"] = Field(
+        default="fp32", description="of the network; losses stay float32"
+    )
+    channels_last: bool = Field(default=False, description="memory format that is faster on most devices")
+    compile: bool = Field(default=False, description="compile the network; a minute at the start")
+    graph: Literal["auto", True, False] = Field(
+        default="auto", description="the whole step as one CUDA graph: where it can, always, never"
+    )
+
+
+class ValidationOptions(_Section):
+    """How the held-out fold is judged."""
+
+    every: int = Field(default=10, ge=1, description="epochs between validations; the last one always counts")
+    metrics: tuple[str, ...] = Field(
+        default=("dice_score", "binarized_dice_score", "soft_dice_score", "calibration_error", "brier_error"),
+        min_length=1,
+        description="scores of every case in the run's table; names as in metrics.md",
+    )
+    best_by: str = Field(default="dice_score", description="the score by which the best checkpoint is kept")
+    checkpoint: Literal["last", "best"] = Field(
+        default="last",
+        description="which one is scored; best was chosen on the very cases it is scored on, which flatters",
+    )
+
+    @field_validator("metrics", "best_by")
+    @classmethod
+    def _scores_exist(cls, names: Any) -> Any:
+        # here and not above: torchmetrics takes a second to import
+        from ..metrics.accumulators import SCORES
+
+        for name in [names] if isinstance(names, str) else names:
+            if name not in SCORES:
+                close = get_close_matches(name, SCORES, n=1, cutoff=0.5)
+                raise ValueError(f"there is no score {name!r}{nearest_hint(close, SCORES)}")
+        return names
+
+
+class Recipe(_Section):
+    """A whole training."""
+
+    name: str = Field(
+        min_length=1, description="of the method in tables; left out of a file, it is the file's name"
+    )
+    data: DataOptions
+    # not LabelOptions(), which a type checker without pydantic's plugin takes to lack its arguments
+    label: LabelOptions = LabelOptions.model_validate({})
+    augment: AugmentOptions = AugmentOptions.model_validate({})
+    model: ModelOptions = ModelOptions()
+    loss: SegmentationLossOptions = SegmentationLossOptions()
+    system: SystemOptions = SystemOptions()
+    teacher: TeacherOptions | None = Field(default=None, description="null trains from the label alone")
+    optimiser: OptimiserOptions = OptimiserOptions()
+    schedule: ScheduleOptions = ScheduleOptions()
+    precision: PrecisionOptions = PrecisionOptions()
+    validation: ValidationOptions = ValidationOptions()
+    batch_size: int = Field(default=8, ge=1, description="images in a batch, of all processes together")
+    log_every: int = Field(default=10, ge=1, description="steps between lines of the log")
+    workers: int = Field(
+        default=2, ge=0, description="threads that read ahead in a dataset too large for the device"
+    )
+    seed: int = Field(default=0, ge=0, description="of weights, order of cases, augmentation, dropout")
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> "Recipe":
+        crop = self.augment.crop
+        if crop is not None and any(side < 1 or side % SIZE_MULTIPLE for side in crop):
+            raise ValueError(
+                f"augment.crop needs multiples of {SIZE_MULTIPLE} for a network; got {list(crop)}"
+            )
+        if self.batch_size % self.optimiser.accumulate:
+            raise ValueError(
+                f"batch_size must be a multiple of optimiser.accumulate {self.optimiser.accumulate}; "
+                f"got {self.batch_size}"
+            )
+        if self.system.name == "mc_dropout" and self.model.dropout > 0:
+            raise ValueError("mc_dropout has its own layers: set system.dropout, and model.dropout to 0")
+        if self.teacher is not None and self.system.name != "standard":
+            raise ValueError(f"a student of a teacher has system.name standard; got {self.system.name}")
+        if self.teacher is not None:
+            weights = {"cross_entropy": self.loss.cross_entropy_weight, "region": self.loss.region_weight}
+            if not any(weights[term] for term in self.teacher.terms):
+                raise ValueError(f"teacher.terms {list(self.teacher.terms)} have weight 0 in the loss")
+        return self
+
+
+def option_fields(section: type[BaseModel] = Recipe, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Every option with its dotted key, such as `loss.form`, in the order of declaration."""
+    for name, field in section.model_fields.items():
+        yield f"{prefix}{name}", field
+        for inner in (field.annotation, *get_args(field.annotation)):
+            if isinstance(inner, type) and issubclass(inner, BaseModel):
+                yield from option_fields(inner, f"{prefix}{name}.")
+
+
+def differing_keys(one: Recipe, other: Recipe) -> list[str]:
+    """Keys of the options that two recipes have different, such as `loss.form`.
+
+    >>> differing_keys(*(Recipe(name=name, data={"dataset": "prepared"}) for name in ("a", "b")))
+    ['name']
+    """
+    ours, theirs = (dict(_flattened(recipe.model_dump())) for recipe in (one, other))
+    return [key for key in dict.fromkeys((*ours, *theirs)) if ours.get(key) != theirs.get(key)]
+
+
+def _flattened(options: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in options.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, dict) and key != "model.options":
+            yield from _flattened(value, f"{key}.")
+        else:
+            yield key, value
+
+
+def nearest_hint(close: Sequence[str], known: Iterable[str]) -> str:
+    return f"; did you mean {' or '.join(close)}?" if close else f"; there are {', '.join(known)}"

@@ -1,0 +1,122 @@
+"""`semidice evaluate RUN`: the scores of a run again, or other ones, from its stored predictions.
+
+Folds are scored as at the end of training, so the same metrics give the same bits. The table of the run is
+replaced only by a whole one: as long as folds are missing, a file of its own must be named for it.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from ..console import counting_bar, say
+from ..data.dataset import Dataset
+from ..data.folds import fold_cases, read_folds
+from ..metrics.cases import CaseTable, concatenate, higher_is_better, write_cases
+from ..metrics.resampling import paired_bootstrap
+from ..metrics.tables import display_scale
+from .run import TrainedRun, manifest_digest, read_run
+from .scoring import inapplicable_metrics, score_fold
+
+
+def run_evaluate(
+    run: Path,
+    *,
+    metrics: Sequence[str] | None = None,
+    out: Path | None = None,
+    dataset_path: Path | None = None,
+    device: torch.device | str = "cpu",
+    console: Console,
+) -> CaseTable:
+    """Score every finished fold, print the means, and write the case table to `out` or the run folder.
+
+    metrics: those of the recipe if None. dataset_path: where the dataset is now, if it has moved.
+    """
+    trained = read_run(run)
+    dataset = _open_dataset(trained, dataset_path, console)
+    metrics = trained.recipe.validation.metrics if metrics is None else tuple(metrics)
+    fold_of_case = read_folds(trained.folder.folds, dataset)
+    finished = trained.finished_folds
+    if not finished:
+        raise ValueError(f"{run} has no finished fold to evaluate: go on with `semidice train --resume`")
+    missing = [str(fold) for fold in trained.folds if fold not in finished]
+    for name, reason in inapplicable_metrics(dataset, metrics).items():
+        say(console, f"left out {name}: {reason}")
+    cases = {fold: fold_cases(fold_of_case, fold)[1] for fold in finished}
+    with counting_bar(console, doing="scoring", unit="cases") as progress:
+        bar = progress.add_task("", total=sum(map(len, cases.values())))
+        table = concatenate(
+            score_fold(
+                dataset,
+                cases[fold],
+                trained.folder.fold(fold),
+                metrics=metrics,
+                method=trained.recipe.name,
+                fold=fold,
+                device=device,
+                on_cases=lambda number: progress.advance(bar, number),
+            )
+            for fold in finished
+        ).sorted()
+    console.print(scores_table(table, title=f"{trained.recipe.name}: {len(finished)} folds"))
+    if missing:
+        say(console, f"not finished, and not in these numbers: fold {', '.join(missing)}")
+    if missing and out is None:
+        say(console, f"{trained.folder.cases} is written once all folds are there; name a file with -o")
+        return table
+    out = out or trained.folder.cases
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_cases(table, out)
+    say(console, f"wrote {out}")
+    return table
+
+
+def scores_table(table: CaseTable, *, title: str) -> Table:
+    """Means of one method: a row for each metric, after one for each class where there are more than two."""
+    shown = Table(title=title, box=box.SIMPLE_HEAD)
+    for name in ("metric", "class"):
+        shown.add_column(name, overflow="fold")
+    for name in ("mean", "95 % interval", "cases"):
+        shown.add_column(name, justify="right", no_wrap=True)
+    for metric in table.metrics:
+        of_metric = table.select(metric=metric)
+        classes = sorted(set(of_metric.columns["class"].tolist()), key=lambda name: (name == "mean", name))
+        # of two classes the mean over the foreground says it all
+        for class_name in classes[-1:] if len(classes) == 3 else classes:
+            shown.add_row(*_score_cells(of_metric.select(class_name=class_name), metric, class_name))
+    return shown
+
+
+def _score_cells(rows: CaseTable, metric: str, class_name: str) -> tuple[str, ...]:
+    scale = display_scale(metric)
+    values = rows.columns["value"]
+    there = ~np.isnan(values)
+    arrow = "↑" if higher_is_better(metric) else "↓"
+    name = f"{metric}{' (%)' if scale == 100 else ''} {arrow}"
+    patients = rows.columns["patient"][there].tolist()
+    if len(set(patients)) < 2:
+        only = f"{values[there].mean() * scale:.3f}" if there.any() else "-"
+        return name, class_name, only, "-", str(int(there.sum()))
+    # by patient: slices of one person are no independent cases
+    estimate = paired_bootstrap(values[there][:, None] * scale, groups=patients)
+    mean, low, high = (float(part[0]) for part in (estimate.value, estimate.low, estimate.high))
+    # where almost all cases score alike, resamples without any spread leave the interval open
+    if not np.isfinite([low, high]).all():
+        return name, class_name, f"{mean:.3f}", "-", str(int(there.sum()))
+    return name, class_name, f"{mean:.3f}", f"{low:.3f} to {high:.3f}", str(int(there.sum()))
+
+
+def _open_dataset(run: TrainedRun, path: Path | None, console: Console) -> Dataset:
+    dataset = Dataset(path or run.recipe.data.dataset)
+    if dataset.manifest.class_names != run.facts.class_names:
+        raise ValueError(
+            f"{dataset.folder.path} has classes {', '.join(dataset.manifest.class_names)}, but "
+            f"{run.folder.path} was trained for {', '.join(run.facts.class_names)}: give its dataset"
+        )
+    if manifest_digest(dataset.manifest) != run.facts.manifest_sha256:
+        say(console, f"{dataset.folder.path} has been prepared anew since the run was trained on it")
+    return dataset

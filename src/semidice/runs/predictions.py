@@ -1,0 +1,80 @@
+"""Stored predictions: the probabilities of one case in a small file, to be scored again without a network.
+
+    foreground   uint16 (C - 1, *space): classes 1, 2, ... in units of 1/65535; the background is the rest
+
+Of each voxel the units are dealt out by largest remainder: every class gets its probability rounded down or
+up, and all of them together get exactly 65535. So each class, the background too, is within one unit of what
+the network said, and what is read sums to one. Below half a unit (8e-6) there is nothing left of a class but
+a 0. An .npz file, compressed, without pickles. Left out: sigmoid networks, whose channels do not sum to one.
+"""
+
+import zipfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float, Float32, UInt16
+from torch import Tensor
+
+from ..paths import whole_file
+
+UNITS = 65535
+# bfloat16 softmax is off by this much with many classes
+_SUM_TOLERANCE = 1e-2
+
+
+def write_prediction(path: Path, prob: Float[np.ndarray, "C *space"] | Float[Tensor, "C *space"]) -> None:
+    """Write the class probabilities of a case; they are read back within 1/65535."""
+    if isinstance(prob, Tensor):
+        prob = prob.float().cpu().numpy()
+    total = prob.sum(axis=0, dtype=np.float64) if len(prob) > 1 else np.array(np.nan)
+    # written so that NaN fails too
+    if not (prob.min() >= 0 and np.abs(total - 1).max() <= _SUM_TOLERANCE):
+        raise ValueError(
+            f"{path}: a stored prediction needs probabilities of two or more classes that sum to one; got "
+            f"{prob.shape} with values from {prob.min():.4g} and sums from {total.min():.4g} to "
+            f"{total.max():.4g}"
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(path) as half_written, half_written.open("wb") as file:
+        np.savez_compressed(file, foreground=_dealt(prob, total))
+
+
+def read_prediction(path: Path) -> Float32[np.ndarray, "C *space"]:
+    """The class probabilities that were stored; a ValueError names a file that is missing or damaged."""
+    try:
+        # opened here: numpy leaves a file open that turns out to be no archive
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+            foreground = stored["foreground"]
+    except FileNotFoundError:
+        raise ValueError(f"there is no stored prediction {path}") from None
+    except (OSError, ValueError, KeyError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(f"{path} is no stored prediction, or not a whole one: {error}") from error
+    if foreground.dtype != np.uint16 or foreground.ndim < 2 or foreground.size == 0:
+        raise ValueError(
+            f"{path} must hold uint16 (C - 1, *space); it holds {foreground.dtype} {foreground.shape}"
+        )
+    background = UNITS - foreground.sum(axis=0, dtype=np.int64)
+    if background.min() < 0:
+        raise ValueError(f"{path} is damaged: classes sum to {1 - background.min() / UNITS:.4f} in a voxel")
+    prob = np.concatenate([background[None].astype(np.float32), foreground.astype(np.float32)])
+    prob /= np.float32(UNITS)
+    return prob
+
+
+def _dealt(
+    prob: Float[np.ndarray, "C *space"], total: Float[np.ndarray, "*space"]
+) -> UInt16[np.ndarray, "foreground *space"]:
+    """Units of the foreground classes, see the module; between equal remainders the lowest class gains."""
+    if len(prob) == 2:
+        # the same without sorting, which is slow: to the nearest, and between two to the background
+        return np.ceil(prob[1:] * (UNITS / total) - 0.5).astype(np.uint16)
+    share = prob * (UNITS / total)
+    units = np.floor(share)
+    left = UNITS - units.sum(axis=0)
+    # how many classes have a larger remainder: the rank of each class in its voxel
+    order = np.argsort(units - share, axis=0, kind="stable")
+    rank = np.empty_like(order)
+    np.put_along_axis(rank, order, np.arange(len(prob)).reshape(-1, *[1] * (prob.ndim - 1)), axis=0)
+    units += rank < left
+    return units[1:].astype(np.uint16)

@@ -1,0 +1,198 @@
+"""Which voxels are keys, and where calibration is applied."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import ndimage, stats
+
+from semidice.calibration.keypoints import calibration_region, sample_keys, take_keys
+from semidice.labels.boundary import boundary_band
+
+
+def class_counts(target, keys):
+    return torch.bincount(take_keys(target, keys)[keys.mask], minlength=int(target.max()) + 1).tolist()
+
+
+@given(
+    st.lists(st.integers(0, 40), min_size=1, max_size=5).filter(any),
+    st.integers(1, 60),
+    st.integers(0, 10**6),
+)
+def test_every_present_class_gets_its_share_without_replacement(sizes, num_keys, seed):
+    target = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+    generator = torch.Generator().manual_seed(seed)
+    target = target[torch.randperm(len(target), generator=generator)].unsqueeze(0)
+    keys = sample_keys(target, num_keys, generator=generator)
+    assert keys.index.shape == keys.mask.shape == keys.weight.shape == (num_keys,)
+    present = [c for c, size in enumerate(sizes) if size > 0]
+    shares = {c: len(range(place, num_keys, len(present))) for place, c in enumerate(present)}
+    assert max(shares.values()) == -(-num_keys // len(present))
+    expected = [min(size, shares.get(c, 0)) for c, size in enumerate(sizes)]
+    drawn = keys.index[keys.mask]
+    assert len(drawn.unique()) == len(drawn)
+    assert torch.bincount(target.flatten()[drawn], minlength=len(sizes)).tolist() == expected
+    # each class's keys stand for all of its voxels
+    for c in present:
+        if shares[c] > 0:
+            total = float(keys.weight[keys.mask][target.flatten()[drawn] == c].sum())
+            assert total == pytest.approx(sizes[c], rel=1e-5)
+    assert not keys.weight[~keys.mask].any()
+
+
+def test_voxels_of_a_class_are_equally_likely():
+    # 4000 images drawn independently: each of 30 background voxels is one of 6 keys in a fifth of them
+    target = torch.cat([torch.zeros(4000, 30), torch.ones(4000, 9)], dim=1).long()
+    keys = sample_keys(target, 12, per_image=True, generator=torch.Generator().manual_seed(0))
+    assert keys.mask.all()
+    times = torch.bincount(keys.index.flatten(), minlength=39)
+    assert stats.chisquare(times[:30].numpy()).pvalue > 1e-3
+    assert stats.chisquare(times[30:].numpy()).pvalue > 1e-3
+    assert times[:30].sum() == times[30:].sum() == 4000 * 6
+
+
+def test_the_same_seed_gives_the_same_keys():
+    target = torch.randint(3, (2, 9, 9))
+    one, two = (sample_keys(target, 10, generator=torch.Generator().manual_seed(4)) for _ in range(2))
+    assert torch.equal(one.index, two.index)
+    assert not torch.equal(
+        one.index, sample_keys(target, 10, generator=torch.Generator().manual_seed(5)).index
+    )
+
+
+@pytest.mark.parametrize("space", [(), (50,), (6, 9), (3, 4, 5)])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64])
+def test_any_shape_and_a_soft_target_by_its_argmax(space, dtype):
+    target = torch.randint(3, (20, *space))
+    soft = torch.nn.functional.one_hot(target, 3).movedim(-1, 1) * 0.8 + 0.1
+    hard_keys = sample_keys(target.to(dtype), 12, generator=torch.Generator().manual_seed(0))
+    soft_keys = sample_keys(soft, 12, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(hard_keys.index, soft_keys.index)
+    assert class_counts(target, hard_keys) == [4, 4, 4]
+    assert torch.equal(take_keys(soft, soft_keys).argmax(1), take_keys(target, hard_keys))
+
+
+def test_per_image_counts_within_each_image():
+    target = torch.stack([torch.zeros(5, 6), torch.ones(5, 6)]).long()
+    target[1, 0, 0] = 2
+    valid = torch.ones(2, 5, 6, dtype=torch.bool)
+    keys = sample_keys(target, 6, per_image=True, valid=valid)
+    taken = take_keys(target, keys)
+    assert taken[0].tolist() == [0] * 6
+    assert taken[1][keys.mask[1]].tolist() == [1, 2, 1, 1]
+    prob = torch.rand(2, 4, 5, 6)
+    assert torch.equal(take_keys(prob, keys)[1, 2], prob[1].flatten(1)[:, keys.index[1, 2]])
+    valid[0] = False
+    keys = sample_keys(target, 6, per_image=True, valid=valid)
+    assert keys.mask.sum(1).tolist() == [0, 4]
+
+
+def test_invalid_voxels_are_never_drawn_and_may_hold_anything():
+    target = torch.randint(2, (1, 200))
+    valid = torch.rand(1, 200) > 0.5
+    target[~valid] = -100
+    keys = sample_keys(target, 400, valid=valid)
+    assert sorted(keys.index[keys.mask].tolist()) == valid.flatten().nonzero().flatten().tolist()
+
+
+def test_keys_carry_a_gradient_to_their_voxels():
+    prob = torch.rand(2, 3, 4, requires_grad=True)
+    keys = sample_keys(torch.zeros(2, 4, dtype=torch.long), 3)
+    take_keys(prob, keys).sum().backward()
+    assert prob.grad is not None
+    assert float(prob.grad.sum()) == 9
+
+
+def bands_by_scipy(class_map, width):
+    size = (1,) + (2 * width + 1,) * (class_map.ndim - 1)
+    low = ndimage.minimum_filter(class_map.numpy(), size, mode="nearest")
+    return torch.from_numpy(low != ndimage.maximum_filter(class_map.numpy(), size, mode="nearest"))
+
+
+@pytest.mark.parametrize("space", [(17,), (13, 22), (7, 9, 5)])
+@pytest.mark.parametrize("width", [0, 1, 3])
+@pytest.mark.parametrize("num_classes", [2, 5])
+def test_the_band_is_where_a_window_holds_more_than_one_class(space, width, num_classes):
+    rough = np.random.default_rng(0).normal(size=(3, *space))
+    smooth = ndimage.gaussian_filter(rough, [0] + [2] * len(space))
+    levels = np.quantile(smooth, np.linspace(0, 1, num_classes + 1)[1:-1])
+    class_map = torch.from_numpy(np.digitize(smooth, levels))
+    assert torch.equal(boundary_band(class_map, width=width), bands_by_scipy(class_map, width))
+
+
+def test_the_border_of_the_image_is_no_boundary():
+    assert not boundary_band(torch.full((1, 5, 8), 3), width=2).any()
+
+
+@pytest.mark.parametrize("space", [(9, 14), (4, 6, 5)])
+def test_the_region_is_mispredicted_or_near_a_boundary(space):
+    target = torch.randint(3, (2, *space))
+    target[0] = 1
+    prob = torch.rand(2, 3, *space).softmax(1)
+    region = calibration_region(prob, target, width=1)
+    assert torch.equal(region[0], prob[0].argmax(0) != 1)
+    assert torch.equal(region[1], (prob[1].argmax(0) != target[1]) | boundary_band(target, width=1)[1])
+    soft = torch.nn.functional.one_hot(target, 3).movedim(-1, 1).float()
+    assert torch.equal(calibration_region(prob, soft, width=1), region)
+    valid = torch.rand(2, *space) > 0.5
+    assert torch.equal(calibration_region(prob, target, width=1, valid=valid), region & valid)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: sample_keys(torch.zeros(1, 4).long(), 0), "num_keys must be 1 or more; got 0"),
+        (lambda: sample_keys(torch.zeros(1, 4).long() - 1, 2), "target holds class -1"),
+        (
+            lambda: sample_keys(torch.zeros(1, 4).bool(), 2),
+            r"class indices or soft labels; got bool \(1, 4\)",
+        ),
+        (lambda: sample_keys(torch.zeros(4), 2), "a soft target needs a class axis"),
+        (
+            lambda: sample_keys(torch.zeros(1, 4).long(), 2, valid=torch.zeros(1, 4).bool()),
+            "there is no valid voxel to draw keys from",
+        ),
+        (lambda: sample_keys(torch.zeros(1, 4).long(), 2, valid=torch.ones(4).bool()), "valid must be bool"),
+        (lambda: boundary_band(torch.rand(1, 4, 4), width=1), "class_map must be integers"),
+        (lambda: boundary_band(torch.zeros(1, 4).long(), width=-1), "width must be 0 voxels or more; got -1"),
+        (
+            lambda: calibration_region(torch.rand(1, 2, 4), torch.zeros(1, 5).long()),
+            "class indices must have",
+        ),
+    ],
+)
+def test_bad_input_is_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+@pytest.mark.gpu
+def test_keys_region_and_recalibration_are_captured_in_a_cuda_graph():
+    from semidice.calibration.recalibration import kde_recalibrate
+
+    prob = torch.rand(2, 3, 32, 40, device="cuda").mul(5).softmax(1)
+    target = torch.randint(3, (2, 32, 40), device="cuda")
+
+    def step():
+        keys = sample_keys(target, 64)
+        new = kde_recalibrate(
+            prob, take_keys(prob, keys), take_keys(target, keys), bandwidth=1e-3, key_weight=keys.weight
+        )
+        return keys, torch.where(calibration_region(prob, target).unsqueeze(1), new, prob)
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        keys, result = step()
+    draws = []
+    for _ in range(3):
+        graph.replay()
+        torch.cuda.synchronize()
+        draws.append(keys.index.clone())
+        torch.testing.assert_close(result.sum(1), torch.ones_like(result[:, 0]))
+        assert keys.mask.all()
+    assert not torch.equal(draws[0], draws[1])

@@ -1,0 +1,89 @@
+"""Files in folders: natural order, links and loops, hidden files, names that cannot be file names."""
+
+import itertools
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+from raw_trees import (
+    make_lits,
+    names,
+    only,
+    without_rights,
+)
+
+from semidice.data.listing import natural_order, safe_name, walk
+from semidice.data.sources import find_datasets, read_scan
+from semidice.paths import check_name
+
+
+def test_natural_order_takes_digits_by_value_and_settles_ties():
+    ordered = ["case1", "case01x", "case2", "case10", "case10a", "rater"]
+    for shuffled in itertools.islice(itertools.permutations(ordered), 0, 720, 37):
+        assert sorted(shuffled, key=natural_order) == ordered
+    assert sorted(["case1", "case01"], key=natural_order) == ["case01", "case1"]
+
+
+def test_links_are_followed_loops_are_not_and_each_folder_comes_once(tmp_path):
+    make_lits(tmp_path / "elsewhere")
+    raw = tmp_path / "raw"
+    (raw / "inner").mkdir(parents=True)
+    (raw / "inner" / "back").symlink_to(raw)
+    (raw / "inner" / "itself").symlink_to(raw / "inner" / "itself")
+    (raw / "A link").symlink_to(tmp_path / "elsewhere" / "Training Batch 1")
+    (raw / "another link").symlink_to(tmp_path / "elsewhere" / "Training Batch 1")
+    for path in (tmp_path / "elsewhere" / "Training Batch 2").iterdir():
+        (raw / "inner" / path.name).symlink_to(path)
+    dataset = only("lits", raw)
+    assert names(dataset) == ["volume-0", "volume-1", "volume-2", "volume-3", "volume-10"]
+    assert read_scan(dataset, dataset.scans[0]).inputs.keys() == {
+        "A link/volume-0.nii.gz",
+        "A link/segmentation-0.nii.gz",
+    }
+    assert [folder for folder, _ in walk(raw)] == [raw, raw / "inner", raw / "A link"]
+
+
+def test_hidden_files_and_folders_are_not_looked_at(tmp_path):
+    make_lits(tmp_path)
+    shutil.copytree(tmp_path / "Training Batch 1", tmp_path / ".trash")
+    (tmp_path / "Training Batch 1" / "._volume-0.nii.gz").write_bytes(b"Mac OS X")
+    assert len(only("lits", tmp_path).scans) == 5
+
+
+def test_a_folder_that_may_not_be_listed_is_named():
+    # not in tmp_path, whose parents are closed to others
+    with tempfile.TemporaryDirectory() as home:
+        raw = make_lits(Path(home) / "raw")
+        for folder in (Path(home), raw):
+            folder.chmod(0o755)
+        locked = raw / "Training Batch 1"
+        locked.chmod(0)
+        with without_rights(), pytest.raises(ValueError, match=r"list folder .*Training Batch 1: Permission"):
+            find_datasets("lits", raw)
+        raw.chmod(0o444)
+        with (
+            without_rights(),
+            pytest.raises(ValueError, match=r"raw.* may not be looked at: change its perm"),
+        ):
+            find_datasets("lits", raw)
+        for folder in (raw, locked):
+            folder.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("name", "safe"),
+    [
+        ("case 1", "case 1"),
+        ("../../etc", "_.._etc"),
+        (".hidden", "hidden"),
+        ("日本", "__"),
+        ("a" * 300, "a" * 150),
+        ("...", "_"),
+        ("trailing ", "trailing"),
+        ("CON: α/β", "CON_ ___"),
+    ],
+)
+def test_a_safe_name_is_one_that_a_manifest_accepts(name, safe):
+    assert safe_name(name) == safe
+    assert check_name(safe) == safe

@@ -1,0 +1,262 @@
+"""Prepared datasets as they are read: manifest, bit planes, and cases by number."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from semidice.data.dataset import Dataset
+from semidice.data.manifest import Manifest, Scan, manifest_text, read_manifest
+from semidice.data.packing import num_planes, pack_classes, unpack_classes
+from semidice.paths import DatasetFolder, check_name, whole_file
+
+DIGEST = "0" * 64
+
+
+def a_scan(name="case1", **changes):
+    facts = {
+        "name": name,
+        "patient": name,
+        "shape": (4, 11),
+        "spacing_mm": (1.0, 0.5),
+        "raw_shape": (4, 11),
+        "raters": ("a", "b"),
+        "inputs": {"images/é 1.png": DIGEST},
+        "arrays": {"images": DIGEST, "masks": DIGEST},
+    }
+    return Scan(**(facts | changes))
+
+
+def a_manifest(*scans, **changes):
+    facts = {
+        "source": "folder",
+        "class_names": ("background", "lesion"),
+        "raters": ("a", "b"),
+        "channels": ("CT",),
+        "mean": (0.1 + 0.2,),
+        "std": (1 / 3,),
+        "options": {"size": None, "window": [-60.0, 140.0]},
+        "scans": scans or (a_scan(), a_scan("case2", slices=(3, 14), affine=tuple(map(tuple, np.eye(4))))),
+    }
+    return Manifest(**(facts | changes))
+
+
+def a_dataset(folder, *, num_classes=2, truth=False):
+    """A volume in two slices that rater b did not look at, and one slice of another patient that both saw."""
+    rng = np.random.default_rng(0)
+    names = tuple(f"class {number}" for number in range(num_classes))
+    kinds = ["images", "masks", "truth"] if truth else ["images", "masks"]
+    arrays = dict.fromkeys(kinds, DIGEST)
+    scans = (
+        a_scan("volume", slices=(3, 14), raters=("a",), arrays=arrays),
+        a_scan("other", slices=(0,), arrays=arrays),
+    )
+    made = {}
+    for scan, dtype in zip(scans, (np.int16, np.uint8), strict=True):
+        num_cases = len(scan.case_names())
+        stored = {
+            "images": rng.integers(0, np.iinfo(dtype).max, (num_cases, 1, 4, 11), dtype=dtype, endpoint=True),
+            "masks": rng.integers(0, num_classes, (num_cases, 2, 4, 11), dtype=np.uint8),
+            "truth": rng.dirichlet(np.ones(num_classes), (num_cases, 4, 11)).astype(np.float32),
+        }
+        stored["masks"][:, [rater not in scan.raters for rater in ("a", "b")]] = 0
+        stored["truth"] = np.moveaxis(stored["truth"], -1, 1)
+        made[scan.name] = stored
+        for kind in kinds:
+            array = stored[kind]
+            if kind == "masks":
+                array = pack_classes(array, num_classes=num_classes, num_space_axes=2)
+            path = DatasetFolder(folder).array(kind, scan.name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            np.save(path, array)
+    manifest = a_manifest(*scans, class_names=names)
+    DatasetFolder(folder).manifest.write_text(manifest_text(manifest))
+    return made
+
+
+def test_a_manifest_reads_back_as_it_was_written_and_has_a_line_for_each_scan(tmp_path):
+    manifest = a_manifest()
+    text = manifest_text(manifest)
+    (tmp_path / "manifest.json").write_text(text)
+    assert read_manifest(tmp_path) == manifest
+    assert text == manifest_text(read_manifest(tmp_path))
+    assert [
+        json.loads(line.strip().strip(","))["name"] for line in text.splitlines() if '"name"' in line
+    ] == [
+        "case1",
+        "case2",
+    ]
+
+
+def test_cases_are_scans_or_their_slices():
+    assert a_scan().case_names() == ("case1",)
+    assert a_scan(slices=(3, 14)).case_names() == ("case1_slice0003", "case1_slice0014")
+
+
+@pytest.mark.parametrize("name", ["case1", "LIDC-IDRI-0001_n-0", "a b", "1.2.840", "x+y=z,@", "_" * 150])
+def test_names_of_files_are_names_of_scans(name):
+    assert check_name(name) == name
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", ".a", "a/b", "../a", "/a", "a\\b", "a\n", "a\0", "a ", "é", "C:a", "_" * 151]
+)
+def test_a_name_that_could_leave_the_folder_or_upset_a_disk_is_refused(name):
+    with pytest.raises(ValueError, match="cannot name a file: use letters"):
+        check_name(name)
+
+
+def with_change(path, value):
+    """A manifest's record in which one value is another."""
+    record = json.loads(manifest_text(a_manifest()))
+    place = record
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    return json.dumps(record)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "as a whole: Invalid JSON"),
+        ("[]", "as a whole: Input should be an object"),
+        (with_change(["version"], 2), "version: Input should be 1"),
+        (with_change(["scans"], []), "scans: "),
+        (with_change(["extra"], 1), "extra: Extra inputs are not permitted"),
+        (with_change(["scans", 0, "name"], "../other"), r"scans\.0\.name: .*cannot name a file"),
+        (with_change(["scans", 0, "name"], "CASE2"), "scans case2 occur twice"),
+        (with_change(["scans", 0, "raters"], ["z"]), "scan case1 has raters .*z.*the dataset has"),
+        (with_change(["scans", 0, "raters"], []), "scan case1 has raters"),
+        (with_change(["scans", 0, "arrays", "images"], "abc"), r"scans\.0\.arrays\.images: "),
+        (with_change(["scans", 0, "arrays", "other"], DIGEST), r"scans\.0\.arrays\.other"),
+        (with_change(["mean"], [0.5, 0.5]), "mean needs a number for each of 1 channels"),
+        (with_change(["class_names"], ["background"]), "class_names: "),
+    ],
+)
+def test_what_is_wrong_with_a_manifest_is_said(tmp_path, text, message):
+    (tmp_path / "manifest.json").write_text(text)
+    with pytest.raises(ValueError, match=rf"manifest\.json is not a manifest of this semidice: .*{message}"):
+        read_manifest(tmp_path)
+
+
+def test_a_folder_without_a_manifest_is_named_with_the_command_that_makes_one(tmp_path):
+    with pytest.raises(ValueError, match=r"has no manifest\.json: make a dataset with `semidice prepare"):
+        read_manifest(tmp_path)
+    with pytest.raises(ValueError, match=r"there is no folder .*nowhere: make a dataset"):
+        read_manifest(tmp_path / "nowhere")
+
+
+LENGTHS = st.lists(st.integers(1, 19), min_size=1, max_size=3)
+
+
+@given(st.integers(2, 256), st.lists(st.integers(1, 5), max_size=2), LENGTHS)
+def test_packed_classes_come_back_and_take_the_bits_they_need(num_classes, leading, space):
+    rng = np.random.default_rng([num_classes, *space])
+    classes = rng.integers(0, num_classes, (*leading, *space), dtype=np.uint8)
+    packed = pack_classes(classes, num_classes=num_classes, num_space_axes=len(space))
+    assert packed.dtype == np.uint8
+    assert packed.shape == (*leading, num_planes(num_classes), *space[:-1], -(-space[-1] // 8))
+    assert 2 ** num_planes(num_classes) >= num_classes > 2 ** (num_planes(num_classes) - 1)
+    unpacked = unpack_classes(
+        torch.from_numpy(packed), width=space[-1], num_classes=num_classes, num_space_axes=len(space)
+    )
+    assert np.array_equal(unpacked.numpy(), classes)
+
+
+def test_packing_is_the_same_for_every_kind_of_integer():
+    classes = np.random.default_rng(0).integers(0, 200, (3, 5, 13))
+    packed = [
+        pack_classes(classes.astype(kind), num_classes=200, num_space_axes=2)
+        for kind in (np.uint8, np.int16, np.int64, np.uint64)
+    ]
+    assert all(np.array_equal(packed[0], other) for other in packed[1:])
+
+
+@pytest.mark.parametrize("num_classes", [1, 257])
+def test_masks_of_no_or_too_many_classes_are_refused(num_classes):
+    with pytest.raises(ValueError, match=f"2 to 256 classes; got {num_classes}"):
+        num_planes(num_classes)
+
+
+@pytest.mark.parametrize("num_classes", [2, 3, 6])
+def test_a_dataset_gives_each_case_as_it_was_stored(tmp_path, num_classes):
+    made = a_dataset(tmp_path, num_classes=num_classes, truth=True)
+    dataset = Dataset(tmp_path)
+    assert [case.name for case in dataset.cases] == [
+        "volume_slice0003",
+        "volume_slice0014",
+        "other_slice0000",
+    ]
+    assert (len(dataset), dataset.num_classes, dataset.num_channels) == (3, num_classes, 1)
+    assert dataset.present.tolist() == [[True, False], [True, False], [True, True]]
+    for number, case in enumerate(dataset.cases):
+        stored = made[case.scan.name]
+        levels = 32767 if case.scan.name == "volume" else 255
+        assert dataset.image(number).dtype == np.float32
+        np.testing.assert_allclose(dataset.image(number), stored["images"][case.row] / levels, rtol=1e-6)
+        assert np.array_equal(dataset.masks(number), stored["masks"][case.row])
+        assert np.array_equal(dataset.truth(number), stored["truth"][case.row])
+        assert case.patient == case.scan.name
+        assert not dataset.stored("images", number).flags.writeable
+
+
+def test_the_whole_range_of_stored_intensities_is_0_to_1(tmp_path):
+    a_dataset(tmp_path)
+    for name, dtype in (("volume", np.int16), ("other", np.uint8)):
+        np.save(tmp_path / f"images/{name}.npy", np.full((2, 1, 4, 11), np.iinfo(dtype).max, dtype=dtype))
+    dataset = Dataset(tmp_path)
+    assert dataset.image(0).max() == dataset.image(2).max() == 1
+
+
+def test_a_dataset_without_truth_says_so(tmp_path):
+    a_dataset(tmp_path)
+    assert Dataset(tmp_path).truth(0) is None
+
+
+def test_case_numbers_are_found_by_name_and_unknown_ones_named(tmp_path):
+    a_dataset(tmp_path)
+    dataset = Dataset(tmp_path)
+    assert dataset.numbers_of(["other_slice0000", "volume_slice0003"]) == [2, 0]
+    with pytest.raises(ValueError, match="has no case x, y"):
+        dataset.numbers_of(["x", "other_slice0000", "y"])
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.unlink(),
+        lambda path: path.write_bytes(path.read_bytes()[:-8]),
+        lambda path: path.write_bytes(b""),
+        lambda path: np.save(path, np.zeros((1, 1, 4, 11), dtype=np.int16)),
+        lambda path: np.save(path, np.array([{"a": 1}] * 3), allow_pickle=True),
+    ],
+)
+def test_an_array_that_cannot_be_read_is_named(tmp_path, damage):
+    a_dataset(tmp_path)
+    path = tmp_path / "images/volume.npy"
+    damage(path)
+    dataset = Dataset(tmp_path)
+    with pytest.raises(ValueError, match=rf"cannot read {path}: .*run `semidice check`"):
+        dataset.image(1)
+    assert dataset.image(2).shape == (1, 4, 11)
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_file_appears_when_it_is_whole_and_an_error_leaves_the_old_one(tmp_path, durable):
+    path = tmp_path / "file"
+    with whole_file(path, durable=durable) as half_written:
+        half_written.write_text("old")
+        assert not path.exists()
+
+    def fail_half_way():
+        with whole_file(path, durable=durable) as half_written:
+            half_written.write_text("ne")
+            raise OSError
+
+    with pytest.raises(OSError):  # noqa: PT011
+        fail_half_way()
+    assert [(entry.name, entry.read_text()) for entry in tmp_path.iterdir()] == [("file", "old")]

@@ -1,0 +1,377 @@
+"""Sources: every layout is found whole and in order, and a scan is read the same way in all of them."""
+
+import hashlib
+import os
+import pickle
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+import nibabel
+import numpy as np
+import pytest
+from nibabel.affines import apply_affine
+from raw_trees import (
+    AFFINE,
+    SIZE,
+    ellipsoids,
+    make_decathlon,
+    make_folder,
+    make_kits,
+    make_lidc,
+    make_lits,
+    make_nnunet,
+    make_qubiq,
+    names,
+    only,
+    write_nifti,
+    write_picture,
+)
+
+from semidice.data.phantom import PhantomOptions, make_phantom
+from semidice.data.sources import SOURCES, find_datasets, read_scan
+from semidice.paths import check_name
+
+MAKERS = {
+    "qubiq": make_qubiq,
+    "lits": make_lits,
+    "kits": make_kits,
+    "lidc": make_lidc,
+    "decathlon": make_decathlon,
+    "nnunet": make_nnunet,
+    "folder": make_folder,
+}
+
+
+@pytest.mark.parametrize("source", MAKERS)
+def test_every_scan_of_every_layout_is_read_after_pickling_with_a_bright_blob_under_its_masks(
+    tmp_path, source
+):
+    datasets = find_datasets(source, MAKERS[source](tmp_path))
+    for dataset in datasets:
+        assert len(dataset.scans) >= 5
+        assert dataset.problems == ()
+        for scan in dataset.scans:
+            arrays = read_scan(*pickle.loads(pickle.dumps((dataset, scan))))
+            assert arrays.image.shape[0] == len(dataset.channels)
+            assert arrays.masks.shape == (len(arrays.raters), *arrays.image.shape[1:])
+            assert arrays.masks.ndim == dataset.num_axes + 1
+            assert len(arrays.spacing_mm) == dataset.num_axes
+            assert set(arrays.raters) <= set(dataset.raters)
+            assert arrays.masks.max() < len(dataset.class_names)
+            drawn = arrays.masks[0] > 0
+            if drawn.any():
+                assert arrays.image[0][drawn].mean() > arrays.image[0][~drawn].mean()
+            assert check_name(scan.name) == scan.name
+
+
+@pytest.mark.parametrize("source", MAKERS)
+def test_the_digests_are_those_of_the_files_and_name_them_below_the_raw_folder(tmp_path, source):
+    dataset = find_datasets(source, MAKERS[source](tmp_path))[0]
+    scan = dataset.scans[0]
+    inputs = read_scan(dataset, scan).inputs
+    assert len(inputs) == len(scan.image) + len(scan.masks)
+    for name, digest in inputs.items():
+        assert digest == hashlib.sha256((tmp_path / name).read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize("source", MAKERS)
+def test_the_same_files_give_the_same_datasets_whatever_order_the_disk_lists_them_in(
+    tmp_path, source, monkeypatch
+):
+    MAKERS[source](tmp_path)
+    first = find_datasets(source, tmp_path)
+    listdir = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda path: sorted(listdir(path), reverse=True))
+    assert find_datasets(source, tmp_path) == first
+
+
+def test_every_source_says_what_it_looks_for_and_an_unknown_one_is_refused(tmp_path):
+    assert set(SOURCES) == {*MAKERS, "phantom"}
+    with pytest.raises(ValueError, match="no source 'nifti'; it is one of qubiq, lits, kits"):
+        find_datasets("nifti", tmp_path)
+
+
+@pytest.mark.parametrize("source", MAKERS)
+def test_a_missing_or_empty_folder_says_what_was_looked_for_and_where(tmp_path, source):
+    with pytest.raises(ValueError, match=f"no folder .*gone: source {source} looks in it for "):
+        find_datasets(source, tmp_path / "gone")
+    with pytest.raises(ValueError, match=str(tmp_path)):
+        find_datasets(source, tmp_path)
+
+
+@pytest.mark.parametrize("suffix", [".png", ".nii.gz"])
+def test_a_mask_of_another_size_is_named_with_both_shapes(tmp_path, suffix):
+    dataset = only("folder", make_folder(tmp_path, suffix=suffix))
+    _, masks = ellipsoids(0, (30, 36))
+    write = write_picture if suffix == ".png" else write_nifti
+    write(tmp_path / "raters" / "b" / f"case1{suffix}", masks[0])
+    with pytest.raises(
+        ValueError, match=r"raters/b/case1.* has shape \(30, 36\), but image .*images/case1.*\(40, 36\)"
+    ):
+        read_scan(dataset, dataset.scans[0])
+
+
+def test_a_file_that_went_away_or_was_damaged_after_the_search_is_named(tmp_path):
+    dataset = only("folder", make_folder(tmp_path, suffix=".nii.gz"))
+    (tmp_path / "raters" / "a" / "case1.nii.gz").unlink()
+    image = tmp_path / "images" / "case2.nii.gz"
+    image.write_bytes(image.read_bytes()[:300])
+    with pytest.raises(ValueError, match=r"no file .*raters/a/case1\.nii\.gz"):
+        read_scan(dataset, dataset.scans[0])
+    with pytest.raises(ValueError, match=r"cannot read .*images/case2\.nii\.gz"):
+        read_scan(dataset, dataset.scans[1])
+
+
+def test_a_damaged_file_does_not_stop_the_search(tmp_path):
+    make_folder(tmp_path, suffix=".nii.gz")
+    for path in (tmp_path / "images" / "case1.nii.gz", tmp_path / "raters" / "a" / "case2.nii.gz"):
+        path.write_bytes(path.read_bytes()[:300])
+    dataset = only("folder", tmp_path)
+    assert len(dataset.scans) == 6
+    assert dataset.class_names == ("background", "foreground")
+
+
+def test_one_file_a_channel_is_joined_and_their_sizes_must_agree(tmp_path):
+    dataset = only("folder", make_folder(tmp_path))
+    first, second = dataset.scans[:2]
+    joined = type(dataset)(**vars(dataset) | {"channels": ("T1", "T2")})
+    both = type(first)(first.name, first.patient, (*first.image, *second.image), first.masks)
+    arrays = read_scan(joined, both)
+    for channel, scan in zip(arrays.image, (first, second), strict=True):
+        np.testing.assert_array_equal(channel, read_scan(dataset, scan).image[0])
+    assert len(arrays.inputs) == 5
+    write_picture(second.image[0], np.arange(600, dtype=np.uint16).reshape(20, 30))
+    with pytest.raises(
+        ValueError, match=r"case2\.png has shape \(20, 30\), but image .*case1\.png has \(40, 36\)"
+    ):
+        read_scan(joined, both)
+
+
+SPACE = (40, 36, 6)
+# an oblique grid, as of a head that was not quite straight
+TURN = np.array([[0.96, -0.28, 0], [0.28, 0.96, 0], [0, 0, 1.0]])
+OBLIQUE = np.block(
+    [[TURN @ AFFINE[:3, :3], np.array([[-112.37], [80.2], [-1043.7]])], [np.zeros(3), np.ones(1)]]
+)
+
+
+def read_pair(folder, image_affine, mask_affine, space=SPACE):
+    """What is read of an image and its mask in a folder of one case; None: no spatial header."""
+    image, masks = ellipsoids(0, space)
+    write_nifti(folder / "images" / "case1.nii.gz", image, image_affine)
+    write_nifti(folder / "masks" / "case1.nii.gz", masks[0], mask_affine)
+    return read_case(folder)
+
+
+def read_case(folder):
+    dataset = only("folder", folder)
+    return read_scan(dataset, dataset.scans[0])
+
+
+def change_header(path, change):
+    """Save the NIfTI again after `change` was called with it."""
+    file = nibabel.load(path)
+    change(file)
+    nibabel.save(nibabel.Nifti1Image(np.asanyarray(file.dataobj), None, file.header), path)
+
+
+def moved(affine, *by):
+    """The affine with its first voxel elsewhere, in mm."""
+    there = affine.copy()
+    there[:3, 3] += by
+    return there
+
+
+def reordered(affine, space, order, flipped=()):
+    """The affine of the same voxels after their axes were brought into another order, then flipped."""
+    turned = affine[:, [*order, 3]]
+    for axis in flipped:
+        turned[:3, 3] += turned[:3, axis] * (space[axis] - 1)
+        turned[:3, axis] *= -1
+    return turned
+
+
+@pytest.mark.parametrize(
+    ("image", "mask", "words"),
+    [
+        (AFFINE, moved(AFFINE, 0, 0, 2.5), "it is moved by (0, 0, 2.5) mm"),
+        (OBLIQUE, moved(OBLIQUE, 3, -4, 0), "it is moved by (3, -4, 0) mm"),
+        (AFFINE, np.diag([0.7, 0.8, 5, 1]), "its spacing is 0.7 x 0.8 x 5 mm, not 0.7 x 0.8 x 2.5 mm"),
+        # as of a mask that was saved without an affine
+        (
+            moved(AFFINE, 9, 0, 0),
+            np.eye(4),
+            "its spacing is 1 x 1 x 1 mm, not 0.7 x 0.8 x 2.5 mm, its first voxel is moved by (-9, 0, 0) mm",
+        ),
+        (AFFINE, reordered(AFFINE, SPACE, (0, 1, 2), (1,)), "its axis 1 is flipped"),
+        (
+            OBLIQUE,
+            moved(reordered(OBLIQUE, SPACE, (0, 1, 2), (0, 2)), 0, 0, 30),
+            "its axes 0, 2 are flipped, its centre is moved by (0, 0, 30) mm",
+        ),
+        (
+            AFFINE,
+            OBLIQUE,
+            "its axes are turned by up to 16 degrees, its centre is moved by (-117, 83.5, -1040) mm",
+        ),
+    ],
+)
+def test_a_mask_that_lies_elsewhere_is_named_with_both_files_what_differs_and_a_way_out(
+    tmp_path, image, mask, words
+):
+    with pytest.raises(ValueError, match="does not lie where") as told:
+        read_pair(tmp_path, image, mask)
+    everywhere = np.stack(np.indices(SPACE), axis=-1)
+    apart = np.linalg.norm(apply_affine(mask, everywhere) - apply_affine(image, everywhere), axis=-1).max()
+    assert str(told.value).startswith(
+        f"mask {tmp_path}/masks/case1.nii.gz does not lie where image {tmp_path}/images/case1.nii.gz does: "
+        f"voxels are up to {float(f'{apart:.3g}'):g} mm apart, {words}; "
+    )
+    assert str(told.value).endswith(
+        "; resample it to the image's grid, or use --ignore-placement if only the headers are wrong"
+    )
+
+
+@pytest.mark.parametrize(
+    ("order", "flipped", "words"),
+    [
+        ((1, 0, 2), (), "its axes 0, 1, 2 run along axes 1, 0, 2 of the image"),
+        ((2, 0, 1), (0,), "its axes 0, 1, 2 run along axes 2, 0, 1 of the image, its axis 0 is flipped"),
+    ],
+)
+@pytest.mark.parametrize("affine", [AFFINE, OBLIQUE])
+def test_axes_in_another_order_are_refused_and_not_brought_into_order(
+    tmp_path, order, flipped, words, affine
+):
+    space = (20, 20, 20)
+    with pytest.raises(ValueError, match="does not lie where") as told:
+        read_pair(tmp_path, affine, reordered(affine, space, order, flipped), space)
+    assert f" mm apart, {words}; resample it" in str(told.value)
+
+
+@pytest.mark.parametrize("affine", [AFFINE, OBLIQUE])
+def test_a_mask_may_be_off_by_a_tenth_of_the_smallest_spacing(tmp_path, affine):
+    read_pair(tmp_path / "near", affine, moved(affine, 0, 0, 0.069))
+    with pytest.raises(ValueError, match=r"apart, it is moved by \(0, 0, 0\.071\d*\) mm"):
+        read_pair(tmp_path / "far", affine, moved(affine, 0, 0, 0.0712))
+    # small differences that add up in a corner, none of which is too much by itself
+    skewed = moved(affine * [1.0004, 1, 1, 1], 0.05, 0.04, 0.02)
+    with pytest.raises(ValueError, match=r"voxels are up to 0\.07\d* mm apart; resample it"):
+        read_pair(tmp_path / "corner", affine, skewed)
+
+
+def test_an_affine_by_another_tool_or_with_fewer_digits_is_the_same(tmp_path):
+    affine = OBLIQUE @ np.diag([0.703125 / 0.7, 0.703125 / 0.8, 0.5, 1])
+    read_pair(tmp_path / "rounded", affine, np.round(affine, 4), (200, 200, 4))
+    read_pair(tmp_path / "quaternion", affine, affine)
+
+    def as_itk_writes_it(mask):
+        mask.set_qform(affine, code="scanner")
+        mask.set_sform(None, code=0)
+
+    path = tmp_path / "quaternion" / "masks" / "case1.nii.gz"
+    before = nibabel.load(path).affine
+    change_header(path, as_itk_writes_it)
+    assert not np.array_equal(nibabel.load(path).affine, before)
+    assert read_case(tmp_path / "quaternion").masks.any()
+
+
+def test_where_a_header_says_nothing_of_space_nothing_is_compared(tmp_path):
+    far = moved(AFFINE, 500, 0, 0)
+    for number, pair in enumerate([(None, far), (far, None), (None, None)]):
+        assert read_pair(tmp_path / str(number), *pair).masks.any()
+
+
+@pytest.mark.parametrize("registered", ["images", "masks"])
+def test_of_a_file_that_lies_in_two_spaces_either_may_agree(tmp_path, registered):
+    read_pair(tmp_path, OBLIQUE, OBLIQUE)
+
+    def in_two_spaces(file):
+        file.set_qform(OBLIQUE, code="scanner")
+        file.set_sform(AFFINE, code="mni")
+
+    path = tmp_path / registered / "case1.nii.gz"
+    change_header(path, in_two_spaces)
+    assert read_case(tmp_path).masks.any()
+    # where neither agrees, the one that nibabel takes is told
+    change_header(path, lambda file: file.set_qform(moved(OBLIQUE, 9, 0, 0), code="scanner"))
+    with pytest.raises(ValueError, match="turned by up to 16 degrees"):
+        read_case(tmp_path)
+
+
+def test_a_qform_that_is_no_rotation_does_not_count_beside_an_sform(tmp_path):
+    read_pair(tmp_path, OBLIQUE, OBLIQUE)
+
+    def damage(mask):
+        mask.header["qform_code"], mask.header["quatern_b"], mask.header["quatern_c"] = 1, 1, 1
+
+    change_header(tmp_path / "masks" / "case1.nii.gz", damage)
+    assert read_case(tmp_path).masks.any()
+
+
+def test_positions_are_compared_in_mm_whatever_unit_a_header_has(tmp_path):
+    read_pair(tmp_path, OBLIQUE, OBLIQUE)
+
+    def in_micron(mask):
+        mask.set_sform(np.diag([1000, 1000, 1000, 1]) @ OBLIQUE, code="aligned")
+        mask.header.set_xyzt_units("micron")
+
+    change_header(tmp_path / "masks" / "case1.nii.gz", in_micron)
+    assert read_case(tmp_path).masks.any()
+
+
+def test_a_slice_may_have_another_thickness_but_not_another_place(tmp_path):
+    thick = AFFINE @ np.diag([1, 1, 3, 1])
+    image, masks = ellipsoids(0, SIZE)
+    for name, shape in (("flat", SIZE), ("volume", (*SIZE, 1))):
+        write_nifti(tmp_path / name / "images" / "case1.nii", image[..., None])
+        mask = write_nifti(tmp_path / name / "masks" / "case1.nii", masks[0].reshape(shape), thick)
+        assert read_case(tmp_path / name).masks.any()
+        write_nifti(mask, masks[0].reshape(shape), moved(AFFINE, 0, 0, 2.5))
+        with pytest.raises(ValueError, match=r"it is moved by \(0, 0, 2\.5\) mm"):
+            read_case(tmp_path / name)
+
+
+def test_files_of_one_channel_each_must_lie_in_the_same_place(tmp_path):
+    dataset = only("folder", make_folder(tmp_path, suffix=".nii.gz"))
+    first, second = dataset.scans[:2]
+    joined = type(dataset)(**vars(dataset) | {"channels": ("T1", "T2")})
+    both = type(first)(first.name, first.patient, (*first.image, *second.image), first.masks)
+    assert read_scan(joined, both).image.shape[0] == 2
+    write_nifti(second.image[0], ellipsoids(0, SIZE)[0], moved(AFFINE, 5, 0, 0))
+    with pytest.raises(ValueError, match=r"image .*case2.* does not lie where image .*case1.*\(5, 0, 0\) mm"):
+        read_scan(joined, both)
+
+
+@pytest.mark.parametrize("num_classes", [2, 4])
+def test_a_phantoms_scans_are_its_cases_bit_for_bit(tmp_path, num_classes):
+    options = PhantomOptions(num_cases=4, size=(24, 32), num_raters=3, num_classes=num_classes, seed=7)
+    dataset = only("phantom", tmp_path / "nothing", phantom=options)
+    whole = make_phantom(4, size=(24, 32), num_raters=3, num_classes=num_classes, seed=7)
+    assert len(dataset.class_names) == num_classes
+    for number, scan in enumerate(dataset.scans):
+        arrays = read_scan(dataset, scan)
+        np.testing.assert_array_equal(arrays.image, whole.image[number].numpy())
+        np.testing.assert_array_equal(arrays.truth, whole.prob[number].numpy())
+        np.testing.assert_array_equal(arrays.masks, whole.masks[number].numpy())
+        assert arrays.raters == dataset.raters == ("rater_1", "rater_2", "rater_3")
+        low, high = dataset.options.window
+        assert arrays.image.min() > low
+        assert arrays.image.max() < high
+
+
+def test_a_phantom_has_its_defaults_and_its_options_belong_to_it_alone(tmp_path):
+    dataset = only("phantom", tmp_path)
+    assert len(dataset.scans) == 60
+    assert names(dataset)[:2] == ["case0000", "case0001"]
+    with pytest.raises(ValueError, match="options of a phantom were given, but the source is lits"):
+        find_datasets("lits", tmp_path, phantom=PhantomOptions())
+
+
+def test_phantom_scans_are_made_alike_in_a_spawned_process(tmp_path):
+    dataset = only("phantom", tmp_path, phantom=PhantomOptions(num_cases=2, size=(16, 16)))
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        there = pool.submit(read_scan, dataset, dataset.scans[1]).result()
+    here = read_scan(dataset, dataset.scans[1])
+    for name in ("image", "masks", "truth"):
+        np.testing.assert_array_equal(getattr(there, name), getattr(here, name))

@@ -1,0 +1,698 @@
+"""The Triton kernels give the numbers and gradients of the definition.
+
+Without a GPU they run in Triton's interpreter, on the CPU; on a GPU (`make test-gpu`) compiled.
+"""
+
+import itertools
+import os
+import subprocess
+import sys
+from unittest.mock import patch
+
+import kernel_cases as kernels
+import pytest
+import torch
+from laws import FORMS, class_map, random_logits, soft_label
+
+from semidice.losses.cross_entropy import cross_entropy_of
+from semidice.losses.region import region_loss_of
+from semidice.overlap.sums import reference_gradient, reference_sums
+
+pytest.importorskip("triton")
+from semidice.kernels import fused, overlap, plans, tilings
+from semidice.kernels.plans import MixtureOptions, flat_inputs
+from semidice.kernels.tilings import split_classes
+
+ON_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if ON_GPU else "cpu"
+pytestmark = pytest.mark.gpu if ON_GPU else []
+FIVE_CLASSES = flat_inputs(
+    torch.zeros(1, 5, 4096), torch.zeros(1, 5, 4096), None, activation="softmax", form="min", entropy=True
+).layout.forward
+BLOCK, PROGRAM = FIVE_CLASSES.voxel_block, FIVE_CLASSES.voxel_block * FIVE_CLASSES.num_tiles
+# 1, a block, a program's voxels and their neighbours, primes, plain classification, many classes
+SHAPES = [
+    (1, 2, 1),
+    (2, 5, BLOCK - 1),
+    (1, 5, BLOCK),
+    (1, 5, PROGRAM + 1),
+    (2, 5, 13, 17),
+    (9, 4),
+    (1, 19, 3, 5, 7),
+    (1, 150, 37),
+    (1, 1000, 18),
+]
+
+
+num_multiprocessors = plans._num_multiprocessors
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _a_small_gpu():
+    """The tensors are small as well, and so programs have several tiles."""
+    kernels.forget_plans()
+    with patch.object(plans, "_num_multiprocessors", lambda device: 1):
+        yield
+    kernels.forget_plans()
+
+
+def assert_equal_to_the_definition(prediction, target, valid=None, **options):
+    on_device = [None if tensor is None else tensor.to(DEVICE) for tensor in (prediction, target, valid)]
+    # sums of a few hundred float32 in another order
+    kernels.assert_equal_to_the_definition(fused.fused_sums, *on_device, tolerance=1e-5, **options)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("activation", ["softmax", "sigmoid", "none"])
+def test_sums_and_gradients_of_soft_targets(shape, form, activation):
+    prediction = soft_label(*shape, seed=4) if activation == "none" else random_logits(*shape)
+    valid = random_logits(shape[0], *shape[2:], seed=6) > -1
+    # the interpreter takes its time, and masks do not know of forms
+    for mask in (None, valid) if form == "min" or ON_GPU else (valid,):
+        assert_equal_to_the_definition(
+            prediction, soft_label(*shape), mask, form=form, activation=activation, entropy=True
+        )
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
+def test_sums_and_gradients_of_class_indices(shape, dtype):
+    if shape[1] > 256:
+        # what a byte does not hold
+        dtype = torch.promote_types(dtype, torch.int16)
+    target = class_map((shape[0], *shape[2:]), shape[1]).to(dtype)
+    # the interpreter takes its time: there each shape has one of the forms
+    for form in FORMS if ON_GPU else [list(FORMS)[SHAPES.index(shape) % len(FORMS)]]:
+        assert_equal_to_the_definition(
+            random_logits(*shape), target, form=form, activation="softmax", entropy=True
+        )
+
+
+# few classes; a table of whole numbers at places that are and are not multiples of 8 bytes
+@pytest.mark.parametrize("shape", [(2, 3, 70), (3, 53, 300), (2, 64, 257)], ids=str)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("activation", ["softmax", "sigmoid", "none"])
+def test_class_indices_under_a_mask(shape, form, activation):
+    prediction = soft_label(*shape, seed=4) if activation == "none" else random_logits(*shape)
+    target = class_map((shape[0], *shape[2:]), shape[1])
+    valid = random_logits(shape[0], *shape[2:], seed=6) > -1
+    # what does not count may be anything, such as an index beyond all classes
+    target[~valid] = 255
+    for entropy in (True, False) if shape[1] == 53 else (True,):
+        assert_equal_to_the_definition(
+            prediction, target, valid, form=form, activation=activation, entropy=entropy
+        )
+
+
+@pytest.mark.parametrize("shape", [(1, 3, 80), (1, 70, 40)], ids=str)
+@pytest.mark.parametrize("form", FORMS)
+def test_class_indices_far_from_and_next_to_certainty(shape, form):
+    logits, target = random_logits(*shape), class_map((shape[0], shape[2]), shape[1])
+    right = torch.zeros(shape).scatter_(1, target[:, None], 1.0)
+    # a voxel is certain and right, certain and wrong, or torn between classes that are far above all others
+    kind = torch.arange(shape[2]) % 4
+    logits += torch.where(kind == 0, 60.0, torch.where(kind == 1, -60.0, 0.0)) * right
+    logits += torch.where(kind == 2, 300.0, 0.0)
+    assert_equal_to_the_definition(logits, target, form=form, activation="softmax", entropy=True)
+
+
+@pytest.mark.parametrize("num_classes", [3, 60])
+@pytest.mark.parametrize("form", ["min", None])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_what_is_not_finite_shows(num_classes, form, value):
+    """On a GPU nothing looks at values: the loss has to tell."""
+    logits, target = random_logits(2, num_classes, 50), class_map((2, 50), num_classes)
+    logits[1, 1, 7] = value
+    total, *_ = fused.fused_mixture(
+        logits.to(DEVICE), target.to(DEVICE), activation="softmax", form=form, entropy=True, valid=None,
+        class_weight=None, options=MixtureOptions(0.5, 0.5, 0.25, 0.75),
+    )  # fmt: skip
+    assert not total.isfinite()
+
+
+@pytest.mark.parametrize("num_classes", [3, 60])
+def test_an_index_beyond_the_classes_is_no_class(num_classes):
+    logits, target = random_logits(1, num_classes, 50), class_map((1, 50), num_classes)
+    stray = target.clone()
+    stray[:, ::7] = num_classes + 3
+    one_hot = torch.nn.functional.one_hot(stray, num_classes + 4)[..., :num_classes].movedim(-1, 1).float()
+    which = {"valid": None, "activation": "softmax", "form": "relaxed", "entropy": True}
+    results = []
+    for label in (stray, one_hot):
+        free = logits.to(DEVICE).requires_grad_()
+        sums = fused.fused_sums(free, label.to(DEVICE), **which)
+        (sums.overlap.tp.sum() + 2 * sums.overlap.fp.square().sum() + sums.entropy.sum()).backward()
+        results.append((*sums.overlap, sums.entropy, sums.mass, free.grad))
+    for mine, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+
+
+TABLES = ("FORWARD", "HARD_FORWARD", "BACKWARD", "HARD_BACKWARD")
+
+
+@pytest.fixture(params=["few voxels", "many voxels"])
+def by_class(request, monkeypatch):
+    """A block of classes at a time, as if all were too many: their blocks and not their number matter."""
+    for name in TABLES:
+        monkeypatch.setattr(tilings, name, getattr(tilings, name)[-1:])
+    if request.param == "many voxels":
+        monkeypatch.setattr(plans, "_ENOUGH_PROGRAMS", 1)
+    kernels.forget_plans()
+    yield
+    kernels.forget_plans()
+
+
+NUM_BLOCKED = tilings.BY_CLASS.class_block
+BLOCKED_SHAPES = [
+    (1, 1, 1),
+    (2, NUM_BLOCKED - 1, 13, 17),
+    (2, NUM_BLOCKED, tilings.BY_CLASS.voxel_block + 1),
+    (1, NUM_BLOCKED + 1, tilings.NORMS.voxel_block + 1),
+    (2, 53, 19),
+    (3, 37),
+]
+
+
+@pytest.mark.parametrize("shape", BLOCKED_SHAPES, ids=str)
+@pytest.mark.parametrize("activation", ["softmax", "sigmoid", "none"])
+def test_a_block_of_classes_at_a_time(by_class, shape, activation):
+    prediction = soft_label(*shape, seed=4) if activation == "none" else random_logits(*shape)
+    valid = random_logits(shape[0], *shape[2:], seed=6) > -1
+    hard = class_map((shape[0], *shape[2:]), shape[1])
+    # the interpreter takes its time: there each shape has one of the forms
+    for form in FORMS if ON_GPU else [list(FORMS)[BLOCKED_SHAPES.index(shape) % len(FORMS)]]:
+        for target, mask in ((soft_label(*shape), valid), (hard, None), (hard.to(torch.uint8), valid)):
+            assert_equal_to_the_definition(
+                prediction, target, mask, form=form, activation=activation, entropy=True
+            )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_by_blocks_of_classes(by_class, dtype):
+    logits, target = random_logits(2, 11, 9, 10).to(dtype), soft_label(2, 11, 9, 10).to(dtype)
+    for label in (target, class_map((2, 9, 10), 11)):
+        assert_equal_to_the_definition(logits, label, form="min", activation="softmax", entropy=True)
+
+
+def test_any_strides_by_blocks_of_classes(by_class):
+    logits, target = random_logits(2, 11, 8, 12), soft_label(2, 11, 8, 12)
+    options = {"form": "min", "activation": "softmax", "entropy": True}
+    channels_last = logits.contiguous(memory_format=torch.channels_last)
+    assert_equal_to_the_definition(channels_last, target, **options)
+    assert_equal_to_the_definition(logits[..., ::2], target[..., ::2], **options)
+    assert_equal_to_the_definition(logits.transpose(2, 3), target.transpose(2, 3), **options)
+
+
+def assert_ignored_voxels_may_hold_anything(num_classes, whatever, hard):
+    logits, valid = random_logits(2, num_classes, 30), random_logits(2, 30, seed=6) > 0
+    target = class_map((2, 30), num_classes) if hard else soft_label(2, num_classes, 30)
+    options = {"valid": valid.to(DEVICE), **ALL_SUMS}
+    results = []
+    for held in (0.0, whatever):
+        free = torch.where(valid[:, None], logits, held).to(DEVICE).requires_grad_()
+        sums = fused.fused_sums(free, target.to(DEVICE), **options)
+        (sums.overlap.fp.square().sum() + sums.entropy.sum()).backward()
+        results.append((*sums.overlap, sums.entropy, sums.mass, free.grad))
+    for mine, theirs in zip(*results, strict=True):
+        assert torch.equal(mine, theirs)
+
+
+IGNORED = pytest.mark.parametrize(
+    ("whatever", "hard"), list(itertools.product([float("nan"), float("inf")], [False, True]))
+)
+
+
+@IGNORED
+@pytest.mark.parametrize("num_classes", [3, 60, 170])
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_ignored_voxels_may_hold_anything(num_classes, whatever, hard):
+    assert_ignored_voxels_may_hold_anything(num_classes, whatever, hard)
+
+
+@IGNORED
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_ignored_voxels_may_hold_anything_by_blocks_of_classes(by_class, whatever, hard):
+    assert_ignored_voxels_may_hold_anything(11, whatever, hard)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_what_is_not_finite_shows_by_blocks_of_classes(by_class, value):
+    logits, target = random_logits(2, 11, 30), class_map((2, 30), 11)
+    logits[1, 9, 7] = value
+    assert not mixture_and_gradient(logits.to(DEVICE), target.to(DEVICE))[0].isfinite()
+
+
+def test_a_softmax_by_blocks_of_classes_far_from_and_next_to_certainty(by_class):
+    logits, target = random_logits(1, 37, 80), class_map((1, 80), 37)
+    right = torch.zeros_like(logits).scatter_(1, target[:, None], 1.0)
+    kind = torch.arange(80) % 5
+    logits += torch.where(kind == 0, 60.0, torch.where(kind == 1, -60.0, 0.0)) * right
+    logits += torch.where(kind == 2, 300.0, torch.where(kind == 3, -3000.0, 0.0))
+    # a block that rises from class to class, of which each is the largest for a while
+    logits[..., kind == 4] += torch.arange(37.0)[None, :, None]
+    assert_equal_to_the_definition(logits, target, form="min", activation="softmax", entropy=True)
+
+
+def test_few_voxels_are_spread_over_the_gpu_and_many_are_not():
+    options = torch.float32, torch.float32, False, "softmax", "min", True
+
+    def chosen(num_voxels):
+        stride = (2000 * num_voxels, num_voxels, 1)
+        layout = plans.Layout((1, 2000, num_voxels), stride, stride, *options)
+        return layout.norms, layout.backward
+
+    assert chosen(2**18) == (tilings.NORMS, tilings.GRADIENT_BY_CLASS)
+    for few, many in zip(chosen(1000), chosen(2**18), strict=True):
+        assert few.voxel_block == plans._FEWEST_SPREAD
+        assert few.voxel_block * few.class_block == many.voxel_block * many.class_block
+
+
+def test_small_batches_take_three_launches():
+    """The loss adds up their partial sums by itself, and no program goes through tiles that are not there."""
+    for shape in ((8, 2, 256**2), (8, 2, 512**2), (8, 3, 512**2)):
+        for dtype, target_dtype in itertools.product(
+            (torch.float32, torch.bfloat16), (torch.float32, torch.uint8)
+        ):
+            stride = (shape[1] * shape[2], shape[2], 1)
+            layout = plans.Layout(shape, stride, stride, dtype, target_dtype, False, "softmax", "min", True)
+            assert shape[0] * layout.num_programs * plans.NUM_SUMS * shape[1] <= plans._FEW_PARTIALS
+            assert layout._replace(shape=(1, shape[1], 1)).num_programs == 1
+
+
+@pytest.mark.parametrize("num_images", [1, 3, 8, 5000])
+@pytest.mark.parametrize("num_classes", [2, 14, 64, 150, 2000])
+def test_programs_fill_the_gpu_some_whole_number_of_times(num_images, num_classes):
+    for num_voxels in (1, 1000, 2**15, 2**21):
+        stride = (num_classes * num_voxels, num_voxels, 1)
+        layout = plans.Layout(
+            (num_images, num_classes, num_voxels), stride, stride,
+            torch.bfloat16, torch.uint8, False, "softmax", "min", True,
+        )  # fmt: skip
+        tiling, num_programs = layout.forward, layout.num_programs
+        num_tiles = -(-num_voxels // tiling.voxel_block)
+        assert -(-num_tiles // tiling.num_tiles) <= num_programs <= num_tiles
+        at_once = layout.programs_at_once // layout.num_blocks
+        if num_images * num_tiles >= tiling.num_tiles * at_once and num_images < at_once:
+            # the last round lacks fewer programs than there are images
+            assert -num_images * num_programs % at_once < num_images
+
+
+# the largest number that is computed whole, soft targets of fewer, and the fewest that are by block
+@pytest.mark.parametrize(("num_classes", "kind"), [(321, "soft"), (1024, "hard"), (1025, "hard")])
+def test_the_mixture_of_many_classes(num_classes, kind):
+    shape = (2, num_classes, 7)
+    logits = random_logits(*shape).to(DEVICE)
+    target = (soft_label(*shape) if kind == "soft" else class_map((2, 7), num_classes)).to(DEVICE)
+    total, gradient = mixture_and_gradient(logits, target)
+    defined = logits.clone().requires_grad_()
+    sums = reference_sums(defined, target, valid=None, **ALL_SUMS)
+    ones = torch.ones(num_classes, device=DEVICE)
+    expected = 0.25 * cross_entropy_of(sums, ones, sync=False) + 0.75 * region_loss_of(sums, ones, 0.5, 0.5)
+    expected.backward()
+    torch.testing.assert_close(total, expected.detach())
+    torch.testing.assert_close(gradient, defined.grad, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("target_dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_half_precision_logits_and_targets(dtype, target_dtype):
+    logits, target = random_logits(2, 3, 9, 10).to(dtype), soft_label(2, 3, 9, 10).to(target_dtype)
+    assert_equal_to_the_definition(logits, target, form="min", activation="softmax", entropy=True)
+
+
+def test_only_what_is_asked_for():
+    logits, target = random_logits(2, 3, 40), soft_label(2, 3, 40)
+    for form, entropy in (("min", False), (None, True)):
+        assert_equal_to_the_definition(logits, target, form=form, activation="softmax", entropy=entropy)
+
+
+def test_any_strides():
+    logits, target = random_logits(2, 3, 8, 12), soft_label(2, 3, 8, 12)
+    options = {"form": "min", "activation": "softmax", "entropy": True}
+    channels_last = logits.contiguous(memory_format=torch.channels_last)
+    assert_equal_to_the_definition(channels_last, target, **options)
+    assert_equal_to_the_definition(
+        channels_last, target.contiguous(memory_format=torch.channels_last), **options
+    )
+    assert_equal_to_the_definition(logits[..., ::2], target[..., ::2], **options)
+    assert_equal_to_the_definition(logits.transpose(2, 3), target.transpose(2, 3), **options)
+
+
+def test_a_second_derivative_goes_through_the_definition():
+    logits, target = random_logits(1, 2, 5).to(DEVICE).requires_grad_(), soft_label(1, 2, 5).to(DEVICE)
+
+    def curvature(function):
+        sums = function(logits, target, activation="softmax", valid=None, form="product", entropy=True)
+        (slope,) = torch.autograd.grad(
+            sums.entropy.sum() + sums.overlap.tp.square().sum(), logits, create_graph=True
+        )
+        return torch.autograd.grad(slope.square().sum(), logits)[0]
+
+    torch.testing.assert_close(curvature(fused.fused_sums), curvature(reference_sums))
+
+
+MIXTURES = {
+    "default": {},
+    "focal": {"gamma": 2.0},
+    "root": {"gamma": 0.5},
+    "log": {"log": True},
+    "log and focal": {"log": True, "gamma": 1.5},
+    "smooth": {"smooth": 0.7},
+    "no background": {"background": False},
+    "present": {"classes": "present"},
+    "over image": {"over": "image"},
+    "over class": {"over": "class"},
+    "over image, present": {"over": "image", "classes": "present", "background": False},
+    "over class, present": {"over": "class", "classes": "present", "gamma": 2.0},
+}
+
+
+@pytest.mark.parametrize("weighted", [False, True], ids=["", "weighted"])
+@pytest.mark.parametrize("kind", ["soft", "hard", "nothing valid"])
+@pytest.mark.parametrize("name", MIXTURES)
+def test_the_mixture_in_three_launches_equals_the_definition(name, kind, weighted):
+    logits = random_logits(3, 4, 37).to(DEVICE)
+    target = soft_label(3, 4, 37) if kind == "soft" else class_map((3, 37), 4)
+    if kind == "hard":
+        # class 3 nowhere, class 2 in one image only, an image of background alone
+        target = torch.where(target == 3, 0, target)
+        target[1:] = torch.where(target[1:] == 2, 1, target[1:])
+        target[2] = 0
+    target = target.to(DEVICE)
+    valid = torch.zeros(3, 37, dtype=torch.bool, device=DEVICE) if kind == "nothing valid" else None
+    weight = torch.tensor([0.5, 1.0, 2.0, 0.0], device=DEVICE) if weighted else None
+    which = {"activation": "softmax", "form": "min", "entropy": True, "valid": valid}
+    options = MixtureOptions(alpha=0.7, beta=0.3, entropy_weight=0.25, region_weight=0.75, **MIXTURES[name])
+
+    free = logits.clone().requires_grad_()
+    total, entropy, region = fused.fused_mixture(free, target, class_weight=weight, options=options, **which)
+    (2.5 * total).backward()
+
+    defined = logits.clone().requires_grad_()
+    sums = reference_sums(defined, target, **which)
+    ones = torch.ones(4, device=DEVICE) if weight is None else weight
+    defined_entropy = cross_entropy_of(sums, ones, sync=False)
+    defined_region = region_loss_of(sums, ones, 0.7, 0.3, **MIXTURES[name])
+    (2.5 * (0.25 * defined_entropy + 0.75 * defined_region)).backward()
+
+    torch.testing.assert_close(entropy, defined_entropy.detach())
+    # one log and one exp more than a power has
+    torch.testing.assert_close(region, defined_region.detach(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(total.detach(), (0.25 * entropy + 0.75 * region))
+    torch.testing.assert_close(free.grad, defined.grad, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("over", ["batch", "image"])
+def test_many_partial_sums_are_added_up_before_the_loss(over, monkeypatch):
+    logits, target = random_logits(2, 3, 5000).to(DEVICE), soft_label(2, 3, 5000).to(DEVICE)
+    which = {"activation": "softmax", "form": "min", "entropy": True, "valid": None, "class_weight": None}
+    options = MixtureOptions(alpha=0.7, beta=0.3, entropy_weight=0.25, region_weight=0.75, over=over)
+    few, *_ = fused.fused_mixture(logits, target, options=options, **which)
+    monkeypatch.setattr(plans, "_FEW_PARTIALS", 0)
+    kernels.forget_plans()
+    many, *_ = fused.fused_mixture(logits, target, options=options, **which)
+    kernels.forget_plans()
+    torch.testing.assert_close(many, few)
+
+
+@pytest.mark.parametrize("num_programs", [2, 1023, 1024, 2500])
+def test_totals_are_the_sums_of_all_programs(num_programs):
+    partials = torch.rand(3, num_programs, plans.NUM_SUMS, 7).to(DEVICE)
+    layout = flat_inputs(
+        random_logits(3, 7, 16), torch.zeros(3, 16, dtype=torch.uint8), None, **ALL_SUMS
+    ).layout
+    room = torch.full((11 + 3 * plans.NUM_SUMS * 7 + 5,), -1.0, device=DEVICE)
+    plans._totals_launch(layout, num_programs, 11)(partials, room)
+    torch.testing.assert_close(room[11:-5].double(), partials.double().sum(1).flatten(), rtol=5e-6, atol=0.0)
+    # and nothing before or behind them
+    assert (room[:11] == -1).all()
+    assert (room[-5:] == -1).all()
+
+
+@pytest.mark.parametrize(
+    ("num_classes", "step", "rows"),
+    [
+        (1, 1, (1, 0, 0)),
+        (3, 1, (2, 1, 0)),
+        (14, 2, (8, 4, 2)),
+        (15, 2, (16, 0, 0)),
+        (19, 2, (16, 4, 0)),
+        (150, 8, (128, 16, 8)),
+        (150, 16, (128, 32, 0)),
+        (100, 1, (64, 32, 4)),
+        (100, 16, (64, 32, 16)),
+        (3, 16, (4, 0, 0)),
+    ],
+)
+def test_classes_are_padded_little(num_classes, step, rows):
+    assert split_classes(num_classes, step) == rows
+
+
+def test_no_number_of_classes_is_cut_or_padded_by_more_than_a_seventh_or_a_step():
+    for num_classes, step in itertools.product(range(1, 1025), (1, 4, 32, 128)):
+        rows = split_classes(num_classes, step)
+        assert num_classes <= sum(rows) <= max(1.15 * num_classes, num_classes + step)
+        assert len(rows) == 3
+        assert all(row == 0 or row % min(step, rows[0]) == 0 for row in rows)
+
+
+def test_the_whole_numbers_of_a_table_hold_all_voxels_of_a_program():
+    for most_classes, *of_sizes in tilings.HARD_FORWARD:
+        in_table = [tiling for tiling in of_sizes if tiling.class_block is None]
+        if most_classes >= plans._FEWEST_IN_TABLE and in_table:
+            num_voxels = max(tiling.voxel_block * tiling.num_tiles for tiling in in_table)
+            # probabilities stay below one voxel's count, and both sums within 63 bits
+            assert num_voxels * overlap.PROB_UNITS.value < overlap.COUNT.value
+            assert (num_voxels + 1) * overlap.COUNT.value < 2**63
+            assert num_voxels * overlap.MOST_BIT_UNITS.value < 2**63
+
+
+COMPILE = """
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from semidice.kernels import overlap, plans
+
+POINTERS = (
+    "valid", "partials", "to_sums", "scale", "gradient", "logits", "target",
+    "class_weight", "total_loss", "terms", "room", "norms",
+)
+TYPES = {"*fp32": torch.float32, "*bf16": torch.bfloat16, "*u8": torch.uint8}
+FLOATS = dict.fromkeys(("alpha", "beta", "gamma", "smooth", "entropy_weight", "region_weight"), "fp32")
+
+def compile_for_hopper(kernel, pointers, constants, num_warps, registers=None):
+    signature = {name: pointers.get(name, "i32") for name in kernel.arg_names}
+    signature |= dict.fromkeys(constants, "constexpr")
+    numbers = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
+    # the strides of large tensors are multiples of 16, and so are their addresses
+    addresses = {name for name, kind in pointers.items() if kind.startswith("*")}
+    aligned = [name for name in kernel.arg_names if name in addresses or name.endswith(("_n", "_c"))]
+    divisible = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in aligned}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=numbers, attrs=divisible)
+    options = {"num_warps": num_warps} | ({"maxnreg": registers} if registers else {})
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+
+def check_exponentials(compiled, constants, tile, extra):
+    # the compiler may make a tile twice, in two layouts, rather than move it: slow, and nothing else tells
+    by_class = tile.class_block is not None
+    rows = tile.class_block if by_class else sum(constants["ROWS_" + chunk] for chunk in "ABC")
+    # twice over the classes in the gradient
+    num_passes = 2 if by_class and "gradient" in compiled.name else 1
+    elements = num_passes * rows * tile.voxel_block // (32 * tile.num_warps)
+    count = compiled.asm["ptx"].count("ex2.approx")
+    assert count < 1.5 * elements + extra, (compiled.name, constants["NUM_CLASSES"], tile, elements, count)
+    if by_class:
+        # and it holds what it needs in registers
+        assert resources(compiled)["STACK"] == 0, (compiled.name, tile)
+
+def resources(compiled):
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+        done = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True)
+    return {name: int(number) for name, number in re.findall(r" ([A-Z]+):(\\d+)", done.stdout)}
+
+def check_at_once(compiled, layout, tile):
+    # as many as are counted on do fit a multiprocessor: registers come by eights, and a program takes a
+    # kilobyte of shared memory for itself
+    registers = 32 * tile.num_warps * -(-resources(compiled)["REG"] // 8) * 8
+    fit = min(2**16 // registers, 228 * 1024 // (compiled.metadata.shared + 1024), 32)
+    assert layout.programs_at_once <= 132 * fit, (compiled.name, tile, registers, compiled.metadata.shared)
+
+# one number of classes of every tiling, in three chunks or fewer
+CASES = (
+    (3, "*fp32", "*fp32"), (14, "*fp32", "*fp32"), (14, "*bf16", "*u8"), (19, "*bf16", "*u8"),
+    (27, "*fp32", "*u8"), (64, "*bf16", "*u8"), (100, "*fp32", "*fp32"), (150, "*bf16", "*u8"),
+    (150, "*fp32", "*fp32"), (200, "*bf16", "*u8"), (300, "*fp32", "*u8"),
+    (400, "*bf16", "*fp32"), (1000, "*fp32", "*u8"), (2000, "*fp32", "*fp32"), (2000, "*bf16", "*u8"),
+)
+for num_classes, logits, target in CASES:
+    pointers = dict.fromkeys(POINTERS, "*fp32")
+    pointers |= {"logits": logits, "gradient": logits, "target": target, "valid": "*u8"}
+    shape, stride = (1, num_classes, 4096), (0, 4096, 1)
+    types = TYPES[logits], TYPES[target]
+    layout = plans.Layout(shape, stride, stride, *types, False, "softmax", "min", True)
+    tile = layout.forward
+    kernel = plans._sums_launch(layout, 0)._kernel
+    constants = layout.constants(kernel, tile) | dict(logits_v=1, target_v=1)
+    compiled = compile_for_hopper(kernel, pointers, constants, tile.num_warps, tile.registers)
+    check_exponentials(compiled, constants, tile, tile.vector)
+    check_at_once(compiled, layout, tile)
+    tile = layout.backward
+    kernel = plans._gradient_launch(layout, stride)._kernel
+    constants = layout.constants(kernel, tile) | dict(logits_v=1, target_v=1, gradient_v=1)
+    compiled = compile_for_hopper(kernel, pointers, constants, tile.num_warps, tile.registers)
+    check_exponentials(compiled, constants, tile, 2 * tile.vector)
+    if tile.class_block is not None:
+        tile = layout.norms
+        constants = layout.constants(overlap.norms_kernel, tile) | dict(logits_v=1)
+        compiled = compile_for_hopper(overlap.norms_kernel, pointers, constants, tile.num_warps)
+        check_exponentials(compiled, constants, tile, 4 * tile.vector)
+for over, added_up, num_classes in ((0, False, 4), (1, True, 8192), (2, False, 1000), (1, True, 19)):
+    class_block = triton.next_power_of_2(num_classes)
+    num_warps, image_block = plans._loss_tile(class_block, 8, adds_up=not added_up)
+    constants = dict(
+        FORM=0, ENTROPY=True, HAS_WEIGHT=over == 0, LOG=over == 1, FOCAL=over == 2, PRESENT=over == 1,
+        OVER=over, BACKGROUND=over == 0, TERMS=added_up, ADDED_UP=added_up,
+        CLASS_BLOCK=class_block, IMAGE_BLOCK=image_block, COLUMN_BLOCK=128, PROGRAM_BLOCK=64,
+    )
+    pointers = dict.fromkeys(POINTERS, "*fp32")
+    compile_for_hopper(overlap.loss_kernel, pointers | FLOATS, constants, num_warps)
+compile_for_hopper(overlap.totals_kernel, pointers, dict(COLUMN_BLOCK=8, PROGRAM_BLOCK=256), 4)
+print("compiled")
+"""
+
+
+def test_the_kernels_compile_for_a_gpu_that_is_not_there():
+    """The interpreter takes what the compiler refuses, such as five warps."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILE], capture_output=True, text=True, check=False, env=environment
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.strip() == "compiled"
+
+
+def test_at_the_label_the_gradient_is_exactly_zero():
+    options = MixtureOptions(alpha=0.7, beta=0.3, entropy_weight=0.0, region_weight=1.0)
+    prob = soft_label(1, 2, 64).to(DEVICE).requires_grad_()
+    which = {"activation": "none", "form": "min", "entropy": False, "valid": None}
+    total, *_ = fused.fused_mixture(prob, prob.detach(), class_weight=None, options=options, **which)
+    total.backward()
+    assert total.item() == 0
+    assert torch.count_nonzero(prob.grad) == 0
+
+
+needs_gpu = pytest.mark.skipif(not ON_GPU, reason="needs a CUDA device")
+DICE_AND_ENTROPY = MixtureOptions(alpha=0.5, beta=0.5, entropy_weight=0.25, region_weight=0.75)
+ALL_SUMS = {"activation": "softmax", "form": "min", "entropy": True}
+
+
+def mixture_and_gradient(logits, target):
+    """The total and its gradient; nothing of it is kept."""
+    free = logits.detach().requires_grad_()
+    total, *_ = fused.fused_mixture(
+        free, target, valid=None, class_weight=None, options=DICE_AND_ENTROPY, **ALL_SUMS
+    )
+    total.backward()
+    return total.detach(), free.grad
+
+
+@needs_gpu
+@pytest.mark.parametrize("shape", [(2, 3, 1000), (2, 14, 5000), (1, 150, 3000), (1, 2000, 500)], ids=str)
+def test_a_captured_step_equals_the_eager_one_bit_for_bit(shape):
+    logits, target = random_logits(*shape).to(DEVICE), soft_label(*shape).to(DEVICE)
+    eager = mixture_and_gradient(logits, target)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = mixture_and_gradient(logits, target)
+    for result in captured:
+        result.fill_(7)
+    graph.replay()
+    for mine, theirs in zip(captured, eager, strict=True):
+        assert torch.equal(mine, theirs)
+
+
+@needs_gpu
+@pytest.mark.parametrize("kind", ["soft", "hard"])
+@pytest.mark.parametrize("num_classes", [2, 14, 32, 50, 64, 100, 150, 200, 300])
+def test_all_of_the_gpu(num_classes, kind, monkeypatch):
+    """Programs for all multiprocessors, and more tiles than those take at once."""
+    monkeypatch.setattr(plans, "_num_multiprocessors", num_multiprocessors)
+    kernels.forget_plans()
+    generator = torch.Generator(DEVICE).manual_seed(0)
+    shape = (3, num_classes, 2**25 // num_classes // 3 + 1)
+    for dtype in (torch.float32, torch.bfloat16):
+        logits = torch.randn(shape, device=DEVICE, generator=generator).to(dtype)
+        target = torch.randn(shape, device=DEVICE, generator=generator).softmax(1)
+        if kind == "hard":
+            target = target.argmax(1).to(torch.int16)
+        layout = flat_inputs(logits, target, None, **ALL_SUMS).layout
+        num_tiles = -(-shape[2] // layout.forward.voxel_block)
+        assert 1 < num_tiles / layout.num_programs <= layout.forward.num_tiles
+        ours = fused.fused_sums(logits, target, valid=None, **ALL_SUMS)
+        exact = target.double() if kind == "soft" else target
+        theirs = reference_sums(logits.double(), exact, valid=None, **ALL_SUMS)
+        pairs = zip((*ours.overlap, *ours[1:]), (*theirs.overlap, *theirs[1:]), strict=True)
+        for mine, defined in pairs:
+            torch.testing.assert_close(mine.double(), defined.double(), rtol=1e-5, atol=0.0)
+    kernels.forget_plans()
+
+
+@needs_gpu
+@pytest.mark.parametrize(
+    "shape", [(8, 2, 512, 512), (2, 14, 64, 64, 64), (4, 150, 128, 128), (1, 2000, 160, 160)], ids=str
+)
+@pytest.mark.parametrize("kind", ["soft", "hard"])
+def test_the_gradient_is_the_only_large_tensor(shape, kind):
+    logits = torch.randn(shape, device=DEVICE)
+    target = torch.randn(shape, device=DEVICE).softmax(1)
+    if kind == "hard":
+        target = torch.randint(shape[1], (shape[0], *shape[2:]), device=DEVICE, dtype=torch.int16)
+    mixture_and_gradient(logits, target)
+    layout = flat_inputs(logits, target, None, **ALL_SUMS).layout
+    num_partials = shape[0] * layout.num_programs * plans.NUM_SUMS * shape[1]
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    _, gradient = mixture_and_gradient(logits, target)
+    extra = torch.cuda.max_memory_allocated() - before - 4 * gradient.numel()
+    assert extra <= 4 * num_partials + 1e6
+
+
+@needs_gpu
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "shape", [(1, 2, 2**30 + 7), (3, 2, 400_000_001), (1, 70, 31_000_001), (1, 1100, 2_000_001)], ids=str
+)
+def test_more_than_two_to_the_31_elements(shape):
+    """One image of so many, and several of fewer: against the definition a part at a time."""
+    logits = torch.empty(shape, device=DEVICE, dtype=torch.bfloat16).normal_()
+    target = torch.randint(shape[1], (shape[0], shape[2]), device=DEVICE, dtype=torch.int16)
+    logits.requires_grad_()
+    sums = fused.fused_sums(logits, target, valid=None, **ALL_SUMS)
+    parts = torch.stack([*sums.overlap, sums.entropy, sums.mass])
+    incoming = torch.randn(4, *parts.shape[1:], device=DEVICE)
+    (gradient,) = torch.autograd.grad(list(parts[:4]), logits, list(incoming))
+
+    exact = torch.zeros_like(parts, dtype=torch.float64)
+    step = 2**30 // (shape[0] * shape[1] * 8)
+    for start in range(0, shape[2], step):
+        part = slice(start, min(start + step, shape[2]))
+        piece = logits.detach()[..., part].float().requires_grad_()
+        of_piece = reference_sums(piece, target[..., part], valid=None, **ALL_SUMS)
+        exact += torch.stack([*of_piece.overlap, of_piece.entropy, of_piece.mass]).detach()
+        slope = reference_gradient(piece, target[..., part], list(incoming), valid=None, **ALL_SUMS)
+        torch.testing.assert_close(gradient[..., part], slope.bfloat16().detach())
+    # a billion float32 numbers in another order
+    torch.testing.assert_close(parts.double().detach(), exact, rtol=1e-4, atol=0)

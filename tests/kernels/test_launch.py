@@ -1,0 +1,355 @@
+"""A launch that is remembered is the one that Triton would make, and what is around it changes nothing.
+
+The oracle is Triton's own choice of what to compile for given arguments, which needs no GPU.
+"""
+
+import itertools
+import math
+import random
+
+import pytest
+import torch
+from kernel_cases import forget_plans
+from laws import class_map, random_logits, soft_label
+
+pytest.importorskip("triton")
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import CompiledKernel, make_backend
+from triton.runtime.jit import JITFunction, create_function_from_signature
+
+from semidice import SegmentationLoss, use_kernels
+from semidice.kernels import fused, launch, overlap, plans
+from semidice.kernels.launch import Launch
+from semidice.kernels.plans import MixtureOptions
+
+KERNELS = ("sums_kernel", "gradient_kernel", "loss_kernel")
+STREAM = 77
+OPTIONS = MixtureOptions(alpha=0.5, beta=0.5, entropy_weight=0.25, region_weight=0.75)
+WHICH = {"activation": "softmax", "form": "min", "entropy": True}
+
+
+class Compiled(CompiledKernel):
+    """Made for what Triton chose at the first launch; refuses arguments for which it would choose anew."""
+
+    def __init__(self, kernel, choice):
+        self.module, self.kernel, self.choice = None, kernel, choice
+        self.function, self.packed_metadata = object(), object()
+
+    def __getitem__(self, grid):
+        def with_hooks(*arguments):
+            self.kernel.num_with_hooks += 1
+            self._check(grid, arguments)
+
+        return with_hooks
+
+    @property
+    def run(self):
+        def run(x, y, z, stream, function, metadata, described, before, after, *arguments):
+            assert (stream, function, metadata) == (STREAM, self.function, self.packed_metadata)
+            assert described is before is after is None
+            self.kernel.num_direct += 1
+            self._check((x, y, z), arguments)
+
+        return run
+
+    def _check(self, grid, arguments):
+        tensors = self.kernel.tensors
+        assert list(arguments[: len(tensors)]) == [None if t is None else t.data_ptr() for t in tensors]
+        assert self.kernel.choice(grid, *tensors, *arguments[len(tensors) :]) == self.choice
+
+
+class Kernel:
+    """In the place of a Triton kernel: computes nothing, and knows what Triton would compile."""
+
+    def __init__(self, function):
+        jit = JITFunction(function)
+        self.arg_names = jit.arg_names
+        self._bind = create_function_from_signature(
+            jit.signature, jit.params, make_backend(GPUTarget("cuda", 90, 32))
+        )
+        self.tensors, self.num_plain, self.num_direct, self.num_with_hooks = (), 0, 0, 0
+
+    def choice(self, grid, *arguments):
+        return grid, self._bind(*arguments)[1]
+
+    def __getitem__(self, grid):
+        def launch_it(*arguments, **options):
+            self.num_plain += 1
+            return Compiled(self, self.choice(grid, *arguments))
+
+        return launch_it
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """The three kernels, replaced; each is told the tensors of every launch."""
+    replaced = [Kernel(getattr(overlap, name).fn) for name in KERNELS]
+    for name, kernel in zip(KERNELS, replaced, strict=True):
+        monkeypatch.setattr(overlap, name, kernel)
+    call = Launch.__call__
+
+    def told(self, *tensors, **options):
+        self._kernel.tensors = tensors
+        call(self, *tensors, **options)
+
+    monkeypatch.setattr(Launch, "__call__", told)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: STREAM, raising=False)
+    forget_plans()
+    yield replaced
+    forget_plans()
+
+
+def shifted(tensor, by):
+    """The same values `by` elements behind a multiple of 16 bytes."""
+    room = torch.empty(tensor.numel() + by, dtype=tensor.dtype)
+    view = room[by:].view(tensor.shape)
+    return view.copy_(tensor)
+
+
+def batches():
+    """Sizes 1, 16 and primes, hard and soft, of all types, aligned or not, in several layouts."""
+    for shape in ((1, 2, 1), (1, 16, 16), (2, 3, 17), (16, 2, 32), (2, 5, 4, 4), (3, 2, 1, 1)):
+        logits = random_logits(*shape)
+        hard = class_map((shape[0], *shape[2:]), shape[1])
+        targets = [soft_label(*shape), soft_label(*shape).bfloat16(), hard, hard.to(torch.uint8)]
+        for dtype, target, by in itertools.product((torch.float32, torch.float16), targets, (0, 1)):
+            for mask in (None, torch.ones_like(hard, dtype=torch.bool)):
+                valid = mask if mask is None else shifted(mask, by)
+                yield shifted(logits.to(dtype), by), target, valid, None
+                yield logits.to(dtype), shifted(target, by), valid, torch.ones(shape[1])
+        if len(shape) == 4:
+            yield logits.contiguous(memory_format=torch.channels_last), targets[0], None, None
+            yield logits[..., ::2], targets[0][..., ::2], None, None
+
+
+def launch_all(tries):
+    for logits, target, valid, weight in tries:
+        free = logits.detach().requires_grad_()
+        total, *_ = fused.fused_mixture(
+            free, target, valid=valid, class_weight=weight, options=OPTIONS, **WHICH
+        )
+        total.backward()
+
+
+def test_a_remembered_kernel_is_the_one_that_triton_would_choose(kernels):
+    tries = 3 * list(batches())
+    random.Random(0).shuffle(tries)
+    launch_all(tries)
+    for kernel in kernels:
+        assert kernel.num_plain + kernel.num_direct == len(tries)
+        # each batch comes three times, and some differ only in what this kernel does not see
+        assert kernel.num_direct >= 2 / 3 * len(tries)
+
+
+def test_a_key_without_alignment_would_be_found_out(kernels, monkeypatch):
+    monkeypatch.setattr(launch, "_ALIGNMENT", 1)
+    with pytest.raises(AssertionError):
+        launch_all(batches())
+
+
+def _layout_and_stride(logits):
+    inputs = plans.flat_inputs(logits, torch.zeros_like(logits), None, **WHICH)
+    return inputs.layout, inputs.logits.stride()
+
+
+def test_numbers_that_come_as_integers_are_floats_to_triton(kernels):
+    logits, target = random_logits(1, 2, 16), soft_label(1, 2, 16)
+    for alpha in (1, 0.5, 16, 2**40):
+        options = OPTIONS._replace(alpha=alpha, beta=alpha)
+        fused.fused_mixture(logits, target, valid=None, class_weight=None, options=options, **WHICH)
+    assert (kernels[2].num_plain, kernels[2].num_direct) == (1, 3)
+
+
+@pytest.mark.parametrize("name", ["launch_enter_hook", "launch_exit_hook"])
+@pytest.mark.parametrize("chained", [True, False])
+def test_while_there_are_hooks_triton_calls_them(kernels, monkeypatch, name, chained):
+    batch = (random_logits(1, 2, 16), soft_label(1, 2, 16), None, None)
+    launch_all(2 * [batch])
+    with monkeypatch.context() as patch:
+        hook = triton.knobs.HookChain() if chained else print
+        patch.setattr(triton.knobs.runtime, name, hook)
+        if chained:
+            # an empty chain calls nothing
+            launch_all([batch])
+            assert [kernel.num_with_hooks for kernel in kernels] == [0, 0, 0]
+            hook.add(print)
+        launch_all([batch])
+    launch_all([batch])
+    assert [kernel.num_with_hooks for kernel in kernels] == [1, 1, 1]
+    assert [kernel.num_direct for kernel in kernels] == 3 * [2 + chained]
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "value"), [(triton, "__version__", "3.5.1"), (torch.version, "hip", "6.4")]
+)
+def test_where_it_was_not_tried_nothing_is_remembered(kernels, monkeypatch, owner, name, value):
+    monkeypatch.setattr(owner, name, value)
+    launch_all(2 * [(random_logits(1, 2, 16), soft_label(1, 2, 16), None, None)])
+    assert [(kernel.num_plain, kernel.num_direct) for kernel in kernels] == [(2, 0)] * 3
+
+
+def test_constants_must_be_those_of_the_kernel():
+    with pytest.raises(ValueError, match=r"constants of the kernel are .*NUM_STAGES; got FORM"):
+        Launch(overlap.sums_kernel, (1,), (), num_warps=1, FORM=0)
+
+
+def layouts():
+    """Tensors (2, 3, *space) and (1, 3, *space), dense or not, whose axes of space are one or are not."""
+    for num_images, space in itertools.product((1, 2), ((), (4,), (4, 6), (4, 1, 6), (1, 1), (2, 4, 6))):
+        whole = torch.arange(num_images * 3 * math.prod(space)).view(num_images, 3, *space)
+        yield whole
+        yield whole.transpose(0, 1).contiguous().transpose(0, 1)
+        yield whole.movedim(1, -1).contiguous().movedim(-1, 1)
+        yield whole[:, :1].expand(num_images, 3, *space)
+        if space:
+            yield whole[..., ::2]
+            yield whole.transpose(2, -1)
+            yield whole[..., :1].expand(num_images, 3, *space)
+            yield whole.flatten(2)[:, :, :1].expand(num_images, 3, 12)
+
+
+def test_axes_are_one_without_a_copy_where_torch_makes_none():
+    num_copied = 0
+    for tensor in layouts():
+        flat = plans._flat(tensor, 2)
+        stride = plans._flat_stride(tensor.shape, tensor.stride(), 2)
+        assert (stride is None) == (flat.data_ptr() != tensor.data_ptr())
+        num_copied += stride is None
+        if stride is not None:
+            assert torch.equal(tensor.as_strided(flat.shape, stride), flat)
+    assert num_copied > 0
+
+
+def test_a_mask_is_copied_unless_it_is_contiguous():
+    num_kept = 0
+    for tensor in layouts():
+        mask = tensor[:, 1] % 2 == 0
+        for valid in (mask, mask.expand(3, *mask.shape)[1], (tensor % 2 == 0)[:, 1]):
+            logits, target = torch.zeros(tensor.shape), torch.zeros(valid.shape, dtype=torch.long)
+            inputs = plans.flat_inputs(logits, target, valid, **WHICH)
+            assert torch.equal(inputs.valid.flatten(), valid.flatten())
+            assert inputs.valid.is_contiguous()
+            num_kept += inputs.valid is valid
+    assert num_kept > 0
+
+
+def mixture(logits, **options):
+    target = soft_label(1, 2, 16)
+    return fused.fused_mixture(
+        logits, target, valid=None, class_weight=None, options=OPTIONS, **WHICH, **options
+    )
+
+
+def test_total_and_parts_can_be_changed_in_place(kernels):
+    free = random_logits(1, 2, 16).requires_grad_()
+    total, entropy, region = mixture(free)
+    assert not entropy.requires_grad
+    assert not region.requires_grad
+    total /= 4
+    entropy *= 2
+    total.backward()
+    assert free.grad.shape == free.shape
+
+
+def test_without_parts_there_is_the_total_alone(kernels):
+    (total,) = mixture(random_logits(1, 2, 16).requires_grad_(), parts=False)
+    assert total.requires_grad
+
+
+def test_logits_that_were_changed_since_are_found_out(kernels):
+    logits = 2 * random_logits(1, 2, 16).requires_grad_()
+    total, *_ = mixture(logits)
+    logits.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        total.backward()
+
+
+def test_the_gradient_of_the_mixture_has_none_and_says_so(kernels):
+    free = random_logits(1, 2, 16).requires_grad_()
+    total, *_ = mixture(free)
+    (slope,) = torch.autograd.grad(total.square(), free, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        slope.sum().backward()
+
+
+@pytest.mark.gpu
+def test_a_remembered_launch_computes_the_same():
+    tries = [[None if t is None else t.cuda() for t in batch] for batch in batches()]
+    results = []
+    for _ in range(3):
+        once = []
+        for logits, target, valid, weight in tries:
+            free = logits.detach().requires_grad_()
+            total, *_ = fused.fused_mixture(
+                free, target, valid=valid, class_weight=weight, options=OPTIONS, **WHICH
+            )
+            total.backward()
+            once += [total.detach(), free.grad]
+        results.append(once)
+    for later in results[1:]:
+        torch.testing.assert_close(later, results[0], rtol=0, atol=0, equal_nan=True)
+    plan = plans._gradient_launch(*_layout_and_stride(torch.zeros(1, 16, 16, device="cuda")))
+    assert len(plan._compiled) >= 1
+
+
+@pytest.mark.gpu
+def test_a_mask_on_the_cpu_is_refused_after_one_on_the_gpu():
+    logits, target = random_logits(1, 2, 16).cuda(), soft_label(1, 2, 16).cuda()
+    valid = torch.ones(1, 16, dtype=torch.bool, device="cuda")
+    options = {"class_weight": None, "options": OPTIONS, **WHICH}
+    for _ in range(2):
+        fused.fused_mixture(logits, target, valid=valid, **options)
+    with pytest.raises(ValueError, match="cannot be accessed from Triton"):
+        fused.fused_mixture(logits, target, valid=valid.cpu(), **options)
+
+
+def test_a_first_look_is_taken_once_at_tensors_of_a_kind(kernels):
+    looks = []
+
+    def look(answer):
+        looks.append(answer)
+        return answer
+
+    kinds = [
+        (random_logits(1, 2, 16), soft_label(1, 2, 16)),
+        (random_logits(1, 2, 17), soft_label(1, 2, 17)),
+        (random_logits(1, 2, 16), class_map((1, 16), 2)),
+        (random_logits(1, 2, 16).half(), soft_label(1, 2, 16)),
+        (random_logits(1, 2, 32)[..., ::2], soft_label(1, 2, 16)),
+    ]
+    options = {"valid": None, "class_weight": None, "options": OPTIONS, **WHICH}
+    # what the kernels cannot take is looked at each time
+    for logits, target in 2 * kinds:
+        assert fused.fused_mixture(logits, target, first_look=lambda: look(False), **options) is None
+    assert looks == 2 * len(kinds) * [False]
+    looks.clear()
+    for logits, target in 3 * kinds:
+        assert fused.fused_mixture(logits, target, first_look=lambda: look(True), **options) is not None
+    assert looks == len(kinds) * [True]
+
+
+@pytest.mark.gpu
+def test_tensors_of_a_known_kind_still_go_where_they_should():
+    """Numbers, a switch and a gradient in the target are no part of the kind, and all are looked at."""
+    logits, target = random_logits(2, 3, 40).cuda(), soft_label(2, 3, 40).cuda()
+    loss = SegmentationLoss()
+    forget_plans()
+    first = loss(logits, target)
+    loss.region_weight = 0.25
+    torch.testing.assert_close(first - loss(logits, target), 0.5 * loss.region(logits, target))
+    wanted = target.clone().requires_grad_()
+    loss(logits, wanted).backward()
+    assert wanted.grad is not None
+    torch.func.vmap(loss)(logits.unsqueeze(1), target.unsqueeze(1))
+    use_kernels(False)
+    try:
+        loss(logits[:1], target[:1])
+    finally:
+        use_kernels(True)
+    # the mixture, and the region loss alone
+    assert len(fused._mixtures) == 2
+    with pytest.raises(ValueError, match="a float target needs a class axis"):
+        loss(logits, target[:, 0])
+    with pytest.raises(ValueError, match="valid is on cpu but prediction on cuda"):
+        loss(logits, target, torch.ones(2, 40, dtype=torch.bool))

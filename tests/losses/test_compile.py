@@ -1,0 +1,77 @@
+"""Compiled without a graph break, in a process of its own: without the shape checks of pytest."""
+
+import subprocess
+import sys
+
+PROGRAM = """
+import torch
+from semidice import DiceLoss, JaccardLoss, SegmentationLoss, TverskyLoss
+
+logits = torch.randn(2, 3, 16, 16)
+label, index = torch.randn(2, 3, 16, 16).softmax(1), torch.randint(0, 3, (2, 16, 16))
+valid = torch.rand(2, 16, 16) > 0.2
+ignored = torch.where(valid, index, 255)
+weighted = DiceLoss(ignore_index=255, class_weight=[1.0, 2.0, 3.0])
+focal = TverskyLoss(alpha=0.7, beta=0.3, gamma=1.5, over="image", classes="present")
+log = JaccardLoss(activation="sigmoid", log=True, over="class")
+deep = SegmentationLoss()
+
+CASES = {
+    **{form: ("aot_eager", DiceLoss(form=form), label) for form in ("min", "product", "squared", "relaxed")},
+    "class indices, ignored, weighted": ("aot_eager", SegmentationLoss(weighted), ignored),
+    "valid, focal, present": ("aot_eager", focal, label, valid),
+    "sigmoid, log": ("aot_eager", SegmentationLoss(log), (label > 0.4).float()),
+    "deep supervision": ("aot_eager", lambda x, y: deep([x, x[..., ::2, ::2]], y), label),
+    "generated code": ("inductor", SegmentationLoss(), label),
+}
+for name, (backend, loss, *args) in CASES.items():
+    results = []
+    for call in (loss, torch.compile(loss, fullgraph=True, backend=backend)):
+        free = logits.clone().requires_grad_()
+        value = call(free, *args)
+        value.backward()
+        results.append((value.detach(), free.grad))
+    torch.testing.assert_close(results[1], results[0])
+    torch.compiler.reset()
+    print("equal:", name)
+"""
+
+
+def test_the_losses_compile_into_one_graph_with_equal_results():
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("equal:") == 9
+
+
+# The kernels of a GPU, in Triton's interpreter: what chooses them is told that they apply.
+ON_A_GPU = """
+import os
+os.environ["TRITON_INTERPRET"] = "1"
+import torch
+import semidice.kernels, semidice.losses.segmentation
+from semidice import DiceLoss, SegmentationLoss, use_kernels
+
+applies = lambda prediction, target: semidice.kernels._enabled
+for name in ("fused_applies", "fused_may_apply"):
+    setattr(semidice.kernels, name, applies)
+    setattr(semidice.losses.segmentation, name, applies)
+logits, label = torch.randn(2, 3, 40), torch.randn(2, 3, 40).softmax(1)
+for loss in (SegmentationLoss(DiceLoss(class_weight=[1.0, 2.0, 3.0])), DiceLoss(over="image", gamma=2.0)):
+    results = []
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    for call, kernels in ((loss, False), (loss, True), (compiled, True)):
+        use_kernels(kernels)
+        free = logits.clone().requires_grad_()
+        value = call(free, label)
+        value.backward()
+        results.append((value.detach(), free.grad))
+    torch.testing.assert_close(results[1], results[0])
+    torch.testing.assert_close(results[2], results[0])
+    print("equal")
+"""
+
+
+def test_the_kernels_of_a_gpu_are_operators_that_the_compiler_leaves_alone():
+    done = subprocess.run([sys.executable, "-c", ON_A_GPU], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("equal") == 2

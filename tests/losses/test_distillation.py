@@ -1,0 +1,208 @@
+"""The distillation loss term by term, and a teacher that stays what it is."""
+
+import pytest
+import torch
+from laws import class_map, random_logits, soft_label
+from torch import nn
+
+import semidice
+from semidice import DiceLoss, DistillationLoss, SegmentationLoss, Teacher
+from semidice.data.phantom import make_phantom
+from semidice.labels.makers import random_rater_label
+
+LOGITS, LABEL, TEACHER = random_logits(2, 3, 8, 8), class_map((2, 8, 8), 3), soft_label(2, 3, 8, 8)
+
+
+def network():
+    torch.manual_seed(3)
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Dropout(0.5), nn.Conv2d(4, 3, 1)
+    )
+
+
+class TestLoss:
+    def test_it_is_the_weighted_sum_of_label_and_teacher(self):
+        mix = SegmentationLoss()
+        expected = 0.5 * mix(LOGITS, LABEL) + 0.5 * mix(LOGITS, TEACHER)
+        torch.testing.assert_close(DistillationLoss()(LOGITS, LABEL, TEACHER), expected)
+        other = DistillationLoss(label_weight=0.2, teacher_weight=1.5)(LOGITS, LABEL, TEACHER)
+        torch.testing.assert_close(other, 0.2 * mix(LOGITS, LABEL) + 1.5 * mix(LOGITS, TEACHER))
+
+    @pytest.mark.parametrize(
+        ("terms", "weights"),
+        [(("cross_entropy",), (0.25, 0.0)), (("region",), (0.0, 0.75)), ((), (0.0, 0.0))],
+        ids=str,
+    )
+    def test_the_ablation_switches_the_terms_between_student_and_teacher_only(self, terms, weights):
+        _, label_parts = SegmentationLoss()(LOGITS, LABEL, parts=True)
+        _, teacher_parts = SegmentationLoss()(LOGITS, TEACHER, parts=True)
+        from_label = 0.25 * label_parts["cross_entropy"] + 0.75 * label_parts["region"]
+        from_teacher = weights[0] * teacher_parts["cross_entropy"] + weights[1] * teacher_parts["region"]
+        total = DistillationLoss(terms=terms)(LOGITS, LABEL, TEACHER)
+        torch.testing.assert_close(total, 0.5 * from_label + 0.5 * from_teacher)
+
+    def test_the_parts_are_named_and_unweighted(self):
+        _, parts = DistillationLoss()(LOGITS, LABEL, TEACHER, parts=True)
+        torch.testing.assert_close(parts["teacher_region"], DiceLoss()(LOGITS, TEACHER))
+        torch.testing.assert_close(parts["label_region"], DiceLoss()(LOGITS, LABEL))
+        assert not any(part.requires_grad for part in parts.values())
+
+    def test_voxels_the_label_ignores_are_left_out_of_both(self):
+        ignored = LABEL.clone()
+        ignored[:, :3] = 255
+        loss = DistillationLoss(SegmentationLoss(DiceLoss(ignore_index=255)))
+        expected = DistillationLoss()(LOGITS[:, :, 3:], LABEL[:, 3:], TEACHER[:, :, 3:])
+        torch.testing.assert_close(loss(LOGITS, ignored, TEACHER), expected)
+
+    def test_a_soft_label_and_deep_supervision_work(self):
+        coarse = random_logits(2, 3, 4, 4)
+        soft = soft_label(2, 3, 8, 8, seed=8)
+        mix = SegmentationLoss()
+        expected = 0.5 * mix([LOGITS, coarse], soft) + 0.5 * mix([LOGITS, coarse], TEACHER)
+        torch.testing.assert_close(DistillationLoss()([LOGITS, coarse], soft, TEACHER), expected)
+
+    def test_no_gradient_reaches_the_teacher(self):
+        teacher = TEACHER.clone().requires_grad_()
+        free = LOGITS.clone().requires_grad_()
+        DistillationLoss()(free, LABEL, teacher).backward()
+        assert teacher.grad is None
+        assert free.grad.abs().sum() > 0
+
+    def test_autocast_logits_cost_what_they_do_in_float32(self):
+        half = LOGITS.bfloat16()
+        with torch.autocast("cpu", torch.bfloat16):
+            inside = DistillationLoss()(half, LABEL, TEACHER)
+        torch.testing.assert_close(inside, DistillationLoss()(half.float(), LABEL, TEACHER))
+
+    def test_wrong_arguments_are_named(self):
+        with pytest.raises(ValueError, match="teacher_weight must be 0 or more"):
+            DistillationLoss(teacher_weight=-1)
+        with pytest.raises(ValueError, match="needs a class axis"):
+            DistillationLoss()(LOGITS, LABEL, TEACHER[:, 0])
+
+
+class TestTeacher:
+    image = random_logits(2, 1, 8, 8)
+
+    def test_it_stays_frozen_and_in_eval_mode_inside_a_module_that_trains(self):
+        whole = nn.ModuleDict({"student": network(), "teacher": Teacher(network())})
+        before = {name: value.clone() for name, value in whole["teacher"].state_dict().items()}
+        whole.train()
+        assert whole["student"].training
+        assert not any(module.training for module in whole["teacher"].modules())
+        assert not any(parameter.requires_grad for parameter in whole["teacher"].parameters())
+        first, second = whole["teacher"](self.image), whole["teacher"](self.image)
+        torch.testing.assert_close(first, second, rtol=0, atol=0)
+        assert not first.requires_grad
+        for name, value in whole["teacher"].state_dict().items():
+            torch.testing.assert_close(value, before[name], rtol=0, atol=0)
+
+    def test_its_probabilities_are_those_of_the_network_in_eval_mode(self):
+        plain = network().eval()
+        expected = plain(self.image).softmax(1)
+        torch.testing.assert_close(Teacher(network())(self.image), expected)
+        warm = Teacher(network(), calibration="temperature", temperature=3.0)(self.image)
+        torch.testing.assert_close(warm, (plain(self.image) / 3).softmax(1))
+        probabilities = nn.Sequential(network(), nn.Softmax(1))
+        torch.testing.assert_close(Teacher(probabilities, activation="none")(self.image), expected)
+
+    def test_kde_changes_only_the_region_of_boundaries_and_errors(self):
+        target = torch.zeros(2, 32, 32, dtype=torch.long)
+        target[:, :16, :] = 1
+        image = torch.randn(2, 1, 32, 32)
+        plain = Teacher(network())(image)
+        teacher = Teacher(network(), calibration="kde", bandwidth=0.01, num_keys=64, width=2)
+        recalibrated = teacher(image, target)
+        region = semidice.calibration_region(plain, target, width=2)
+        changed = (recalibrated != plain).any(1)
+        assert changed.any()
+        assert not (changed & ~region).any()
+        torch.testing.assert_close(recalibrated.sum(1), torch.ones(2, 32, 32))
+
+    @pytest.mark.parametrize("per_image", [False, True])
+    def test_kde_takes_soft_labels_one_sigmoid_channel_and_keys_of_each_image(self, per_image):
+        torch.manual_seed(0)
+        binary = nn.Conv2d(1, 1, 1)
+        options = {"calibration": "kde", "num_keys": 32, "keys_per_image": per_image}
+        soft = (random_logits(2, 1, 8, 8, seed=5) > 0).float()
+        prob = Teacher(binary, activation="sigmoid", **options)(self.image, soft)
+        assert prob.shape == (2, 1, 8, 8)
+        assert ((prob >= 0) & (prob <= 1)).all()
+        prob = Teacher(network(), **options)(self.image, soft_label(2, 3, 8, 8))
+        assert prob.shape == (2, 3, 8, 8)
+
+    def test_on_a_phantom_reweighted_keys_bring_a_biased_teacher_nearer_to_the_truth(self):
+        phantom = make_phantom(16, num_raters=32, seed=3)
+        # logits shifted towards the lesion: a teacher that over-segments, which no temperature mends
+        biased = phantom.prob.clamp(1e-6, 1).log() + torch.tensor([0.0, 1.5]).view(1, 2, 1, 1)
+        label = random_rater_label(phantom.masks, batched=True, generator=0)
+        region = semidice.calibration_region(biased.softmax(1), label, width=3)
+
+        def error(**options):
+            generator = torch.Generator().manual_seed(0)
+            teacher = Teacher(
+                nn.Identity(), calibration="kde", bandwidth=0.01, generator=generator, **options
+            )
+            return (teacher(biased, label) - phantom.prob).abs()[:, 1][region].mean().item()
+
+        before = (biased.softmax(1) - phantom.prob).abs()[:, 1][region].mean().item()
+        assert error(num_keys=4096, keys_from="batch") < 0.5 * before
+        # as many keys say more where there is doubt
+        assert error(num_keys=1024) < error(num_keys=1024, keys_from="batch")
+        # the paper's recipe, equal keys for unequal classes, draws every voxel towards the rare one
+        assert error(num_keys=4096, keys_from="batch", reweight_keys=False) > before
+
+    @pytest.mark.parametrize("per_image", [False, True])
+    def test_without_a_doubt_in_the_batch_nothing_is_changed(self, per_image):
+        sure = torch.tensor([20.0, -20.0, -20.0]).view(1, 3, 1, 1).expand(2, 3, 8, 8).clone()
+        target = torch.zeros(2, 8, 8, dtype=torch.long)
+        # of two images one may have a region and the other none
+        target[1, :4] = 1
+        teacher = Teacher(nn.Identity(), calibration="kde", num_keys=16, keys_per_image=per_image)
+        torch.testing.assert_close(teacher(sure[:1], target[:1]), sure[:1].softmax(1), rtol=0, atol=0)
+        assert torch.equal(teacher(sure, target)[0], sure[0].softmax(0))
+
+    def test_wrong_arguments_are_named(self):
+        with pytest.raises(ValueError, match="calibration='kde' needs the target"):
+            Teacher(network(), calibration="kde")(self.image)
+        with pytest.raises(ValueError, match="exclude each other; got 3 sigmoid channels"):
+            Teacher(network(), activation="sigmoid", calibration="kde")(self.image, soft_label(2, 3, 8, 8))
+        with pytest.raises(ValueError, match="a temperature divides logits"):
+            Teacher(network(), activation="none", calibration="temperature")
+        with pytest.raises(ValueError, match="bandwidth must be above 0; got 0"):
+            Teacher(network(), bandwidth=0)
+
+
+@pytest.mark.gpu
+def test_a_captured_step_equals_the_eager_one():
+    """Student, teacher with KDE and loss in one CUDA graph: no host synchronisation anywhere in the step."""
+    torch.manual_seed(0)
+    image, target = torch.randn(2, 1, 64, 64, device="cuda"), torch.randint(0, 3, (2, 64, 64), device="cuda")
+    student, loss = network().cuda().eval(), DistillationLoss()
+    teacher = Teacher(network().cuda(), calibration="kde", num_keys=128)
+
+    def step():
+        total = loss(student(image), target, teacher(image, target))
+        student.zero_grad(set_to_none=True)
+        total.backward()
+        # without its graph, which belongs to the stream it was made in
+        return total.detach()
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    gradients = [parameter.grad for parameter in student.parameters()]
+    torch.cuda.manual_seed(7)
+    graph.replay()
+    replayed = captured.clone(), [gradient.clone() for gradient in gradients]
+    torch.cuda.manual_seed(7)
+    eager = step()
+    torch.testing.assert_close(replayed[0], eager)
+    for ours, theirs in zip(replayed[1], student.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs.grad)

@@ -1,0 +1,228 @@
+"""Laws that every public loss keeps in every form."""
+
+import math
+from typing import get_args
+
+import pytest
+import torch
+from laws import (
+    COMPATIBLE,
+    ENTRIES,
+    FORMS,
+    REGION_FUNCTIONS,
+    REGION_MODULES,
+    ZERO_AT_LABEL,
+    class_map,
+    is_loss,
+    random_logits,
+    soft_label,
+)
+
+import semidice
+from semidice.arrays import one_hot
+from semidice.overlap.forms import Form
+
+each_loss = pytest.mark.parametrize("entry", ENTRIES, ids=str)
+each_compatible_loss = pytest.mark.parametrize("entry", COMPATIBLE, ids=str)
+SHAPES = [(6, 4), (2, 3, 7), (2, 3, 5, 6), (2, 2, 3, 4, 5)]
+ALPHA_BETA = [(0.5, 0.5), (1.0, 1.0), (0.7, 0.3), (0.1, 2.0), (3.0, 0.0), (0.0, 0.4)]
+
+
+def missing_from_table(public_names, entries):
+    """Public losses without an entry, and (loss, form) pairs without one."""
+    listed = {(entry.public, entry.form) for entry in entries}
+    absent = {name for name in public_names if is_loss(name) and name not in {p for p, _ in listed}}
+    formed = {name for name, form in listed if form is not None}
+    return absent | {(name, form) for name in formed for form in get_args(Form) if (name, form) not in listed}
+
+
+def test_the_table_lists_every_public_loss_in_every_form():
+    assert not missing_from_table(semidice.__all__, ENTRIES)
+
+
+def test_a_loss_or_form_that_is_missing_from_the_table_is_noticed():
+    assert missing_from_table([*semidice.__all__, "new_loss"], ENTRIES) == {"new_loss"}
+    short = [entry for entry in ENTRIES if (entry.public, entry.form) != ("dice_loss", "product")]
+    assert missing_from_table(semidice.__all__, short) == {("dice_loss", "product")}
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("entry", ZERO_AT_LABEL, ids=str)
+def test_a_soft_label_is_its_own_minimum_with_zero_loss_and_zero_gradient(entry, activation, shape):
+    logits = random_logits(*shape).requires_grad_()
+    # the label is what the network outputs, to the bit
+    label = (logits.softmax(1) if activation == "softmax" else logits.sigmoid()).detach()
+    loss = entry.build(activation=activation)(logits, label)
+    loss.backward()
+    assert loss.item() <= 1e-6
+    assert torch.count_nonzero(logits.grad) == 0
+
+
+@pytest.mark.parametrize(("alpha", "beta"), ALPHA_BETA)
+@pytest.mark.parametrize(
+    "options", [{}, {"gamma": 0.75}, {"gamma": 3.0}, {"log": True}, {"smooth": 1.0}], ids=str
+)
+@pytest.mark.parametrize("form", ["min", "product"])
+def test_the_gradient_at_the_label_is_exactly_zero_for_any_alpha_and_beta(form, options, alpha, beta):
+    label = soft_label(2, 3, 50)
+    prob = label.clone().requires_grad_()
+    loss = semidice.tversky_loss(prob, label, alpha=alpha, beta=beta, form=form, **options)
+    loss.backward()
+    assert loss.item() == 0
+    assert torch.count_nonzero(prob.grad) == 0
+
+
+@each_compatible_loss
+def test_every_other_prediction_costs_more_than_the_label(entry):
+    label = soft_label(2, 3, 5, 6)
+    loss = entry.build()
+    at_label = loss(label, label)
+    for step in (1e-3, 1e-1, 1.0):
+        for seed in range(5):
+            other = (label.log() + step * random_logits(2, 3, 5, 6, seed=seed)).softmax(1)
+            assert loss(other, label) > at_label
+
+
+@pytest.mark.parametrize("name", [*REGION_FUNCTIONS])
+def test_the_relaxed_form_is_lower_at_a_vertex_than_at_the_label(name):
+    label = torch.full((1, 1, 4), 0.5)
+    alpha_beta = REGION_FUNCTIONS[name]
+    loss = lambda prob: getattr(semidice, name)(prob, label, form="relaxed", **alpha_beta)  # noqa: E731
+    assert loss(torch.ones_like(label)) < loss(label)
+
+
+@each_loss
+@pytest.mark.parametrize("activation", ["softmax", "sigmoid", "none"])
+def test_the_gradient_agrees_with_finite_differences_once_and_twice(entry, activation):
+    logits = random_logits(2, 2, 2, dtype=torch.float64)
+    prediction = (logits if activation != "none" else logits.softmax(1)).requires_grad_()
+    target = soft_label(2, 2, 2, dtype=torch.float64).requires_grad_(entry.target_gradient)
+    # values are checked on the CPU: a probability must not leave [0, 1] by the step of gradcheck
+    loss = entry.build(activation=activation)
+    assert torch.autograd.gradcheck(loss, (prediction, target))
+    assert torch.autograd.gradgradcheck(loss, (prediction, target))
+
+
+@each_loss
+def test_class_indices_and_their_one_hot_label_cost_the_same(entry):
+    logits, index = random_logits(2, 4, 5, 6), class_map((2, 5, 6), 4)
+    loss = entry.build(activation="softmax", class_weight=[1.0, 2.0, 0.5, 3.0])
+    hot = one_hot(index, 4).float()
+    torch.testing.assert_close(loss(logits, index), loss(logits, hot))
+    for dtype in (torch.uint8, torch.int16, torch.int32):
+        torch.testing.assert_close(loss(logits, index.to(dtype)), loss(logits, index), rtol=0, atol=0)
+
+
+@each_loss
+def test_neither_the_order_of_voxels_nor_the_shape_of_space_matters(entry):
+    logits, label = random_logits(3, 3, 24), soft_label(3, 3, 24)
+    loss = entry.build(activation="softmax")
+    order = torch.randperm(24)
+    expected = loss(logits, label)
+    torch.testing.assert_close(loss(logits[..., order], label[..., order]), expected)
+    for space in ((4, 6), (2, 3, 4)):
+        torch.testing.assert_close(loss(logits.view(3, 3, *space), label.view(3, 3, *space)), expected)
+    torch.testing.assert_close(loss(logits.flip(0), label.flip(0)), expected)
+
+
+@each_loss
+def test_strides_do_not_matter(entry):
+    logits, label = random_logits(2, 3, 6, 8), soft_label(2, 3, 6, 8)
+    loss = entry.build(activation="softmax")
+    channels_last = logits.contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(loss(channels_last, label), loss(logits, label))
+    torch.testing.assert_close(
+        loss(logits[..., ::2], label[..., ::2]), loss(logits[..., ::2].contiguous(), label[..., ::2])
+    )
+
+
+@each_loss
+@pytest.mark.parametrize("over", ["batch", "image", "class"])
+def test_an_invalid_voxel_counts_as_if_it_were_not_there(entry, over):
+    logits, label = random_logits(2, 3, 10), soft_label(2, 3, 10)
+    valid = torch.ones(2, 10, dtype=torch.bool)
+    valid[:, 7:] = False
+    garbage, poisoned = logits.clone(), label.clone()
+    garbage[:, :, 7:], poisoned[:, :, 7:] = 50.0, math.nan
+    garbage.requires_grad_()
+    options = {} if entry.form is None else {"over": over}
+    loss = entry.build(activation="softmax", **options)
+    total = loss(garbage, poisoned, valid)
+    torch.testing.assert_close(total, loss(logits[..., :7], label[..., :7]))
+    total.backward()
+    assert torch.count_nonzero(garbage.grad[..., 7:]) == 0
+    assert torch.count_nonzero(garbage.grad[..., :7]) > 0
+
+
+@each_loss
+def test_an_ignored_index_is_the_same_as_an_invalid_voxel(entry):
+    logits, index = random_logits(2, 3, 10), class_map((2, 10), 3)
+    ignored = index.clone()
+    ignored[:, 4:6] = 255
+    expected = entry.build(activation="softmax")(logits, index, ignored != 255)
+    torch.testing.assert_close(entry.build(activation="softmax", ignore_index=255)(logits, ignored), expected)
+
+
+@each_loss
+def test_nothing_valid_costs_nothing_and_pulls_nothing(entry):
+    logits = random_logits(2, 3, 10).requires_grad_()
+    loss = entry.build(activation="softmax")(
+        logits, soft_label(2, 3, 10), torch.zeros(2, 10, dtype=torch.bool)
+    )
+    loss.backward()
+    assert loss.item() == 0
+    assert torch.count_nonzero(logits.grad) == 0
+
+
+@each_loss
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
+def test_half_precision_is_within_a_thousandth_of_float32_and_finite(entry, dtype, activation):
+    logits, label = random_logits(1, 2, 512, 512), soft_label(1, 2, 512, 512)
+    half = logits.to(dtype).requires_grad_()
+    loss = entry.build(activation=activation)
+    result = loss(half, label.to(dtype))
+    result.backward()
+    assert result.dtype == torch.float32
+    assert abs(result.item() - loss(logits, label).item()) < 1e-3
+    assert half.grad.dtype == dtype
+    assert torch.isfinite(half.grad).all()
+
+
+@each_loss
+def test_extreme_logits_in_half_precision_stay_finite(entry):
+    logits = torch.tensor([[-6e4, 6e4], [6e4, -6e4]], dtype=torch.float16).view(1, 2, 2).requires_grad_()
+    loss = entry.build(activation="softmax")(logits, torch.tensor([[0, 1]]))
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert torch.isfinite(logits.grad).all()
+
+
+@each_loss
+def test_float64_stays_float64_and_autocast_changes_nothing(entry):
+    logits, label = random_logits(2, 3, 40), soft_label(2, 3, 40)
+    loss = entry.build(activation="softmax")
+    assert loss(logits.double(), label.double()).dtype == torch.float64
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(loss(logits, label), loss(logits, label), rtol=0, atol=0)
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = loss(logits, label)
+    torch.testing.assert_close(inside, loss(logits, label), rtol=0, atol=0)
+
+
+@each_loss
+def test_per_sample_gradients_through_vmap_equal_a_loop(entry):
+    logits, label = random_logits(3, 1, 3, 8), soft_label(3, 1, 3, 8).view(3, 1, 3, 8)
+    loss = entry.build(activation="softmax")
+    label = label.softmax(2)
+    mapped = torch.func.vmap(torch.func.grad(lambda x, y: loss(x, y)))(logits, label)
+    looped = torch.stack(
+        [torch.func.grad(lambda x, y: loss(x, y))(x, y) for x, y in zip(logits, label, strict=True)]
+    )
+    torch.testing.assert_close(mapped, looped)
+
+
+def test_the_forms_are_those_of_the_table():
+    assert FORMS == ("min", "product", "squared", "relaxed")
+    assert {entry.public for entry in ENTRIES} >= {*REGION_FUNCTIONS, *REGION_MODULES}

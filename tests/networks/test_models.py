@@ -1,0 +1,408 @@
+"""Networks by name: shapes, seeds, encoder weights from files and from a hub, and what is refused."""
+
+import hashlib
+import http.server
+import re
+import threading
+import time
+from functools import cache
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import timm
+import torch
+from torch import nn
+
+from semidice import SegmentationLoss, mean_label
+from semidice.data.phantom import make_phantom
+from semidice.networks.models import SmallUNet, build_model, count_parameters
+
+LITE0 = Path(__file__).parents[3] / "shared" / "weights" / "tf_efficientnet_lite0.safetensors"
+needs_lite0 = pytest.mark.skipif(not LITE0.is_file(), reason=f"{LITE0.name} is not beside the repository")
+
+
+def small(**options):
+    return build_model(
+        **{"architecture": "small_unet", "encoder": "none", "weights": None, "num_channels": 1}
+        | {"num_classes": 2}
+        | options
+    )
+
+
+def unet(encoder="tu-resnet18", weights="none", num_channels=3, **options):
+    options = {"architecture": "unet", "num_classes": 2} | options
+    return build_model(encoder=encoder, weights=weights, num_channels=num_channels, **options)
+
+
+@cache
+def timm_state(name):
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        return timm.create_model(name).state_dict()
+
+
+def weights_file(folder, name="resnet18", without=(), **changed):
+    """A file as the hub has it: the whole network of timm, with its classifier."""
+    state = {key: tensor for key, tensor in timm_state(name).items() if not key.startswith(tuple(without))}
+    path = folder / f"{name}.safetensors"
+    safetensors.torch.save_file({**state, **changed}, path)
+    return path
+
+
+class TestSmallUNet:
+    def test_logits_have_a_channel_for_each_class_and_the_size_of_the_image(self):
+        network = small(num_channels=3, num_classes=4)
+        assert network(torch.randn(2, 3, 64, 96)).shape == (2, 4, 64, 96)
+        assert count_parameters(network) < 400_000
+
+    def test_the_same_seed_gives_the_same_weights_and_another_one_others(self):
+        states = []
+        for seed in (3, 3, 4):
+            torch.manual_seed(seed)
+            states.append(torch.cat([value.flatten() for value in small().parameters()]))
+        assert torch.equal(states[0], states[1])
+        assert not torch.equal(states[0], states[2])
+
+    def test_it_learns_a_phantom_within_seconds(self):
+        phantom = make_phantom(8, num_raters=3, seed=1)
+        label = mean_label(phantom.masks, batched=True)
+        network, loss = small(), SegmentationLoss()
+        optimiser = torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9)
+        losses = []
+        for _ in range(15):
+            optimiser.zero_grad()
+            losses.append(loss(network(phantom.image), label))
+            losses[-1].backward()
+            optimiser.step()
+        assert losses[-1] < 0.6 * losses[0]
+
+    def test_with_group_norm_an_image_does_not_depend_on_its_batch(self):
+        images = torch.randn(3, 1, 32, 32)
+        alone_differs = {}
+        for norm in ("batch", "group"):
+            network = small(norm=norm)
+            with torch.no_grad():
+                alone_differs[norm] = float((network(images)[:1] - network(images[:1])).abs().max())
+        assert alone_differs["group"] < 1e-5 < alone_differs["batch"]
+
+    def test_every_pixel_of_the_receptive_field_is_seen_at_the_lowest_level(self):
+        image = torch.zeros(1, 1, 64, 64, requires_grad=True)
+        small(norm="group")(image + torch.randn(1, 1, 64, 64))[0, 0, 32, 32].backward()
+        rows = image.grad[0, 0].abs().sum(1).nonzero().flatten()
+        # four levels of two convolutions see about 40 pixels either way; one level alone would see 5
+        assert rows.min() < 12
+        assert rows.max() > 52
+
+    def test_levels_can_be_chosen(self):
+        assert count_parameters(small(channels=[8, 16])) < 10_000
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"encoder": "resnet18"}, "set both to 'none'; got 'resnet18' and 'none'"),
+            ({"weights": "imagenet"}, "set both to 'none'; got 'none' and 'imagenet'"),
+            ({"chanels": [8]}, "no option of small_unet 'chanels'; did you mean channels?"),
+            ({"channels": [8, 12]}, "multiples of 8; got 'batch' and (8, 12)"),
+            ({"norm": "layer"}, "norm 'batch' or 'group'"),
+            ({"num_channels": 0}, "1 or more channels and 2 or more classes; got 0 and 2"),
+            ({"num_classes": 1}, "1 or more channels and 2 or more classes; got 1 and 1"),
+            ({"dropout": 1.0}, "dropout is a probability in [0, 1); got 1.0"),
+        ],
+    )
+    def test_what_it_cannot_be_is_said(self, options, message):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            small(**options)
+
+    def test_a_size_that_cannot_be_halved_is_refused(self):
+        with pytest.raises(ValueError, match=r"multiples of 8; got \(64, 60\)"):
+            small()(torch.zeros(1, 1, 64, 60))
+
+
+class TestArchitectures:
+    @pytest.mark.parametrize(
+        ("architecture", "encoder"),
+        [
+            ("unet", "tu-resnet50"),
+            ("unet", "tu-resnet18"),
+            ("unet", "tu-efficientnet_b0"),
+            ("unet", "tu-mobilenetv2_100"),
+            ("deeplabv3plus", "tu-resnet18"),
+            ("unet", "mobilenet_v2"),
+            ("fpn", "efficientnet-b0"),
+            ("unet", "timm-skresnet18"),
+            ("segformer", "mit_b0"),
+        ],
+    )
+    def test_networks_of_the_paper_and_of_others_give_logits_of_the_images_size(self, architecture, encoder):
+        network = unet(encoder, architecture=architecture, num_channels=4, num_classes=3).eval()
+        with torch.no_grad():
+            logits = network(torch.randn(1, 4, 64, 96))
+        assert logits.shape == (1, 3, 64, 96)
+        # neither a softmax nor a sigmoid at the end
+        assert logits.min() < 0 or logits.max() > 1
+
+    @pytest.mark.parametrize("encoder", ["mobilenetv3_small_050", "tu-mobilenetv3_small_050"])
+    def test_a_name_of_timm_works_with_and_without_its_prefix(self, encoder):
+        assert type(unet(encoder).encoder).__name__ == "TimmUniversalEncoder"
+
+    def test_where_both_have_a_name_the_plain_one_is_smps_own(self):
+        assert type(unet("resnet18").encoder).__name__ == "ResNetEncoder"
+        assert type(unet("tu-resnet18").encoder).__name__ == "TimmUniversalEncoder"
+
+    def test_the_same_seed_gives_the_same_network(self):
+        states = []
+        for _ in range(2):
+            torch.manual_seed(5)
+            states.append(unet().state_dict())
+        assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            (
+                {"architecture": "DeepLabV3+"},
+                "no architecture 'DeepLabV3+'; did you mean deeplabv3, deeplabv3plus?",
+            ),
+            ({"architecture": "smal_unet"}, "did you mean small_unet"),
+            ({"encoder": "resnet5"}, "no encoder 'resnet5'; did you mean resnet50"),
+            ({"encoder": "tf_eficientnet_lite0"}, "did you mean tf_efficientnet_lite0"),
+            ({"encoder": "qqqqqqqq"}, "no encoder 'qqqqqqqq'; there are resnet18, resnet34"),
+            ({"decoder_chanels": [8]}, "no option of unet 'decoder_chanels'; did you mean decoder_channels"),
+            ({"activation": "softmax"}, "no option of unet 'activation'"),
+            ({"decoder_channels": [8, 8]}, "unet cannot be built on encoder tu-resnet18 with options {'dec"),
+            ({"encoder_options": {"heads": 3}}, "unet cannot be built on encoder tu-resnet18"),
+            ({"encoder": "tu-resnet18.never_made"}, "cannot be built on encoder tu-resnet18.never_made"),
+        ],
+    )
+    def test_what_does_not_exist_is_answered_with_what_comes_nearest(self, options, message):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            unet(**options)
+
+    @pytest.mark.parametrize("architecture", ["small_unet", "unet", "deeplabv3plus"])
+    def test_dropout_acts_in_training_alone_and_changes_no_name(self, architecture):
+        names = {"architecture": architecture, "encoder": "tu-resnet18"}
+        if architecture == "small_unet":
+            names["encoder"] = "none"
+        plain, dropping = (unet(**names, dropout=dropout).eval() for dropout in (0.0, 0.5))
+        assert list(plain.state_dict()) == list(dropping.state_dict())
+        dropping.load_state_dict(plain.state_dict())
+        image = torch.randn(2, 3, 64, 64)
+        with torch.no_grad():
+            torch.testing.assert_close(plain(image), dropping(image))
+            for module in dropping.modules():
+                module.train(isinstance(module, nn.Dropout2d))
+            assert not torch.allclose(dropping(image), dropping(image))
+
+    def test_parameters_that_are_not_trained_are_not_counted(self):
+        network = SmallUNet(1, 2, channels=(8, 16))
+        total = count_parameters(network)
+        network.segmentation_head.requires_grad_(False)
+        assert count_parameters(network) == total - (8 * 2 + 2)
+
+
+class TestWeightsFromAFile:
+    @needs_lite0
+    def test_a_real_file_becomes_the_encoder_and_changes_what_comes_out(self):
+        tensors = safetensors.torch.load_file(LITE0)
+        torch.manual_seed(1)
+        random = unet("tf_efficientnet_lite0").eval()
+        torch.manual_seed(1)
+        loaded = unet("tf_efficientnet_lite0", LITE0).eval()
+        state = loaded.encoder.model.state_dict()
+        assert len(state) == 288
+        assert all(torch.equal(state[key], tensors[key]) for key in state)
+        decoders = (network.decoder.state_dict() for network in (random, loaded))
+        assert all(torch.equal(*pair) for pair in zip(*(d.values() for d in decoders), strict=True))
+        image = torch.randn(1, 3, 64, 64)
+        with torch.no_grad():
+            assert not torch.allclose(random(image), loaded(image), atol=1e-2)
+
+    @pytest.mark.parametrize("num_channels", [1, 3, 4])
+    @pytest.mark.parametrize("name", ["resnet18", "convnext_atto", "mobilenetv3_small_050"])
+    def test_timms_own_loader_gives_the_same_encoder_for_any_number_of_channels(
+        self, name, num_channels, tmp_path
+    ):
+        path = weights_file(tmp_path, name)
+        encoder = unet(f"tu-{name}", path, num_channels).encoder
+        theirs = timm.create_model(
+            name,
+            pretrained=True,
+            pretrained_cfg_overlay={"file": str(path)},
+            features_only=True,
+            in_chans=num_channels,
+            out_indices=tuple(encoder.model.feature_info.out_indices),
+        ).state_dict()
+        ours = encoder.model.state_dict()
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+
+    @pytest.mark.parametrize("num_channels", [1, 3, 5])
+    def test_smps_own_encoder_reads_it_too_where_names_are_the_same(self, num_channels, tmp_path):
+        state = unet("resnet18", weights_file(tmp_path), num_channels).encoder.state_dict()
+        file = timm_state("resnet18")
+        assert all(torch.equal(state[key], file[key]) for key in state if key != "conv1.weight")
+        rgb = file["conv1.weight"]
+        expected = {
+            1: rgb.sum(1, keepdim=True),
+            3: rgb,
+            5: torch.stack([rgb[:, channel] for channel in (0, 1, 2, 0, 1)], dim=1) * (3 / 5),
+        }
+        torch.testing.assert_close(state["conv1.weight"], expected[num_channels])
+
+    @pytest.mark.parametrize("encoder", ["resnet18", "tu-resnet18"])
+    def test_a_shallower_encoder_takes_what_it_has_of_the_file(self, encoder, tmp_path):
+        network = unet(encoder, weights_file(tmp_path), encoder_depth=3, decoder_channels=[32, 16, 8])
+        state = network.encoder.state_dict()
+        key = next(key for key in state if key.endswith("layer2.0.conv1.weight"))
+        assert torch.equal(state[key], timm_state("resnet18")["layer2.0.conv1.weight"])
+        with torch.no_grad():
+            assert network(torch.randn(2, 3, 64, 64)).shape == (2, 2, 64, 64)
+
+    @pytest.mark.parametrize("encoder", ["resnet18", "tu-resnet18"])
+    @pytest.mark.parametrize("without", [("fc.",), ("fc.", "bn1.num_batches_tracked")])
+    def test_neither_the_classifier_nor_a_count_of_batches_need_be_there(self, encoder, without, tmp_path):
+        state = unet(encoder, weights_file(tmp_path, without=without)).encoder.state_dict()
+        key = next(key for key in state if key.endswith("layer4.1.conv2.weight"))
+        assert torch.equal(state[key], timm_state("resnet18")["layer4.1.conv2.weight"])
+
+    @pytest.mark.parametrize("encoder", ["resnet18", "tu-resnet18"])
+    def test_every_tensor_that_does_not_fit_is_named(self, encoder, tmp_path):
+        path = weights_file(
+            tmp_path,
+            without=("bn1.weight", "layer3.1.bn2.bias"),
+            **{"extra.bias": torch.zeros(2), "layer1.0.conv1.weight": torch.zeros(64, 64, 5, 5)},
+        )
+        with pytest.raises(ValueError, match=re.escape(f"weights {path} do not fit")) as caught:
+            unet(encoder, path)
+        lines = [line.strip() for line in str(caught.value).splitlines()[1:]]
+        assert lines == [
+            "2 missing: bn1.weight, layer3.1.bn2.bias",
+            "1 unexpected: extra.bias",
+            "1 of another shape: layer1.0.conv1.weight (64, 64, 5, 5) for (64, 64, 3, 3)",
+        ]
+
+    def test_missing_tensors_go_by_their_names_in_the_file_where_timm_renames_them(self, tmp_path):
+        path = weights_file(tmp_path, "convnext_atto", without=("stages.1.blocks.0.norm.bias",))
+        with pytest.raises(ValueError, match=r"1 missing: stages\.1\.blocks\.0\.norm\.bias$"):
+            unet("tu-convnext_atto", path)
+
+    def test_a_file_of_another_network_is_refused(self, tmp_path):
+        with pytest.raises(ValueError, match=r"do not fit timm's resnet34\n  \d+ missing: layer1\.2"):
+            unet("tu-resnet34", weights_file(tmp_path))
+
+    def test_a_file_of_timm_for_an_encoder_that_smp_names_otherwise_says_which_to_take(self, tmp_path):
+        path = weights_file(tmp_path, "mobilenetv2_100")
+        with pytest.raises(
+            ValueError, match="do not fit smp's mobilenet_v2: for a file from timm, take timm's own encoder"
+        ):
+            unet("mobilenet_v2", path)
+
+    def test_a_pickle_is_not_opened(self, tmp_path):
+        path = tmp_path / "weights.pth"
+        torch.save(timm_state("resnet18"), path)
+        with pytest.raises(ValueError, match=r"a \.safetensors file, which cannot run code"):
+            unet(weights=path)
+        renamed = path.rename(tmp_path / "weights.safetensors")
+        with pytest.raises(ValueError, match="no whole safetensors file"):
+            unet(weights=renamed)
+
+    def test_a_truncated_file_and_one_that_is_not_there_are_named(self, tmp_path):
+        path = weights_file(tmp_path)
+        path.write_bytes(path.read_bytes()[:-1000])
+        with pytest.raises(ValueError, match=r"resnet18\.safetensors is no whole safetensors file"):
+            unet(weights=path)
+        with pytest.raises(ValueError, match=r"cannot read weights .*absent\.safetensors: No such file"):
+            unet(weights=tmp_path / "absent.safetensors")
+
+
+NOBODY_LISTENS = 9
+
+
+def point_hub_to(monkeypatch, port):
+    address = f"http://127.0.0.1:{port}"
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
+    template = address + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    """A hub of our own on this machine, empty cache included; `files` maps a repository to its file."""
+    files, asked = {}, []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_HEAD(self):
+            self._answer(with_body=False)
+
+        def do_GET(self):
+            self._answer(with_body=True)
+
+        def _answer(self, with_body):
+            asked.append((self.command, self.path))
+            found = re.fullmatch(r"/(.+)/resolve/([^/]+)/model\.safetensors", self.path)
+            if not found or found[1] not in files:
+                self.send_error(404)
+                return
+            content = files[found[1]].read_bytes()
+            self.send_response(200)
+            self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
+            self.send_header("X-Repo-Commit", "0" * 40)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            if with_body:
+                self.wfile.write(content)
+
+        def log_message(self, *arguments):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    point_hub_to(monkeypatch, server.server_port)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    server.files, server.asked = files, asked
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+class TestWeightsFromTheHub:
+    def test_weights_are_downloaded_once_and_then_found_without_a_connection(
+        self, hub, tmp_path, monkeypatch
+    ):
+        hub.files["timm/resnet18.a1_in1k"] = weights_file(tmp_path)
+        key = "layer4.1.conv2.weight"
+        for is_connected in (True, False):
+            state = unet(weights="imagenet").encoder.model.state_dict()
+            assert torch.equal(state[key], timm_state("resnet18")[key])
+            assert bool(hub.asked) == is_connected
+            hub.asked.clear()
+            point_hub_to(monkeypatch, NOBODY_LISTENS)
+
+    def test_without_a_connection_the_three_ways_out_come_quickly(self, hub, monkeypatch):
+        point_hub_to(monkeypatch, NOBODY_LISTENS)
+        started = time.perf_counter()
+        with pytest.raises(ValueError, match="Three ways out") as caught:
+            unet(weights="imagenet")
+        assert time.perf_counter() - started < 15
+        message = str(caught.value)
+        assert "the imagenet weights of encoder tu-resnet18 are not on this machine" in message
+        for way in ("connect once", "model.safetensors of timm/resnet18.a1_in1k", "set weights to none"):
+            assert way in message
+
+    def test_smps_own_encoder_names_its_own_repository(self, hub):
+        with pytest.raises(ValueError, match=r"model\.safetensors of smp-hub/resnet18\.imagenet"):
+            unet("resnet18", "imagenet")
+        assert hub.asked[0][0] == "HEAD"
+
+    @pytest.mark.parametrize(
+        ("encoder", "weights", "message"),
+        [
+            ("resnet18", "imagnet", "are imagenet, ssl, swsl, none, or the path of a .safetensors file"),
+            ("tu-resnet18", "swsl", "are imagenet, none, or the path of a .safetensors file; got 'swsl'"),
+        ],
+    )
+    def test_a_name_that_no_weights_have_is_refused_without_asking(self, hub, encoder, weights, message):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            unet(encoder, weights)
+        assert hub.asked == []

@@ -1,0 +1,530 @@
+"""The systems that are compared with: trained, predicted and resumed as any recipe, and what they say."""
+
+import json
+import math
+
+import pytest
+import torch
+from lightning_fabric import Fabric
+from prepared import make_prepared
+from safetensors.torch import load_file
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+
+from semidice.data.augment import AugmentOptions
+from semidice.data.batches import Batches
+from semidice.data.dataset import Dataset
+from semidice.data.folds import read_folds
+from semidice.data.label_making import LabelOptions
+from semidice.losses.segmentation import SegmentationLoss
+from semidice.networks.systems import (
+    System,
+    TrainingLabels,
+    adaptive_wing_loss,
+    build_network,
+    normalised_relu,
+)
+from semidice.networks.systems.mrnet import draw_weights, fused_label
+from semidice.networks.systems.system import rater_losses
+from semidice.networks.systems.trunk import Trunk
+from semidice.recipes import Recipe, SystemOptions
+from semidice.runs.predictions import read_prediction
+from semidice.runs.run import load_network, network_probability
+from semidice.training.crossvalidation import cross_validate, open_run
+from semidice.training.engine import FoldRun, train_fold
+from semidice.training.teacher import load_teacher
+
+NAMES = ["mc_dropout", "multi_head", "softseg", "mrnet"]
+SMALL = {"architecture": "small_unet", "encoder": "none", "weights": "none", "options": {"channels": [8, 16]}}
+SIZES = {"num_channels": 1, "num_classes": 2, "num_raters": 3, "seed": 0}
+
+
+def recipe_for(dataset, name, **changes):
+    options = {
+        "name": name,
+        "data": {"dataset": str(dataset), "num_folds": 2, "folds": [0]},
+        "model": SMALL,
+        "augment": {"scale": [0.9, 1.1]},
+        "system": {"name": name, "num_samples": 3},
+        "optimiser": {"name": "adamw", "lr": 0.01},
+        "schedule": {"epochs": 8},
+        "batch_size": 4,
+        "log_every": 1,
+        "validation": {"every": 4, "metrics": ["dice_score", "calibration_error"]},
+        "workers": 0,
+    }
+    return Recipe.model_validate(options | changes)
+
+
+def network_for(name, model=SMALL, seed=0, **options):
+    model = {key: value for key, value in model.items() if key != "options"} | model.get("options", {})
+    torch.manual_seed(seed)
+    return build_network(SystemOptions(name=name, **options), model, **SIZES)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "phantom"
+    make_prepared(path, num_cases=12, size=(32, 32), num_raters=3, absent=True)
+    return path
+
+
+@pytest.fixture(scope="module")
+def fabric():
+    fabric = Fabric(accelerator="cpu", devices=1)
+    fabric.launch()
+    return fabric
+
+
+def fold_of(recipe, out):
+    folder = open_run(recipe, out, resume=False)
+    opened = Dataset(recipe.data.dataset)
+    return FoldRun(recipe, opened, 0, read_folds(folder.folds, opened), folder.fold(0))
+
+
+def log_of(folder):
+    return [json.loads(line) for line in folder.log.read_text().splitlines()]
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def finished(request, dataset, fabric, tmp_path_factory):
+    """The name of a system, and a run of it that was never interrupted."""
+    recipe = recipe_for(dataset, request.param)
+    folder = open_run(recipe, tmp_path_factory.mktemp("runs") / request.param, resume=False)
+    table = cross_validate(recipe, folder, fabric)
+    return request.param, folder, table
+
+
+class StoppedError(Exception):
+    pass
+
+
+class TestEverySystem:
+    def test_its_loss_falls_and_it_is_scored(self, finished):
+        name, folder, table = finished
+        losses = [line["loss"] for line in log_of(folder.fold(0)) if "loss" in line]
+        assert sum(losses[-2:]) < 0.9 * sum(losses[:2])
+        assert len({row.case for row in table.rows()}) == 6
+        terms = {
+            "mc_dropout": {"cross_entropy", "region"},
+            "multi_head": {"cross_entropy", "region"},
+            "softseg": {"adaptive_wing"},
+            "mrnet": {"coarse", "final", "raters"},
+        }
+        assert log_of(folder.fold(0))[0].keys() == {"step", "lr", "loss", *terms[name]}
+
+    def test_stored_predictions_are_probabilities_and_those_of_the_loaded_network(self, finished, dataset):
+        _, folder, _ = finished
+        opened = Dataset(dataset)
+        network = load_network(folder, 0, device="cpu")
+        assert isinstance(network, System)
+        number = read_folds(folder.folds, opened).index(0)
+        image = torch.from_numpy(opened.image(number)).unsqueeze(0)
+        mean, std = (
+            torch.tensor(part).view(1, -1, 1, 1) for part in (opened.manifest.mean, opened.manifest.std)
+        )
+        prob = network_probability(network, (image - mean) / std, dtype="fp32")[0]
+        torch.testing.assert_close(prob.sum(0), torch.ones(32, 32))
+        assert prob.min() >= 0
+        stored = torch.as_tensor(read_prediction(folder.fold(0).prediction(opened.cases[number].name)))
+        # probabilities are stored within 1/65535
+        torch.testing.assert_close(stored, prob, rtol=0, atol=2e-5)
+
+    def test_stopped_and_resumed_it_ends_with_the_same_bits(self, finished, dataset, fabric, tmp_path):
+        name, folder, _ = finished
+        fold = fold_of(recipe_for(dataset, name), tmp_path / "stopped")
+
+        def stop(watch):
+            if watch.step == 3:
+                raise StoppedError
+
+        with pytest.raises(StoppedError):
+            train_fold(fold, fabric, on_step=stop, seconds_between_checkpoints=0)
+        train_fold(fold, fabric)
+        ours, theirs = load_file(fold.folder.last), load_file(folder.fold(0).last)
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+        assert fold.folder.log.read_text() == folder.fold(0).log.read_text()
+
+    def test_it_trains_in_another_precision_and_in_pieces(self, dataset, fabric, tmp_path, finished):
+        precision = {"dtype": "bf16", "channels_last": True}
+        changes = {"schedule": {"epochs": 1}, "optimiser": {"accumulate": 2}, "precision": precision}
+        fold = fold_of(recipe_for(dataset, finished[0], **changes), tmp_path / "run")
+        train_fold(fold, fabric)
+        assert math.isfinite(log_of(fold.folder)[-1]["val_dice_score"])
+
+
+@pytest.mark.parametrize(
+    ("name", "architecture"), [*((name, "unet") for name in NAMES), ("mrnet", "deeplabv3plus")]
+)
+def test_a_network_of_smp_trains_and_predicts(name, architecture):
+    model = {"architecture": architecture, "encoder": "resnet18", "weights": "none"}
+    network = network_for(name, model, num_samples=2)
+    image, labels = torch.randn(2, 1, 64, 64), random_labels(2, 64)
+    output = network(image, labels.present) if network.needs_raters else network(image)
+    total, _ = network.losses(output, labels, SegmentationLoss())
+    total.backward()
+    assert all(value.grad is not None and value.grad.isfinite().all() for value in network.parameters())
+    prob = network_probability(network, image, dtype="fp32")
+    assert prob.shape == (2, 2, 64, 64)
+    torch.testing.assert_close(prob.sum(1), torch.ones(2, 64, 64))
+
+
+def random_labels(num_cases, side, num_classes=2):
+    raters = torch.rand(num_cases, 3, num_classes, side, side).softmax(2)
+    present = torch.ones(num_cases, 3, dtype=torch.bool)
+    return TrainingLabels(
+        raters.mean(1), torch.ones(num_cases, side, side, dtype=torch.bool), raters, present
+    )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recorded_step_trains_as_an_eager_one(name, dataset, tmp_path):
+    fabric = Fabric(accelerator="cuda", devices=1)
+    fabric.launch()
+    losses = []
+    for graph in (True, False):
+        fold = fold_of(recipe_for(dataset, name, precision={"graph": graph}), tmp_path / str(graph))
+        train_fold(fold, fabric)
+        losses.append(torch.tensor([line["loss"] for line in log_of(fold.folder) if "loss" in line]))
+    # a GPU adds in another order from run to run
+    torch.testing.assert_close(losses[0], losses[1], rtol=1e-2, atol=1e-3)
+
+
+class WithoutChecks(SegmentationLoss):
+    """A cross entropy that looks at no value; the real one does, on a CPU, to refuse what is no label."""
+
+    def forward(self, logits, target, valid=None, *, parts=False):
+        total = -(target * logits.log_softmax(1) * valid.unsqueeze(1)).sum() / valid.sum()
+        return (total, {"cross_entropy": total.detach()}) if parts else total
+
+
+class TestNothingWaits:
+    """Under fake tensors, which have no values, looking at one is an error, as it is while recording."""
+
+    @pytest.mark.parametrize("name", NAMES)
+    def test_a_step_looks_at_no_value(self, name):
+        with FakeTensorMode():
+            network, labels = network_for(name), random_labels(2, 32)
+            image = torch.randn(2, 1, 32, 32)
+            output = network(image, labels.present) if network.needs_raters else network(image)
+            total, parts = network.losses(output, labels, WithoutChecks())
+            total.backward()
+            assert total.shape == ()
+            assert parts
+
+    def test_looking_would_be_noticed(self):
+        with FakeTensorMode(), pytest.raises(DataDependentOutputException):
+            float(torch.randn(3).sum())
+
+
+class TestBatchesWithRaters:
+    def batch(self, dataset, **options):
+        options = {"augment": AugmentOptions(scale=(0.8, 1.25)), "with_raters": True} | options
+        batches = Batches(
+            Dataset(dataset), range(12), batch_size=12, label=LabelOptions(), seed=0, device="cpu", **options
+        )
+        return batches.make(batches.feed(0))
+
+    def test_raters_move_with_the_image_and_their_mean_is_the_label(self, dataset):
+        batch = self.batch(dataset)
+        share = batch.present.float() / batch.present.sum(1, keepdim=True)
+        mean = torch.einsum("nr,nrchw->nchw", share, batch.raters)
+        torch.testing.assert_close(mean, batch.target, rtol=0, atol=1e-6)
+        torch.testing.assert_close(batch.raters.sum(2), torch.ones(12, 3, 32, 32))
+        assert ((batch.raters > 0) & (batch.raters < 1)).any()
+
+    def test_the_rest_of_the_batch_is_the_one_without_raters(self, dataset):
+        ours, plain = self.batch(dataset), self.batch(dataset, with_raters=False)
+        assert plain.raters is plain.present is None
+        for one, other in zip(ours[:4], plain[:4], strict=True):
+            assert torch.equal(one, other)
+
+    def test_without_augmentation_raters_are_what_they_drew(self, dataset):
+        batch, opened = self.batch(dataset, augment=None), Dataset(dataset)
+        for number, raters, present in zip(batch.case.tolist(), batch.raters, batch.present, strict=True):
+            assert torch.equal(raters[:, 1], torch.from_numpy(opened.masks(number)).float())
+            assert present.tolist() == opened.present[number].tolist()
+
+    def test_several_classes_of_cases_of_several_sizes_stay_probabilities(self, tmp_path):
+        make_prepared(tmp_path / "many", num_classes=3, sizes=[(32, 32), (24, 40)], num_cases=12)
+        batch = self.batch(tmp_path / "many")
+        assert batch.raters.shape[:3] == (12, 3, 3)
+        torch.testing.assert_close(batch.raters.mean(1), batch.target, rtol=0, atol=1e-6)
+        torch.testing.assert_close(batch.raters.sum(2), torch.ones_like(batch.raters[:, :, 0]))
+
+
+class TestMCDropout:
+    def test_one_draw_differs_from_many_and_both_come_again(self):
+        image = torch.randn(2, 1, 32, 32)
+        one, many = (
+            network_probability(network_for("mc_dropout", num_samples=number), image, dtype="fp32")
+            for number in (1, 30)
+        )
+        assert (one - many).abs().max() > 1e-3
+        again = network_for("mc_dropout", num_samples=30)
+        torch.rand(5)
+        assert torch.equal(network_probability(again, image, dtype="fp32"), many)
+
+    def test_a_prediction_does_not_depend_on_its_batch_nor_move_the_generator(self):
+        network, images = network_for("mc_dropout"), torch.randn(4, 1, 32, 32)
+        before = torch.get_rng_state()
+        whole = network_probability(network, images, dtype="fp32")
+        assert torch.equal(torch.get_rng_state(), before)
+        # alone, convolutions may add in another order
+        torch.testing.assert_close(network_probability(network, images[2:3], dtype="fp32"), whole[2:3])
+
+    def test_the_mean_is_of_networks_with_channels_taken_out(self):
+        network, image = network_for("mc_dropout", num_samples=2).eval(), torch.randn(1, 1, 32, 32)
+        probs = []
+        for sample in range(2):
+            levels = network.trunk.encode(image)
+            for number, level in enumerate(levels):
+                kept = getattr(network, f"scale{number}")[sample]
+                assert set(kept.unique().tolist()) <= {0.0, 2.0}
+                level[:, kept == 0] = 0
+                level *= 2
+            probs.append(network.trunk.predict(network.trunk.decode(levels)).softmax(1))
+        prob = network_probability(network, image, dtype="fp32")
+        torch.testing.assert_close(prob, torch.stack(probs).mean(0))
+
+    def test_dropout_is_drawn_anew_in_training_and_off_in_a_plain_forward(self):
+        network, image = network_for("mc_dropout"), torch.randn(1, 1, 32, 32)
+        assert not torch.equal(network(image), network(image))
+        network.eval()
+        assert torch.equal(network(image), network(image))
+
+
+class TestRaterLosses:
+    def test_an_absent_rater_contributes_nothing(self):
+        labels = random_labels(2, 16)
+        present = torch.tensor([[True, True, False], [True, False, False]])
+        logits = torch.randn(2, 3, 2, 16, 16, requires_grad=True)
+        results = []
+        for junk in (0.0, 1.0):
+            raters = torch.where(present.view(2, 3, 1, 1, 1), labels.raters, junk)
+            logits.grad = None
+            total, _ = rater_losses(logits, raters, present, labels.valid, SegmentationLoss())
+            total.backward()
+            results.append((total.detach(), logits.grad.clone()))
+        assert torch.equal(results[0][0], results[1][0])
+        assert torch.equal(results[0][1], results[1][1])
+        assert (results[0][1].abs().amax((2, 3, 4)) > 0).equal(present)
+
+    def test_it_is_the_mean_over_raters_weighed_by_what_they_looked_at(self):
+        labels, loss = random_labels(2, 16), SegmentationLoss()
+        present = torch.tensor([[True, True, False], [True, False, False]])
+        logits = torch.randn(2, 3, 2, 16, 16)
+        total, parts = rater_losses(logits, labels.raters, present, labels.valid, loss)
+        first = loss(logits[:, 0], labels.raters[:, 0])
+        second = loss(logits[:1, 1], labels.raters[:1, 1])
+        torch.testing.assert_close(total, (2 * first + second) / 3)
+        torch.testing.assert_close(total, 0.25 * parts["cross_entropy"] + 0.75 * parts["region"])
+
+    def test_labels_without_raters_are_refused(self):
+        labels = random_labels(1, 8)._replace(raters=None)
+        with pytest.raises(ValueError, match="with_raters=True"):
+            network_for("multi_head").losses(torch.randn(1, 3, 2, 8, 8), labels, SegmentationLoss())
+
+
+def test_heads_learn_their_own_rater():
+    """Rater 0 draws what is bright, rater 1 what is very bright, rater 2 nothing but the left half of it."""
+    torch.manual_seed(0)
+    image = torch.nn.functional.avg_pool2d(torch.randn(8, 1, 36, 36), 5, 1) * 5
+    masks = torch.stack([image[:, 0] > -0.8, image[:, 0] > 0.8, image[:, 0] > 0], 1)
+    masks[:, 2, :, 16:] = False
+    raters = torch.stack([~masks, masks], 2).float()
+    labels = TrainingLabels(
+        raters.mean(1), torch.ones(8, 32, 32, dtype=torch.bool), raters, masks.new_ones(8, 3)
+    )
+    network = network_for("multi_head")
+    optimiser = torch.optim.AdamW(network.parameters(), lr=0.02)
+    for _ in range(30):
+        optimiser.zero_grad()
+        network.losses(network(image, labels.present), labels, SegmentationLoss())[0].backward()
+        optimiser.step()
+    heads = network.eval()(image).argmax(2) == 1
+    dice = [[2 * (h & m).sum() / (h.sum() + m.sum()) for m in masks.unbind(1)] for h in heads.unbind(1)]
+    agreement = torch.tensor(dice)
+    assert agreement.argmax(1).tolist() == [0, 1, 2]
+    assert agreement.argmax(0).tolist() == [0, 1, 2]
+    prob = network_probability(network, image, dtype="fp32")
+    torch.testing.assert_close(prob, network(image).softmax(2).mean(1))
+
+
+class TestSoftSeg:
+    @pytest.mark.parametrize(
+        ("prob", "target"), [(0.1, 0.0), (0.9, 0.0), (0.5, 1.0), (0.2, 1.0), (0.45, 0.5), (0.0, 0.7)]
+    )
+    def test_the_loss_is_that_of_its_paper(self, prob, target):
+        alpha, omega, epsilon, theta = 2.1, 14, 1, 0.5
+        power, distance = alpha - target, abs(prob - target)
+        if distance < theta:
+            expected = omega * math.log(1 + (distance / epsilon) ** power)
+        else:
+            edge = theta / epsilon
+            a = omega * (1 / (1 + edge**power)) * power * edge ** (power - 1) / epsilon
+            c = theta * a - omega * math.log(1 + edge**power)
+            expected = a * distance - c
+        loss = adaptive_wing_loss(*(torch.tensor(value, dtype=torch.float64) for value in (prob, target)))
+        assert float(loss) == pytest.approx(expected, rel=1e-12)
+
+    @pytest.mark.parametrize("target", [0.0, 0.25, 0.5])
+    def test_value_and_gradient_are_continuous_where_the_line_begins(self, target):
+        soft = torch.full((2,), target, dtype=torch.float64)
+        prob = (soft + 0.5 + torch.tensor([-1e-9, 1e-9], dtype=torch.float64)).requires_grad_()
+        loss = adaptive_wing_loss(prob, soft)
+        loss.sum().backward()
+        assert float((loss[1] - loss[0]).detach()) == pytest.approx(0, abs=1e-7)
+        assert float(prob.grad[0]) == pytest.approx(float(prob.grad[1]), rel=1e-7)
+        assert float(prob.grad[0]) > 1
+
+    def test_a_soft_target_is_its_own_minimum(self):
+        prob = torch.rand(50, dtype=torch.float64, requires_grad=True)
+        loss = adaptive_wing_loss(prob, prob.detach())
+        loss.sum().backward()
+        assert loss.abs().max() == prob.grad.abs().max() == 0
+
+    def test_the_activation_is_relu_divided_by_the_maximum_of_its_image(self):
+        values = torch.tensor([[[-1.0, 2.0, 4.0]], [[0.5, -3.0, 0.1]], [[-1.0, -2.0, 0.0]]])
+        expected = torch.tensor([[[0.0, 0.5, 1.0]], [[1.0, 0.0, 0.2]], [[0.0, 0.0, 0.0]]])
+        torch.testing.assert_close(normalised_relu(values), expected)
+
+    def test_classes_that_exceed_one_together_are_divided_by_their_sum(self):
+        prob = normalised_relu(torch.tensor([[[4.0, 1.0], [4.0, 2.0]]]))
+        torch.testing.assert_close(prob, torch.tensor([[[0.5, 0.25], [0.5, 0.5]]]))
+
+    def test_gradients_of_an_image_without_foreground_are_zero(self):
+        values = torch.tensor([[[-1.0, -2.0]], [[1e-20, -1.0]]], requires_grad=True)
+        normalised_relu(values).sum().backward()
+        assert values.grad.isfinite().all()
+        assert values.grad[0].abs().max() == 0
+
+    def test_voxels_that_are_not_valid_do_not_count(self):
+        network, labels = network_for("softseg"), random_labels(2, 16)
+        output = torch.randn(2, 2, 16, 16)
+        valid = labels.valid.clone()
+        valid[:, 8:] = False
+        loss, _ = network.losses(output, labels._replace(valid=valid), SegmentationLoss())
+        prob = normalised_relu(output[:, 1:])
+        expected = adaptive_wing_loss(prob, labels.target[:, 1:])[:, :, :8].mean()
+        torch.testing.assert_close(loss, expected)
+
+
+class TestMRNet:
+    def test_shapes_under_three_weightings_in_training_and_one_at_prediction(self):
+        network, image = network_for("mrnet"), torch.randn(2, 1, 32, 32)
+        for num_weightings in (3, 1):
+            output = network(image)
+            assert output.weight.shape == (num_weightings, 2, 3)
+            assert output.coarse.shape == output.final.shape == (2 * num_weightings, 2, 32, 32)
+            assert output.raters.shape == (2 * num_weightings, 3, 2, 32, 32)
+            network.eval()
+        torch.testing.assert_close(output.weight, torch.full((1, 2, 3), 1 / 3))
+        torch.testing.assert_close(network.probability(image), output.final.softmax(1))
+
+    def test_the_weights_of_the_raters_change_the_prediction(self):
+        network, image = network_for("mrnet").eval(), torch.randn(1, 1, 32, 32)
+        first, last = (network.probability(image, torch.eye(3)[r : r + 1]) for r in (0, 2))
+        assert (first - last).abs().max() > 1e-5
+        coarse = network.weighted(image, torch.eye(3).unsqueeze(1)).coarse
+        assert (coarse[0] - coarse[2]).abs().max() > 1e-5
+
+    def test_weights_sum_to_one_and_leave_out_who_is_absent(self):
+        present = torch.tensor(
+            [[True, True, True, True], [False, True, False, True], [False, False, True, False]]
+        )
+        seen = torch.zeros_like(present)
+        for seed in range(50):
+            torch.manual_seed(seed)
+            equal, random, alone = draw_weights(present)
+            for weight in (equal, random, alone):
+                torch.testing.assert_close(weight.sum(1), torch.ones(3))
+                assert (weight[~present] == 0).all()
+            assert ((equal > 0) == present).all()
+            assert ((random > 0) == present).all()
+            assert (alone.amax(1) == 1).all()
+            seen |= alone > 0
+        assert seen.equal(present)
+
+    def test_the_fused_label_is_the_weighted_mean_of_what_they_drew(self):
+        raters, weight = random_labels(2, 8).raters, torch.tensor([[0.2, 0.3, 0.5], [1.0, 0.0, 0.0]])
+        fused = fused_label(raters, weight)
+        torch.testing.assert_close(fused[1], raters[1, 0])
+        torch.testing.assert_close(fused[0], 0.2 * raters[0, 0] + 0.3 * raters[0, 1] + 0.5 * raters[0, 2])
+
+    def test_each_module_learns_from_its_own_loss(self):
+        network, labels = network_for("mrnet"), random_labels(2, 32)
+        output = network(torch.randn(2, 1, 32, 32), labels.present)
+        modules = {
+            "trunk": "coarse",
+            "inference": "coarse",
+            "reconstruction": "raters",
+            "perception": "final",
+        }
+        for name in set(modules.values()):
+            network.zero_grad()
+            getattr(output, name).square().sum().backward(retain_graph=True)
+            reached = {
+                key.split(".")[0] for key, value in network.named_parameters() if value.grad is not None
+            }
+            assert reached == {module for module, own in modules.items() if own == name}
+
+    def test_what_an_absent_rater_holds_changes_no_loss(self):
+        network, labels = network_for("mrnet"), random_labels(2, 32)
+        labels = labels._replace(present=torch.tensor([[True, True, False], [True, False, True]]))
+        output = network(torch.randn(2, 1, 32, 32), labels.present)
+        junk = torch.where(labels.present.view(2, 3, 1, 1, 1), labels.raters, 1.0)
+        one, other = (
+            network.losses(output, given, SegmentationLoss())[0]
+            for given in (labels, labels._replace(raters=junk))
+        )
+        assert torch.equal(one, other)
+
+    def test_a_wide_encoder_is_narrowed_before_the_recurrent_step(self):
+        network = network_for("mrnet", {"architecture": "unet", "encoder": "resnet50", "weights": "none"})
+        assert network.inference.gates.weight.shape == (2048, 1024, 3, 3)
+
+
+class TestRefusals:
+    def test_a_student_and_a_teacher_are_standard(self, dataset, fabric, tmp_path, finished):
+        name, folder, _ = finished
+        with pytest.raises(ValueError, match=rf"system\.name standard; got {name}"):
+            recipe_for(dataset, name, teacher={"run": "somewhere"})
+        student = recipe_for(dataset, "standard", teacher={"run": str(folder.path)})
+        fold = fold_of(student, tmp_path / "student")
+        batches = Batches(
+            fold.dataset, range(12), batch_size=4, label=LabelOptions(), augment=None, seed=0, device="cpu"
+        )
+        with pytest.raises(ValueError, match=f"is a {name}, which has no logits"):
+            load_teacher(student, 0, batches, fold.folder, torch.device("cpu"))
+
+    def test_dropout_in_two_places_is_refused(self, dataset):
+        with pytest.raises(ValueError, match=r"set system\.dropout"):
+            recipe_for(dataset, "mc_dropout", model=SMALL | {"dropout": 0.1})
+
+    def test_a_dataset_without_several_raters_is_refused_by_those_who_need_them(self):
+        model = {key: value for key, value in SMALL.items() if key != "options"}
+        with pytest.raises(ValueError, match="two or more"):
+            build_network(SystemOptions(name="mrnet"), model, **SIZES | {"num_raters": 1})
+        with pytest.raises(ValueError, match="number of raters"):
+            build_network(SystemOptions(name="multi_head"), model, **SIZES | {"num_raters": None})
+
+    def test_an_architecture_that_cannot_be_taken_apart_is_named(self):
+        with pytest.raises(ValueError, match="Linear is none"):
+            Trunk(torch.nn.Linear(1, 1))
+
+
+def test_standard_is_the_network_itself():
+    network = network_for("standard")
+    assert not isinstance(network, System)
+    assert type(network).__name__ == "SmallUNet"
+
+
+def test_a_system_that_lacks_its_losses_or_its_probability_cannot_be_made():
+    class Half(System):
+        def probability(self, image):
+            return image
+
+    with pytest.raises(TypeError, match="losses"):
+        Half()

@@ -1,0 +1,835 @@
+"""Stored predictions, networks of a run folder, windows, and `semidice predict` on real files."""
+
+import csv
+import io
+import json
+import shutil
+from pathlib import Path
+
+import nibabel
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from lightning_fabric import Fabric
+from PIL import Image
+from prepared import make_prepared
+from raw_trees import make_nnunet
+from rich.console import Console
+from torch import nn
+from trained import make_run, new_network, recipe_of
+
+from semidice.data.batches import WholeCases
+from semidice.data.dataset import Dataset
+from semidice.data.prepare import prepare_dataset
+from semidice.data.resample import resize_image, resize_probability
+from semidice.data.sources import find_datasets
+from semidice.networks.checkpoint import checkpoint_tensors, write_checkpoint
+from semidice.prediction.command import run_predict
+from semidice.prediction.inputs import InputImage, find_inputs, read_input
+from semidice.prediction.outputs import OutputFolder, Volume
+from semidice.prediction.windows import padded_probability, windowed_probability
+from semidice.recipes import Recipe
+from semidice.runs.predictions import read_prediction, write_prediction
+from semidice.runs.run import DatasetFacts, load_network, network_probability, read_run
+from semidice.training.crossvalidation import cross_validate, open_run
+
+AFFINE = np.array([[-0.7, 0.1, 0, 12.5], [0.05, 0.8, 0.2, -30], [0, -0.1, 2.5, 7], [0, 0, 0, 1]])
+
+
+def quiet() -> Console:
+    return Console(file=io.StringIO(), width=200)
+
+
+def said(console: Console) -> str:
+    return console.file.getvalue()
+
+
+def write_nifti(path: Path, values: np.ndarray, *, affine: np.ndarray = AFFINE) -> Path:
+    image = nibabel.Nifti1Image(values, affine)
+    image.header.set_xyzt_units("mm")
+    image.set_sform(affine, code=2)
+    image.set_qform(affine, code=1)
+    image.header["descrip"] = b"scanner"
+    nibabel.save(image, path)
+    return path
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    return torch.from_numpy(logits).softmax(0).numpy()
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    return make_prepared(tmp_path_factory.mktemp("data") / "dataset", num_cases=4, size=(32, 32))
+
+
+@pytest.fixture(scope="module")
+def run(dataset, tmp_path_factory):
+    """Two folds, of a dataset prepared with the window 0 to 1 and without resizing."""
+    path = tmp_path_factory.mktemp("runs") / "run"
+    return make_run(path, dataset, options={"window": [0.0, 1.0]}, scored=False)
+
+
+# Stored predictions
+
+
+@given(
+    shape=st.tuples(st.integers(2, 5), st.integers(1, 6), st.integers(1, 6)),
+    spread=st.floats(0, 30),
+    seed=st.integers(0, 2**16),
+)
+def test_a_stored_prediction_is_read_within_one_unit_and_sums_to_one(tmp_path_factory, shape, spread, seed):
+    prob = softmax(np.random.default_rng(seed).normal(0, spread, shape))
+    path = tmp_path_factory.mktemp("stored") / "case.npz"
+    write_prediction(path, prob)
+    back = read_prediction(path)
+    assert back.dtype == np.float32
+    # the unit, and the rounding of a float32 near one
+    assert np.abs(back - prob).max() <= 1 / 65535 + 2**-24
+    units = back.astype(np.float64) * 65535
+    np.testing.assert_allclose(units, units.round(), atol=0.01)
+    assert (units.round().sum(0) == 65535).all()
+
+
+def test_what_was_read_is_stored_again_as_the_same_bytes(tmp_path):
+    prob = softmax(np.random.default_rng(0).normal(0, 3, (3, 20, 20)))
+    write_prediction(tmp_path / "a.npz", prob.astype(np.float32))
+    write_prediction(tmp_path / "b.npz", torch.from_numpy(read_prediction(tmp_path / "a.npz")))
+    assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()
+
+
+def test_two_classes_are_read_within_half_a_unit(tmp_path):
+    foreground = np.random.default_rng(0).uniform(0, 1, (50, 50))
+    write_prediction(tmp_path / "case.npz", np.stack([1 - foreground, foreground]))
+    back = read_prediction(tmp_path / "case.npz")
+    assert np.abs(back[1] - foreground).max() <= 0.5 / 65535 + 2**-24
+
+
+def test_hard_probabilities_are_stored_exactly(tmp_path):
+    prob = np.stack([np.eye(4), 1 - np.eye(4)]).astype(np.float32)
+    write_prediction(tmp_path / "case.npz", prob)
+    np.testing.assert_array_equal(read_prediction(tmp_path / "case.npz"), prob)
+
+
+def test_a_softmax_of_bfloat16_is_scaled_to_one(tmp_path):
+    prob = torch.randn(6, 30, 30).softmax(0).bfloat16()
+    write_prediction(tmp_path / "case.npz", prob)
+    exact = prob.double() / prob.double().sum(0)
+    assert np.abs(read_prediction(tmp_path / "case.npz") - exact.numpy()).max() <= 1 / 65535 + 2**-24
+
+
+@pytest.mark.parametrize(
+    "prob",
+    [np.full((2, 3), np.nan), np.full((2, 3), 0.7), np.array([[1.5], [-0.5]]), np.ones((1, 3))],
+    ids=["NaN", "sum", "negative", "one class"],
+)
+def test_what_is_no_probability_is_not_stored(tmp_path, prob):
+    with pytest.raises(ValueError, match=r"case\.npz: a stored prediction needs"):
+        write_prediction(tmp_path / "case.npz", prob)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_damaged_and_missing_predictions_are_named(tmp_path):
+    path = tmp_path / "case.npz"
+    with pytest.raises(ValueError, match=r"there is no stored prediction .*case\.npz"):
+        read_prediction(path)
+    write_prediction(path, softmax(np.random.default_rng(0).normal(0, 3, (2, 40, 40))))
+    whole = path.read_bytes()
+    middle = len(whole) // 2
+    flipped = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
+    for damaged in (b"", b"PK", whole[:middle], flipped):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"case\.npz is no stored prediction"):
+            read_prediction(path)
+    np.savez_compressed(path, foreground=np.full((2, 3), 40000, dtype=np.uint16))
+    with pytest.raises(ValueError, match=r"case\.npz is damaged: classes sum to 1\.22"):
+        read_prediction(path)
+    np.savez_compressed(path, foreground=np.zeros((2, 3)))
+    with pytest.raises(ValueError, match=r"must hold uint16 .* float64"):
+        read_prediction(path)
+
+
+def test_a_pickle_is_not_opened(tmp_path):
+    path = tmp_path / "case.npz"
+    np.savez_compressed(path, foreground=np.array([{"code": 1}], dtype=object))
+    with pytest.raises(ValueError, match="no stored prediction"):
+        read_prediction(path)
+
+
+# Networks
+
+
+def test_probability_is_softmax_of_the_first_output_without_gradient():
+    network = nn.Conv2d(1, 3, 1)
+    image = torch.randn(2, 1, 4, 4)
+
+    class Several(nn.Module):
+        def forward(self, image):
+            return [network(image), torch.zeros(2, 3, 2, 2)]
+
+    module = Several().train()
+    prob = network_probability(module, image, dtype="fp32")
+    assert not module.training
+    assert not prob.requires_grad
+    torch.testing.assert_close(prob, network(image).softmax(1))
+    half = network_probability(module, image, dtype="bf16")
+    assert half.dtype == torch.float32
+    # bfloat16 keeps eight bits of a logit
+    torch.testing.assert_close(half, prob, atol=2e-2, rtol=0)
+    assert not torch.equal(half, prob)
+    with pytest.raises(ValueError, match="fp32, bf16, fp16; got 'float'"):
+        network_probability(module, image, dtype="float")
+
+
+def test_a_network_is_loaded_with_the_weights_of_its_fold(run, dataset):
+    image = torch.randn(1, 1, 32, 32)
+    for fold in (0, 1):
+        expected = new_network(recipe_of(dataset), dataset, seed=fold)
+        loaded = load_network(run, fold, device="cpu")
+        assert not loaded.training
+        assert not any(parameter.requires_grad for parameter in loaded.parameters())
+        torch.testing.assert_close(loaded(image), expected(image), atol=0, rtol=0)
+    assert read_run(run.path).finished_folds == (0, 1)
+
+
+def test_the_best_checkpoint_is_taken_when_asked_for(dataset, tmp_path):
+    run = make_run(tmp_path / "run", dataset, scored=False)
+    best = new_network(recipe_of(dataset), dataset, seed=9)
+    write_checkpoint(run.fold(0).best, checkpoint_tensors(best), {"step": 1})
+    image = torch.randn(1, 1, 32, 32)
+    assert torch.equal(load_network(run, 0, which="best", device="cpu")(image), best(image))
+    assert not torch.equal(load_network(run, 0, device="cpu")(image), best(image))
+
+
+def test_what_a_run_lacks_is_named(dataset, tmp_path):
+    run = make_run(tmp_path / "run", dataset, num_folds=2, finished=[0], scored=False)
+    with pytest.raises(ValueError, match=r"fold 1 of .*run has no last checkpoint yet.*train --resume"):
+        load_network(run, 1, device="cpu")
+    with pytest.raises(ValueError, match=r"has no fold 7; its folds are 0, 1"):
+        load_network(run, 7, device="cpu")
+    with pytest.raises(ValueError, match=r"fold 0 of .*run has no best checkpoint"):
+        load_network(run, 0, which="best", device="cpu")
+    with pytest.raises(ValueError, match=r"nowhere is no run folder.*there is no such folder"):
+        load_network(tmp_path / "nowhere", 0, device="cpu")
+    facts = json.loads(run.dataset.read_text())
+    run.dataset.write_text(json.dumps(facts | {"std": "wide"}))
+    with pytest.raises(ValueError, match=r"dataset\.json is not of this semidice: std"):
+        load_network(run, 0, device="cpu")
+    run.dataset.unlink()
+    with pytest.raises(ValueError, match=r"is no run folder.*has no dataset\.json"):
+        load_network(run, 0, device="cpu")
+
+
+# Windows
+
+
+def test_padding_is_zeros_at_the_bottom_and_right_and_is_cut_away_again():
+    seen = []
+
+    def network(image):
+        seen.append(image)
+        return image
+
+    image = torch.rand(2, 1, 33, 40) + 1
+    torch.testing.assert_close(padded_probability(network, image), image)
+    assert seen[0].shape == (2, 1, 64, 64)
+    assert float(seen[0][:, :, 33:].abs().sum() + seen[0][:, :, :, 40:].abs().sum()) == 0
+
+
+def pointwise(image: torch.Tensor) -> torch.Tensor:
+    return torch.cat([image.sigmoid(), (-image).sigmoid()], 1)
+
+
+@pytest.mark.parametrize("size", [(96, 96), (97, 130), (64, 300), (50, 200)])
+@pytest.mark.parametrize("overlap", [0.0, 0.25, 0.6])
+def test_windows_of_a_pointwise_network_give_the_whole_image(size, overlap):
+    image = torch.randn(2, 1, *size)
+    sizes = []
+
+    def network(batch):
+        sizes.append(batch.shape)
+        return pointwise(batch)
+
+    prob = windowed_probability(network, image, device="cpu", window=64, overlap=overlap, batch_size=3)
+    torch.testing.assert_close(prob, pointwise(image))
+    assert all(shape[0] <= 3 and max(shape[2:]) <= 64 for shape in sizes)
+    assert len(sizes) > 1
+
+
+def test_an_image_within_the_window_is_predicted_whole():
+    torch.manual_seed(1)
+    blur = nn.Conv2d(1, 2, 9, padding=4)
+    image = torch.randn(1, 1, 64, 50)
+    with torch.no_grad():
+        whole = windowed_probability(lambda batch: blur(batch).softmax(1), image, device="cpu", window=64)
+        expected = padded_probability(lambda batch: blur(batch).softmax(1), image)
+    assert torch.equal(whole, expected)
+
+
+def test_windows_of_a_network_that_looks_around_meet_without_a_seam():
+    """Of a smooth image, the difference to the whole prediction is far below that of windows cut hard."""
+    blur = nn.AvgPool2d(17, stride=1, padding=8)
+    rows, columns = torch.meshgrid(torch.linspace(1, 3, 256), torch.linspace(1, 3, 256), indexing="ij")
+    image = torch.sin(rows * columns)[None, None] + 2
+
+    def network(batch):
+        return pointwise(blur(batch))
+
+    whole = network(image)
+    smooth = windowed_probability(network, image, device="cpu", window=128, overlap=0.5)
+    hard = windowed_probability(network, image, device="cpu", window=128, overlap=0.0)
+    inner = (slice(None), slice(None), slice(16, -16), slice(16, -16))
+    assert (smooth - whole)[inner].abs().max() < 0.1 * (hard - whole)[inner].abs().max()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"window": 50}, "multiple of 32"), ({"overlap": 1.0}, "overlap"), ({"batch_size": 0}, "batch_size")],
+)
+def test_windows_that_cannot_be_are_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        windowed_probability(pointwise, torch.randn(1, 1, 64, 64), device="cpu", **options)
+
+
+# Predicting files
+
+
+def expected_prob(run, dataset, images: np.ndarray, *, folds=(0, 1)) -> np.ndarray:
+    """Mean over folds of the softmax, by hand: images (S, H, W) in [0, 1] with the window 0 to 1."""
+    stored = np.rint(images * 32767) / 32767
+    image = torch.from_numpy(stored).float()[:, None]
+    image = (image - dataset.manifest.mean[0]) / dataset.manifest.std[0]
+    height, width = images.shape[1:]
+    padded = torch.zeros(len(image), 1, -(-height // 32) * 32, -(-width // 32) * 32)
+    padded[..., :height, :width] = image
+    total = 0
+    for fold in folds:
+        network = new_network(recipe_of(dataset), dataset, seed=fold)
+        with torch.no_grad():
+            total = total + network(padded).softmax(1) / len(folds)
+    return total[..., :height, :width].numpy()
+
+
+def volumes(out: Path) -> list[dict[str, str]]:
+    with (out / "volumes.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("axis", [0, 2])
+def test_a_volume_is_predicted_slice_by_slice_onto_its_own_grid(run, dataset, tmp_path, axis):
+    slices = np.random.default_rng(axis).uniform(0, 1, (5, 40, 36)).astype(np.float32)
+    source = write_nifti(tmp_path / "scan.1.nii.gz", np.moveaxis(slices, 0, axis))
+    out = tmp_path / "out"
+    run_predict(run.path, [source], out, slice_axis=axis, batch_size=2, device="cpu", console=quiet())
+    prob, mask = (nibabel.load(out / f"scan.1_{kind}.nii.gz") for kind in ("prob", "mask"))
+    expected = np.moveaxis(expected_prob(run, dataset, slices)[:, 1], 0, axis)
+    np.testing.assert_allclose(prob.get_fdata(), expected, atol=2e-6)
+    np.testing.assert_array_equal(np.asarray(mask.dataobj), (np.asarray(prob.dataobj) > 0.5).astype(np.uint8))
+    assert prob.get_data_dtype() == np.float32
+    assert mask.get_data_dtype() == np.uint8
+    before = nibabel.load(source)
+    for image in (prob, mask):
+        np.testing.assert_array_equal(image.affine, before.affine)
+        np.testing.assert_array_equal(image.get_sform(), before.get_sform())
+        np.testing.assert_array_equal(image.get_qform(), before.get_qform())
+        assert (int(image.header["sform_code"]), int(image.header["qform_code"])) == (2, 1)
+        assert image.header.get_zooms() == before.header.get_zooms()
+        assert image.header.get_xyzt_units() == before.header.get_xyzt_units()
+    (row,) = volumes(out)
+    voxel_ml = np.prod(before.header.get_zooms()) / 1000
+    assert (row["case"], row["class"]) == ("scan.1", "class1")
+    assert float(row["mask_ml"]) == pytest.approx((expected > 0.5).sum() * voxel_ml, rel=1e-5)
+    assert float(row["expected_ml"]) == pytest.approx(expected.sum() * voxel_ml, rel=1e-5)
+    assert int(row["mask_voxels"]) == (expected > 0.5).sum()
+    assert float(row["expected_voxels"]) == pytest.approx(expected.sum(), abs=1e-2)
+
+
+def test_the_slice_axis_is_that_of_the_dataset(dataset, tmp_path):
+    options = {"window": [0.0, 1.0], "slices": "foreground", "slice_axis": 1}
+    run = make_run(tmp_path / "run", dataset, options=options, scored=False)
+    slices = np.random.default_rng(3).uniform(0, 1, (4, 32, 48)).astype(np.float32)
+    source = write_nifti(tmp_path / "scan.nii", np.moveaxis(slices, 0, 1))
+    run_predict(run.path, [source], tmp_path / "out", device="cpu", console=quiet())
+    prob = nibabel.load(tmp_path / "out" / "scan_prob.nii.gz").get_fdata()
+    np.testing.assert_allclose(prob, np.moveaxis(expected_prob(run, dataset, slices)[:, 1], 0, 1), atol=2e-6)
+
+
+@pytest.mark.parametrize("shape", [(40, 36), (40, 36, 1), (1, 40, 36), (40, 1, 36, 1)])
+def test_a_single_image_in_a_nifti_keeps_the_axes_of_its_file(run, dataset, tmp_path, shape):
+    image = np.random.default_rng(0).uniform(0, 1, (40, 36)).astype(np.float32)
+    source = write_nifti(tmp_path / "one.nii.gz", image.reshape(shape))
+    run_predict(run.path, [source], tmp_path / "out", device="cpu", console=quiet())
+    prob = nibabel.load(tmp_path / "out" / "one_prob.nii.gz")
+    space = shape[:3]
+    assert prob.shape == space
+    np.testing.assert_allclose(
+        prob.get_fdata().reshape(40, 36), expected_prob(run, dataset, image[None])[0, 1], atol=2e-6
+    )
+    (row,) = volumes(tmp_path / "out")
+    assert (row["mask_ml"] == "") == (len(shape) == 2)
+    assert len(row["spacing_mm"].split(" x ")) == len(space)
+
+
+def test_a_picture_becomes_pictures(run, dataset, tmp_path):
+    """With a window in raw values, an 8-bit image is windowed too; here 0 to 255 for 0 to 1."""
+    run = make_run(tmp_path / "run", dataset, options={"window": [0.0, 255.0]}, scored=False)
+    pixels = np.random.default_rng(0).integers(0, 256, (45, 33), dtype=np.uint8)
+    (tmp_path / "in").mkdir()
+    Image.fromarray(pixels).save(tmp_path / "in" / "photo.png")
+    Image.fromarray(pixels[::-1]).save(tmp_path / "in" / "other.TIF", format="TIFF")
+    (tmp_path / "in" / "notes.txt").write_text("not an image")
+    out = tmp_path / "out"
+    run_predict(run.path, [tmp_path / "in"], out, device="cpu", console=quiet())
+    expected = expected_prob(run, dataset, pixels[None] / 255)[0, 1]
+    prob = np.array(Image.open(out / "photo_prob.png"))
+    assert prob.dtype in (np.uint16, np.int32)
+    np.testing.assert_allclose(prob / 65535, expected, atol=1e-5)
+    mask = np.array(Image.open(out / "photo_mask.png"))
+    assert set(np.unique(mask)) <= {0, 255}
+    np.testing.assert_array_equal(mask > 0, expected > 0.5)
+    assert sorted(path.name for path in out.iterdir()) == [
+        "other_mask.png",
+        "other_prob.png",
+        "photo_mask.png",
+        "photo_prob.png",
+        "prediction.json",
+        "volumes.csv",
+    ]
+    rows = volumes(out)
+    assert [row["case"] for row in rows] == ["other", "photo"]
+    assert [(row["mask_ml"], row["expected_ml"], row["spacing_mm"]) for row in rows] == [("", "", "")] * 2
+    assert int(rows[1]["mask_voxels"]) == (mask > 0).sum()
+
+
+def test_the_pages_of_a_tiff_are_slices(run, dataset, tmp_path):
+    run = make_run(tmp_path / "run", dataset, options={"window": [0.0, 255.0]}, scored=False)
+    pages = np.random.default_rng(0).integers(0, 256, (3, 32, 40), dtype=np.uint8)
+    first, *others = (Image.fromarray(page) for page in pages)
+    first.save(tmp_path / "stack.tif", save_all=True, append_images=others)
+    run_predict(run.path, [tmp_path / "stack.tif"], tmp_path / "out", device="cpu", console=quiet())
+    expected = expected_prob(run, dataset, pages / 255)[:, 1]
+    with Image.open(tmp_path / "out" / "stack_prob.tif") as prob:
+        assert prob.n_frames == 3
+        for number in range(3):
+            prob.seek(number)
+            np.testing.assert_allclose(np.array(prob) / 65535, expected[number], atol=1e-5)
+    with Image.open(tmp_path / "out" / "stack_mask.tif") as mask:
+        mask.seek(2)
+        np.testing.assert_array_equal(np.array(mask) > 0, expected[2] > 0.5)
+
+
+def test_one_fold_is_not_the_mean_of_all(run, dataset, tmp_path):
+    image = np.random.default_rng(0).uniform(0, 1, (32, 32)).astype(np.float32)
+    source = write_nifti(tmp_path / "one.nii.gz", image)
+    probs = {}
+    for fold in (None, 0, 1):
+        out = tmp_path / f"out{fold}"
+        run_predict(run.path, [source], out, fold=fold, device="cpu", console=quiet())
+        probs[fold] = nibabel.load(out / "one_prob.nii.gz").get_fdata()
+    np.testing.assert_allclose(probs[None], (probs[0] + probs[1]) / 2, atol=1e-6)
+    assert np.abs(probs[0] - probs[1]).max() > 0.01
+
+
+def test_a_threshold_replaces_the_most_probable_class(run, tmp_path):
+    source = write_nifti(tmp_path / "one.nii.gz", np.random.default_rng(0).uniform(0, 1, (32, 32)))
+    run_predict(run.path, [source], tmp_path / "out", threshold=0.3, device="cpu", console=quiet())
+    prob, mask = (
+        np.asarray(nibabel.load(tmp_path / "out" / f"one_{kind}.nii.gz").dataobj) for kind in ("prob", "mask")
+    )
+    np.testing.assert_array_equal(mask, prob > np.float32(0.3))
+    with pytest.raises(ValueError, match=r"threshold must lie in \[0, 1\); got 1.5"):
+        run_predict(run.path, [source], tmp_path / "out", threshold=1.5, console=quiet())
+
+
+def test_three_classes_are_a_last_axis_or_a_picture_each(tmp_path):
+    dataset = make_prepared(tmp_path / "dataset", num_cases=4, size=(32, 32), num_classes=3)
+    run = make_run(tmp_path / "run", dataset, options={"window": [0.0, 255.0]}, scored=False)
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 40, 36), dtype=np.uint8)
+    inputs = [write_nifti(tmp_path / f"{name}.nii.gz", values) for name, values in (
+        ("volume", np.moveaxis(pixels, 0, 2)), ("flat", pixels[0])
+    )]  # fmt: skip
+    # as some scanners write it: lengths of axes that the file does not have are 0
+    flat = nibabel.load(inputs[1])
+    flat.header["pixdim"][3:5] = 0
+    nibabel.save(flat, tmp_path / "flat2.nii.gz")
+    inputs[1] = (tmp_path / "flat2.nii.gz").rename(tmp_path / "flat.nii.gz")
+    assert nibabel.load(inputs[1]).header["pixdim"][4] == 0
+    Image.fromarray(pixels[0]).save(tmp_path / "photo.png")
+    out = tmp_path / "out"
+    run_predict(run.path, [*inputs, tmp_path / "photo.png"], out, device="cpu", console=quiet())
+    expected = expected_prob(run, dataset, pixels / 255)
+    prob = nibabel.load(out / "volume_prob.nii.gz")
+    assert prob.shape == (40, 36, 2, 3)
+    np.testing.assert_array_equal(prob.affine, nibabel.load(inputs[0]).affine)
+    np.testing.assert_allclose(prob.get_fdata(), expected.transpose(2, 3, 0, 1), atol=2e-6)
+    mask = np.asarray(nibabel.load(out / "volume_mask.nii.gz").dataobj)
+    np.testing.assert_array_equal(mask, np.asarray(prob.dataobj).argmax(-1))
+    flat = nibabel.load(out / "flat_prob.nii.gz")
+    assert flat.shape == (40, 36, 1, 3)
+    assert flat.header.get_zooms()[2:] == (1, 1)
+    for number in (1, 2):
+        picture = np.array(Image.open(out / f"photo_prob_class{number}.png"))
+        np.testing.assert_allclose(picture / 65535, expected[0, number], atol=1e-5)
+    np.testing.assert_array_equal(np.array(Image.open(out / "photo_mask.png")), mask[:, :, 0])
+    rows = [row for row in volumes(out) if row["case"] == "volume"]
+    assert [row["class"] for row in rows] == ["class1", "class2"]
+    assert [int(row["mask_voxels"]) for row in rows] == [(mask == 1).sum(), (mask == 2).sum()]
+
+
+def test_an_image_is_resized_as_the_dataset_was_and_its_probabilities_back(dataset, tmp_path):
+    options = {"window": [0.0, 1.0], "size": [32, 64]}
+    run = make_run(tmp_path / "run", dataset, options=options, scored=False)
+    image = np.random.default_rng(0).uniform(0, 1, (50, 70)).astype(np.float32)
+    source = write_nifti(tmp_path / "one.nii.gz", image)
+    # the size that was trained on is predicted whole, whatever the window
+    run_predict(run.path, [source], tmp_path / "out", window=32, device="cpu", console=quiet())
+    small = expected_prob(run, dataset, resize_image(image, (32, 64))[None])[0]
+    prob = nibabel.load(tmp_path / "out" / "one_prob.nii.gz").get_fdata()
+    np.testing.assert_allclose(prob, resize_probability(small, (50, 70))[1], atol=2e-6)
+
+
+def test_a_large_image_is_predicted_in_windows(run, dataset, tmp_path, monkeypatch):
+    image = np.random.default_rng(0).uniform(0, 1, (100, 130)).astype(np.float32)
+    source = write_nifti(tmp_path / "one.nii.gz", image)
+    shapes = []
+
+    class Pointwise(nn.Module):
+        def forward(self, image):
+            shapes.append(tuple(image.shape))
+            return torch.cat([image, -image], 1)
+
+    monkeypatch.setattr("semidice.prediction.command.load_fold", lambda *_, **__: Pointwise())
+    run_predict(run.path, [source], tmp_path / "out", window=64, batch_size=2, device="cpu", console=quiet())
+    normal = (image - dataset.manifest.mean[0]) / dataset.manifest.std[0]
+    prob = nibabel.load(tmp_path / "out" / "one_prob.nii.gz").get_fdata()
+    # the image is stored in steps of 1/32767
+    np.testing.assert_allclose(prob, 1 / (1 + np.exp(2 * normal)), atol=2e-4)
+    assert set(shapes) == {(2, 1, 64, 64)}
+
+
+def test_predicting_a_case_of_the_dataset_gives_what_validation_saw(dataset, tmp_path):
+    """The arrays of a prepared dataset and its raw 8-bit files are the same images to a network."""
+    run = make_run(tmp_path / "run", dataset, scored=False)
+    case = dataset.cases[1]
+    Image.fromarray(dataset.stored("images", 1)[0]).save(tmp_path / f"{case.name}.png")
+    run_predict(
+        run.path, [tmp_path / f"{case.name}.png"], tmp_path / "out", fold=0, device="cpu", console=quiet()
+    )
+    (batch,) = WholeCases(dataset, [1], batch_size=1, device="cpu")
+    network = load_network(run, 0, device="cpu")
+    prob = network_probability(network, batch.image, dtype="fp32")[0, 1].numpy()
+    picture = np.array(Image.open(tmp_path / "out" / f"{case.name}_prob.png"))
+    np.testing.assert_array_equal(picture, np.rint(prob * np.float32(65535)))
+
+
+def test_inputs_that_fail_are_listed_and_the_others_predicted(run, tmp_path):
+    values = np.random.default_rng(0).uniform(0, 1, (32, 32)).astype(np.float32)
+    source = tmp_path / "in"
+    source.mkdir()
+    write_nifti(source / "good.nii.gz", values)
+    whole = (source / "good.nii.gz").read_bytes()
+    (source / "cut.nii.gz").write_bytes(whole[: len(whole) // 2])
+    (source / "text.png").write_text("not a picture")
+    write_nifti(source / "nan.nii.gz", np.full((32, 32), np.nan, dtype=np.float32))
+    write_nifti(source / "dark.nii.gz", values - 50)
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (8, 8, 3), dtype=np.uint8)).save(
+        source / "colour.png"
+    )
+    out = tmp_path / "out"
+    with pytest.raises(ValueError, match="5 of 6 inputs could not be predicted") as caught:
+        run_predict(run.path, [source], out, device="cpu", console=quiet())
+    lines = str(caught.value).splitlines()[1:]
+    assert len(lines) == 5
+    for name in ("cut.nii.gz", "text.png", "nan.nii.gz", "dark.nii.gz", "colour.png"):
+        assert sum(str(source / name) in line for line in lines) == 1, name
+    names = sorted(path.name for path in out.iterdir())
+    assert names == ["good_mask.nii.gz", "good_prob.nii.gz", "prediction.json", "volumes.csv"]
+
+
+def test_a_full_disk_is_told_and_leaves_no_half_file(run, tmp_path, monkeypatch):
+    source = write_nifti(tmp_path / "one.nii.gz", np.random.default_rng(0).uniform(0, 1, (32, 32)))
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device", "one_prob.nii.gz")
+
+    monkeypatch.setattr("semidice.prediction.outputs.gzip.GzipFile", full)
+    with pytest.raises(ValueError, match="No space left on device"):
+        run_predict(run.path, [source], tmp_path / "out", device="cpu", console=quiet())
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["prediction.json"]
+
+
+def test_what_is_there_is_not_predicted_again_unless_asked(run, tmp_path):
+    values = np.random.default_rng(0).uniform(0, 1, (3, 32, 32)).astype(np.float32)
+    inputs = [write_nifti(tmp_path / f"{name}.nii.gz", values[n]) for n, name in enumerate("abc")]
+    out = tmp_path / "out"
+    run_predict(run.path, inputs[:2], out, device="cpu", console=quiet())
+    first = {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in out.iterdir()}
+    console = quiet()
+    run_predict(run.path, inputs, out, device="cpu", console=console)
+    assert "2 of 3 inputs are predicted already" in said(console)
+    for name in ("a_prob.nii.gz", "b_mask.nii.gz"):
+        assert (out / name).stat().st_mtime_ns == first[name][0]
+    assert [row["case"] for row in volumes(out)] == ["a", "b", "c"]
+    run_predict(run.path, inputs[:1], out, overwrite=True, device="cpu", console=quiet())
+    assert (out / "a_prob.nii.gz").stat().st_mtime_ns > first["a_prob.nii.gz"][0]
+    assert (out / "a_prob.nii.gz").read_bytes() == first["a_prob.nii.gz"][1]
+    assert [row["case"] for row in volumes(out)] == ["a", "b", "c"]
+
+
+def test_predictions_made_otherwise_are_not_mixed(run, tmp_path):
+    values = np.random.default_rng(0).uniform(0, 1, (2, 32, 32)).astype(np.float32)
+    inputs = [write_nifti(tmp_path / f"{name}.nii.gz", values[n]) for n, name in enumerate("ab")]
+    out = tmp_path / "out"
+    run_predict(run.path, inputs, out, device="cpu", console=quiet())
+    with pytest.raises(ValueError, match=r"holds predictions made otherwise \(checkpoints\).*--overwrite"):
+        run_predict(run.path, inputs, out, fold=0, device="cpu", console=quiet())
+    run_predict(run.path, inputs[:1], out, fold=0, overwrite=True, device="cpu", console=quiet())
+    # b is of the ensemble, so it is neither listed nor taken for done
+    assert [row["case"] for row in volumes(out)] == ["a"]
+    console = quiet()
+    run_predict(run.path, inputs, out, fold=0, device="cpu", console=console)
+    assert "1 of 2 inputs are predicted already" in said(console)
+
+
+def test_what_was_made_otherwise_is_not_done_even_if_the_next_run_is_killed(tmp_path):
+    folder = OutputFolder(tmp_path, ("background", "lesion"))
+    folder.check_settings({"threshold": None}, overwrite=False)
+    folder.volumes = {"a": [Volume("a", "lesion", "", "", "1", "1.0", "")]}
+    folder.close()
+    assert OutputFolder(tmp_path, ("background", "lesion")).volumes == folder.volumes
+    folder.check_settings({"threshold": 0.3}, overwrite=True)
+    assert OutputFolder(tmp_path, ("background", "lesion")).volumes == {}
+
+
+def test_a_volumes_file_of_someone_else_is_not_overwritten(run, tmp_path):
+    source = write_nifti(tmp_path / "one.nii.gz", np.random.default_rng(0).uniform(0, 1, (32, 32)))
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "volumes.csv").write_text("name,litres\nbarrel,159\n")
+    with pytest.raises(ValueError, match=r"volumes\.csv is no volumes\.csv of this semidice"):
+        run_predict(run.path, [source], tmp_path / "out", device="cpu", console=quiet())
+    assert "barrel" in (tmp_path / "out" / "volumes.csv").read_text()
+
+
+def test_an_unfinished_run_says_what_it_predicts_with(dataset, tmp_path):
+    source = write_nifti(tmp_path / "one.nii.gz", np.random.default_rng(0).uniform(0, 1, (32, 32)))
+    run = make_run(tmp_path / "run", dataset, finished=[1], scored=False)
+    console = quiet()
+    run_predict(run.path, [source], tmp_path / "out", device="cpu", console=console)
+    assert "without fold 0, which is not finished" in said(console)
+    run.fold(1).cases.unlink()
+    with pytest.raises(ValueError, match=r"no finished fold to predict with.*--resume"):
+        run_predict(run.path, [source], tmp_path / "out", device="cpu", console=console)
+    run_predict(run.path, [source], tmp_path / "out", fold=1, device="cpu", console=console)
+    assert "fold 1 of" in said(console)
+
+
+def test_inputs_are_looked_at_before_anything_is_loaded(run, tmp_path):
+    out = tmp_path / "out"
+    facts = read_run(run).facts
+    (tmp_path / "empty").mkdir()
+    for inputs, words in (
+        ([tmp_path / "gone.png"], "there is no file or folder"),
+        ([tmp_path / "empty"], "holds nothing to predict"),
+        ([], "nothing to predict"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            find_inputs(inputs, out, facts)
+    for name in ("a.png", "A.nii.gz", "b.txt"):
+        (tmp_path / name).write_bytes(b"x")
+    with pytest.raises(ValueError, match="overwrite each other"):
+        find_inputs([tmp_path], out, facts)
+    with pytest.raises(ValueError, match=r"b\.txt is not read"):
+        find_inputs([tmp_path / "b.txt"], out, facts)
+    with pytest.raises(ValueError, match="both input and output"):
+        find_inputs([tmp_path], tmp_path, facts)
+
+
+def test_channels_are_the_last_axis(tmp_path):
+    dataset = make_prepared(tmp_path / "dataset", num_cases=4, size=(32, 32), num_channels=3)
+    run = make_run(tmp_path / "run", dataset, options={"percentiles": [0, 100]}, scored=False)
+    facts = read_run(run).facts
+    values = np.random.default_rng(0).uniform(-5, 9, (20, 24, 6, 3)).astype(np.float32)
+    image = read_one(write_nifti(tmp_path / "volume.nii.gz", values), facts)
+    low, high = values.min(axis=(0, 1, 2)), values.max(axis=(0, 1, 2))
+    scaled = (values - low) / (high - low)
+    np.testing.assert_allclose(image.stored / 32767, scaled.transpose(2, 3, 0, 1), atol=2e-5)
+    assert (image.size, image.space, image.slice_axis) == ((20, 24), (20, 24, 6), 2)
+    normal = (scaled - np.array(facts.mean)) / np.array(facts.std)
+    np.testing.assert_allclose(
+        image.normalised(slice(1, 3), facts), normal.transpose(2, 3, 0, 1)[1:3], atol=1e-3
+    )
+    colours = (scaled[:, :, 0] * 255).astype(np.uint8)
+    Image.fromarray(colours).save(tmp_path / "colours.png")
+    picture = read_one(tmp_path / "colours.png", facts)
+    np.testing.assert_array_equal(picture.stored[0], colours.transpose(2, 0, 1))
+
+
+def read_one(path: Path, facts: DatasetFacts) -> InputImage:
+    """The one input that a file is, or belongs to."""
+    (case,) = find_inputs([path], path.parent / "out", facts)
+    return read_input(case, facts)
+
+
+@pytest.fixture(scope="module")
+def two_channels(tmp_path_factory):
+    """A run of two channels, of volumes in nnU-Net's layout; with the folder of its raw dataset."""
+    root = tmp_path_factory.mktemp("nnunet")
+    make_nnunet(root / "raw", num_cases=4, size=(32, 40))
+    (raw,) = find_datasets("nnunet", root / "raw")
+    dataset = Dataset(prepare_dataset(raw, root / "data", workers=1).path)
+    return make_run(root / "run", dataset, scored=False), dataset, root / "raw"
+
+
+def test_a_raw_nnunet_dataset_goes_from_prepare_through_training_to_predictions_by_case(tmp_path):
+    raw = make_nnunet(tmp_path / "raw", num_cases=4, size=(32, 32))
+    (found,) = find_datasets("nnunet", raw)
+    prepare_dataset(found, tmp_path / "data", workers=1)
+    options = {
+        "name": "tiny",
+        "data": {"dataset": str(tmp_path / "data"), "num_folds": 2},
+        "model": {
+            "architecture": "small_unet",
+            "encoder": "none",
+            "weights": "none",
+            "options": {"channels": [8, 16]},
+        },
+        "schedule": {"epochs": 1},
+        "batch_size": 8,
+        "validation": {"metrics": ["dice_score"]},
+        "workers": 0,
+    }
+    fabric = Fabric(accelerator="cpu", devices=1)
+    fabric.launch()
+    recipe = Recipe.model_validate(options)
+    run = open_run(recipe, tmp_path / "run", resume=False)
+    cross_validate(recipe, run, fabric)
+    out = tmp_path / "out"
+    run_predict(run.path, [raw / "imagesTr", raw / "imagesTs"], out, device="cpu", console=quiet())
+    cases = [f"brain_{number:03d}" for number in range(1, 6)]
+    kinds = ("mask", "prob")
+    assert sorted(path.name for path in out.glob("*.nii.gz")) == [
+        f"{case}_{kind}.nii.gz" for case in cases for kind in kinds
+    ]
+    assert list(dict.fromkeys(row["case"] for row in volumes(out))) == cases
+    for case in cases[:4]:
+        label = nibabel.load(raw / "labelsTr" / f"{case}.nii.gz")
+        prob, mask = (nibabel.load(out / f"{case}_{kind}.nii.gz") for kind in ("prob", "mask"))
+        assert mask.shape == label.shape
+        assert prob.shape == (*label.shape, 3)
+        np.testing.assert_array_equal(mask.affine, label.affine)
+        np.testing.assert_array_equal(prob.affine, label.affine)
+
+
+def test_channels_in_files_of_their_own_are_those_that_were_prepared(two_channels):
+    run, dataset, raw = two_channels
+    facts = read_run(run).facts
+    inputs = find_inputs([raw / "imagesTr"], raw / "out", facts)
+    assert [case.name for case in inputs] == [scan.name for scan in dataset.manifest.scans]
+    for case in inputs:
+        stored = np.load(dataset.folder.path / "images" / f"{case.name}.npy")
+        np.testing.assert_array_equal(read_input(case, facts).stored, stored)
+
+
+def test_one_channel_of_a_case_brings_the_others_and_a_whole_file_stays_itself(two_channels, tmp_path):
+    run, dataset, raw = two_channels
+    facts = read_run(run).facts
+    files = [raw / "imagesTr" / f"brain_001_000{number}.nii.gz" for number in range(2)]
+    for named in (
+        files[:1],
+        files[1:],
+        files,
+        [*reversed(files), raw / "imagesTr" / "brain_001_0000.nii.gz"],
+    ):
+        (case,) = find_inputs(named, tmp_path, facts)
+        assert (case.name, case.files) == ("brain_001", tuple(files))
+    channels = [np.asarray(nibabel.load(path).dataobj) for path in files]
+    for name in ("whole", "scan_0000", "scan_0001", "year_2023"):
+        write_nifti(tmp_path / f"{name}.nii.gz", np.stack(channels, axis=-1))
+        image = read_one(tmp_path / f"{name}.nii.gz", facts)
+        assert image.case.name == name
+        stored = np.load(dataset.folder.path / "images" / "brain_001.npy")
+        np.testing.assert_array_equal(image.stored, stored)
+    assert len(find_inputs([tmp_path], tmp_path / "out", facts)) == 4
+
+
+def test_a_volume_with_as_many_slices_as_there_are_channels_is_one_channel(two_channels, tmp_path):
+    run, _, raw = two_channels
+    for number in range(2):
+        values = nibabel.load(raw / "imagesTr" / f"brain_001_000{number}.nii.gz").dataobj[:, :, 2:4]
+        write_nifti(tmp_path / f"thin_000{number}.nii.gz", values)
+    image = read_one(tmp_path / "thin_0000.nii.gz", read_run(run).facts)
+    assert (image.case.name, image.space) == ("thin", (32, 40, 2))
+    assert image.stored.shape == (2, 2, 32, 40)
+
+
+def test_coloured_frames_are_images_of_their_own(tmp_path):
+    dataset = make_prepared(tmp_path / "dataset", num_cases=4, size=(32, 32), num_channels=3)
+    facts = read_run(make_run(tmp_path / "run", dataset, scored=False)).facts
+    (tmp_path / "in").mkdir()
+    pixels = np.random.default_rng(0).integers(0, 255, (20, 24, 3), dtype=np.uint8)
+    for number in range(3):
+        Image.fromarray(pixels).save(tmp_path / "in" / f"frame_000{number}.png")
+        write_nifti(tmp_path / "in" / f"flat_000{number}.nii", pixels)
+        Image.fromarray(pixels[..., number]).save(tmp_path / "in" / f"grey_000{number}.png")
+    inputs = find_inputs([tmp_path / "in"], tmp_path / "out", facts)
+    frames = [f"{name}_000{number}" for name in ("flat", "frame") for number in range(3)]
+    assert sorted(case.name for case in inputs) == [*frames, "grey"]
+    for case in inputs:
+        expected = pixels.transpose(2, 0, 1)
+        np.testing.assert_array_equal(read_input(case, facts).stored[0], expected)
+
+
+def test_of_one_channel_a_name_that_ends_in_0000_is_a_name(run, tmp_path):
+    values = np.random.default_rng(0).uniform(0, 1, (32, 32)).astype(np.float32)
+    inputs = [write_nifti(tmp_path / f"scan_000{number}.nii.gz", values) for number in range(2)]
+    run_predict(run.path, inputs[:1], tmp_path / "out", device="cpu", console=quiet())
+    assert (tmp_path / "out" / "scan_0000_mask.nii.gz").is_file()
+    names = [case.name for case in find_inputs([tmp_path], tmp_path / "out", read_run(run).facts)]
+    assert names == ["scan_0000", "scan_0001"]
+
+
+def test_a_case_without_one_of_its_channels_or_with_one_elsewhere_is_named(two_channels, tmp_path):
+    run, _, raw = two_channels
+    source = tmp_path / "in"
+    shutil.copytree(raw / "imagesTr", source)
+    (source / "brain_001_0001.nii.gz").unlink()
+    (source / "brain_002_0000.nii.gz").unlink()
+    moved = nibabel.load(source / "brain_003_0001.nii.gz")
+    write_nifti(source / "brain_003_0001.nii.gz", np.asarray(moved.dataobj), affine=AFFINE)
+    shutil.copy(source / "brain_004_0001.nii.gz", source / "brain_004_0002.nii.gz")
+    with pytest.raises(ValueError, match="4 of 5 inputs could not be predicted") as caught:
+        run_predict(run.path, [source], tmp_path / "out", device="cpu", console=quiet())
+    text = str(caught.value)
+    for words in (
+        f"case 'brain_001' has no file {source / 'brain_001_0001.nii.gz'} (FLAIR)",
+        f"case 'brain_002' has no file {source / 'brain_002_0000.nii.gz'} (T1)",
+        f"{source / 'brain_003_0001.nii.gz'} does not lie where image {source / 'brain_003_0000.nii.gz'}",
+        "copy the header of the first",
+        "brain_004_0002.nii.gz has",
+    ):
+        assert words in text, text
+    assert "--ignore-placement" not in text
+    assert {path.name for path in (tmp_path / "out").glob("*mask*")} == {"brain_004_mask.nii.gz"}
+
+
+def test_channels_of_another_shape_are_named(two_channels, tmp_path):
+    run, _, raw = two_channels
+    shutil.copy(raw / "imagesTr" / "brain_001_0000.nii.gz", tmp_path / "a_0000.nii.gz")
+    short = np.asarray(nibabel.load(raw / "imagesTr" / "brain_001_0001.nii.gz").dataobj)[:-2]
+    write_nifti(tmp_path / "a_0001.nii.gz", short)
+    with pytest.raises(
+        ValueError, match=r"a_0001.* has shape \(30, 40, 6\), but image .*a_0000.* has \(32, 40, 6\)"
+    ):
+        read_one(tmp_path / "a_0000.nii.gz", read_run(run).facts)
+
+
+def test_the_facts_of_a_dataset_outlive_it(run, dataset):
+    facts = DatasetFacts.model_validate_json(run.dataset.read_bytes())
+    assert facts.class_names == dataset.manifest.class_names
+    assert (facts.mean, facts.std, facts.channels) == (
+        dataset.manifest.mean, dataset.manifest.std, dataset.manifest.channels
+    )  # fmt: skip
+    assert facts.prepare_options.window == (0.0, 1.0)
+    assert "scans" not in json.loads(run.dataset.read_text())

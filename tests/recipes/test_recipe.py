@@ -1,0 +1,442 @@
+"""Recipes: read with overrides, refused with the nearest name, written, read again, shipped, documented."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+import semidice
+from semidice.metrics.accumulators import SCORES
+from semidice.networks.models import build_model
+from semidice.recipes import (
+    Recipe,
+    SegmentationLossOptions,
+    differing_keys,
+    option_fields,
+    read_recipe,
+    shipped_recipes,
+    versions,
+    write_recipe,
+)
+from semidice.recipes.text import parse_yaml, yaml_text
+
+DOCS = Path(__file__).parents[2] / "docs"
+sys.path.insert(0, str(DOCS))
+
+import recipe_table  # noqa: E402
+
+RECIPES = Path(semidice.__file__).parent / "recipes"
+
+
+def written(folder, text, name="my.yaml"):
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def problems(*arguments):
+    with pytest.raises(ValueError, match=r"\w") as caught:
+        read_recipe(*arguments)
+    return str(caught.value).splitlines()
+
+
+class TestReading:
+    def test_what_a_file_leaves_out_has_the_papers_values(self, tmp_path):
+        recipe = read_recipe(written(tmp_path, "data: {dataset: prepared}"))
+        assert (recipe.name, recipe.batch_size, recipe.schedule.epochs, recipe.schedule.power) == (
+            "my", 8, 150, 0.9,
+        )  # fmt: skip
+        optimiser = recipe.optimiser
+        assert (optimiser.name, optimiser.lr, optimiser.momentum, optimiser.weight_decay) == (
+            "sgd", 0.01, 0.9, 5e-4,
+        )  # fmt: skip
+        assert (recipe.loss.cross_entropy_weight, recipe.loss.region_weight) == (0.25, 0.75)
+        assert (recipe.data.num_folds, recipe.teacher, recipe.validation.checkpoint) == (5, None, "last")
+
+    def test_overrides_win_over_the_file_and_the_last_of_them_over_the_first(self, tmp_path):
+        path = written(tmp_path, "data: {dataset: prepared}\nloss: {form: product, gamma: 2}\nteacher: null")
+        overrides = [
+            "loss.form=squared",
+            "loss.form=relaxed",
+            "data.folds=[0, 2]",
+            "optimiser.lr=1e-3",
+            "teacher.run=big",
+            "model.options.decoder_channels=[64, 32, 16, 8, 8]",
+            "precision.graph=false",
+            "name=off",
+        ]
+        recipe = read_recipe(path, overrides)
+        assert (recipe.loss.form, recipe.loss.gamma, recipe.data.folds) == ("relaxed", 2.0, (0, 2))
+        assert (recipe.optimiser.lr, recipe.precision.graph, recipe.name) == (0.001, False, "off")
+        assert recipe.model.options == {"decoder_channels": [64, 32, 16, 8, 8]}
+        assert recipe.teacher.run.name == "big"
+
+    def test_a_section_can_be_taken_away_again(self, tmp_path):
+        path = written(tmp_path, "data: {dataset: prepared}\nteacher: {run: big}")
+        assert read_recipe(path).teacher.calibration == "kde"
+        assert read_recipe(path, ["teacher=null"]).teacher is None
+
+    def test_paths_start_from_the_file_and_those_of_overrides_from_where_one_is(self, tmp_path, monkeypatch):
+        (tmp_path / "recipes").mkdir()
+        text = "data: {dataset: ../prepared}\nteacher: {run: ../big}\nmodel: {weights: ../net.safetensors}"
+        path = written(tmp_path / "recipes", text)
+        monkeypatch.chdir(tmp_path)
+        recipe = read_recipe(path.relative_to(tmp_path))
+        assert recipe.data.dataset == tmp_path / "prepared"
+        assert recipe.teacher.run == tmp_path / "big"
+        assert recipe.model.weights == str(tmp_path / "net.safetensors")
+        overrides = ["data.dataset=other", "model.weights=here.safetensors", "teacher={run: small}"]
+        recipe = read_recipe(path, overrides)
+        assert recipe.data.dataset == tmp_path / "other"
+        assert recipe.teacher.run == tmp_path / "small"
+        assert recipe.model.weights == str(tmp_path / "here.safetensors")
+
+    def test_names_of_weights_and_paths_from_the_root_or_home_stay(self, tmp_path):
+        path = written(tmp_path, "data: {dataset: ~/prepared}\nteacher: {run: /runs/big}")
+        recipe = read_recipe(path)
+        assert recipe.data.dataset == Path.home() / "prepared"
+        assert recipe.teacher.run == Path("/runs/big")
+        assert [
+            read_recipe(path, [f"model.weights={name}"]).model.weights for name in ("imagenet", "none")
+        ] == [
+            "imagenet",
+            "none",
+        ]
+
+    def test_a_file_goes_before_a_shipped_recipe_of_its_name(self, tmp_path, monkeypatch):
+        written(tmp_path, "data: {dataset: mine}\nbatch_size: 3", name="quick")
+        assert read_recipe("quick", ["data.dataset=x"]).batch_size == 8
+        monkeypatch.chdir(tmp_path)
+        assert read_recipe("quick").batch_size == 3
+
+    def test_a_recipe_cannot_be_changed(self):
+        recipe = read_recipe("quick", ["data.dataset=prepared"])
+        with pytest.raises(ValueError, match="frozen"):
+            recipe.seed = 3
+
+
+class TestProblems:
+    def test_all_of_them_come_at_once_with_file_key_what_was_expected_and_what_came(self, tmp_path):
+        path = written(
+            tmp_path,
+            """
+loss: {fom: relaxed, form: mni, gamma: x}
+optimser: {lr: 0.1}
+teacher: {run: a, temperature: hot, terms: [region, dice]}
+data: {dataset: 3, folds: [a]}
+schedule: 3
+validation: {metrics: [dice]}
+augment: {scale: [1, 2, 3]}
+precision: {graph: maybe}
+batch_size: 8.5
+seed: -1
+""",
+        )
+        lines = problems(path)
+        assert all(line.startswith(f"{path}: ") for line in lines)
+        assert sorted(line.removeprefix(f"{path}: ") for line in lines) == [
+            "augment.scale: expected 2 items or fewer; got [1, 2, 3]",
+            "batch_size: expected a whole number; got 8.5",
+            "data.dataset: expected a path; got 3: put it in quotes",
+            'data.folds: expected a valid integer; got "a"',
+            "loss.fom: no such option; did you mean loss.form?",
+            "loss.form: expected 'min', 'product', 'squared' or 'relaxed'; got \"mni\"",
+            'loss.gamma: expected a valid number; got "x"',
+            "optimser: no such option; did you mean optimiser?",
+            "precision.graph: expected 'auto', True or False; got \"maybe\"",
+            "schedule: expected a mapping of options; got 3",
+            "seed: expected greater than or equal to 0; got -1",
+            "teacher.temperature: expected a valid number or 'fit'; got \"hot\"",
+            "teacher.terms: expected 'cross_entropy' or 'region'; got \"dice\"",
+            "validation.metrics: there is no score 'dice'; did you mean dice_score?",
+        ]
+
+    @pytest.mark.parametrize(
+        ("override", "message"),
+        [
+            ("loss.fom=min", "--set loss.fom=min: no such option; did you mean loss.form?"),
+            ("form=min", "--set form=min: no such option; did you mean loss.form?"),
+            ("scedule.epochs=3", "--set scedule.epochs=3: no such option; did you mean schedule.epochs?"),
+            ("loss.form.x=1", "--set loss.form.x=1: no such option"),
+            (
+                "loss.form=mni",
+                "--set loss.form: expected 'min', 'product', 'squared' or 'relaxed'; got \"mni\"",
+            ),
+            ("loss=3", "--set loss: expected a mapping of options; got 3"),
+            ("name=3", "--set name: expected a valid string; got 3: put it in quotes"),
+            ("data.dataset=null", "--set data.dataset: expected a path; got null"),
+            ("loss.form", "--set loss.form: expected KEY=VALUE, such as loss.form=relaxed"),
+            ("=3", "--set =3: expected KEY=VALUE"),
+            ("data.folds=[0", "--set data.folds=[0 line 1, column 3: not YAML: "),
+            ("data.folds=[0, 5]", "recipe quick: data: folds are numbered 0 to 2; got 5"),
+            ("data.folds=[1, 1]", "recipe quick: data: folds holds a fold twice: [1, 1]"),
+            ("loss.family=tversky", "recipe quick: loss: family tversky needs both alpha and beta"),
+            ("loss.alpha=0.3", "recipe quick: loss: alpha and beta are for family tversky; dice has its own"),
+            ("augment.crop=[64, 60]", "recipe quick: augment.crop needs multiples of 32 for a network; got"),
+            ("label.maker=maen", "--set label.maker: expected 'majority', 'random', 'mean'"),
+            (
+                "teacher.bandwidth=1e-3",
+                "recipe quick: teacher.run: missing; give it in the file, or with --set",
+            ),
+            (
+                "model.options={dropout: 1}",
+                "--set model.options: dropout is not an option of an architecture",
+            ),
+            (
+                "validation.best_by=dise_score",
+                "--set validation.best_by: there is no score 'dise_score'; did",
+            ),
+        ],
+    )
+    def test_a_wrong_override_is_named_as_such(self, override, message):
+        assert problems("quick", ["data.dataset=prepared", override])[0].startswith(message)
+
+    def test_a_loss_that_learns_nothing_is_refused(self):
+        both = ["loss.cross_entropy_weight=0", "loss.region_weight=0"]
+        assert "nothing would be learned" in problems("quick", ["data.dataset=x", *both])[0]
+        student = ["teacher.run=big", "teacher.terms=[region]", "loss.region_weight=0"]
+        assert "['region'] have weight 0 in the loss" in problems("quick", ["data.dataset=x", *student])[0]
+
+    def test_the_dataset_must_be_named(self, tmp_path):
+        for text in ("", "data:", "data: {num_folds: 3}"):
+            (line,) = problems(written(tmp_path, text))
+            assert line.startswith(
+                f"{tmp_path / 'my.yaml'}: data.dataset: missing; give it in the file, or with"
+            )
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("data: {dataset: x}\nseed: 1\nseed: 2", " line 3, column 1: not YAML: key 'seed' occurs twice"),
+            ("data: {dataset: x", " line 1, column 18: not YAML: "),
+            ("- data", ": expected options such as `data: ...`; got list"),
+            ("data: !!python/object/apply:os.getcwd []", "not YAML: could not determine a constructor"),
+            ("data: \x07", ": not YAML: "),
+        ],
+    )
+    def test_what_is_no_recipe_at_all_is_located(self, text, message, tmp_path):
+        path = written(tmp_path, text)
+        assert message in "\n".join(problems(path))
+        assert str(path) in problems(path)[0]
+
+    def test_a_file_that_cannot_be_read_is_named(self, tmp_path):
+        binary = tmp_path / "image.yaml"
+        binary.write_bytes(b"\x89PNG\xff\xfe")
+        assert problems(binary) == [f"{binary} is not a recipe: it is no UTF-8 text"]
+        assert problems(tmp_path) == [f"cannot read recipe {tmp_path}: Is a directory"]
+        assert problems("quik") == ["there is neither a file nor a shipped recipe quik; did you mean quick?"]
+        assert "there are qubiq_labels, " in problems(tmp_path / "absent.yaml")[0]
+
+
+class TestWriting:
+    def test_a_written_recipe_reads_back_as_the_same_and_again_as_the_same_bytes(self, tmp_path):
+        overrides = ["data.dataset=prepared", "name='1e-3'", "optimiser.lr=3e-17", "teacher.run=big"]
+        overrides += ["model.options={norm: group, channels: [8, 16]}", "loss.class_weight=[0.1, 3]"]
+        recipe = read_recipe("quick", overrides)
+        write_recipe(recipe, tmp_path / "recipe.yaml")
+        again = read_recipe(tmp_path / "recipe.yaml")
+        assert again == recipe
+        write_recipe(again, tmp_path / "again.yaml")
+        assert (tmp_path / "again.yaml").read_bytes() == (tmp_path / "recipe.yaml").read_bytes()
+        assert sorted(file.name for file in tmp_path.iterdir()) == ["again.yaml", "recipe.yaml"]
+
+    def test_every_option_is_in_it_in_the_order_of_declaration(self, tmp_path):
+        recipe = read_recipe("tumour_distillation", ["data.dataset=prepared", "teacher.run=big"])
+        write_recipe(recipe, tmp_path / "recipe.yaml")
+        # an independent reader, of YAML 1.1, finds the same
+        read = yaml.safe_load((tmp_path / "recipe.yaml").read_text())
+        assert read == recipe.model_dump(mode="json")
+        keys = [key for section, options in read.items() for key in _keys(section, options)]
+        assert keys == [key for key, field in option_fields() if recipe_table._section(field) is None]
+
+    def test_a_moved_run_folder_still_finds_its_dataset(self, tmp_path):
+        path = written(tmp_path, "data: {dataset: prepared}")
+        (tmp_path / "run").mkdir()
+        write_recipe(read_recipe(path), tmp_path / "run" / "recipe.yaml")
+        (tmp_path / "far" / "away").mkdir(parents=True)
+        moved = (tmp_path / "run").rename(tmp_path / "far" / "away" / "run")
+        assert read_recipe(moved / "recipe.yaml").data.dataset == tmp_path / "prepared"
+
+    def test_a_teacher_beside_the_run_moves_along_and_one_elsewhere_stays(self, tmp_path, monkeypatch):
+        (tmp_path / "out" / "student").mkdir(parents=True)
+        # as a folder named by a relative path
+        monkeypatch.chdir(tmp_path)
+        beside, elsewhere = tmp_path / "out" / "big", tmp_path / "big"
+        for teacher, after in ((beside, tmp_path / "moved" / "big"), (elsewhere, elsewhere)):
+            recipe = read_recipe("quick", ["data.dataset=prepared", f"teacher.run={teacher}"])
+            file = Path("out/student/recipe.yaml")
+            write_recipe(recipe, file)
+            assert read_recipe(file) == recipe
+            moved = Path("out").rename("moved")
+            assert read_recipe(moved / "student" / "recipe.yaml").teacher.run == after
+            moved.rename("out")
+
+    def test_a_path_given_in_python_is_absolute_too(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        recipe = Recipe(name="a", data={"dataset": "prepared"})
+        assert recipe.data.dataset == tmp_path / "prepared"
+
+    def test_differing_options_are_named(self):
+        one = read_recipe("quick", ["data.dataset=prepared"])
+        other = read_recipe("quick", ["data.dataset=prepared", "loss.form=product", "teacher.run=big"])
+        assert differing_keys(one, one) == []
+        found = differing_keys(one, other)
+        assert {"loss.form", "teacher.run"} <= set(found)
+        assert all(key == "loss.form" or key.startswith("teacher") for key in found)
+
+
+def _keys(section, options):
+    if not isinstance(options, dict):
+        return [section]
+    return [f"{section}.{name}" for name in options]
+
+
+class TestYaml:
+    @pytest.mark.parametrize(
+        ("text", "value"),
+        [
+            ("1e-3", 0.001), ("5E4", 50000.0), ("-.5", -0.5), ("1.", 1.0), ("8", 8), ("-3", -3),
+            ("true", True), ("False", False), ("null", None), ("~", None), ("", None),
+            ("off", "off"), ("no", "no"), ("yes", "yes"), ("010", 10), ("1:30", "1:30"),
+            ("2024-01-31", "2024-01-31"), ("1_000", "1_000"), ("e3", "e3"), ("'1e-3'", "1e-3"),
+        ],
+    )  # fmt: skip
+    def test_scalars_are_those_of_version_1_2(self, text, value):
+        read = parse_yaml(text, "here")
+        assert read == value
+        assert type(read) is type(value)
+
+    @given(
+        st.recursive(
+            st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+            | st.text(st.characters(codec="utf-8", categories=("L", "N", "P", "S", "Zs")))
+            | st.sampled_from(["off", "1e-3", "null", "~", "010", "1:30", "2024-01-31", "=", "<<", "1.0e5"]),
+            lambda inner: st.lists(inner, max_size=3)
+            | st.dictionaries(st.from_regex("[a-z_]{1,8}", fullmatch=True), inner, max_size=3),
+            max_leaves=8,
+        )
+    )  # fmt: skip
+    def test_what_is_written_reads_back_exactly(self, value):
+        assert parse_yaml(yaml_text(value), "here") == value
+
+
+class TestParts:
+    @pytest.mark.parametrize(
+        ("options", "alpha", "beta"),
+        [
+            ({}, 0.5, 0.5),
+            ({"family": "jaccard"}, 1.0, 1.0),
+            ({"family": "tversky", "alpha": 0.7, "beta": 0.3}, 0.7, 0.3),
+        ],
+    )
+    def test_the_loss_is_the_one_described(self, options, alpha, beta):
+        described = SegmentationLossOptions(**options, form="product", class_weight=(1, 2))
+        loss = described.build(sync=True)
+        assert (loss.region.alpha, loss.region.beta, loss.region.sync) == (alpha, beta, True)
+        assert not described.build().region.sync
+        logits, target = torch.randn(2, 2, 8, 8), torch.rand(2, 2, 8, 8).softmax(1)
+        expected = 0.25 * semidice.soft_cross_entropy(
+            logits, target, activation="softmax", class_weight=[1, 2]
+        ) + 0.75 * semidice.tversky_loss(
+            logits, target, alpha=alpha, beta=beta, activation="softmax", form="product", class_weight=[1, 2]
+        )
+        torch.testing.assert_close(described.build()(logits, target), expected)
+
+    def test_an_option_of_the_loss_that_cannot_be_is_refused_when_it_is_read(self):
+        tversky = ["loss.family=tversky", "loss.alpha=0.7", "loss.beta=0.3", "loss.form=squared"]
+        assert "form='squared' needs alpha = beta" in problems("quick", ["data.dataset=x", *tversky])[0]
+
+    def test_the_network_is_the_one_described(self):
+        overrides = ["data.dataset=prepared", "model.options.channels=[8, 16]", "model.dropout=0.5"]
+        options = read_recipe("quick", overrides).model.build_options()
+        network = build_model(num_channels=1, num_classes=2, **options)
+        assert len(network.down) == 2
+        assert network.segmentation_head.dropout.p == 0.5
+
+    def test_the_scores_asked_for_are_there(self):
+        default = read_recipe("quick", ["data.dataset=prepared"]).validation
+        assert set(default.metrics) <= set(SCORES)
+
+    def test_versions_name_what_can_change_a_number(self):
+        found = versions()
+        assert found["torch"] == torch.__version__
+        assert found["semidice"] == semidice.__version__
+        assert re.fullmatch(r"3\.\d+\.\d+.*", found["python"])
+        assert {
+            "numpy",
+            "timm",
+            "segmentation-models-pytorch",
+            "lightning-fabric",
+            "cuda",
+            "gpu",
+            "cpu",
+        } <= set(found)
+        assert found["cpu"]
+
+
+class TestShipped:
+    def test_the_files_are_in_the_package_beside_its_modules(self):
+        assert shipped_recipes() == sorted(path.stem for path in RECIPES.glob("*.yaml"))
+        assert {"quick", "uniform_dml1"} <= set(shipped_recipes())
+
+    @pytest.mark.parametrize("name", shipped_recipes())
+    def test_it_reads_and_so_does_every_override_its_comments_name(self, name):
+        needed = ["data.dataset=prepared"]
+        if name == "tumour_distillation":
+            needed.append("teacher.run=big")
+        assert read_recipe(name, needed).name
+        lines = [line for line in (RECIPES / f"{name}.yaml").read_text().splitlines() if line.startswith("#")]
+        asked = [re.findall(r"--set ([\w.]+=[^\s,`]+)", line) for line in lines]
+        assert any(asked)
+        for overrides in filter(None, asked):
+            read_recipe(name, [*needed, *overrides])
+
+    @pytest.mark.parametrize(
+        ("name", "epochs", "size"),
+        [("qubiq_labels", 150, 256), ("qubiq_losses", 150, 256), ("tumours", 60, 512),
+         ("tumour_distillation", 60, 512)],
+    )  # fmt: skip
+    def test_the_papers_protocol_is_what_its_section_4_says(self, name, epochs, size):
+        recipe = read_recipe(name, ["data.dataset=prepared", "teacher={run: big, reweight_keys: false}"])
+        assert (recipe.schedule.epochs, recipe.augment.crop) == (epochs, (size, size))
+        assert (recipe.optimiser.lr, recipe.optimiser.momentum, recipe.optimiser.weight_decay) == (
+            0.01,
+            0.9,
+            5e-4,
+        )
+        assert (recipe.schedule.power, recipe.batch_size, recipe.data.num_folds) == (0.9, 8, 5)
+        assert (recipe.loss.family, recipe.loss.form) == ("dice", "min")
+        assert (recipe.loss.cross_entropy_weight, recipe.loss.region_weight) == (0.25, 0.75)
+        assert recipe.model.weights == "imagenet"
+        assert recipe.augment.scale == (0.5, 2.0)
+
+    def test_the_students_bandwidth_is_the_best_of_the_papers_table(self):
+        recipe = read_recipe("tumour_distillation", ["data.dataset=prepared", "teacher.run=big"])
+        assert (recipe.teacher.calibration, recipe.teacher.bandwidth) == ("kde", 1e-3)
+        assert recipe.model.encoder == "tu-resnet18"
+
+
+class TestPage:
+    def test_the_tables_of_the_page_are_those_of_the_options(self):
+        page = recipe_table.PAGE.read_text()
+        assert recipe_table.with_tables(page) == page, "run python docs/recipe_table.py"
+
+    def test_a_table_edited_by_hand_or_missing_is_noticed(self):
+        page = recipe_table.PAGE.read_text()
+        edited = page.replace("| `batch_size` | `8` |", "| `batch_size` | `16` |")
+        assert edited != page
+        assert recipe_table.with_tables(edited) == page
+        with pytest.raises(ValueError, match="needs one place for each"):
+            recipe_table.with_tables(page.replace("recipe_table.py: loss -->", "recipe_table.py: los -->"))
+
+    def test_every_option_has_a_description_and_a_row(self):
+        page = recipe_table.PAGE.read_text()
+        for key, field in option_fields():
+            if recipe_table._section(field) is None:
+                assert field.description, key
+                assert f"| `{key}` |" in page

@@ -1,0 +1,576 @@
+"""Checks of prepared datasets: every kind of damage is found and named, and the numbers are right."""
+
+import csv
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from prepared import make_prepared
+from rich.console import Console
+
+from semidice.data.integrity import enumerated
+from semidice.data.packing import pack_classes, unpack_case, unpack_classes
+from semidice.labels.makers import rater_agreement
+from semidice.report.check import CheckError, check_dataset, rater_table, run_check, summary_table
+
+LIDC = Path(__file__).parents[3] / "shared" / "data" / "lidc"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Six cases of three patients, 30 x 30, so that a line of masks has two bits to fill up."""
+    return make_prepared(tmp_path / "data", size=(30, 30)).folder.path
+
+
+def write_dataset(folder, cases, *, raters, class_names=("background", "lesion")):
+    """Cases (name, patient, image (H, W), class maps (R, H, W)) as a dataset that everybody looked at."""
+    scans = []
+    for name, patient, image, classes in cases:
+        arrays = {
+            "images": image[None, None],
+            "masks": pack_classes(classes, num_classes=len(class_names), num_space_axes=2)[None],
+        }
+        for kind, array in arrays.items():
+            (folder / kind).mkdir(parents=True, exist_ok=True)
+            np.save(folder / kind / f"{name}.npy", array)
+        entry = {"name": name, "patient": patient, "shape": image.shape, "raw_shape": image.shape}
+        entry |= {"spacing_mm": [0.5, 0.75], "raters": raters, "inputs": {}}
+        scans.append(entry | {"arrays": {kind: sha256(folder / kind / f"{name}.npy") for kind in arrays}})
+    manifest = {"source": "folder", "class_names": class_names, "raters": raters, "channels": ["CT"]}
+    manifest |= {"mean": [0.5], "std": [0.2], "options": {}, "scans": scans}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+def sha256(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def edit_manifest(folder, change):
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    change(manifest)
+    path.write_text(json.dumps(manifest))
+
+
+def store(folder, kind, name, array):
+    """Replace an array and its hash, so that nothing but the values can be at fault."""
+    np.save(folder / kind / f"{name}.npy", array)
+
+    def change(manifest):
+        scan = next(scan for scan in manifest["scans"] if scan["name"] == name)
+        scan["arrays"][kind] = sha256(folder / kind / f"{name}.npy")
+
+    edit_manifest(folder, change)
+
+
+def alter(folder, kind, name, change):
+    array = np.load(folder / kind / f"{name}.npy")
+    change(array)
+    store(folder, kind, name, array)
+
+
+def printed(folder, **options):
+    console = Console(file=io.StringIO(), width=120)
+    try:
+        run_check(folder, console=console, **options)
+    except CheckError as error:
+        return console.file.getvalue() + str(error)
+    return console.file.getvalue()
+
+
+def cells(table):
+    console = Console(file=io.StringIO(), width=120)
+    console.print(table)
+    rows = [line.strip("│").split("│") for line in console.file.getvalue().splitlines() if line[:1] == "│"]
+    return [[cell.strip() for cell in row] for row in rows]
+
+
+class TestSoundDatasets:
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {},
+            {"num_classes": 5, "num_channels": 2, "dtype": "int16", "sizes": [(20, 33), (24, 24)]},
+            {"absent": True, "slices_per_scan": 3, "truth": False},
+            {"depth": 4, "num_classes": 3, "num_raters": 1},
+        ],
+        ids=["plain", "classes, channels and sizes", "slices and absent raters", "volumes"],
+    )
+    def test_a_sound_dataset_has_no_problems_and_every_case_is_counted(self, tmp_path, options):
+        dataset = make_prepared(tmp_path / "data", **options)
+        seen = []
+        report = check_dataset(tmp_path / "data", on_case=lambda done, total: seen.append((done, total)))
+        assert report.problems == ()
+        assert seen == [(done, len(dataset)) for done in range(1, len(dataset) + 1)]
+        assert report.readable.all()
+        assert not np.isnan(report.foreground).any()
+        files = [path for path in (tmp_path / "data").rglob("*") if path.is_file()]
+        assert report.num_bytes == sum(path.stat().st_size for path in files)
+
+    @pytest.mark.parametrize("absent", [False, True])
+    def test_foreground_and_agreement_are_those_of_the_masks_case_by_case(self, tmp_path, absent):
+        dataset = make_prepared(
+            tmp_path / "data", num_classes=4, sizes=[(20, 33), (24, 24), (30, 17)], absent=absent
+        )
+        report = check_dataset(tmp_path / "data")
+        for number in range(len(dataset)):
+            masks, present = dataset.masks(number), dataset.present[number]
+            shares = [[(mask == k).mean() for k in (1, 2, 3)] for mask in masks[present]]
+            np.testing.assert_allclose(report.foreground[number], np.mean(shares, axis=0))
+            expected = rater_agreement(torch.from_numpy(masks), num_classes=4, present=present).majority
+            torch.testing.assert_close(report.agreement[number], expected, equal_nan=True)
+            assert report.empty[number].tolist() == [
+                bool(there and not mask.any()) for mask, there in zip(masks, present, strict=True)
+            ]
+
+    def test_cases_are_read_one_at_a_time(self, tmp_path):
+        # 48 slices of 64 KB and as much truth again: 6 MB, of which a case is 3 %
+        make_prepared(tmp_path / "data", num_cases=48, size=(128, 128), slices_per_scan=48, dtype="int16")
+        check_dataset(tmp_path / "data")
+        tracemalloc.start()
+        check_dataset(tmp_path / "data")
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 2e6
+
+
+@pytest.mark.parametrize("num_classes", [2, 3, 9, 256])
+@pytest.mark.parametrize("space", [(5, 16), (2, 3, 21)])
+def test_numpy_and_torch_unpack_the_same_masks(num_classes, space):
+    classes = np.random.default_rng(0).integers(0, num_classes, (3, *space), dtype=np.uint8)
+    packed = pack_classes(classes, num_classes=num_classes, num_space_axes=len(space))
+    options = {"width": space[-1], "num_classes": num_classes, "num_space_axes": len(space)}
+    assert np.array_equal(unpack_case(packed, width=space[-1]), classes)
+    assert np.array_equal(unpack_classes(torch.from_numpy(packed), **options), classes)
+
+
+class TestDamage:
+    def test_a_flipped_bit_is_named(self, folder):
+        path = folder / "images" / "scan002.npy"
+        damaged = bytearray(path.read_bytes())
+        damaged[-7] ^= 1
+        path.write_bytes(damaged)
+        (problem,) = check_dataset(folder).problems
+        assert problem.startswith(
+            "images/scan002.npy is not the file that was prepared: it has changed since (SHA-256 "
+        )
+
+    def test_a_truncated_array_is_named_and_its_case_left_out(self, folder):
+        path = folder / "masks" / "scan001.npy"
+        path.write_bytes(path.read_bytes()[:-10])
+        report = check_dataset(folder)
+        assert len(report.problems) == 2
+        assert report.problems[1].startswith("masks/scan001.npy cannot be read as an array: ")
+        assert report.readable.tolist() == [True, False, True, True, True, True]
+        assert np.isnan(report.foreground[1]).all()
+        assert report.agreement[1].isnan().all()
+
+    def test_a_deleted_array_and_a_folder_in_its_place_are_named(self, folder):
+        (folder / "truth" / "scan000.npy").unlink()
+        (folder / "truth" / "scan001.npy").unlink()
+        (folder / "truth" / "scan001.npy").mkdir()
+        assert check_dataset(folder).problems == (
+            "truth/scan000.npy is missing",
+            "truth/scan001.npy is not a file",
+        )
+
+    def test_swapped_arrays_are_named_with_where_they_belong(self, folder):
+        one, other = (folder / "images" / f"scan00{number}.npy" for number in (0, 3))
+        first = one.read_bytes()
+        one.write_bytes(other.read_bytes())
+        other.write_bytes(first)
+        problems = check_dataset(folder).problems
+        assert len(problems) == 2
+        assert (
+            "images/scan000.npy is not the file that was prepared: it is the array of images/scan003.npy"
+            in (problems[0])
+        )
+        assert "it is the array of images/scan000.npy" in problems[1]
+
+    def test_any_bit_of_a_header_may_be_flipped_without_an_end_to_the_check(self, folder):
+        path = folder / "images" / "scan000.npy"
+        sound = path.read_bytes()
+        for position in range(0, 128, 3):
+            damaged = bytearray(sound)
+            damaged[position] ^= 1 << position % 8
+            path.write_bytes(damaged)
+            problems = check_dataset(folder).problems
+            assert problems[0].startswith("images/scan000.npy is not the file that was prepared"), position
+
+    def test_pickles_and_archives_are_not_arrays(self, folder):
+        store(folder, "images", "scan000", np.array([{"a": 1}], dtype=object))
+        with (folder / "images" / "scan001.npy").open("wb") as file:
+            np.savez(file, image=np.zeros(3))
+        problems = check_dataset(folder).problems
+        assert problems[0].startswith("images/scan000.npy cannot be read as an array: ")
+        assert problems[2].startswith("images/scan001.npy cannot be read as an array: ")
+
+    def test_a_link_out_of_the_dataset_is_refused_and_not_read(self, folder, tmp_path):
+        path = folder / "masks" / "scan001.npy"
+        # the content is right, so only the link can be at fault
+        path.rename(tmp_path / "elsewhere.npy")
+        path.symlink_to(tmp_path / "elsewhere.npy")
+        report = check_dataset(folder)
+        assert report.problems == (
+            "masks/scan001.npy is a link that leads outside the dataset, and was not read: copy the file",
+        )
+        assert not report.readable[1]
+
+    def test_a_linked_folder_and_a_circle_of_links_are_refused(self, folder, tmp_path):
+        (folder / "truth").rename(tmp_path / "truth")
+        (folder / "truth").symlink_to(tmp_path / "truth")
+        path = folder / "images" / "scan000.npy"
+        path.unlink()
+        path.symlink_to(path)
+        problems = check_dataset(folder).problems
+        assert sum("truth/" in problem and "leads outside" in problem for problem in problems) == 6
+        assert re.match(r"images/scan000.npy is (a link|missing)", problems[0])
+        assert len(problems) == 7
+
+    def test_a_dataset_reached_through_a_link_is_sound(self, folder, tmp_path):
+        (tmp_path / "link").symlink_to(folder)
+        assert check_dataset(tmp_path / "link").problems == ()
+
+    @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is unreadable to root")
+    def test_a_file_without_permission_is_named(self, folder):
+        (folder / "images" / "scan000.npy").chmod(0)
+        assert check_dataset(folder).problems == ("images/scan000.npy cannot be read: Permission denied",)
+
+    def test_all_problems_are_reported_together(self, folder):
+        (folder / "images" / "scan000.npy").unlink()
+        alter(folder, "truth", "scan001", lambda truth: truth.fill(0.7))
+        path = folder / "masks" / "scan005.npy"
+        path.write_bytes(path.read_bytes()[:100])
+        text = printed(folder)
+        for name in ("images/scan000.npy", "case scan001", "masks/scan005.npy"):
+            assert f"problem: {name}" in text
+        assert "4 problems, no warnings in " in text
+
+
+class TestManifest:
+    @pytest.mark.parametrize("name", ["../x", "..", "/etc/x", "a/b", ".hidden", ""])
+    def test_a_name_that_leads_elsewhere_is_refused(self, folder, name):
+        edit_manifest(folder, lambda manifest: manifest["scans"][0].update(name=name))
+        with pytest.raises(ValueError, match=r"manifest.json is not a manifest.*scans\.0\.name"):
+            check_dataset(folder)
+
+    def test_another_version_a_broken_file_and_none_are_named(self, folder):
+        edit_manifest(folder, lambda manifest: manifest.update(version=2))
+        with pytest.raises(ValueError, match=r"not a manifest of this semidice: version"):
+            check_dataset(folder)
+        (folder / "manifest.json").write_text('{"source": ')
+        with pytest.raises(ValueError, match="not a manifest of this semidice"):
+            check_dataset(folder)
+        (folder / "manifest.json").unlink()
+        with pytest.raises(ValueError, match=r"has no manifest.json: make a dataset with `semidice prepare"):
+            check_dataset(folder)
+
+    @pytest.mark.parametrize(
+        ("change", "words"),
+        [
+            ({"shape": [30]}, "shape must be 2 or 3 lengths of 1 or more; got (30,)"),
+            ({"shape": [30, 0]}, "shape must be 2 or 3 lengths of 1 or more; got (30, 0)"),
+            ({"shape": [1, 30, 30], "spacing_mm": [1, 1, 1]}, "it has 3 axes, but the first scan 2"),
+            ({"slices": []}, "no slice of it became a case"),
+            ({"spacing_mm": [1.0]}, "spacing_mm must be a length above 0 for each axis; got (1.0,)"),
+            (
+                {"spacing_mm": [1.0, -1.0]},
+                "spacing_mm must be a length above 0 for each axis; got (1.0, -1.0)",
+            ),
+        ],
+        ids=str,
+    )
+    def test_an_entry_that_cannot_be_is_named(self, folder, change, words):
+        edit_manifest(folder, lambda manifest: manifest["scans"][1].update(change))
+        assert f"manifest.json, scan scan001: {words}" in check_dataset(folder).problems
+
+    def test_a_scan_without_masks_is_named(self, folder):
+        edit_manifest(folder, lambda manifest: manifest["scans"][1]["arrays"].pop("masks"))
+        assert check_dataset(folder).problems == ("manifest.json, scan scan001: it has no masks",)
+
+    def test_case_names_that_collide_and_a_deviation_of_0_are_named(self, tmp_path):
+        folder = make_prepared(tmp_path / "data", slices_per_scan=3).folder.path
+
+        def change(manifest):
+            manifest["scans"][0]["slices"] = [4, 4, 5]
+            manifest["std"] = [0.0]
+
+        edit_manifest(folder, change)
+        names, deviation = check_dataset(folder).problems
+        assert names == "manifest.json has 1 name (scan000_slice0004) that several cases share"
+        assert deviation.startswith("manifest.json: mean must be finite and std above 0; got ")
+
+
+class TestValues:
+    def test_another_dtype_and_another_shape_are_named_with_what_the_manifest_says(self, folder):
+        store(folder, "images", "scan000", np.zeros((1, 1, 30, 30), dtype=np.float32))
+        store(folder, "masks", "scan001", np.zeros((1, 3, 1, 30, 5), dtype=np.uint8))
+        store(folder, "truth", "scan002", np.ones((2, 2, 30, 30), dtype=np.float32))
+        assert check_dataset(folder).problems == (
+            "images/scan000.npy holds float32 (1, 1, 30, 30), "
+            "but by the manifest uint8 or int16 (1, 1, 30, 30)",
+            "masks/scan001.npy holds uint8 (1, 3, 1, 30, 5), but by the manifest uint8 (1, 3, 1, 30, 4)",
+            "truth/scan002.npy holds float32 (2, 2, 30, 30), but by the manifest float32 (1, 2, 30, 30)",
+        )
+
+    def test_bits_beyond_the_last_voxel_are_named(self, folder):
+        def change(masks):
+            masks[0, 1, 0, 3, -1] |= 1
+
+        alter(folder, "masks", "scan001", change)
+        assert check_dataset(folder).problems == (
+            "case scan001: bits beyond the last voxel of a line are set",
+        )
+
+    def test_a_class_that_is_none_is_named(self, tmp_path):
+        folder = make_prepared(tmp_path / "data", num_classes=3).folder.path
+
+        def change(masks):
+            # both bit planes of the first eight voxels: class 3
+            masks[0, 0, :, 0, 0] = 255
+
+        alter(folder, "masks", "scan001", change)
+        assert check_dataset(folder).problems == (
+            "case scan001: masks hold class 3, but there are 3: background, class1, class2",
+        )
+
+    def test_masks_of_a_rater_who_did_not_look_are_named(self, folder):
+        edit_manifest(folder, lambda manifest: manifest["scans"][0].update(raters=["rater0", "rater2"]))
+        assert check_dataset(folder).problems == (
+            "case scan000: rater1 did not look at it by the manifest, but the masks are not empty",
+        )
+
+    @pytest.mark.parametrize(
+        ("value", "words"),
+        [
+            (np.nan, "true probabilities must lie in [0, 1]; got nan to nan"),
+            (1.5, "true probabilities must lie in [0, 1]; got "),
+            (-0.5, "true probabilities must lie in [0, 1]; got -0.5"),
+        ],
+    )
+    def test_truth_that_is_no_probability_is_named(self, folder, value, words):
+        def change(truth):
+            truth[0, 1, 5, 5] = value
+
+        alter(folder, "truth", "scan003", change)
+        (problem,) = check_dataset(folder).problems
+        assert problem.startswith(f"case scan003: {words}")
+
+    @pytest.mark.parametrize(("off", "num_problems"), [(4e-6, 0), (3e-5, 1)])
+    def test_truth_must_sum_to_one_within_1e_5(self, folder, off, num_problems):
+        def change(truth):
+            truth[0, :, 5, 5] = [0.25, 0.75 - off]
+
+        alter(folder, "truth", "scan003", change)
+        problems = check_dataset(folder).problems
+        assert len(problems) == num_problems
+        assert all(
+            "must sum to 1 over the classes; they are off by up to 3e-05" in words for words in problems
+        )
+
+    def test_an_intensity_below_0_is_named(self, tmp_path):
+        folder = make_prepared(tmp_path / "data", dtype="int16").folder.path
+
+        def change(image):
+            image[0, 0, 2, 2] = -4
+
+        alter(folder, "images", "scan004", change)
+        assert check_dataset(folder).problems == (
+            "case scan004: intensities must lie in [0, 1], but -4 of int16 is below 0",
+        )
+
+
+class TestWarnings:
+    def test_an_image_or_channel_of_one_grey_value_is_told_of(self, tmp_path):
+        folder = make_prepared(tmp_path / "data", num_channels=2).folder.path
+        alter(folder, "images", "scan000", lambda image: image[:, 1].fill(7))
+        alter(folder, "images", "scan001", lambda image: image.fill(7))
+        alter(folder, "images", "scan005", lambda image: image.fill(7))
+        report = check_dataset(folder)
+        # scan001 and scan005 are the same image of two patients, but it shows neither of them
+        assert report.problems == ()
+        names = "scan000 channel1, scan001 channel0 channel1, scan005 channel0 channel1"
+        assert report.warnings == (f"3 images ({names}) of one grey value throughout",)
+
+    def test_cases_and_raters_without_any_drawing_are_told_of(self, folder):
+        for number in range(6):
+            alter(folder, "masks", f"scan00{number}", lambda masks: masks[:, 2].fill(0))
+        alter(folder, "masks", "scan003", lambda masks: masks.fill(0))
+        report = check_dataset(folder)
+        assert report.warnings == (
+            "1 case (scan003) where no rater drew anything",
+            "rater rater2 drew nothing in any of 6 cases",
+        )
+        assert report.empty[:, 2].all()
+        assert report.empty[3].all()
+        # empty against empty is agreement
+        assert report.agreement[3].tolist() == [1, 1, 1]
+
+    def test_files_that_the_manifest_does_not_know_are_told_of(self, folder):
+        (folder / "notes.txt").write_text("mine")
+        shutil.copy(folder / "masks" / "scan000.npy", folder / "masks" / "old.npy")
+        report = check_dataset(folder)
+        assert report.problems == ()
+        assert report.warnings == (
+            "2 files (masks/old.npy, notes.txt) in the folder that the manifest does not know",
+        )
+
+    def test_the_same_image_of_two_patients_is_a_problem_and_of_one_a_warning(self, folder):
+        image = np.load(folder / "images" / "scan000.npy")
+        store(folder, "images", "scan001", image)
+        report = check_dataset(folder)
+        assert report.problems == ()
+        assert report.warnings == ("2 cases (scan000, scan001) of patient patient000 have the same image",)
+        store(folder, "images", "scan005", image)
+        report = check_dataset(folder)
+        assert report.warnings == ()
+        assert report.problems == (
+            "the same image under two patients would leak between folds: scan000 (patient patient000), "
+            "scan001 (patient patient000), scan005 (patient patient002)",
+        )
+
+    def test_long_lists_of_names_are_cut(self):
+        assert enumerated(list("abcdefg"), "case") == "7 cases (a, b, c, d, e, ...)"
+
+
+def tiny(folder):
+    """Three cases of two sizes and two patients, three raters, two foreground classes."""
+    grey = np.arange(16, dtype=np.uint8).reshape(4, 4)
+    empty = np.zeros((3, 4, 4), dtype=np.uint8)
+    first, second, third = empty.copy(), empty.copy(), empty[:, :2].copy()
+    # organ (1): 4, 4 and 2 voxels, the majority is the first two; tumour (2): 1 voxel each
+    first[:2, 0] = 1
+    first[2, 0, :2] = 1
+    first[:, 2, 2] = 2
+    # the third rater draws nothing: majority 2 voxels of organ, no tumour
+    second[:2, 1, 1:3] = 1
+    third[:, 0, 0] = 1
+    cases = [("a", "p", grey, first), ("b", "p", grey.T.copy(), second), ("c", "q", grey[:2] * 2, third)]
+    write_dataset(
+        folder, cases, raters=["anna", "ben", "[red]carl"], class_names=["background", "organ", "tumour"]
+    )
+
+
+class TestTables:
+    def test_the_summary_is_that_computed_by_hand(self, tmp_path):
+        tiny(tmp_path / "data")
+        report = check_dataset(tmp_path / "data")
+        assert (report.problems, report.warnings) == ((), ())
+        rows = dict(cells(summary_table(report)))
+        assert rows["source"] == "folder"
+        assert (rows["cases"], rows["patients"], rows["raters"]) == ("3", "2", "3")
+        assert rows["classes"] == "background, organ, tumour"
+        assert rows["size"] == "4 x 4, 2 x 4"
+        assert rows["spacing (mm)"] == "0.5 x 0.75"
+        # organ: (4 + 4 + 2) / 3 of 16, (2 + 2 + 0) / 3 of 16, 1 of 8; tumour: 1 of 16, 0, 0
+        shares = np.array([10 / 48, 4 / 48, 1 / 8]) * 100
+        assert rows["share of organ"] == (
+            f"{shares.mean():.2f} % of the voxels, {shares.min():.2f} to {shares.max():.2f} % in a case"
+        )
+        assert rows["share of tumour"] == "2.08 % of the voxels, 0.00 to 6.25 % in a case"
+
+    def test_the_rater_table_is_that_computed_by_hand(self, tmp_path):
+        tiny(tmp_path / "data")
+        # carl, case a: organ 2 * 2 / (2 + 4), tumour 1; case b: organ 0, tumour 1 as nobody drew one
+        carl = ((2 / 3 + 1) / 2 + (0 + 1) / 2 + 1) / 3
+        assert cells(rater_table(check_dataset(tmp_path / "data"))) == [
+            ["anna", "3", "0", "1.000"],
+            ["ben", "3", "0", "1.000"],
+            ["[red]carl", "3", "1", f"{carl:.3f}"],
+            ["mean over raters", "", "", f"{(2 + carl) / 3:.3f}"],
+        ]
+
+    def test_one_rater_alone_agrees_with_nobody(self, tmp_path):
+        make_prepared(tmp_path / "data", num_raters=1)
+        assert cells(rater_table(check_dataset(tmp_path / "data"))) == [
+            ["rater0", "6", "0", "-"],
+            ["mean over raters", "", "", "-"],
+        ]
+
+    def test_many_sizes_are_shown_as_a_range(self, tmp_path):
+        make_prepared(tmp_path / "data", sizes=[(16, 20), (18, 19), (20, 18), (22, 17)])
+        rows = dict(cells(summary_table(check_dataset(tmp_path / "data"))))
+        assert rows["size"] == "16 x 17 to 22 x 20"
+
+
+class TestCommand:
+    def test_a_sound_dataset_ends_with_what_to_do_next_and_stays_as_it_is(self, folder):
+        before = {path: (sha256(path), path.stat().st_mtime_ns) for path in folder.rglob("*.*")}
+        text = printed(folder)
+        assert text.rstrip().endswith(
+            f"no problems, no warnings; next: semidice train quick --set data.dataset={folder}"
+        )
+        assert f"wrote {folder.parent / 'data_check.png'}" in text
+        assert {path: (sha256(path), path.stat().st_mtime_ns) for path in folder.rglob("*.*")} == before
+        assert sorted(path.name for path in folder.parent.iterdir()) == ["data", "data_check.png"]
+
+    def test_problems_are_an_error_that_counts_them_and_the_sheet_shows_the_rest(self, folder, tmp_path):
+        (folder / "images" / "scan000.npy").unlink()
+        (folder / "notes.txt").write_text("mine")
+        console = Console(file=io.StringIO(), width=120)
+        with pytest.raises(CheckError, match=re.escape(f"1 problem, 1 warning in {folder}: mend")):
+            run_check(folder, sheet=tmp_path / "new" / "sheet.png", console=console)
+        assert "problem: images/scan000.npy is missing\nwarning: 1 file" in console.file.getvalue()
+        assert (tmp_path / "new" / "sheet.png").is_file()
+
+    def test_a_dataset_of_which_nothing_is_left_has_no_sheet(self, folder):
+        shutil.rmtree(folder / "images")
+        text = printed(folder)
+        assert "6 problems" in text
+        assert not (folder.parent / "data_check.png").exists()
+
+    def test_a_flood_of_problems_is_cut_with_their_number(self, tmp_path):
+        make_prepared(tmp_path / "data", num_cases=45, size=(8, 8), slices_per_scan=1)
+        shutil.rmtree(tmp_path / "data" / "truth")
+        text = printed(tmp_path / "data")
+        assert text.count("is missing") == 40
+        assert "... and 5 more problems" in text
+        assert "45 problems" in text
+
+    def test_a_sheet_in_the_dataset_or_of_another_kind_is_refused(self, folder):
+        with pytest.raises(ValueError, match="lies in the dataset, which stays as it was prepared"):
+            run_check(folder, sheet=folder / "sheet.png", console=Console(quiet=True))
+        with pytest.raises(ValueError, match=r"a name that ends in \.png; got sheet\.jpg"):
+            run_check(folder, sheet=Path("sheet.jpg"), console=Console(quiet=True))
+
+    def test_the_current_folder_has_its_sheet_beside_it_too(self, folder, monkeypatch):
+        monkeypatch.chdir(folder)
+        assert "no problems" in printed(Path("."))
+        assert (folder.parent / "data_check.png").is_file()
+
+
+@pytest.mark.skipif(
+    not LIDC.is_dir(), reason="the LIDC slices are not beside the repository (shared/data/lidc)"
+)
+def test_the_agreement_of_the_lidc_raters_is_that_of_an_independent_computation(tmp_path):
+    with (LIDC / "cases.csv").open() as file:
+        entries = [(row["case"], row["patient"]) for row in csv.DictReader(file)]
+    cases, scores = [], []
+    for case, patient in entries:
+        paths = [
+            LIDC / "images" / f"{case}.png",
+            *(LIDC / "raters" / f"{k}" / f"{case}.png" for k in (1, 2, 3, 4)),
+        ]
+        image, *masks = (np.asarray(Image.open(path)) for path in paths)
+        masks = np.stack(masks) > 0
+        majority = masks.sum(axis=0) > 2
+        overlap, sizes = (masks & majority).sum(axis=(1, 2)), masks.sum(axis=(1, 2)) + majority.sum()
+        # every rater drew something, so no size is 0
+        scores.append(2 * overlap / sizes)
+        cases.append((case, patient, image, masks.astype(np.uint8)))
+    write_dataset(tmp_path / "lidc", cases, raters=["1", "2", "3", "4"])
+    report = check_dataset(tmp_path / "lidc")
+    assert (report.problems, report.warnings) == ((), ())
+    np.testing.assert_allclose(report.agreement.numpy(), scores, atol=1e-6)
+    means = np.mean(scores, axis=0)
+    shown = [[rater, "573", "0", f"{mean:.3f}"] for rater, mean in zip("1234", means, strict=True)]
+    assert cells(rater_table(report)) == [*shown, ["mean over raters", "", "", f"{means.mean():.3f}"]]

@@ -1,0 +1,103 @@
+"""The contact sheet: which cases are on it, what of them is shown, and that everything is named."""
+
+import json
+
+import numpy as np
+import pytest
+from matplotlib.colors import same_color
+from PIL import Image
+from prepared import make_prepared
+from rich.console import Console
+
+from semidice.data.dataset import Dataset
+from semidice.report.check import run_check
+from semidice.report.contact_sheet import SheetPanel, case_panel, choose_cases, draw_contact_sheet
+from semidice.report.label_figures import outline_style
+
+
+def test_the_cases_are_spread_evenly_and_the_most_contested_come_first():
+    agreement = np.linspace(1, 0.5, 100)
+    chosen = choose_cases(agreement, np.arange(100) != 99)
+    assert len(chosen) == len(set(chosen)) == 24
+    assert chosen[0] == 98
+    assert chosen[-1] == 0
+    assert chosen == sorted(chosen, reverse=True)
+    assert set(np.diff(chosen)) <= {-4, -5}
+    assert choose_cases(agreement, np.zeros(100, dtype=bool)) == []
+
+
+@pytest.mark.parametrize(
+    ("num_cases", "size", "num_raters"), [(1, (32, 32), 1), (5, (40, 24), 8), (24, (16, 40), 3)]
+)
+def test_the_sheet_has_a_readable_size_whatever_it_shows(tmp_path, num_cases, size, num_raters):
+    folder = tmp_path / "data"
+    make_prepared(folder, num_cases=num_cases, size=size, num_raters=num_raters, truth=False)
+    run_check(folder, sheet=tmp_path / "sheet.png", console=Console(quiet=True))
+    with Image.open(tmp_path / "sheet.png") as sheet:
+        assert 900 <= sheet.width <= 2000
+        assert 300 <= sheet.height <= 2400
+        # grey images and coloured outlines
+        assert np.ptp(np.asarray(sheet.convert("RGB")).astype(int), axis=2).max() > 100
+
+
+def test_titles_and_legend_name_every_case_and_rater():
+    image = np.linspace(0, 1, 900, dtype=np.float32).reshape(30, 30)
+    masks = np.zeros((3, 30, 30), dtype=np.uint8)
+    masks[0, 5:20, 5:20] = 1
+    masks[1, 5:20, 9:20] = 2
+    panels = [
+        SheetPanel("a" * 30 + "_slice0012", 0.512, image, masks),
+        SheetPanel("b", np.nan, image, masks),
+    ]
+    figure = draw_contact_sheet(panels, ["_anna", "a$b$c", "carl"], num_cases=7)
+    assert [axes.get_title() for axes in figure.axes] == ["aaaaaaaa…aaaaaaa_slice0012\nDice 0.512", "b"]
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == [" _anna", r" a\$b\$c", " carl"]
+    assert figure.get_suptitle().startswith("2 of 7 cases, the most contested first")
+    # two raters drew something, each a dark line and a coloured one
+    assert len(figure.axes[0].collections) == 4
+
+
+def test_a_rater_has_the_same_colour_on_every_panel_and_in_the_legend():
+    image = np.linspace(0, 1, 900, dtype=np.float32).reshape(30, 30)
+    masks = np.zeros((2, 30, 30), dtype=np.uint8)
+    masks[1, 5:20, 5:20] = 1
+    figure = draw_contact_sheet([SheetPanel("a", 0.5, image, masks)], ["anna", "ben"], num_cases=1)
+    outline = figure.axes[0].collections[-1]
+    line = figure.legends[0].get_lines()[1]
+    assert same_color(outline.get_edgecolor(), line.get_color())
+
+
+def test_no_two_of_36_raters_look_alike():
+    styles = [outline_style(number) for number in range(36)]
+    assert len(set(styles)) == 36
+
+
+def test_a_volume_shows_its_fullest_slice_in_the_proportions_of_its_voxels(tmp_path):
+    path = make_prepared(tmp_path / "data", depth=9, size=(40, 30), dtype="int16").folder.manifest
+    manifest = json.loads(path.read_text())
+    manifest["options"] = {"slice_axis": 0}
+    for scan in manifest["scans"]:
+        scan["spacing_mm"] = [5.0, 1.5, 0.5]
+    path.write_text(json.dumps(manifest))
+    dataset = Dataset(tmp_path / "data")
+    panel = case_panel(dataset, 2, 0.5)
+    masks = dataset.masks(2)
+    fullest = (masks > 0).sum(axis=(0, 2, 3)).argmax()
+    assert panel.aspect == 3
+    # nothing that was drawn is cut off, and the image is cut the same way
+    assert panel.masks.sum() == masks[:, fullest].sum()
+    rows, columns = panel.image.shape
+    whole = dataset.image(2)[0, fullest]
+    windows = np.lib.stride_tricks.sliding_window_view(whole, (rows, columns))
+    (place,) = np.argwhere((windows == panel.image).all(axis=(2, 3)))
+    row, column = place
+    assert np.array_equal(masks[:, fullest, row : row + rows, column : column + columns], panel.masks)
+
+
+def test_a_case_without_drawing_is_shown_whole(tmp_path):
+    dataset = make_prepared(tmp_path / "data", size=(30, 36))
+    path = dataset.folder.array("masks", "scan000")
+    np.save(path, np.zeros_like(np.load(path)))
+    assert case_panel(dataset, 0, 1.0).image.shape == (30, 36)
+    assert case_panel(dataset, 1, 1.0).image.shape != (30, 36)

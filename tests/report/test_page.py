@@ -1,0 +1,440 @@
+"""The report page: every number traced to the case tables, the answer in words, runs that do not fit."""
+
+import io
+import math
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from pages import (
+    CLASS_OF,
+    NAMES,
+    RESAMPLES,
+    SHOWN_METRICS,
+    Built,
+    build,
+    embedded,
+    lesion_report,
+    shown,
+)
+from PIL import Image
+from prepared import make_prepared
+from rich.console import Console
+from synthetic_runs import METRICS, write_runs
+
+from semidice.metrics import CaseRow, CaseTable, compare_cases, read_cases
+from semidice.metrics.accumulators import SCORES
+from semidice.metrics.tables import p_text
+from semidice.report.page import run_report
+from semidice.report.page.answer import compare_all, headline
+from semidice.report.page.meanings import MEANINGS
+from semidice.report.page.runs import find_runs
+from semidice.runs.predictions import read_prediction, write_prediction
+from semidice.runs.scoring import TRUTH_SCORES
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    return lesion_report(tmp_path_factory.mktemp("report"))
+
+
+class Tables(HTMLParser):
+    """Rows of cells of every table of a page, white space made one."""
+
+    def __init__(self):
+        super().__init__()
+        self.tables, self.cell = [], None
+
+    def handle_starttag(self, tag, attributes):
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in ("th", "td"):
+            self.cell = []
+
+    def handle_endtag(self, tag):
+        if tag in ("th", "td"):
+            self.tables[-1][-1].append(" ".join("".join(self.cell).split()))
+            self.cell = None
+
+    def handle_data(self, data):
+        if self.cell is not None:
+            self.cell.append(data)
+
+
+def tables_of(path):
+    reader = Tables()
+    reader.feed(path.read_text(encoding="utf-8"))
+    return reader.tables
+
+
+def test_every_mean_of_the_summary_is_that_of_the_case_tables(built):
+    means = tables_of(built.out)[1]
+    assert means[0] == [
+        "method",
+        *(f"{name} (%) {'↓' if name.endswith('error') else '↑'}" for name in SHOWN_METRICS),
+    ]
+    for row, method in zip(means[1:], NAMES, strict=True):
+        assert row[0] == method
+        for cell, metric in zip(row[1:], SHOWN_METRICS, strict=True):
+            scores = [one[method] for one in built.values(metric, CLASS_OF.get(metric, "mean")).values()]
+            assert cell.split()[0].rstrip("★") == shown(math.fsum(scores) / 14, metric)
+
+
+def test_every_interval_lead_and_p_value_is_that_of_the_comparison(built):
+    answers, means, *matrices = tables_of(built.out)[: 2 + len(SHOWN_METRICS)]
+    for number, metric in enumerate(SHOWN_METRICS):
+        one = compare_cases(built.table(), metric, num_resamples=RESAMPLES)
+        best = one.best()
+        for row, method in enumerate(NAMES):
+            low, high = (shown(float(ends[row]), metric) for ends in (one.mean_low, one.mean_high))
+            cell = means[1 + row][1 + number]
+            assert cell.split(" ", 1)[1].removeprefix("★ ") == f"[{low}, {high}]"
+            assert ("★" in cell) == (method in best)
+            for column in range(len(NAMES)):
+                if column != row:
+                    sign = (
+                        "▲ " if one.superior()[row, column] else "▼ " if one.superior()[column, row] else ""
+                    )
+                    p = p_text(float(one.p_holm[row, column]))
+                    difference = shown(float(one.difference[row, column]), metric, signed=True)
+                    expected = f"{sign}{difference} p {p if p.startswith('<') else '= ' + p}"
+                    assert matrices[number][1 + row][1 + column] == expected
+        ranked = np.argsort(-one.mean if one.higher_is_better else one.mean)
+        first, *others = ranked[[0, 1, -1]]
+        answer = answers[1 + number]
+        assert answer[1].startswith(f"{NAMES[first]} {shown(float(one.mean[first]), metric)} [")
+        for cell, other in zip(answer[2:], others, strict=True):
+            low, high = (shown(float(e[first, other]), metric, signed=True) for e in (one.low, one.high))
+            difference = shown(float(one.difference[first, other]), metric, signed=True)
+            words = "significant" if one.superior()[first, other] else "may be chance"
+            p = p_text(float(one.p_holm[first, other]))
+            equals = p if p.startswith("<") else f"= {p}"
+            assert cell == f"{difference} [{low}, {high}] {NAMES[other]} {words}: p {equals}"
+
+
+def test_the_scores_in_the_page_are_those_of_the_case_tables_to_the_last_bit(built):
+    for number, score in enumerate(built.data["scores"]):
+        expected = built.values(score["name"], CLASS_OF.get(score["name"], "mean"))
+        found = {case["name"]: case["values"][number] for case in built.data["cases"]}
+        assert found == {case: [row[method] for method in NAMES] for case, row in expected.items()}
+
+
+def test_the_reliability_of_the_page_is_counted_by_hand_from_the_predictions(built):
+    for record, (_, run) in zip(built.data["reliability"], built.runs.items(), strict=True):
+        sure, right = [], []
+        for number, case in enumerate(built.dataset.cases):
+            (path,) = run.path.glob(f"fold_*/predictions/{case.name}.npz")
+            prob = read_prediction(path)
+            there = built.dataset.masks(number)[built.dataset.present[number]]
+            majority = there.sum(0) * 2 > len(there)
+            sure.append(prob.max(0).ravel())
+            right.append((prob.argmax(0) == majority).ravel())
+        sure, right = np.concatenate(sure).astype(np.float64), np.concatenate(right)
+        cell = np.minimum((sure * 10 + 1e-6).astype(int), 9)
+        gaps = [abs(right[cell == bin_].sum() - sure[cell == bin_].sum()) for bin_ in range(10)]
+        assert record["error"] == pytest.approx(sum(gaps) / len(sure), abs=1e-6)
+        assert record["share"] == pytest.approx(np.bincount(cell, minlength=10) / len(sure))
+
+
+def test_tables_beside_the_page_hold_all_digits_and_the_whole_case_table(built):
+    beside = built.out.parent / "report_files"
+    table = read_cases(beside / "cases.csv")
+    assert list(map(repr, table.sorted().rows())) == list(map(repr, built.table().sorted().rows()))
+    for stem in ("means", *(f"pairs_{metric}" for metric in SHOWN_METRICS)):
+        assert {path.suffix for path in beside.glob(f"{stem}.*")} == {".csv", ".md", ".tex"}
+    assert "\\begin{tabular}" in (beside / "means.tex").read_text()
+    assert set(built.report.beside) == set(beside.iterdir())
+
+
+def test_figures_beside_the_page_are_png_and_svg(tmp_path):
+    dataset = make_prepared(tmp_path / "data", num_cases=6, cases_per_patient=1)
+    runs = write_runs(dataset, tmp_path / "runs", methods=NAMES[1:], metrics=["dice_score"])
+    for path in (tmp_path / "data" / "truth").iterdir():
+        path.unlink()
+    steps = []
+    build(
+        runs, dataset, tmp_path / "report.html", figures=True, max_cases=0, on_step=lambda *s: steps.append(s)
+    )
+    names = {path.name for path in (tmp_path / "report_files").glob("*.[ps][nv]g")}
+    stems = ("cases_dice_score", "significance_dice_score", "reliability", "curves")
+    assert {f"{stem}.{kind}" for stem in stems for kind in ("png", "svg")} <= names
+    for path in (tmp_path / "report_files").glob("*.png"):
+        with Image.open(path) as figure:
+            assert min(figure.size) > 200
+    assert steps[-1][0] == "drawing figures"
+    assert steps[-1][1] == steps[-1][2]
+
+
+def test_a_page_made_twice_is_the_same_to_the_byte(built, tmp_path):
+    build(built.runs, built.dataset, tmp_path / "report.html")
+    assert (tmp_path / "report.html").read_bytes() == built.out.read_bytes()
+
+
+def scored(means, *, metric="dice_score", noise=0.01, num_cases=20):
+    rng = np.random.default_rng(0)
+    return [
+        CaseRow(f"case{number}", f"case{number}", 0, method, "mean", metric, value + rng.normal(0, noise))
+        for method, value in means.items()
+        for number in range(num_cases)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("dice", "error", "words"),
+    [
+        ({"A": 0.9}, {"A": 0.1}, "One method, A: there is nothing to compare it with."),
+        (
+            {"A": 0.9, "B": 0.8},
+            {"A": 0.1, "B": 0.2},
+            "A is best, significantly ahead of every other method by all 2 scores.",
+        ),
+        (
+            {"A": 0.9, "B": 0.8},
+            {"A": 0.1, "B": 0.1},
+            "A is best: significantly ahead of every other method by dice_score, and by no score is another "
+            "significantly better.",
+        ),
+        (
+            {"A": 0.9, "B": 0.9, "C": 0.8},
+            {"A": 0.1, "B": 0.2, "C": 0.1},
+            "A is the only method that no other beats significantly by any score.",
+        ),
+        (
+            {"A": 0.9, "B": 0.9, "C": 0.5},
+            {"A": 0.1, "B": 0.1, "C": 0.2},
+            "A and B are beaten significantly by no other method, by any score; between them the cases do "
+            "not decide.",
+        ),
+        (
+            {"A": 0.9, "B": 0.9},
+            {"A": 0.1, "B": 0.1},
+            "No difference between the 2 methods is significant by any score: with these cases, each of them "
+            "may be the best.",
+        ),
+        (
+            {"A": 0.9, "B": 0.8},
+            {"A": 0.2, "B": 0.1},
+            "It depends on the score: every method is beaten significantly by some. Significantly ahead of "
+            "every other method: A by dice_score; B by brier_error.",
+        ),
+        (
+            {"A": 0.9, "B": 0.9, "C": 0.8},
+            {"A": 0.2, "B": 0.2, "C": 0.1},
+            "It depends on the score: every method is beaten significantly by some. Significantly ahead of "
+            "every other method: C by brier_error.",
+        ),
+        (
+            {"A": 0.9, "B": 0.9, "C": 0.8, "D": 0.8},
+            {"A": 0.2, "B": 0.2, "C": 0.1, "D": 0.1},
+            "It depends on the score: every method is beaten significantly by some. In the best set of most "
+            "of them: A, B, C and D (1 of 2).",
+        ),
+    ],
+)
+def test_the_headline_follows_from_the_best_sets(dice, error, words):
+    table = CaseTable.from_rows([*scored(dice), *scored(error, metric="brier_error")])
+    scores, notices = compare_all(table, list(dice), ["background", "lesion"], num_resamples=RESAMPLES)
+    assert headline(scores) == words
+    assert notices == []
+
+
+def test_scores_that_cannot_be_compared_are_left_out_and_named():
+    rows = [
+        *scored({"A": 0.9, "B": 0.8}),
+        *scored({"A": 0.1}, metric="brier_error"),
+        *scored({"A": 1.0, "B": 2.0}, metric="volume_ml"),
+        *scored({"A": math.nan, "B": 2.0}, metric="hausdorff_error_mm"),
+    ]
+    scores, notices = compare_all(CaseTable.from_rows(rows), ["A", "B"], ["background", "lesion"])
+    assert [score.name for score in scores] == ["dice_score"]
+    assert notices == [
+        "brier_error is left out: B was not scored by it.",
+        "volume_ml is left out: its name does not say whether higher is better.",
+        "hausdorff_error_mm of mean is left out: fewer than two cases have it.",
+    ]
+
+
+def test_every_metric_of_a_run_is_explained_on_the_page():
+    assert set(MEANINGS) == {*SCORES, *TRUTH_SCORES}
+
+
+def test_cases_of_a_patient_are_resampled_together_where_there_are_several():
+    rows = [row._replace(patient=f"p{int(row.case[4:]) // 2}") for row in scored({"A": 0.9, "B": 0.8})]
+    (score,), _ = compare_all(CaseTable.from_rows(rows), ["A", "B"], ["background", "lesion"])
+    assert (score.comparison.unit, score.comparison.num_patients) == ("patient", 10)
+    rows = [row._replace(patient="p") for row in rows]
+    (score,), _ = compare_all(CaseTable.from_rows(rows), ["A", "B"], ["background", "lesion"])
+    assert score.comparison.unit == "case"
+
+
+def test_one_case_is_nothing_to_report():
+    table = CaseTable.from_rows(scored({"A": 0.9}, num_cases=1))
+    with pytest.raises(ValueError, match="nothing to report: no metric has scores of A in two cases"):
+        compare_all(table, ["A"], ["background", "lesion"])
+
+
+@pytest.fixture
+def small(tmp_path):
+    """Two finished runs on six images."""
+    dataset = make_prepared(tmp_path / "data", num_cases=6, cases_per_patient=1)
+    return dataset, write_runs(dataset, tmp_path / "runs", methods=NAMES[:2], metrics=METRICS[:3])
+
+
+def test_a_run_several_runs_and_a_folder_of_runs_are_found(built):
+    folder = built.runs[NAMES[0]].path.parent
+    assert list(find_runs([folder]).runs) == list(NAMES)
+    assert list(find_runs([run.path for run in reversed(built.runs.values())]).runs) == list(NAMES)[::-1]
+    only = find_runs([built.runs[NAMES[1]].path])
+    assert (list(only.runs), only.dataset) == ([NAMES[1]], built.dataset.folder.path)
+
+
+def test_an_unfinished_run_is_left_out_of_a_comparison_and_refused_alone(small, tmp_path):
+    _, runs = small
+    first, second = runs.values()
+    second.cases.unlink()
+    found = find_runs([tmp_path / "runs"])
+    assert list(found.runs) == [NAMES[0]]
+    assert found.notices == ("The run method1 is not finished and is left out.",)
+    with pytest.raises(ValueError, match="method1 is not finished: go on with `semidice train --resume`"):
+        find_runs([second.path])
+    first.cases.unlink()
+    with pytest.raises(ValueError, match=r"no run in .*runs is finished"):
+        find_runs([tmp_path / "runs"])
+
+
+def test_runs_of_the_same_name_are_called_as_their_folders(small):
+    _, runs = small
+    for run in runs.values():
+        run.recipe.write_text(re.sub("^name: .*", "name: same", run.recipe.read_text(), flags=re.M))
+    assert list(find_runs([run.path for run in runs.values()]).runs) == ["method0", "method1"]
+    with pytest.raises(ValueError, match="two runs are called method0"):
+        find_runs([runs[NAMES[0]].path] * 2)
+
+
+def test_runs_on_different_datasets_are_not_compared(small):
+    _, runs = small
+    recipe = runs[NAMES[1]].recipe
+    recipe.write_text(re.sub("dataset: .*", "dataset: /elsewhere", recipe.read_text()))
+    with pytest.raises(ValueError, match="only runs on the same dataset can be compared"):
+        find_runs([run.path for run in runs.values()])
+
+
+def test_runs_with_different_folds_are_not_compared(small, tmp_path):
+    dataset, runs = small
+    others = write_runs(dataset, tmp_path / "other", methods=NAMES[2:], metrics=METRICS[:1], fold_seed=1)
+    with pytest.raises(ValueError, match=r"have different folds: case scan\d+ was validated in fold"):
+        build({**runs, **others}, dataset, tmp_path / "report.html")
+    assert not (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("missing", "there is no folder .*missing: name a run folder"),
+        ("data", "is neither a run folder nor a folder of run folders"),
+    ],
+)
+def test_a_folder_that_is_no_run_is_named(small, tmp_path, path, message):
+    with pytest.raises(ValueError, match=message):
+        find_runs([tmp_path / path])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("just words", "must hold the options of a recipe; got str"),
+        ("name: a", "does not say data.dataset"),
+        ("a: [", "cannot read .*recipe.yaml"),
+    ],
+)
+def test_a_recipe_that_is_none_is_named(small, text, message):
+    run = small[1][NAMES[0]]
+    run.recipe.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        find_runs([run.path])
+
+
+def test_a_prediction_that_was_not_the_one_scored_is_noticed(small, tmp_path):
+    dataset, runs = small
+    path = next(runs[NAMES[1]].path.glob("fold_0/predictions/*.npz"))
+    write_prediction(path, read_prediction(path)[::-1])
+    words = f"uniform \\+ SDL has calibration_error .* of case {path.stem} .* run `semidice evaluate"
+    with pytest.raises(ValueError, match=words):
+        build(runs, dataset, tmp_path / "report.html")
+    write_prediction(path, np.full((2, 8, 8), 0.5, np.float32))
+    with pytest.raises(ValueError, match=r"has shape \(2, 8, 8\), but .* says \(2, 32, 32\)"):
+        build(runs, dataset, tmp_path / "report.html")
+
+
+def test_a_run_without_stored_predictions_has_its_scores_on_the_page(small, tmp_path):
+    dataset, runs = small
+    for path in runs[NAMES[0]].path.glob("fold_*/predictions/*.npz"):
+        path.unlink()
+    report = build(runs, dataset, tmp_path / "report.html")
+    words = "majority + SDL has no stored predictions: its pictures and reliability are left out."
+    assert report.notices == (words,)
+    data = embedded(tmp_path / "report.html")
+    assert [record["method"] for record in data["reliability"]] == [1]
+    assert (len(data["methods"]), data["layout"]["methods"]) == (2, [1])
+    for path in runs[NAMES[1]].path.glob("fold_*/predictions/*.npz"):
+        path.unlink()
+    build(runs, dataset, tmp_path / "report.html")
+    assert embedded(tmp_path / "report.html")["layout"] is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"out": "report.pdf"}, "ends in .html; got"),
+        ({"max_cases": -1}, "max_cases of 0 or more; got 2 and -1"),
+    ],
+)
+def test_what_cannot_be_a_page_is_refused(small, tmp_path, options, message):
+    dataset, runs = small
+    with pytest.raises(ValueError, match=message):
+        build(runs, dataset, tmp_path / options.pop("out", "report.html"), **options)
+
+
+def test_the_command_says_where_everything_is_and_finds_a_dataset_that_was_moved(small, tmp_path):
+    dataset, runs = small
+    moved = dataset.folder.path.rename(tmp_path / "moved")
+    console = Console(file=io.StringIO(), width=200)
+    out = tmp_path / "new" / "report.html"
+    run_report(
+        [run.path for run in runs.values()],
+        out,
+        console,
+        read_prediction=read_prediction,
+        dataset=moved,
+        figures=False,
+        title="Mine",
+    )
+    words = console.file.getvalue()
+    assert f"wrote {out} (0." in words
+    assert f"tables and figures to {out.parent / 'report_files'}" in words
+    assert "<title>Mine</title>" in out.read_text()
+
+
+def report_of_many(root, num_cases):
+    options = {"num_cases": num_cases, "size": (256, 256), "num_raters": 4, "cases_per_patient": 1}
+    methods = {f"method {number}": (1 + number, 0.5, 0.9, "mean", "min") for number in range(4)}
+    return Built(root, dataset_options=options, methods=methods, metrics=METRICS[:3])
+
+
+def test_a_hundred_cases_would_stay_under_ten_megabytes(tmp_path):
+    built = report_of_many(tmp_path, 4)
+    assert built.data["pictures"][0]["size"] == [256, 256]
+    pictures = sum(len(one["image"]) + len(one["maps"]) for one in built.data["pictures"])
+    rest = built.out.stat().st_size - pictures
+    assert 25 * pictures + rest + 100 * 4 * 4 * 25 < 9e6
+
+
+@pytest.mark.slow
+def test_a_hundred_cases_are_under_ten_megabytes(tmp_path):
+    built = report_of_many(tmp_path, 100)
+    assert len(built.data["pictures"]) == 100
+    assert built.data["pictures"][0]["size"] == [256, 256]
+    assert built.out.stat().st_size < 10e6

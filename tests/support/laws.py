@@ -1,0 +1,126 @@
+"""The table of every public loss in every form; the law tests run over it and a meta-test keeps it whole."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import get_args
+
+import torch
+from torch import Tensor, nn
+
+import semidice
+from semidice.arrays import one_hot
+from semidice.overlap.forms import Form
+
+FORMS: tuple[Form, ...] = get_args(Form)
+REGION_FUNCTIONS = {"dice_loss": {}, "jaccard_loss": {}, "tversky_loss": {"alpha": 0.7, "beta": 0.3}}
+REGION_MODULES = {"DiceLoss": {}, "JaccardLoss": {}, "TverskyLoss": {"alpha": 0.7, "beta": 0.3}}
+
+# A loss of (prediction, target, valid) once activation and further options are chosen.
+Call = Callable[..., Tensor]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One public loss in one form. `build(activation=..., **options)` gives the loss."""
+
+    public: str
+    form: Form | None
+    build: Callable[..., Call]
+    # its minimum over predictions is the soft label
+    compatible: bool
+    # and the minimum is 0, which that of cross entropy is not
+    zero_at_label: bool
+    # a target that asks for a gradient gets all of it
+    target_gradient: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.public}-{self.form}" if self.form else self.public
+
+
+def _settings(public: str, form: Form) -> dict[str, float]:
+    settings = {**REGION_FUNCTIONS, **REGION_MODULES}[public]
+    # the squared form has no alpha != beta: its index would exceed 1
+    return {"alpha": 0.8, "beta": 0.8} if form == "squared" and settings else settings
+
+
+def _function(public: str, form: Form) -> Entry:
+    def build(activation: str = "none", **options: object) -> Call:
+        function = getattr(semidice, public)
+        keywords = {**_settings(public, form), "form": form, "activation": activation, **options}
+        return lambda prediction, target, valid=None: function(prediction, target, valid=valid, **keywords)
+
+    return Entry(public, form, build, compatible=form != "relaxed", zero_at_label=form != "relaxed")
+
+
+def _module(public: str, form: Form) -> Entry:
+    def build(activation: str = "none", **options: object) -> nn.Module:
+        keywords = {**_settings(public, form), "form": form, "activation": activation, **options}
+        return getattr(semidice, public)(**keywords)
+
+    return Entry(public, form, build, compatible=form != "relaxed", zero_at_label=form != "relaxed")
+
+
+def _mixture(form: Form) -> Entry:
+    def build(activation: str = "none", **options: object) -> nn.Module:
+        return semidice.SegmentationLoss(semidice.DiceLoss(form=form, activation=activation, **options))
+
+    return Entry("SegmentationLoss", form, build, compatible=form != "relaxed", zero_at_label=False)
+
+
+def _distillation(form: Form) -> Entry:
+    """A teacher that says what the label says; the loss keeps gradients away from it."""
+
+    def build(activation: str = "none", **options: object) -> Call:
+        mix = semidice.SegmentationLoss(semidice.DiceLoss(form=form, activation=activation, **options))
+        loss = semidice.DistillationLoss(mix)
+
+        def call(prediction: Tensor, target: Tensor, valid: Tensor | None = None) -> Tensor:
+            soft = target.is_floating_point()
+            teacher = target if soft else one_hot(target, prediction.shape[1]).to(prediction.dtype)
+            return loss(prediction, target, teacher, valid)
+
+        return call
+
+    return Entry("DistillationLoss", form, build, form != "relaxed", False, target_gradient=False)
+
+
+def _cross_entropy() -> Entry:
+    def build(activation: str = "none", **options: object) -> Call:
+        known = {name: value for name, value in options.items() if name in ("ignore_index", "class_weight")}
+        return lambda prediction, target, valid=None: semidice.soft_cross_entropy(
+            prediction, target, valid=valid, activation=activation, **known
+        )
+
+    return Entry("soft_cross_entropy", None, build, compatible=True, zero_at_label=False)
+
+
+ENTRIES: list[Entry] = [
+    *(_function(name, form) for name in REGION_FUNCTIONS for form in FORMS),
+    *(_module(name, form) for name in REGION_MODULES for form in FORMS),
+    *(_mixture(form) for form in FORMS),
+    *(_distillation(form) for form in FORMS),
+    _cross_entropy(),
+]
+COMPATIBLE = [entry for entry in ENTRIES if entry.compatible]
+ZERO_AT_LABEL = [entry for entry in ENTRIES if entry.zero_at_label]
+
+
+def is_loss(name: str) -> bool:
+    """Whether a public name is a loss by the naming rule."""
+    return name.endswith(("_loss", "Loss", "cross_entropy"))
+
+
+def soft_label(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    """A random soft label (N, C, *space) that sums to one over classes."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=dtype).mul(2).softmax(1)
+
+
+def random_logits(*shape: int, seed: int = 1, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Random logits of `shape`."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype).mul(2)
+
+
+def class_map(shape: tuple[int, ...], num_classes: int, seed: int = 2) -> Tensor:
+    """Random class indices of `shape`."""
+    return torch.randint(0, num_classes, shape, generator=torch.Generator().manual_seed(seed))

@@ -1,0 +1,72 @@
+"""Reports of small synthetic runs for tests, and the numbers they were made from, read without semidice."""
+
+import json
+import re
+
+import numpy as np
+import pyarrow.parquet
+from prepared import make_prepared
+from synthetic_runs import METRICS, write_runs
+
+from semidice.metrics import CaseTable, read_cases
+from semidice.metrics.tables import display_scale
+from semidice.report.page import build_page
+from semidice.runs.predictions import read_prediction
+
+NAMES = ("majority + SDL", "uniform + SDL", "uniform + DML1")
+RESAMPLES = 1000
+SHOWN_METRICS = ("dice_score", "binarized_dice_score", "calibration_error", "brier_error", "truth_error")
+CLASS_OF = {"calibration_error": "all", "brier_error": "all"}
+
+
+def build(runs, dataset, out, **options):
+    options = {"figures": False, "num_resamples": RESAMPLES} | options
+    return build_page(runs, dataset, out, read_prediction=read_prediction, **options)
+
+
+class Built:
+    """A page, what it was made from, and what is in it."""
+
+    def __init__(self, root, *, dataset_options, methods=NAMES, metrics=METRICS, **options):
+        self.dataset = make_prepared(root / "lesions", **dataset_options)
+        self.runs = write_runs(self.dataset, root / "runs", methods=methods, metrics=metrics)
+        self.out = root / "out" / "report.html"
+        self.report = build(self.runs, self.dataset, self.out, **options)
+        self.data = embedded(self.out)
+
+    def values(self, metric, class_name="mean"):
+        """Scores by case and method, read without semidice."""
+        found = {}
+        for method, run in self.runs.items():
+            for row in pyarrow.parquet.read_table(run.cases).to_pylist():
+                if (row["metric"], row["class"]) == (metric, class_name):
+                    found.setdefault(row["case"], {})[method] = row["value"]
+        return found
+
+    def table(self):
+        parts = [read_cases(run.cases).columns for run in self.runs.values()]
+        return CaseTable({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
+
+
+def embedded(path):
+    text = path.read_text(encoding="utf-8")
+    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)[1])
+
+
+def shown(value, metric, *, signed=False):
+    """As the tables have it, written out once more."""
+    return f"{value * display_scale(metric):{'+' if signed else ''}.2f}".replace("-", "−")
+
+
+def lesion_report(root):
+    """Fourteen images, a patient each, three raters, of whom some did not look, three methods."""
+    options = {"num_cases": 14, "size": (40, 48), "num_raters": 3, "absent": True, "cases_per_patient": 1}
+    return Built(root, dataset_options=options)
+
+
+def volume_report(root):
+    """Volumes with three classes and two channels, two a patient, one method."""
+    options = {"num_cases": 6, "size": (20, 28), "depth": 5, "num_classes": 3, "num_channels": 2}
+    return Built(
+        root, dataset_options=options, methods=NAMES[2:], metrics=("dice_score", "calibration_error")
+    )

@@ -1,0 +1,93 @@
+"""Run folders as `semidice train` leaves them, made by hand: a tiny network for each fold, not trained."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from semidice.data.dataset import Dataset
+from semidice.data.folds import split_folds, write_folds
+from semidice.metrics.cases import write_cases
+from semidice.networks.checkpoint import checkpoint_tensors, write_checkpoint
+from semidice.networks.models import build_model
+from semidice.paths import RunFolder
+from semidice.recipes import Recipe, write_recipe
+from semidice.runs.predictions import write_prediction as store
+from semidice.runs.run import network_probability, write_dataset_facts
+from semidice.runs.scoring import score_fold
+
+METRICS = ("dice_score", "binarized_dice_score", "calibration_error", "negative_log_likelihood")
+
+
+def make_run(
+    path: Path,
+    dataset: Dataset,
+    *,
+    num_folds: int = 2,
+    finished: Sequence[int] | None = None,
+    options: dict | None = None,
+    metrics: Sequence[str] = METRICS,
+    scored: bool = True,
+    change: Callable[[nn.Module], object] = lambda network: None,
+) -> RunFolder:
+    """A run of `num_folds` folds; `finished` (all if None) have weights, stored predictions and scores.
+
+    options: of `prepare`, put into the facts of the dataset. scored: False leaves out predictions and their
+    scores, but for the file that says that the fold is finished. change: what to do to each new network.
+    """
+    run = RunFolder(path)
+    path.mkdir(parents=True)
+    recipe = recipe_of(dataset, num_folds=num_folds, metrics=metrics)
+    write_recipe(recipe, run.recipe)
+    manifest = dataset.manifest.model_copy(update={"options": options or {}})
+    write_dataset_facts(run, manifest if options else dataset.manifest)
+    folds = split_folds([case.patient for case in dataset.cases], num_folds=num_folds, seed=0)
+    write_folds(run.folds, dataset, folds)
+    for fold in range(num_folds) if finished is None else finished:
+        network = new_network(recipe, dataset, seed=fold)
+        change(network)
+        write_checkpoint(run.fold(fold).last, checkpoint_tensors(network), {"step": 1})
+        if not scored:
+            run.fold(fold).cases.write_text("finished")
+            continue
+        cases = [number for number, other in enumerate(folds) if other == fold]
+        for number in cases:
+            prob = network_probability(network, normalised(dataset, number), dtype="fp32")
+            store(run.fold(fold).prediction(dataset.cases[number].name), prob[0])
+        table = score_fold(dataset, cases, run.fold(fold), metrics=metrics, method=recipe.name, fold=fold)
+        write_cases(table, run.fold(fold).cases)
+    return run
+
+
+def recipe_of(dataset: Dataset, *, num_folds: int = 2, metrics: Sequence[str] = METRICS) -> Recipe:
+    return Recipe.model_validate(
+        {
+            "name": "tiny",
+            "data": {"dataset": str(dataset.folder.path), "num_folds": num_folds},
+            "model": {
+                "architecture": "small_unet",
+                "encoder": "none",
+                "weights": "none",
+                "options": {"channels": [8, 16], "norm": "group"},
+            },
+            "validation": {"metrics": list(metrics)},
+        }
+    )
+
+
+def new_network(recipe: Recipe, dataset: Dataset, *, seed: int) -> nn.Module:
+    """A network of the recipe whose answers are not all near one half."""
+    torch.manual_seed(seed)
+    network = build_model(
+        num_channels=dataset.num_channels, num_classes=dataset.num_classes, **recipe.model.build_options()
+    )
+    with torch.no_grad():
+        network.segmentation_head[0].weight.mul_(4)
+    return network.eval()
+
+
+def normalised(dataset: Dataset, number: int) -> torch.Tensor:
+    """A case as a network takes it, (1, channels, H, W)."""
+    mean, std = (torch.tensor(each).view(-1, 1, 1) for each in (dataset.manifest.mean, dataset.manifest.std))
+    return ((torch.from_numpy(dataset.image(number)) - mean) / std).unsqueeze(0)

@@ -1,0 +1,82 @@
+"""Distillation on phantoms, where the truth is known: what KDE does to a teacher, and to its student."""
+
+import io
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from semidice.compare import run_compare
+from semidice.data.batches import WholeCases
+from semidice.data.dataset import Dataset
+from semidice.data.folds import read_folds
+from semidice.data.prepare import prepare_dataset
+from semidice.data.sources import find_datasets
+from semidice.demo import PHANTOM
+from semidice.labels.makers import majority_label
+from semidice.losses.distillation import Teacher
+from semidice.metrics import calibration_bins, read_cases
+from semidice.paths import RunFolder
+from semidice.recipes.grid import read_variants
+from semidice.runs.run import load_network
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "phantom"
+    options = replace(PHANTOM, num_cases=40)
+    (raw,) = find_datasets("phantom", path.parent, phantom=options)
+    prepare_dataset(raw, path, workers=1)
+    return path
+
+
+@pytest.fixture(scope="module")
+def ablation(dataset, tmp_path_factory):
+    """The paper's ablation from the shipped grid, and its comparisons."""
+    out = tmp_path_factory.mktemp("ablation")
+    # long enough for a teacher that has learned its cases by heart, and is too sure of new ones
+    overrides = ["data.num_folds=2", "schedule.epochs=150", "validation.every=150"]
+    variants = read_variants(["distillation"], dataset=dataset, out=out, overrides=overrides)
+    console = Console(file=io.StringIO(), width=160)
+    comparisons = run_compare(variants, out, console, accelerator="cpu")
+    print(console.file.getvalue())
+    return out, comparisons
+
+
+def test_one_grid_gives_the_ablation_table_of_the_paper(ablation):
+    out, comparisons = ablation
+    assert set(comparisons["dice_score"].methods) == {"teacher", "hard", "ce", "dml", "temperature", "kde"}
+    table = read_cases(out / "cases.parquet")
+    assert len(table.paired("dice_score").cases) == 40
+
+
+def test_kde_lowers_the_calibration_error_of_the_teacher(ablation, dataset):
+    """On cases it never saw, in batches of eight, keys labelled by their majority."""
+    out, _ = ablation
+    opened = Dataset(dataset)
+    run = RunFolder(out / "teacher")
+    fold_of_case = read_folds(run.folds, opened)
+    errors = {"none": [], "kde": []}
+    for fold in range(2):
+        network = load_network(run, fold, device="cpu")
+        cases = [case for case, other in enumerate(fold_of_case) if other == fold]
+        (batch,) = WholeCases(opened, cases, batch_size=len(cases), device="cpu")
+        target = majority_label(batch.masks.bool(), present=batch.present, batched=True)
+        for calibration in errors:
+            teacher = Teacher(network, calibration=calibration, generator=torch.Generator().manual_seed(0))
+            pieces = zip(batch.image.split(8), target.split(8), strict=True)
+            prob = torch.cat([teacher(*piece) for piece in pieces])
+            errors[calibration].append(float(calibration_bins(prob, target.argmax(1)).over_cases().error()))
+    assert np.mean(errors["kde"]) < 0.7 * np.mean(errors["none"]), errors
+
+
+@pytest.mark.parametrize("metric", ["dice_score", "calibration_error"])
+def test_a_student_of_kde_is_no_worse_than_one_of_temperature_scaling(ablation, metric):
+    _, comparisons = ablation
+    one = comparisons[metric]
+    kde, temperature = one.methods.index("kde"), one.methods.index("temperature")
+    assert not one.superior(correction="none")[temperature, kde], one.difference[kde, temperature]

@@ -1,0 +1,326 @@
+"""Training as a user runs it: real processes, real files, the same bits every time."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from lightning_fabric import Fabric
+from prepared import make_prepared
+from safetensors.torch import load_file
+
+from semidice.data.dataset import Dataset
+from semidice.data.folds import read_folds
+from semidice.metrics import read_cases
+from semidice.networks.checkpoint import Checkpoint, CheckpointWriter, write_checkpoint
+from semidice.paths import RunFolder
+from semidice.recipes import Recipe
+from semidice.training.crossvalidation import cross_validate, open_run
+from semidice.training.engine import DivergedError, FoldRun, train_fold
+
+SMALL = {"architecture": "small_unet", "encoder": "none", "weights": "none", "options": {"channels": [8, 16]}}
+
+
+def recipe_for(dataset, **changes):
+    options = {
+        "name": "test",
+        "data": {"dataset": str(dataset), "num_folds": 2},
+        "model": SMALL,
+        "augment": {"scale": [0.8, 1.25], "noise": 0.05},
+        "optimiser": {"lr": 0.05},
+        "schedule": {"epochs": 6},
+        "batch_size": 4,
+        "log_every": 2,
+        "validation": {"every": 2, "metrics": ["dice_score", "calibration_error"]},
+        "workers": 0,
+    }
+    return Recipe.model_validate(options | changes)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "phantom"
+    make_prepared(path, num_cases=12, size=(32, 32), num_raters=3)
+    return path
+
+
+@pytest.fixture(scope="module")
+def fabric():
+    fabric = Fabric(accelerator="cpu", devices=1)
+    fabric.launch()
+    return fabric
+
+
+def run(recipe, out, fabric):
+    folder = open_run(recipe, out, resume=False)
+    return folder, cross_validate(recipe, folder, fabric)
+
+
+@pytest.fixture(scope="module")
+def finished(dataset, fabric, tmp_path_factory):
+    """A run that was never interrupted, and its table."""
+    return run(recipe_for(dataset), tmp_path_factory.mktemp("runs") / "whole", fabric)
+
+
+def weights(folder, fold=0):
+    return load_file(folder.fold(fold).last)
+
+
+def assert_same_fold(one, other, fold=0):
+    ours, theirs = weights(one, fold), weights(other, fold)
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        assert torch.equal(tensor, theirs[name]), name
+    assert one.fold(fold).log.read_text() == other.fold(fold).log.read_text()
+
+
+def test_every_case_is_scored_once_by_the_fold_that_never_saw_its_patient(finished, dataset):
+    folder, table = finished
+    opened = Dataset(dataset)
+    rows = [row for row in table.rows() if row.metric == "calibration_error"]
+    assert sorted(row.case for row in rows) == sorted(case.name for case in opened.cases)
+    folds = dict(zip((case.name for case in opened.cases), read_folds(folder.folds, opened), strict=True))
+    assert all(row.fold == folds[row.case] for row in rows)
+    assert list(read_cases(folder.cases).rows()) == list(table.rows())
+
+
+def test_the_run_folder_says_what_was_done(finished):
+    folder, _ = finished
+    assert "small_unet" in folder.recipe.read_text()
+    assert json.loads(folder.versions.read_text())["torch"] == torch.__version__
+    lines = [json.loads(line) for line in folder.fold(0).log.read_text().splitlines()]
+    assert lines[0].keys() == {"step", "lr", "loss", "cross_entropy", "region"}
+    assert [line["epoch"] for line in lines if "epoch" in line] == [2, 4, 6]
+    assert any(folder.fold(0).tensorboard.iterdir())
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_does_not(finished, dataset, fabric, tmp_path):
+    again, _ = run(recipe_for(dataset), tmp_path / "again", fabric)
+    for fold in (0, 1):
+        assert_same_fold(finished[0], again, fold)
+    other, _ = run(recipe_for(dataset, seed=1), tmp_path / "other", fabric)
+    assert any(not torch.equal(t, weights(other)[name]) for name, t in weights(finished[0]).items())
+
+
+class Stopped(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("stop_at", [1, 3, 5])
+def test_stopped_and_resumed_it_ends_with_the_same_bits(finished, dataset, fabric, tmp_path, stop_at):
+    recipe = recipe_for(dataset)
+    folder = open_run(recipe, tmp_path / "stopped", resume=False)
+    opened = Dataset(dataset)
+    fold = FoldRun(recipe, opened, 0, read_folds(folder.folds, opened), folder.fold(0))
+
+    def stop(watch):
+        if watch.step == stop_at:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        train_fold(fold, fabric, on_step=stop, seconds_between_checkpoints=0)
+    train_fold(fold, fabric)
+    assert_same_fold(finished[0], folder)
+
+
+def train_command(dataset, out, *options):
+    sets = ["schedule.epochs=40", f"data.dataset={dataset}", "data.num_folds=2", "data.folds=[0]"]
+    sets += ["batch_size=4", "model.options.channels=[8,16]", "validation.every=10", *options]
+    command = [sys.executable, "-m", "semidice", "train", "quick", "-o", str(out), "--accelerator", "cpu"]
+    return [*command, *(part for option in sets for part in ("--set", option))]
+
+
+@pytest.mark.slow
+def test_killed_at_random_points_it_ends_with_the_weights_of_a_run_never_interrupted(dataset, tmp_path):
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    subprocess.run(train_command(dataset, whole), check=True, env=environment)
+    draw = torch.Generator().manual_seed(0)
+    for attempt in range(6):
+        command = train_command(dataset, killed) + (["--resume"] if (killed / "recipe.yaml").exists() else [])
+        process = subprocess.Popen(command, env=environment)
+        try:
+            process.wait(timeout=6 + 4 * float(torch.rand((), generator=draw)) + 2 * attempt)
+            break
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+    subprocess.run([*train_command(dataset, killed), "--resume"], check=True, env=environment)
+    assert_same_fold(RunFolder(whole), RunFolder(killed))
+
+
+def test_a_finished_fold_is_not_touched_again(finished, dataset, fabric):
+    folder, table = finished
+    before = {path: path.stat().st_mtime_ns for path in sorted(folder.path.rglob("*.safetensors"))}
+    again = cross_validate(
+        recipe_for(dataset), open_run(recipe_for(dataset), folder.path, resume=True), fabric
+    )
+    assert {path: path.stat().st_mtime_ns for path in sorted(folder.path.rglob("*.safetensors"))} == before
+    assert list(again.rows()) == list(table.rows())
+
+
+def test_a_folder_with_another_run_is_refused_by_the_key_that_differs(finished, dataset):
+    with pytest.raises(ValueError, match=r"differs in optimiser\.lr"):
+        open_run(recipe_for(dataset, optimiser={"lr": 0.1}), finished[0].path, resume=True)
+    with pytest.raises(ValueError, match="--resume"):
+        open_run(recipe_for(dataset), finished[0].path, resume=False)
+
+
+def test_a_folder_with_something_else_is_left_alone(dataset, tmp_path):
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(ValueError, match="no run folder"):
+        open_run(recipe_for(dataset), tmp_path, resume=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_a_loss_that_is_not_finite_stops_with_step_cases_and_weights(dataset, fabric, tmp_path, monkeypatch):
+    from semidice.training.step import TrainingStep
+
+    plain = TrainingStep._losses
+
+    def broken(self, image, target, valid):
+        total, parts = plain(self, image, target, valid)
+        broken.calls += 1
+        return (total * torch.nan, parts) if broken.calls == 3 else (total, parts)
+
+    broken.calls = 0
+    monkeypatch.setattr(TrainingStep, "_losses", broken)
+    recipe = recipe_for(dataset)
+    folder = open_run(recipe, tmp_path / "diverging", resume=False)
+    with pytest.raises(DivergedError, match=r"loss of step 2 .* cases are .*lr") as error:
+        cross_validate(recipe, folder, fabric)
+    saved = Checkpoint(folder.fold(0).path / "diverged_step_2.safetensors")
+    assert saved.progress["step"] == 2
+    assert all(tensor.isfinite().all() for name, tensor in saved.tensors.items() if "running" not in name)
+    names = str(error.value).split("its cases are ")[1].split(";")[0].split(", ")
+    assert set(names) <= {case.name for case in Dataset(dataset).cases}
+    assert len(names) == recipe.batch_size
+
+
+def test_a_checkpoint_that_is_cut_off_while_written_leaves_the_last_good_one(tmp_path, monkeypatch):
+    path = tmp_path / "last.safetensors"
+    write_checkpoint(path, {"model/w": torch.ones(3)}, {"step": 1})
+
+    def half(tensors, file, metadata):
+        Path(file).write_bytes(b"half")
+        raise OSError(28, "No space left on device", str(file))
+
+    monkeypatch.setattr("semidice.networks.checkpoint.save_file", half)
+    writer = CheckpointWriter()
+    writer.put(path, torch.nn.Linear(1, 1), None, {"step": 2})
+    with pytest.raises(OSError, match="No space left"):
+        writer.close()
+    assert Checkpoint(path).progress == {"step": 1}
+    assert [file.name for file in tmp_path.iterdir()] == ["last.safetensors"]
+
+
+def test_a_file_that_is_no_checkpoint_is_named(tmp_path):
+    path = tmp_path / "last.safetensors"
+    path.write_bytes(b"\x80\x04pickle")
+    with pytest.raises(ValueError, match=rf"{path} is no checkpoint"):
+        Checkpoint(path)
+
+
+def test_accumulated_pieces_equal_the_whole_batch_where_the_loss_is_a_mean_over_images(
+    dataset, fabric, tmp_path
+):
+    losses = []
+    for accumulate in (1, 2):
+        recipe = recipe_for(
+            dataset,
+            optimiser={"lr": 0.05, "accumulate": accumulate},
+            loss={"over": "image", "cross_entropy_weight": 0.0, "region_weight": 1.0},
+            model=SMALL | {"options": {"channels": [8, 16], "norm": "group"}},
+            augment={"scale": [1.0, 1.0], "flip": False},
+        )
+        folder, _ = run(recipe, tmp_path / str(accumulate), fabric)
+        lines = [json.loads(line) for line in folder.fold(0).log.read_text().splitlines()]
+        losses.append(torch.tensor([line["loss"] for line in lines if "loss" in line]))
+    torch.testing.assert_close(losses[0], losses[1], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{"dtype": "bf16"}, {"channels_last": True}], ids=str)
+def test_other_precisions_train(dataset, fabric, tmp_path, options):
+    recipe = recipe_for(dataset, precision=options, schedule={"epochs": 1})
+    _, table = run(recipe, tmp_path / "run", fabric)
+    assert len(table) > 0
+
+
+def test_two_processes_have_the_loss_curve_of_one(dataset, tmp_path):
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    logs = []
+    for name, options in {"one": [], "two": ["--devices", "2", "--strategy", "ddp"]}.items():
+        out = tmp_path / name
+        extra = ["schedule.epochs=4", "validation.every=2", "log_every=1", "augment.noise=0.1"]
+        command = [*train_command(dataset, out, *extra), *options]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        lines = [json.loads(line) for line in RunFolder(out).fold(0).log.read_text().splitlines()]
+        logs.append(lines)
+        assert read_cases(out / "cases.parquet").metrics
+    assert [line.keys() for line in logs[0]] == [line.keys() for line in logs[1]]
+    losses = [torch.tensor([line["loss"] for line in log if "loss" in line]) for log in logs]
+    assert len(losses[0]) >= 4
+    torch.testing.assert_close(losses[0], losses[1], rtol=0, atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_recorded_step_trains_as_an_eager_one(dataset, tmp_path, dtype):
+    fabric = Fabric(accelerator="cuda", devices=1)
+    fabric.launch()
+    losses = []
+    for graph in (False, True):
+        recipe = recipe_for(dataset, precision={"dtype": dtype, "graph": graph}, log_every=1)
+        folder, _ = run(recipe, tmp_path / str(graph), fabric)
+        lines = [json.loads(line) for line in folder.fold(0).log.read_text().splitlines()]
+        losses.append(torch.tensor([line["loss"] for line in lines if "loss" in line]))
+    assert len(losses[0]) == 6
+    # dropout comes from the same seeds; convolutions may choose other algorithms while recording
+    torch.testing.assert_close(losses[0], losses[1], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_a_loss_that_is_not_finite_leaves_the_weights_before_it(dataset, tmp_path, monkeypatch):
+    from semidice.training.step import TrainingStep
+
+    plain = TrainingStep._losses
+
+    def broken(self, image, target, valid):
+        total, parts = plain(self, image, target, valid)
+        broken.calls += 1
+        return (total * torch.nan, parts) if broken.calls == 3 else (total, parts)
+
+    broken.calls = 0
+    monkeypatch.setattr(TrainingStep, "_losses", broken)
+    fabric = Fabric(accelerator="cuda", devices=1)
+    fabric.launch()
+    recipe = recipe_for(dataset, precision={"graph": False}, log_every=10, schedule={"epochs": 12})
+    folder = open_run(recipe, tmp_path / "diverging", resume=False)
+    with pytest.raises(DivergedError, match="loss of step 2 "):
+        cross_validate(recipe, folder, fabric)
+    saved = Checkpoint(folder.fold(0).path / "diverged_step_2.safetensors")
+    weights = [tensor for name, tensor in saved.tensors.items() if name.endswith("weight")]
+    assert weights
+    assert all(tensor.isfinite().all() for tensor in weights)
+
+
+def test_ctrl_c_leaves_a_run_that_can_be_resumed(dataset, tmp_path):
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = train_command(dataset, tmp_path / "run", "schedule.epochs=4000")
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    log = RunFolder(tmp_path / "run").fold(0).log
+    deadline = time.monotonic() + 120
+    while not (log.exists() and log.stat().st_size) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted; the same command with --resume goes on from here" in errors
+    assert "Traceback" not in errors
+    assert log.stat().st_size
