@@ -44,9 +44,9 @@ def prepared(num_cases: int) -> Dataset:
     """The dataset of the benchmark: phantoms of 128 x 128, each pixel repeated, written once."""
     path = Path(tempfile.gettempdir()) / f"semidice_bench_{SIDE}_{num_cases}"
     if not path.exists():
-        half_written = Path(tempfile.mkdtemp(dir=path.parent))
-        write_phantoms(DatasetFolder(half_written), num_cases)
-        half_written.rename(path)
+        temp_path = Path(tempfile.mkdtemp(dir=path.parent))
+        write_phantoms(DatasetFolder(temp_path), num_cases)
+        temp_path.rename(path)
     return Dataset(path)
 
 

@@ -23,7 +23,7 @@ from pages import write_between_markers
 from timing import seconds_of
 from torch import Tensor
 
-from semidice.calibration.kde import SMALLEST_PROB, kernel_mean
+from semidice.calibration.kde import MIN_PROB, kernel_mean
 
 Mean = Callable[[Tensor, Tensor, Tensor, float], Tensor]
 NUM_KEYS = 1024
@@ -37,11 +37,11 @@ DIRECT_BYTES = 8 * 2**30
 
 def direct(points: Tensor, keys: Tensor, label: Tensor, bandwidth: float) -> Tensor:
     """The mathematics as it stands: log densities, their largest taken off, exponentials, two sums."""
-    alpha = keys[0].clamp(min=SMALLEST_PROB) / bandwidth
+    alpha = keys[0].clamp(min=MIN_PROB) / bandwidth
     log_normaliser = torch.lgamma(alpha.sum(1) + alpha.shape[1]) - torch.lgamma(alpha + 1).sum(1)
     means = []
     for part in points[0].t().split(max(1, DIRECT_BYTES // (4 * len(alpha)))):
-        log_density = part.clamp(min=SMALLEST_PROB).log() @ alpha.t() + log_normaliser
+        log_density = part.clamp(min=MIN_PROB).log() @ alpha.t() + log_normaliser
         density = (log_density - log_density.amax(1, keepdim=True)).exp()
         means.append(density @ label[0] / density.sum(1, keepdim=True))
     return torch.cat(means).t().unsqueeze(0)

@@ -204,7 +204,7 @@ def with_and_without_stops(
         train_fold(
             fold,
             fabric,
-            on_step=lambda watch, marks=marks: marks.setdefault(watch.epoch, time.perf_counter()),  # type: ignore[misc]
+            on_step=lambda status, marks=marks: marks.setdefault(status.epoch, time.perf_counter()),  # type: ignore[misc]
             seconds_between_checkpoints=seconds,
         )
         # from the second quarter on, when everything is compiled

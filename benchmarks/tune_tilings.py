@@ -79,8 +79,8 @@ def prepared(inputs: Inputs, which: str, tiling: Tiling | None) -> Callable[[], 
             return lambda: sums(*tensors, partials, *norms)
         gradient_launch = plans._gradient_launch.__wrapped__(layout, layout.logits_stride)
     gradient, scale = torch.empty_like(inputs.logits), torch.ones((), device="cuda")
-    to_sums = torch.randn(num_images * 4 * num_classes, device="cuda")
-    return lambda: gradient_launch(*tensors, to_sums, scale, gradient, *norms)
+    grad_sums = torch.randn(num_images * 4 * num_classes, device="cuda")
+    return lambda: gradient_launch(*tensors, grad_sums, scale, gradient, *norms)
 
 
 def compile_one(trial: Trial) -> str | None:

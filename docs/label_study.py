@@ -34,7 +34,7 @@ from semidice.report.label_figures import draw_labels
 Maker = Callable[[Tensor], Tensor]
 Row = Sequence[str]
 
-NUM_PANELS, CASES, MOST_RATERS = 10, 6, 12
+NUM_PANELS, CASES, MAX_RATERS = 10, 6, 12
 RATER_COUNTS = (1, 2, 3, 4, 6, 9, 12)
 LIDC = Path(__file__).parent.parent.parent / "shared" / "data" / "lidc"
 
@@ -70,12 +70,12 @@ DRAWN = (
 
 
 def _alike(seed: int) -> tuple[Tensor, Tensor]:
-    phantom = make_phantom(CASES, num_raters=MOST_RATERS, seed=seed, miss=0.0)
+    phantom = make_phantom(CASES, num_raters=MAX_RATERS, seed=seed, miss=0.0)
     return phantom.masks, phantom.prob
 
 
 def _overlooking(seed: int) -> tuple[Tensor, Tensor]:
-    phantom = make_phantom(CASES, num_raters=MOST_RATERS, seed=seed, miss=0.2)
+    phantom = make_phantom(CASES, num_raters=MAX_RATERS, seed=seed, miss=0.2)
     return phantom.masks, phantom.prob
 
 
@@ -87,7 +87,7 @@ def _overlooking_is_a_mistake(seed: int) -> tuple[Tensor, Tensor]:
 def _careless(seed: int) -> tuple[Tensor, Tensor]:
     masks, prob = _alike(seed)
     careless = make_phantom(
-        CASES, num_raters=MOST_RATERS, seed=seed, miss=0.0, bias=0.0, offset=3.0, wobble=3.0
+        CASES, num_raters=MAX_RATERS, seed=seed, miss=0.0, bias=0.0, offset=3.0, wobble=3.0
     )
     chance = torch.rand(masks.shape[:2], generator=torch.Generator().manual_seed(seed))
     return torch.where((chance < 0.25)[:, :, None, None], careless.masks, masks), prob

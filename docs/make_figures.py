@@ -31,7 +31,7 @@ from semidice.report.figures import COLOURS, LINES, MARKERS, new_axes, save_figu
 
 PAGES = Path(__file__).parent
 OUT = PAGES / "figures"
-LARGEST = 150_000
+MAX_BYTES = 150_000
 
 DICE_LOSSES: Mapping[str, Loss] = {
     "soft Dice (SDL)": partial(dice_loss, form="relaxed"),
@@ -179,9 +179,9 @@ def _between(name: str) -> str:
 
 
 def save_compact(figure: Figure, path: Path) -> None:
-    """Write the figure; with a palette, a third of the size for lines, if it would exceed `LARGEST`."""
+    """Write the figure; with a palette, a third of the size for lines, if it would exceed `MAX_BYTES`."""
     save_figure(figure, path)
-    if path.stat().st_size <= LARGEST:
+    if path.stat().st_size <= MAX_BYTES:
         return
     with Image.open(path) as image:
         compact = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)

@@ -89,7 +89,7 @@ def test_every_marker_and_every_figure_is_known_to_the_script():
     for name in make_figures.FIGURES:
         path = DOCS / "figures" / f"{name}.png"
         assert f"figures/{name}.png" in everything
-        assert path.stat().st_size <= make_figures.LARGEST, f"run docs/make_figures.py --only {name}"
+        assert path.stat().st_size <= make_figures.MAX_BYTES, f"run docs/make_figures.py --only {name}"
 
 
 def test_links_between_pages_lead_somewhere():
@@ -101,11 +101,11 @@ def test_links_between_pages_lead_somewhere():
 @pytest.mark.parametrize("name", ["label_makers", "reliability", "bias_bound"])
 def test_a_figure_is_drawn_and_small_enough_for_a_page(name, tmp_path):
     make_figures.save_compact(make_figures.FIGURES[name](), tmp_path / "figure.png")
-    assert 10_000 < (tmp_path / "figure.png").stat().st_size <= make_figures.LARGEST
+    assert 10_000 < (tmp_path / "figure.png").stat().st_size <= make_figures.MAX_BYTES
 
 
 def test_a_figure_with_too_many_bytes_gets_a_palette(tmp_path, monkeypatch):
-    monkeypatch.setattr(make_figures, "LARGEST", 40_000)
+    monkeypatch.setattr(make_figures, "MAX_BYTES", 40_000)
     make_figures.save_compact(make_figures.FIGURES["bias_bound"](), tmp_path / "figure.png")
     with Image.open(tmp_path / "figure.png") as figure:
         assert figure.mode == "P"

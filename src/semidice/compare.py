@@ -18,7 +18,7 @@ from .console import say, training_bars
 from .metrics.cases import CaseTable, concatenate, write_cases
 from .metrics.statistics import Comparison, Unit, compare_cases
 from .metrics.tables import Table, means_table, pairs_table
-from .paths import RunFolder, whole_file
+from .paths import RunFolder, atomic_write
 from .recipes.grid import Variant
 from .training.command import FoldBar, start_fabric
 from .training.crossvalidation import cross_validate, open_run
@@ -134,5 +134,5 @@ def tables_of(comparisons: Mapping[str, Comparison]) -> dict[str, Table]:
 def write_table(table: Table, path: Path) -> None:
     """The table as Markdown, LaTeX and CSV beside each other."""
     for suffix, text in {".md": table.markdown(), ".tex": table.latex(), ".csv": table.csv()}.items():
-        with whole_file(path.with_suffix(suffix)) as half_written:
-            half_written.write_text(text, encoding="utf-8")
+        with atomic_write(path.with_suffix(suffix)) as temp_path:
+            temp_path.write_text(text, encoding="utf-8")

@@ -21,7 +21,7 @@
                predictions/CASE.npz  stored probabilities, see `predict`
                cases.parquet         scores of the fold's cases; it is there when the fold is finished
 
-Files appear under their names only when they are whole (`whole_file`).
+Files appear under their names only when they are whole (`atomic_write`).
 """
 
 import os
@@ -44,21 +44,21 @@ def check_name(name: str) -> str:
 
 
 @contextmanager
-def whole_file(path: Path, *, durable: bool = True) -> Iterator[Path]:
+def atomic_write(path: Path, *, durable: bool = True) -> Iterator[Path]:
     """A path to write to, which becomes `path` when the block ends; after an error nothing of it is left.
 
     The bytes are on the disk before the name is: a machine that loses power has the old file or the new one.
     durable=False leaves that to the system, which is many times quicker for small files: after a loss of
     power, but not after a crash, there may be a file of that name with less in it.
     """
-    half_written = path.with_name(f".{path.name}.{os.getpid()}.part")
+    temp_path = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        yield half_written
+        yield temp_path
         if durable:
-            force_to_disk(half_written)
-        half_written.replace(path)
+            force_to_disk(temp_path)
+        temp_path.replace(path)
     finally:
-        half_written.unlink(missing_ok=True)
+        temp_path.unlink(missing_ok=True)
 
 
 def force_to_disk(path: Path) -> None:
@@ -107,18 +107,16 @@ class UnfinishedDataset:
     def dataset(self) -> DatasetFolder:
         return DatasetFolder(self.path / "dataset")
 
-    def strangers(self) -> list[Path]:
+    def foreign_files(self) -> list[Path]:
         """What is in the folder, or the folder itself, that was not put there by a preparation."""
         if self.path.is_symlink() or (self.path.exists() and not self.path.is_dir()):
             return [self.path]
         if not self.path.exists():
             return []
         ours = {self.job, self.records, self.dataset.path}
-        half_written = f".{self.job.name}."
+        temp_path = f".{self.job.name}."
         return [
-            path
-            for path in self.path.iterdir()
-            if path not in ours and not path.name.startswith(half_written)
+            path for path in self.path.iterdir() if path not in ours and not path.name.startswith(temp_path)
         ]
 
 

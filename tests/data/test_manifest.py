@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from semidice.data.dataset import Dataset
 from semidice.data.manifest import Manifest, Scan, manifest_text, read_manifest
 from semidice.data.packing import num_planes, pack_classes, unpack_classes
-from semidice.paths import DatasetFolder, check_name, whole_file
+from semidice.paths import DatasetFolder, atomic_write, check_name
 
 DIGEST = "0" * 64
 
@@ -248,13 +248,13 @@ def test_an_array_that_cannot_be_read_is_named(tmp_path, damage):
 @pytest.mark.parametrize("durable", [True, False])
 def test_a_file_appears_when_it_is_whole_and_an_error_leaves_the_old_one(tmp_path, durable):
     path = tmp_path / "file"
-    with whole_file(path, durable=durable) as half_written:
-        half_written.write_text("old")
+    with atomic_write(path, durable=durable) as temp_path:
+        temp_path.write_text("old")
         assert not path.exists()
 
     def fail_half_way():
-        with whole_file(path, durable=durable) as half_written:
-            half_written.write_text("ne")
+        with atomic_write(path, durable=durable) as temp_path:
+            temp_path.write_text("ne")
             raise OSError
 
     with pytest.raises(OSError):  # noqa: PT011

@@ -266,7 +266,7 @@ def test_few_voxels_are_spread_over_the_gpu_and_many_are_not():
 
     assert chosen(2**18) == (tilings.NORMS, tilings.GRADIENT_BY_CLASS)
     for few, many in zip(chosen(1000), chosen(2**18), strict=True):
-        assert few.voxel_block == plans._FEWEST_SPREAD
+        assert few.voxel_block == plans._MIN_SPREAD
         assert few.voxel_block * few.class_block == many.voxel_block * many.class_block
 
 
@@ -462,12 +462,12 @@ def test_no_number_of_classes_is_cut_or_padded_by_more_than_a_seventh_or_a_step(
 def test_the_whole_numbers_of_a_table_hold_all_voxels_of_a_program():
     for most_classes, *of_sizes in tilings.HARD_FORWARD:
         in_table = [tiling for tiling in of_sizes if tiling.class_block is None]
-        if most_classes >= plans._FEWEST_IN_TABLE and in_table:
+        if most_classes >= plans._MIN_IN_TABLE and in_table:
             num_voxels = max(tiling.voxel_block * tiling.num_tiles for tiling in in_table)
             # probabilities stay below one voxel's count, and both sums within 63 bits
             assert num_voxels * overlap.PROB_UNITS.value < overlap.COUNT.value
             assert (num_voxels + 1) * overlap.COUNT.value < 2**63
-            assert num_voxels * overlap.MOST_BIT_UNITS.value < 2**63
+            assert num_voxels * overlap.MAX_BIT_UNITS.value < 2**63
 
 
 COMPILE = """
@@ -482,7 +482,7 @@ from triton.compiler import ASTSource
 from semidice.kernels import overlap, plans
 
 POINTERS = (
-    "valid", "partials", "to_sums", "scale", "gradient", "logits", "target",
+    "valid", "partials", "grad_sums", "scale", "gradient", "logits", "target",
     "class_weight", "total_loss", "terms", "room", "norms",
 )
 TYPES = {"*fp32": torch.float32, "*bf16": torch.bfloat16, "*u8": torch.uint8}

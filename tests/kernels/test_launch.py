@@ -321,11 +321,11 @@ def test_a_first_look_is_taken_once_at_tensors_of_a_kind(kernels):
     options = {"valid": None, "class_weight": None, "options": OPTIONS, **WHICH}
     # what the kernels cannot take is looked at each time
     for logits, target in 2 * kinds:
-        assert fused.fused_mixture(logits, target, first_look=lambda: look(False), **options) is None
+        assert fused.fused_mixture(logits, target, validate_once=lambda: look(False), **options) is None
     assert looks == 2 * len(kinds) * [False]
     looks.clear()
     for logits, target in 3 * kinds:
-        assert fused.fused_mixture(logits, target, first_look=lambda: look(True), **options) is not None
+        assert fused.fused_mixture(logits, target, validate_once=lambda: look(True), **options) is not None
     assert looks == len(kinds) * [True]
 
 

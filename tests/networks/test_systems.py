@@ -133,8 +133,8 @@ class TestEverySystem:
         name, folder, _ = finished
         fold = fold_of(recipe_for(dataset, name), tmp_path / "stopped")
 
-        def stop(watch):
-            if watch.step == 3:
+        def stop(status):
+            if status.step == 3:
                 raise StoppedError
 
         with pytest.raises(StoppedError):

@@ -118,8 +118,8 @@ def test_stopped_and_resumed_it_ends_with_the_same_bits(finished, dataset, fabri
     opened = Dataset(dataset)
     fold = FoldRun(recipe, opened, 0, read_folds(folder.folds, opened), folder.fold(0))
 
-    def stop(watch):
-        if watch.step == stop_at:
+    def stop(status):
+        if status.step == stop_at:
             raise Stopped
 
     with pytest.raises(Stopped):

@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..arrays import Activation, check_choice, check_prediction, check_target, describe, one_hot
-from .kde import SMALLEST_PROB
+from .kde import MIN_PROB
 from .recalibration import check_distribution, choose_bandwidth_of_points, kde_recalibrate
 
 # elements of one (temperature, voxel, class) block, 8 MB of float64
@@ -252,8 +252,8 @@ class TemperatureScaling:
         if self.activation != "none":
             return prediction
         if prediction.shape[1] == 1:
-            return prediction.logit(SMALLEST_PROB)
-        return prediction.clamp(min=SMALLEST_PROB).log()
+            return prediction.logit(MIN_PROB)
+        return prediction.clamp(min=MIN_PROB).log()
 
     def save(self, path: str | Path) -> None:
         """Write the temperature and the sums it comes from: a loaded one can go on with partial_fit."""

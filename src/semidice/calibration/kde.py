@@ -28,14 +28,14 @@ from ..kernels import fused_applies
 
 Method = Literal["auto", "reference", "attention", "triton"]
 
-SMALLEST_PROB = 1e-7
+MIN_PROB = 1e-7
 # the score of a key that is not there; finite, so that a row without any key stays free of NaN
 _ABSENT = -1e30
 # elements of one chunk of the (points, keys) matrix: 2 MB of float64 stay in a CPU's cache, a GPU wants more
 _CPU_CHUNK, _GPU_CHUNK = 2**18, 2**22
 # what the Triton kernel can do, always within 1e-4 of exact, and up to where it is faster than the others
-_MOST_TRITON_CLASSES, _SMALLEST_TRITON_BANDWIDTH = 256, 1e-6
-_MOST_AUTO_CLASSES = 64
+_MAX_TRITON_CLASSES, _MIN_TRITON_BANDWIDTH = 256, 1e-6
+_MAX_AUTO_CLASSES = 64
 
 
 def kernel_mean(
@@ -64,10 +64,8 @@ def kernel_mean(
     precision = torch.promote_types(points.dtype, torch.float32)
     wants_gradient = torch.is_grad_enabled() and (points.requires_grad or key_prob.requires_grad)
     plain = precision == torch.float32 and not (wants_gradient or leave_one_out)
-    suits_triton = (
-        plain and bandwidth >= _SMALLEST_TRITON_BANDWIDTH and points.shape[1] <= _MOST_TRITON_CLASSES
-    )
-    faster = points.shape[1] <= _MOST_AUTO_CLASSES
+    suits_triton = plain and bandwidth >= _MIN_TRITON_BANDWIDTH and points.shape[1] <= _MAX_TRITON_CLASSES
+    faster = points.shape[1] <= _MAX_AUTO_CLASSES
     if method == "auto" and suits_triton and faster and _has_kernel(points, label):
         method = "triton"
     elif method == "auto":
@@ -76,13 +74,13 @@ def kernel_mean(
         if not suits_triton:
             raise ValueError(
                 "method 'triton' is for float32 or less, without a gradient or a point left out, up to "
-                f"{_MOST_TRITON_CLASSES} classes, bandwidth {_SMALLEST_TRITON_BANDWIDTH} or more: use 'auto'"
+                f"{_MAX_TRITON_CLASSES} classes, bandwidth {_MIN_TRITON_BANDWIDTH} or more: use 'auto'"
             )
         from ..kernels.kde import kernel_mean_triton
 
         return kernel_mean_triton(
             points, key_prob, label,
-            bandwidth=bandwidth, weight=weight, smallest_prob=SMALLEST_PROB, region=region,
+            bandwidth=bandwidth, weight=weight, smallest_prob=MIN_PROB, region=region,
         )  # fmt: skip
     if region is not None and values_are_readable(region) and not leave_one_out:
         return _mean_in_region(
@@ -135,7 +133,7 @@ def _has_kernel(points: Tensor, label: Tensor) -> bool:
 
 def key_terms(key_prob: Tensor, bandwidth: float, weight: Tensor | None) -> tuple[Tensor, Tensor]:
     """The key side of a score in float64: α (B, K, C), and bias (B, K) = log weight - Σ_c lgamma(α_c + 1)."""
-    prob = key_prob.double().clamp(min=SMALLEST_PROB)
+    prob = key_prob.double().clamp(min=MIN_PROB)
     alpha = prob / prob.sum(-1, keepdim=True) / bandwidth
     bias = -torch.lgamma(alpha + 1).sum(-1)
     if weight is not None:
@@ -158,7 +156,7 @@ def score_chunks(
     for image, start in product(range(len(points)), range(0, num_points, size)):
         where = slice(start, min(start + size, num_points))
         key = image if len(alpha) > 1 else 0
-        log_prob = points[image, :, where].double().clamp(min=SMALLEST_PROB).log_()
+        log_prob = points[image, :, where].double().clamp(min=MIN_PROB).log_()
         scores = torch.addmm(bias[key], log_prob.t(), alpha[key].t(), out=buffer[: where.stop - start])
         if leave_one_out:
             scores.diagonal(start).fill_(_ABSENT)
@@ -189,9 +187,11 @@ class _KernelMean(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         points, alpha, bias, label = ctx.saved_tensors
-        to_points, to_bias = torch.zeros_like(points), torch.zeros_like(bias)
+        grad_points, grad_bias = torch.zeros_like(points), torch.zeros_like(bias)
         # classes first: sums over points are several times faster that way round
-        to_alpha, to_label = (torch.zeros_like(side.transpose(1, 2)).contiguous() for side in (alpha, label))
+        grad_alpha, grad_label = (
+            torch.zeros_like(side.transpose(1, 2)).contiguous() for side in (alpha, label)
+        )
         first, second = alpha.new_empty(0), alpha.new_empty(0)
         for image, where, log_prob, scores in score_chunks(
             points, alpha, bias, leave_one_out=ctx.leave_one_out
@@ -199,19 +199,19 @@ class _KernelMean(torch.autograd.Function):
             key = image if len(alpha) > 1 else 0
             weight = torch.softmax(scores, dim=-1, out=first.resize_(scores.shape))
             incoming = gradient[image, :, where].double()
-            to_score = torch.mm(incoming.t(), label[key].t(), out=second.resize_(scores.shape))
+            grad_score = torch.mm(incoming.t(), label[key].t(), out=second.resize_(scores.shape))
             # through the softmax: weight times what comes in, less its mean under the weights
-            to_score.sub_((incoming * (label[key].t() @ weight.t())).sum(0).unsqueeze(1)).mul_(weight)
+            grad_score.sub_((incoming * (label[key].t() @ weight.t())).sum(0).unsqueeze(1)).mul_(weight)
             # the logarithm is flat below the smallest probability, where it is held
-            to_log = alpha[key].t() @ to_score.t()
-            held = points[image, :, where] < SMALLEST_PROB
-            to_points[image, :, where] = torch.where(held, 0, to_log * (-log_prob).exp())
+            grad_log = alpha[key].t() @ grad_score.t()
+            held = points[image, :, where] < MIN_PROB
+            grad_points[image, :, where] = torch.where(held, 0, grad_log * (-log_prob).exp())
             if ctx.needs_input_grad[1]:
-                to_bias[key] += to_score.sum(0)
-                to_alpha[key].addmm_(log_prob, to_score)
+                grad_bias[key] += grad_score.sum(0)
+                grad_alpha[key].addmm_(log_prob, grad_score)
             if ctx.needs_input_grad[3]:
-                to_label[key].addmm_(incoming, weight)
-        return to_points, to_alpha.transpose(1, 2), to_bias, to_label.transpose(1, 2), None
+                grad_label[key].addmm_(incoming, weight)
+        return grad_points, grad_alpha.transpose(1, 2), grad_bias, grad_label.transpose(1, 2), None
 
 
 def _fused_attention(points: Tensor, alpha: Tensor, bias: Tensor, label: Tensor) -> Tensor:
@@ -219,7 +219,7 @@ def _fused_attention(points: Tensor, alpha: Tensor, bias: Tensor, label: Tensor)
     batch, num_classes, _ = points.shape
     # the memory-efficient GPU kernel reads four floats at a time, and falls back to the full matrix otherwise
     padding = -(num_classes + 1) % 4
-    log_prob = F.pad(points.clamp(min=SMALLEST_PROB).log(), (0, 0, 0, 1), value=1.0)
+    log_prob = F.pad(points.clamp(min=MIN_PROB).log(), (0, 0, 0, 1), value=1.0)
     query = F.pad(log_prob, (0, 0, 0, padding)).transpose(1, 2).contiguous()
     # a common shift of the biases cancels; taken in float64 it leaves float32 the differences alone
     centred = bias - bias.detach().amax(-1, keepdim=True)

@@ -25,7 +25,7 @@ from ..arrays import (
     one_hot,
     values_are_readable,
 )
-from .kde import SMALLEST_PROB, Method, kernel_mean, key_terms, score_chunks
+from .kde import MIN_PROB, Method, kernel_mean, key_terms, score_chunks
 from .keypoints import sample_keys, take_keys
 
 Kind = Literal["canonical", "marginal", "top_label"]
@@ -255,7 +255,7 @@ def choose_bandwidth_of_points(
     """`choose_bandwidth` of checked points, each with a soft label and a weight; two points at least."""
     if len(prob) < 2:
         raise ValueError(f"leave-one-out needs two points or more; got {len(prob)} valid")
-    prob = prob.double().clamp(min=SMALLEST_PROB)
+    prob = prob.double().clamp(min=MIN_PROB)
     points = (prob / prob.sum(-1, keepdim=True)).t().unsqueeze(0)
     share = weight.double() / weight.double().sum()
     table = []
@@ -275,7 +275,7 @@ def choose_bandwidth_of_points(
                 weight=weight.unsqueeze(0),
                 leave_one_out=True,
             )
-            each = (label * mean[0].t().clamp(min=SMALLEST_PROB).log()).sum(-1)
+            each = (label * mean[0].t().clamp(min=MIN_PROB).log()).sum(-1)
         table.append(float((share * each).sum()))
     best = max(range(len(table)), key=table.__getitem__)
     return BandwidthChoice(float(bandwidths[best]), tuple(map(float, bandwidths)), tuple(table))

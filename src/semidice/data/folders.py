@@ -25,7 +25,7 @@ from .readers import NIFTI_SUFFIXES, SUFFIXES, file_shape, mask_values, stem_of,
 
 OnFile = Callable[[int, int], object]
 # Without classes.csv, more values than this are a grey image or blurred edges rather than classes.
-_MOST_CLASSES = 32
+_MAX_CLASSES = 32
 # Images that are not read: silence would lose a case. Other files, such as notes, are not looked at.
 OTHER_IMAGES = (".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".jp2", ".dcm", ".mha", ".mhd", ".nrrd", ".npy")
 
@@ -299,12 +299,12 @@ def _seen_classes(scans: Sequence[RawScan], on_file: OnFile) -> tuple[tuple[str,
         return ("background", "foreground"), {0: 0, 1: 1, 255: 1}
     highest = max(first_with)
     way_out = "write classes.csv with columns value and name beside images"
-    if highest >= _MOST_CLASSES:
+    if highest >= _MAX_CLASSES:
         path, values = odd[0]
         shown = ", ".join(str(value) for value in values[:8]) + (", ..." if len(values) > 8 else "")
         raise ValueError(
             f"mask {path} holds {shown} (highest of all masks: {highest}); without classes.csv, masks hold "
-            f"0 and 1, 0 and 255, or classes from 0 to at most {_MOST_CLASSES - 1}: "
+            f"0 and 1, 0 and 255, or classes from 0 to at most {_MAX_CLASSES - 1}: "
             f"threshold them, or {way_out}"
         )
     missing = [value for value in range(1, highest) if value not in first_with]

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ..paths import whole_file
+from ..paths import atomic_write
 from .dataset import Dataset
 
 
@@ -81,7 +81,7 @@ def write_folds(path: Path, dataset: Dataset, fold_of_case: Sequence[int]) -> No
         fold_of_case=dict(zip(names, fold_of_case, strict=True)),
     )
     _check_folds(folds, dataset, "the folds")
-    with whole_file(path) as part:
+    with atomic_write(path) as part:
         part.write_text(json.dumps(folds.model_dump(), indent=1) + "\n")
 
 

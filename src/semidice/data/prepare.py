@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from .. import __version__
-from ..paths import DatasetFolder, UnfinishedDataset, force_to_disk, whole_file
+from ..paths import DatasetFolder, UnfinishedDataset, atomic_write, force_to_disk
 from .assembly import assembled_manifest, dataset_identity, differences
 from .integrity import enumerated
 from .listing import natural_order
@@ -275,10 +275,10 @@ def _is_taken(raw: RawDataset, out: Path) -> bool:
 def _begun(job: ScanJob, out: Path) -> Iterator[None]:
     """The folder to work in, locked; what an earlier run left there stays if it was the same job."""
     folder = job.folder
-    strangers = folder.strangers()
-    if strangers:
+    foreign_files = folder.foreign_files()
+    if foreign_files:
         raise PrepareError(
-            [f"{strangers[0]} stands where {out} is prepared, and was not made by that"],
+            [f"{foreign_files[0]} stands where {out} is prepared, and was not made by that"],
             "remove it, or choose another folder",
         )
     with writing(out):
@@ -289,8 +289,8 @@ def _begun(job: ScanJob, out: Path) -> Iterator[None]:
             if not folder.job.is_file() or folder.job.read_text(encoding="utf-8") != wanted:
                 for left in (folder.records, folder.dataset.path):
                     shutil.rmtree(left, ignore_errors=not left.exists())
-                with whole_file(folder.job) as half_written:
-                    half_written.write_text(wanted, encoding="utf-8")
+                with atomic_write(folder.job) as temp_path:
+                    temp_path.write_text(wanted, encoding="utf-8")
             folder.dataset.path.mkdir(exist_ok=True)
         yield
 
@@ -376,8 +376,8 @@ def _rename_whole(folder: UnfinishedDataset, manifest: Manifest, out: Path) -> N
         # many at once: a disk takes them together, and one after the other each waits for the whole disk
         with ThreadPoolExecutor(_NUM_FLUSHED) as threads:
             list(threads.map(force_to_disk, arrays))
-        with whole_file(dataset.manifest) as half_written:
-            half_written.write_text(manifest_text(manifest), encoding="utf-8")
+        with atomic_write(dataset.manifest) as temp_path:
+            temp_path.write_text(manifest_text(manifest), encoding="utf-8")
         dataset.path.rename(out)
     shutil.rmtree(folder.path, ignore_errors=True)
 
@@ -410,6 +410,6 @@ def _check_finished(
     if problems:
         raise PrepareError(problems, advice)
     # of a run that was killed after it had put the dataset in its place
-    if not job.folder.dataset.path.exists() and not job.folder.strangers():
+    if not job.folder.dataset.path.exists() and not job.folder.foreign_files():
         shutil.rmtree(job.folder.path, ignore_errors=True)
     return Prepared(out, manifest, already=True, left_out=tuple(manifest.options.get("left_out", ())))

@@ -17,7 +17,7 @@ from typing import BinaryIO, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from ..paths import DatasetFolder, UnfinishedDataset, check_name, whole_file
+from ..paths import DatasetFolder, UnfinishedDataset, atomic_write, check_name
 from .convert import StoredScan, convert_scan
 from .manifest import Scan
 from .options import PrepareOptions
@@ -201,8 +201,8 @@ def _finish(job: ScanJob, scan: RawScan) -> FinishedScan:
     path = job.folder.record(scan.name)
     with writing(path):
         path.parent.mkdir(exist_ok=True)
-        with whole_file(path, durable=False) as half_written:
-            half_written.write_text(finished.model_dump_json(), encoding="utf-8")
+        with atomic_write(path, durable=False) as temp_path:
+            temp_path.write_text(finished.model_dump_json(), encoding="utf-8")
     return finished
 
 
@@ -228,7 +228,7 @@ def _write_arrays(folder: DatasetFolder, name: str, stored: StoredScan) -> dict[
         path = folder.array(kind, name)
         with writing(path):
             path.parent.mkdir(exist_ok=True)
-            with whole_file(path, durable=False) as half_written, half_written.open("wb") as file:
+            with atomic_write(path, durable=False) as temp_path, temp_path.open("wb") as file:
                 hashed = _HashedFile(file)
                 np.save(hashed, np.ascontiguousarray(array), allow_pickle=False)
         digests[kind] = hashed.digest.hexdigest()

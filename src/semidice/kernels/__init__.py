@@ -16,13 +16,13 @@ from torch import Tensor
 from ..arrays import Activation, values_are_readable
 from ..overlap.forms import Form
 from ..overlap.sums import SegmentationSums, reference_sums
-from .blocked import SMALLEST_SIZE, blocked_sums
+from .blocked import MIN_SIZE, blocked_sums
 
 _enabled = True
 _has_triton = find_spec("triton") is not None
 _FUSED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # as many as the one program that makes a loss of the sums can hold at once
-MOST_FUSED_CLASSES = 8192
+MAX_FUSED_CLASSES = 8192
 
 
 def use_kernels(enabled: bool) -> None:
@@ -46,7 +46,7 @@ def segmentation_sums(
         from .fused import fused_sums
 
         sums = fused_sums
-    elif _enabled and values_are_readable(prediction) and prediction.numel() >= SMALLEST_SIZE:
+    elif _enabled and values_are_readable(prediction) and prediction.numel() >= MIN_SIZE:
         # Readable: neither compiled nor under vmap, which want plain operations to look into.
         sums = reference_sums if target.requires_grad else blocked_sums
     return sums(prediction, target, activation=activation, valid=valid, form=form, entropy=entropy)
@@ -57,7 +57,7 @@ def fused_applies(prediction: Tensor, target: Tensor) -> bool:
     if not fused_may_apply(prediction, target) or prediction.dtype not in _FUSED_DTYPES:
         return False
     # images are the second axis of a CUDA grid, which ends at 65535
-    if prediction.size(0) > 65535 or prediction.size(1) > MOST_FUSED_CLASSES:
+    if prediction.size(0) > 65535 or prediction.size(1) > MAX_FUSED_CLASSES:
         return False
     return torch.compiler.is_compiling() or _triton_compiles_for(prediction.get_device())
 

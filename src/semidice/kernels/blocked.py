@@ -28,9 +28,9 @@ from ..overlap.sums import SegmentationSums, probability, reference_gradient, re
 # costs more than that gives, most of all where they sleep in between.
 BLOCK_SIZE = 2**19
 # below this plain operations are as good
-SMALLEST_SIZE = BLOCK_SIZE
+MIN_SIZE = BLOCK_SIZE
 # class indices of fewer classes are spread to one hot: cheaper than gathering, which goes voxel by voxel
-FEWEST_GATHERED = 12
+MIN_GATHERED = 12
 
 
 class _Options(NamedTuple):
@@ -118,17 +118,17 @@ class _BlockedSums(torch.autograd.Function):
         # cut as the prediction is, so that a block's gradient has its place
         out = _with_space(gradient, 2, flat=_can_be_flat(prediction, target, valid))
         for block in _blocks(prediction, target, valid):
-            to_sums = [g[block.images] for g in gradients[:4]]
+            grad_sums = [g[block.images] for g in gradients[:4]]
             place = out[block.images, :, block.part]
             direct = place.ndim == 3 and place.dtype == buffers.dtype
             made = place if direct else buffers.take("gradient", block.prediction.shape)
-            gradient_of(block, ctx.options, buffers, to_sums, made)
+            gradient_of(block, ctx.options, buffers, grad_sums, made)
             if not direct:
                 place.copy_(made.view(place.shape))
         return gradient, None, None, None
 
 
-class _Way(NamedTuple):
+class _BlockKernels(NamedTuple):
     """How a block is summed, and how its gradient is made from those of tp, fp, fn and entropy."""
 
     sums: Callable[[_Block, _Options, _Buffers], SegmentationSums]
@@ -136,16 +136,16 @@ class _Way(NamedTuple):
     gradient: Callable[[_Block, _Options, _Buffers, Sequence[Tensor], Tensor], None]
 
 
-def _way(prediction: Tensor, target: Tensor, options: _Options) -> _Way:
+def _way(prediction: Tensor, target: Tensor, options: _Options) -> _BlockKernels:
     """The way for these, the same forward and backward."""
     if options.activation != "softmax":
-        return _Way(_plain_sums, _plain_gradient)
+        return _BlockKernels(_plain_sums, _plain_gradient)
     # on hard labels the other three forms agree, but for their ties
     if target.is_floating_point() or options.form == "squared":
-        return _Way(_softmax_sums, _softmax_gradient)
-    if prediction.shape[1] < FEWEST_GATHERED:
-        return _Way(_one_hot_sums, _one_hot_gradient)
-    return _Way(_gathered_sums, _gathered_gradient)
+        return _BlockKernels(_softmax_sums, _softmax_gradient)
+    if prediction.shape[1] < MIN_GATHERED:
+        return _BlockKernels(_one_hot_sums, _one_hot_gradient)
+    return _BlockKernels(_gathered_sums, _gathered_gradient)
 
 
 def _softmax_sums(block: _Block, options: _Options, buffers: _Buffers) -> SegmentationSums:
@@ -175,23 +175,23 @@ def _min_sums(prob: Tensor, soft: Tensor, scratch: Tensor) -> tuple[Tensor, Tens
 
 
 def _softmax_gradient(
-    block: _Block, options: _Options, buffers: _Buffers, to_sums: Sequence[Tensor], out: Tensor
+    block: _Block, options: _Options, buffers: _Buffers, grad_sums: Sequence[Tensor], out: Tensor
 ) -> None:
     soft = _soft_target(block, buffers)
     prob = _softmax(block, buffers)
     _clear_ignored(prob, block.valid)
-    to_tp, to_fp, to_fn, to_entropy = (g.unsqueeze(-1) for g in to_sums)
+    grad_tp, grad_fp, grad_fn, grad_entropy = (g.unsqueeze(-1) for g in grad_sums)
     if options.form is None:
         out.zero_()
     elif options.form == "min":
         # Comparisons into floats; at a tie both are 0.
-        torch.gt(prob, soft, out=out).mul_(to_fp)
+        torch.gt(prob, soft, out=out).mul_(grad_fp)
         below = torch.lt(prob, soft, out=buffers.take("logits", prob.shape))
-        out.addcmul_(below, to_tp - to_fn).mul_(prob)
+        out.addcmul_(below, grad_tp - grad_fn).mul_(prob)
     else:
-        torch.mul(form_gradient(prob, soft, options.form, to_tp, to_fp, to_fn), prob, out=out)
+        torch.mul(form_gradient(prob, soft, options.form, grad_tp, grad_fp, grad_fn), prob, out=out)
     if options.entropy:
-        out.addcmul_(soft, to_entropy, value=-1)
+        out.addcmul_(soft, grad_entropy, value=-1)
     out.addcmul_(prob, out.sum(1, keepdim=True), value=-1)
 
 
@@ -214,18 +214,18 @@ def _one_hot_sums(block: _Block, options: _Options, buffers: _Buffers) -> Segmen
 
 
 def _one_hot_gradient(
-    block: _Block, options: _Options, buffers: _Buffers, to_sums: Sequence[Tensor], out: Tensor
+    block: _Block, options: _Options, buffers: _Buffers, grad_sums: Sequence[Tensor], out: Tensor
 ) -> None:
     """Gradient of the form without comparisons, which differs from the others at ties alone."""
     hot, prob = _soft_target(block, buffers), _softmax(block, buffers)
     if options.form != "relaxed" and not bool(prob.amax() < 1):
-        _softmax_gradient(block, options, buffers, to_sums, out)
+        _softmax_gradient(block, options, buffers, grad_sums, out)
         return
     _clear_ignored(prob, block.valid)
-    to_tp, to_fp, to_fn, to_entropy = (g.unsqueeze(-1) for g in to_sums)
-    torch.mul(hot, to_tp - to_fp - to_fn, out=out).add_(to_fp).mul_(prob)
+    grad_tp, grad_fp, grad_fn, grad_entropy = (g.unsqueeze(-1) for g in grad_sums)
+    torch.mul(hot, grad_tp - grad_fp - grad_fn, out=out).add_(grad_fp).mul_(prob)
     if options.entropy:
-        out.addcmul_(hot, to_entropy, value=-1)
+        out.addcmul_(hot, grad_entropy, value=-1)
     out.addcmul_(prob, out.sum(1, keepdim=True), value=-1)
 
 
@@ -267,21 +267,21 @@ def _log_at_label(block: _Block, at_label: Tensor) -> Tensor:
 
 
 def _gathered_gradient(
-    block: _Block, options: _Options, buffers: _Buffers, to_sums: Sequence[Tensor], out: Tensor
+    block: _Block, options: _Options, buffers: _Buffers, grad_sums: Sequence[Tensor], out: Tensor
 ) -> None:
     prob, index = _softmax(block, buffers), _class_indices(block)
     _clear_ignored(prob, block.valid)
-    to_tp, to_fp, to_fn, to_entropy = to_sums
-    torch.mul(prob, to_fp.unsqueeze(-1), out=out)
+    grad_tp, grad_fp, grad_fn, grad_entropy = grad_sums
+    torch.mul(prob, grad_fp.unsqueeze(-1), out=out)
     at_label = prob.gather(1, index.unsqueeze(1)).squeeze(1)
-    pull = (to_tp - to_fn).gather(1, index)
+    pull = (grad_tp - grad_fn).gather(1, index)
     if options.form != "relaxed" and bool(at_label.amax() >= 1):
         # a tie, where `min` has no derivative and `product` only that of tp
-        at_tie = to_tp.gather(1, index) if options.form == "product" else 0
+        at_tie = grad_tp.gather(1, index) if options.form == "product" else 0
         pull = torch.where(at_label < 1, pull, at_tie)
     pull.mul_(at_label)
     if options.entropy:
-        pull.sub_(to_entropy.gather(1, index))
+        pull.sub_(grad_entropy.gather(1, index))
     _clear_ignored(pull, block.valid)
     out.scatter_(1, index.unsqueeze(1), pull.unsqueeze(1))
     out.addcmul_(prob, out.sum(1, keepdim=True), value=-1)
@@ -293,22 +293,22 @@ def _plain_sums(block: _Block, options: _Options, buffers: _Buffers) -> Segmenta
 
 
 def _plain_gradient(
-    block: _Block, options: _Options, buffers: _Buffers, to_sums: Sequence[Tensor], out: Tensor
+    block: _Block, options: _Options, buffers: _Buffers, grad_sums: Sequence[Tensor], out: Tensor
 ) -> None:
     """Gradient of sigmoids or given probabilities."""
     soft = _soft_target(block, buffers)
     prob = probability(block.prediction.to(buffers.dtype), options.activation)
-    to_tp, to_fp, to_fn, to_entropy = (g.unsqueeze(-1) for g in to_sums)
+    grad_tp, grad_fp, grad_fn, grad_entropy = (g.unsqueeze(-1) for g in grad_sums)
     gradient = torch.zeros_like(prob)
     if options.form is not None:
-        gradient = form_gradient(prob, soft, options.form, to_tp, to_fp, to_fn)
+        gradient = form_gradient(prob, soft, options.form, grad_tp, grad_fp, grad_fn)
     if options.activation == "sigmoid":
         gradient.mul_(prob).mul_(1 - prob)
         if options.entropy:
-            gradient.addcmul_(prob - soft, to_entropy)
+            gradient.addcmul_(prob - soft, grad_entropy)
     elif options.entropy:
         held = prob.clamp_min(torch.finfo(prob.dtype).tiny)
-        gradient.sub_(torch.where(prob >= held, soft * to_entropy / held, 0))
+        gradient.sub_(torch.where(prob >= held, soft * grad_entropy / held, 0))
     _clear_ignored(gradient, block.valid)
     out.copy_(gradient)
 

@@ -55,7 +55,7 @@ class _Mixture(NamedTuple):
 
 # by shapes, strides, types and devices of the tensors, and all options but the numbers
 _mixtures: dict[tuple[Any, ...], _Mixture] = {}
-_MOST_MIXTURES = 256
+_MAX_MIXTURES = 256
 
 
 def fused_mixture(
@@ -69,11 +69,11 @@ def fused_mixture(
     class_weight: Tensor | None,
     options: MixtureOptions,
     parts: bool = True,
-    first_look: Callable[[], bool] | None = None,
+    validate_once: Callable[[], bool] | None = None,
 ) -> tuple[Tensor, ...] | None:
     """Total, and with `parts` cross entropy and region loss, in few launches, its gradient included.
 
-    The total alone has a gradient. Not to ask for the parts saves the time of two views. `first_look` is
+    The total alone has a gradient. Not to ask for the parts saves the time of two views. `validate_once` is
     called when tensors of such shapes, types and places come for the first time, and no more if it says that
     the kernels can take them; if not, the answer is None.
     """
@@ -100,14 +100,14 @@ def fused_mixture(
     )
     mixture = _mixtures.get(key)
     if mixture is None:
-        if first_look is not None and not first_look():
+        if validate_once is not None and not validate_once():
             return None
         which = _Options(activation, form, entropy)
         inputs = flat_inputs(prediction, target, valid, **which._asdict())
         kept = inputs.logits is prediction and inputs.target is target and inputs.valid is valid
         has_weight = class_weight is not None
         plan = MixturePlan(inputs.layout, prediction, options, has_weight=has_weight, parts=parts)
-        if len(_mixtures) >= _MOST_MIXTURES:
+        if len(_mixtures) >= _MAX_MIXTURES:
             _mixtures.clear()
         mixture = _mixtures[key] = _Mixture(plan, None if kept else which)
     total, (terms,) = _FusedMixture.apply(prediction, target, valid, class_weight, mixture, options)
@@ -127,17 +127,17 @@ class _FusedSums(torch.autograd.Function):
         return sums(prediction, target, valid, options.activation, options.form or "", options.entropy)
 
     @staticmethod
-    def backward(ctx: Any, to_sums: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, grad_sums: Tensor) -> tuple[Tensor, None, None, None]:
         prediction, target, valid = ctx.saved_tensors
         options = ctx.options
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             again = reference_gradient(
-                prediction, target, to_sums.unbind(1), valid=valid, **options._asdict()
+                prediction, target, grad_sums.unbind(1), valid=valid, **options._asdict()
             )
             return again, None, None, None
         gradient = torch.ops.semidice.overlap_gradient if torch.compiler.is_compiling() else _gradient
         result = gradient(
-            prediction, target, valid, to_sums, options.activation, options.form or "", options.entropy
+            prediction, target, valid, grad_sums, options.activation, options.form or "", options.entropy
         )
         return result, None, None, None
 
@@ -165,9 +165,9 @@ class _FusedMixture(torch.autograd.Function):
         return total, (terms,)
 
     @staticmethod
-    def backward(ctx: Any, to_total: Tensor, _: None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_total: Tensor, _: None) -> tuple[Tensor | None, ...]:
         # with gradients off there is nothing to refuse, and `once_differentiable` takes a few microseconds
-        return (_once_gradient if torch.is_grad_enabled() else _mixture_gradient)(ctx, to_total)
+        return (_once_gradient if torch.is_grad_enabled() else _mixture_gradient)(ctx, grad_total)
 
 
 def _copies(tensors: _Tensors, which: _Options) -> _Tensors:
@@ -175,12 +175,12 @@ def _copies(tensors: _Tensors, which: _Options) -> _Tensors:
     return _Tensors(*flat_inputs(*tensors, **which._asdict())[:3])
 
 
-def _mixture_gradient(ctx: Any, to_total: Tensor) -> tuple[Tensor | None, ...]:
+def _mixture_gradient(ctx: Any, grad_total: Tensor) -> tuple[Tensor | None, ...]:
     prediction, target, valid, *kept = ctx.saved_tensors
     plan, copied = ctx.mixture
     tensors = _Tensors(prediction, target, valid)
     given = tensors if copied is None else _copies(tensors, copied)
-    gradient = plan.gradient(*given, kept, to_total, prediction)
+    gradient = plan.gradient(*given, kept, grad_total, prediction)
     return gradient, None, None, None, None, None
 
 
@@ -199,13 +199,13 @@ def _gradient(
     prediction: Tensor,
     target: Tensor,
     valid: Tensor | None,
-    to_sums: Tensor,
+    grad_sums: Tensor,
     activation: str,
     form: str,
     entropy: bool,
 ) -> Tensor:
     inputs = _inputs(prediction, target, valid, activation, form, entropy)
-    four = to_sums[:, :4].to(torch.float32).contiguous()
+    four = grad_sums[:, :4].to(torch.float32).contiguous()
     return logits_gradient(inputs, four, torch.ones((), device=four.device), like=prediction)
 
 
@@ -232,7 +232,7 @@ def _(
     prediction: Tensor,
     target: Tensor,
     valid: Tensor | None,
-    to_sums: Tensor,
+    grad_sums: Tensor,
     activation: str,
     form: str,
     entropy: bool,

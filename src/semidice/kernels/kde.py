@@ -23,9 +23,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-LARGEST_NUM_CLASSES = 256
+MAX_NUM_CLASSES = 256
 # well below it α log2 e leaves float16: from there on few classes go the way of many
-SMALLEST_SPLIT_BANDWIDTH = 5e-5
+MIN_SPLIT_BANDWIDTH = 5e-5
 _FEW = 4
 # log f / f_last in whole units of this has 11 bits, and so has α in its own: their products are exact
 _X_UNIT = 2.0**-6
@@ -71,7 +71,7 @@ def kernel_mean_triton(
     if points.numel() == 0:
         return mean
     flags = None if region is None else region.contiguous().view(torch.uint8)
-    few = points.shape[1] <= _FEW and bandwidth >= SMALLEST_SPLIT_BANDWIDTH
+    few = points.shape[1] <= _FEW and bandwidth >= MIN_SPLIT_BANDWIDTH
     fill = _fill_few if few else _fill_many
     with torch.cuda.device_of(points):
         fill(mean, points, flags, _key_arguments(key_prob, label, weight), bandwidth, smallest_prob)

@@ -19,7 +19,7 @@ from triton.compiler import CompiledKernel
 # what Triton looks at of a pointer: on NVIDIA this alone, on AMD also the size of what it points to
 _ALIGNMENT = 16
 # the first version in which a compiled kernel takes all arguments of its source, of those tried
-_OLDEST_VERSION = (3, 6)
+_MIN_VERSION = (3, 6)
 
 
 class Launch:
@@ -116,4 +116,4 @@ def _is_set(hook: Any) -> bool:
 def _can_be_called(found: object) -> bool:
     """Whether this is a compiled kernel, on NVIDIA, of a version known to take all arguments directly."""
     version = tuple(int(part) for part in triton.__version__.split(".")[:2])
-    return isinstance(found, CompiledKernel) and torch.version.hip is None and version >= _OLDEST_VERSION
+    return isinstance(found, CompiledKernel) and torch.version.hip is None and version >= _MIN_VERSION

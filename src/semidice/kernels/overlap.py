@@ -29,11 +29,11 @@ LOG2_E, LN_2 = tl.constexpr(1.4426950408889634), tl.constexpr(0.6931471805599453
 # Units of the whole numbers that probabilities and entropies, in bits, are added up as. A voxel counts beyond
 # all of the former; more entropy than any logits have is cut off.
 PROB_UNITS, COUNT = tl.constexpr(2.0**38), tl.constexpr(2**50)
-BIT_UNITS, MOST_BIT_UNITS = tl.constexpr(2.0**24), tl.constexpr(2.0**52)
+BIT_UNITS, MAX_BIT_UNITS = tl.constexpr(2.0**24), tl.constexpr(2.0**52)
 # classes up to which the powers of a softmax are kept; with more registers are short, and they are made again
-MOST_KEPT = tl.constexpr(160)
+MAX_KEPT = tl.constexpr(160)
 # class indices of as few are compared with every class in the gradient: less work than to look up their own
-MOST_COMPARED = tl.constexpr(7)
+MAX_COMPARED = tl.constexpr(7)
 # a logit whose exponential is 0 and whose product with 0 is one
 FAR_BELOW = tl.constexpr(-1e30)
 
@@ -367,7 +367,7 @@ def sums_kernel(
             x_a, e_a, x_b, e_b, x_c, e_c, _, inverse, log_total = _powers(
                 x_a, x_b, x_c, counted_v, ROWS_A, ROWS_B, ROWS_C, STEP, VOXEL_BLOCK
             )
-            if NUM_CLASSES > MOST_KEPT:
+            if NUM_CLASSES > MAX_KEPT:
                 e_a, e_b, e_c = None, None, None
         tp_a, fp_a, fn_a, entropy_a, mass_a = _add_chunk(
             tp_a, fp_a, fn_a, entropy_a, mass_a, x_a, y_a, e_a, inverse, log_total, counted_v,
@@ -512,7 +512,7 @@ def sums_of_indices_kernel(
         # whole numbers know no NaN, which these two minima swallow
         nan += 0.0 * (log_total - t)
         own = tl.minimum(tl.exp2(t) * inverse * PROB_UNITS, PROB_UNITS).to(tl.int64) + COUNT
-        bits = tl.minimum((log_total - t) * BIT_UNITS, MOST_BIT_UNITS).to(tl.int64)
+        bits = tl.minimum((log_total - t) * BIT_UNITS, MAX_BIT_UNITS).to(tl.int64)
         tl.atomic_add(table + index, own, mask=real, sem="relaxed")
         tl.atomic_add(table + NUM_CLASSES + index, bits, mask=real, sem="relaxed")
         prob_a = _added_probabilities(prob_a, e_a, inverse, FORM, ROWS_A, VOXEL_BLOCK, VECTOR)
@@ -544,7 +544,7 @@ def sums_of_indices_kernel(
 
 @triton.jit
 def _weighted_rows(
-    to_sums, x, y, power, inverse, log_total, counted_v, factor,
+    grad_sums, x, y, power, inverse, log_total, counted_v, factor,
     ACTIVATION: tl.constexpr, FORM: tl.constexpr, ENTROPY: tl.constexpr,
     NUM_CLASSES: tl.constexpr, FIRST, ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -552,39 +552,39 @@ def _weighted_rows(
     prob = _probability(x, power, inverse, log_total, counted_v, ACTIVATION)
     # loaded as a row and turned: else the compiler lays the whole tile out along these few numbers
     c = FIRST + tl.arange(0, ROWS)
-    place, inside = to_sums + c, c < NUM_CLASSES
-    to_prob = tl.zeros(x.shape, tl.float32)
+    place, inside = grad_sums + c, c < NUM_CLASSES
+    grad_prob = tl.zeros(x.shape, tl.float32)
     if FORM != NO_FORM:
-        to_tp = (tl.load(place, mask=inside, other=0.0) * factor)[:, None]
-        to_fp = (tl.load(place + NUM_CLASSES, mask=inside, other=0.0) * factor)[:, None]
-        to_fn = (tl.load(place + 2 * NUM_CLASSES, mask=inside, other=0.0) * factor)[:, None]
+        grad_tp = (tl.load(place, mask=inside, other=0.0) * factor)[:, None]
+        grad_fp = (tl.load(place + NUM_CLASSES, mask=inside, other=0.0) * factor)[:, None]
+        grad_fn = (tl.load(place + 2 * NUM_CLASSES, mask=inside, other=0.0) * factor)[:, None]
         if FORM == MIN:
-            to_prob = tl.where(prob < y, to_tp - to_fn, tl.where(prob > y, to_fp, 0.0))
+            grad_prob = tl.where(prob < y, grad_tp - grad_fn, tl.where(prob > y, grad_fp, 0.0))
         elif FORM == PRODUCT:
-            to_prob = tl.where(prob < y, -to_fn, tl.where(prob > y, to_fp, 0.0)) + to_tp * y
+            grad_prob = tl.where(prob < y, -grad_fn, tl.where(prob > y, grad_fp, 0.0)) + grad_tp * y
         elif FORM == SQUARED:
-            to_prob = (to_tp - to_fp - to_fn) * y + 2.0 * to_fp * prob
+            grad_prob = (grad_tp - grad_fp - grad_fn) * y + 2.0 * grad_fp * prob
         else:
-            to_prob = to_fp + (to_tp - to_fp - to_fn) * y
-    to_entropy = tl.zeros([1, 1], tl.float32)
+            grad_prob = grad_fp + (grad_tp - grad_fp - grad_fn) * y
+    grad_entropy = tl.zeros([1, 1], tl.float32)
     if ENTROPY:
-        to_entropy = (tl.load(place + 3 * NUM_CLASSES, mask=inside, other=0.0) * factor)[:, None]
+        grad_entropy = (tl.load(place + 3 * NUM_CLASSES, mask=inside, other=0.0) * factor)[:, None]
     if ACTIVATION == SOFTMAX:
         # where a voxel does not count, p and y are 0
-        result = prob * to_prob - to_entropy * y
+        result = prob * grad_prob - grad_entropy * y
     elif ACTIVATION == SIGMOID:
-        result = prob * (1.0 - prob) * to_prob + to_entropy * (prob - y)
+        result = prob * (1.0 - prob) * grad_prob + grad_entropy * (prob - y)
         result = tl.where(counted_v[None, :], result, 0.0)
     else:
         held = prob < SMALLEST_NORMAL
-        result = to_prob - tl.where(held, 0.0, to_entropy * y / tl.where(held, 1.0, prob))
+        result = grad_prob - tl.where(held, 0.0, grad_entropy * y / tl.where(held, 1.0, prob))
         result = tl.where(counted_v[None, :], result, 0.0)
     return prob, result
 
 
 @triton.jit
 def _own_values(
-    logits, to_sums, index, v, logits_c, logits_v,
+    logits, grad_sums, index, v, logits_c, logits_v,
     FORM: tl.constexpr, ENTROPY: tl.constexpr, WIDE: tl.constexpr, NUM_CLASSES: tl.constexpr,
 ):  # fmt: skip
     """Of the voxel's own class: its logit, and what dL/dp and w have there beyond those of other classes.
@@ -594,28 +594,28 @@ def _own_values(
     """
     real = (index >= 0) & (index < NUM_CLASSES)
     x = tl.zeros(index.shape, tl.float32)
-    slope, to_entropy = x, x
+    slope, grad_entropy = x, x
     if FORM != NO_FORM:
         x = _own_logits(logits, index, v, logits_c, logits_v, WIDE, NUM_CLASSES).to(tl.float32)
-        to_tp = tl.load(to_sums + index, mask=real, other=0.0)
-        to_fp = tl.load(to_sums + NUM_CLASSES + index, mask=real, other=0.0)
-        to_fn = tl.load(to_sums + 2 * NUM_CLASSES + index, mask=real, other=0.0)
-        slope = to_tp - to_fp - to_fn
+        grad_tp = tl.load(grad_sums + index, mask=real, other=0.0)
+        grad_fp = tl.load(grad_sums + NUM_CLASSES + index, mask=real, other=0.0)
+        grad_fn = tl.load(grad_sums + 2 * NUM_CLASSES + index, mask=real, other=0.0)
+        slope = grad_tp - grad_fp - grad_fn
     if ENTROPY:
-        to_entropy = tl.load(to_sums + 3 * NUM_CLASSES + index, mask=real, other=0.0)
-    return x, slope, to_entropy
+        grad_entropy = tl.load(grad_sums + 3 * NUM_CLASSES + index, mask=real, other=0.0)
+    return x, slope, grad_entropy
 
 
 @triton.jit
 def _other_classes(
-    to_sums, power, inverse, factor,
+    grad_sums, power, inverse, factor,
     FORM: tl.constexpr, NUM_CLASSES: tl.constexpr, FIRST: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """dL/dp where the voxel's label is another class."""
     c = FIRST + tl.arange(0, ROWS)
     slope = tl.zeros([ROWS, 1], tl.float32)
     if FORM != NO_FORM:
-        slope = (tl.load(to_sums + NUM_CLASSES + c, mask=c < NUM_CLASSES, other=0.0) * factor)[:, None]
+        slope = (tl.load(grad_sums + NUM_CLASSES + c, mask=c < NUM_CLASSES, other=0.0) * factor)[:, None]
     if FORM == SQUARED:
         slope = 2.0 * slope * (power * inverse[None, :])
     return slope
@@ -652,7 +652,7 @@ def _from_the_end(VOXEL_BLOCK: tl.constexpr, VECTOR: tl.constexpr):
 
 @triton.jit
 def gradient_kernel(
-    logits, target, valid, to_sums, scale, gradient, num_voxels,
+    logits, target, valid, grad_sums, scale, gradient, num_voxels,
     logits_n, logits_c, logits_v, target_n, target_c, target_v, gradient_n, gradient_c, gradient_v,
     ACTIVATION: tl.constexpr, FORM: tl.constexpr, ENTROPY: tl.constexpr,
     HARD: tl.constexpr, HAS_VALID: tl.constexpr, WIDE: tl.constexpr, NUM_CLASSES: tl.constexpr,
@@ -663,7 +663,7 @@ def gradient_kernel(
     logits += n * logits_n
     target += n * target_n
     gradient += n * gradient_n
-    to_sums += n * 4 * NUM_CLASSES
+    grad_sums += n * 4 * NUM_CLASSES
     factor = tl.load(scale)
     inside_v = _inside(v, num_voxels, EVEN)
     counted_v, index, x_a, y_a, x_b, y_b, x_c, y_c = _rows_of_tile(
@@ -671,10 +671,10 @@ def gradient_kernel(
         logits_c, logits_v, target_c, target_v,
         ACTIVATION, HARD, HAS_VALID, WIDE, NUM_CLASSES, ROWS_A, ROWS_B, ROWS_C,
     )  # fmt: skip
-    if ACTIVATION == SOFTMAX and HARD and NUM_CLASSES > MOST_COMPARED:
+    if ACTIVATION == SOFTMAX and HARD and NUM_CLASSES > MAX_COMPARED:
         # before warps wait for each other, and so together with the logits
-        own_x, own_slope, to_entropy = _own_values(
-            logits, to_sums, index, v, logits_c, logits_v, FORM, ENTROPY, WIDE, NUM_CLASSES
+        own_x, own_slope, grad_entropy = _own_values(
+            logits, grad_sums, index, v, logits_c, logits_v, FORM, ENTROPY, WIDE, NUM_CLASSES
         )
     e_a, e_b, e_c = x_a, x_b, x_c
     inverse = tl.zeros([VOXEL_BLOCK], tl.float32)
@@ -682,16 +682,16 @@ def gradient_kernel(
         _, e_a, _, e_b, _, e_c, largest, inverse, _ = _powers(
             x_a, x_b, x_c, counted_v, ROWS_A, ROWS_B, ROWS_C, STEP, VOXEL_BLOCK
         )
-    if ACTIVATION == SOFTMAX and HARD and NUM_CLASSES > MOST_COMPARED:
+    if ACTIVATION == SOFTMAX and HARD and NUM_CLASSES > MAX_COMPARED:
         own_p = tl.exp2((own_x - largest) * LOG2_E) * inverse
-        own = factor * (own_p * own_slope - to_entropy)
-        u_a = _other_classes(to_sums, e_a, inverse, factor, FORM, NUM_CLASSES, 0, ROWS_A)
+        own = factor * (own_p * own_slope - grad_entropy)
+        u_a = _other_classes(grad_sums, e_a, inverse, factor, FORM, NUM_CLASSES, 0, ROWS_A)
         summed = _summed(e_a * u_a, ROWS_A, STEP, VOXEL_BLOCK)
         if ROWS_B > 0:
-            u_b = _other_classes(to_sums, e_b, inverse, factor, FORM, NUM_CLASSES, ROWS_A, ROWS_B)
+            u_b = _other_classes(grad_sums, e_b, inverse, factor, FORM, NUM_CLASSES, ROWS_A, ROWS_B)
             summed += _summed(e_b * u_b, ROWS_B, STEP, VOXEL_BLOCK)
         if ROWS_C > 0:
-            u_c = _other_classes(to_sums, e_c, inverse, factor, FORM, NUM_CLASSES, ROWS_A + ROWS_B, ROWS_C)
+            u_c = _other_classes(grad_sums, e_c, inverse, factor, FORM, NUM_CLASSES, ROWS_A + ROWS_B, ROWS_C)
             summed += _summed(e_c * u_c, ROWS_C, STEP, VOXEL_BLOCK)
         summed_v = tl.sum(summed, 0) * inverse + own
         g_a = _hard_rows(index, e_a, u_a, inverse, summed_v, own, 0, ROWS_A)
@@ -701,19 +701,19 @@ def gradient_kernel(
             g_c = _hard_rows(index, e_c, u_c, inverse, summed_v, own, ROWS_A + ROWS_B, ROWS_C)
     else:
         p_a, g_a = _weighted_rows(
-            to_sums, x_a, y_a, e_a, inverse, None, counted_v, factor,
+            grad_sums, x_a, y_a, e_a, inverse, None, counted_v, factor,
             ACTIVATION, FORM, ENTROPY, NUM_CLASSES, 0, ROWS_A,
         )  # fmt: skip
         summed = _summed(g_a, ROWS_A, STEP, VOXEL_BLOCK)
         if ROWS_B > 0:
             p_b, g_b = _weighted_rows(
-                to_sums, x_b, y_b, e_b, inverse, None, counted_v, factor,
+                grad_sums, x_b, y_b, e_b, inverse, None, counted_v, factor,
                 ACTIVATION, FORM, ENTROPY, NUM_CLASSES, ROWS_A, ROWS_B,
             )  # fmt: skip
             summed += _summed(g_b, ROWS_B, STEP, VOXEL_BLOCK)
         if ROWS_C > 0:
             p_c, g_c = _weighted_rows(
-                to_sums, x_c, y_c, e_c, inverse, None, counted_v, factor,
+                grad_sums, x_c, y_c, e_c, inverse, None, counted_v, factor,
                 ACTIVATION, FORM, ENTROPY, NUM_CLASSES, ROWS_A + ROWS_B, ROWS_C,
             )  # fmt: skip
             summed += _summed(g_c, ROWS_C, STEP, VOXEL_BLOCK)
@@ -834,7 +834,7 @@ def sums_by_class_kernel(
 
 @triton.jit
 def gradient_by_class_kernel(
-    logits, target, valid, to_sums, scale, gradient, norms, num_voxels,
+    logits, target, valid, grad_sums, scale, gradient, norms, num_voxels,
     logits_n, logits_c, logits_v, target_n, target_c, target_v, gradient_n, gradient_c, gradient_v,
     ACTIVATION: tl.constexpr, FORM: tl.constexpr, ENTROPY: tl.constexpr,
     HARD: tl.constexpr, HAS_VALID: tl.constexpr, WIDE: tl.constexpr, NUM_CLASSES: tl.constexpr,
@@ -846,7 +846,7 @@ def gradient_by_class_kernel(
     logits += n * logits_n
     target += n * target_n
     gradient += n * gradient_n
-    to_sums += n * 4 * NUM_CLASSES
+    grad_sums += n * 4 * NUM_CLASSES
     factor = tl.load(scale)
     inside_v = _inside(v, num_voxels, EVEN)
     labels = _loaded_labels(target, v, inside_v, target_v, HARD, WIDE)
@@ -860,7 +860,7 @@ def gradient_by_class_kernel(
                 ACTIVATION, HARD, HAS_VALID, WIDE, NUM_CLASSES, first, CLASS_BLOCK,
             )  # fmt: skip
             _, w = _weighted_rows(
-                to_sums, x, y, None, None, log_total, counted_v, factor,
+                grad_sums, x, y, None, None, log_total, counted_v, factor,
                 ACTIVATION, FORM, ENTROPY, NUM_CLASSES, first, CLASS_BLOCK,
             )  # fmt: skip
             summed += _summed(w, CLASS_BLOCK, STEP, VOXEL_BLOCK)
@@ -872,7 +872,7 @@ def gradient_by_class_kernel(
             ACTIVATION, HARD, HAS_VALID, WIDE, NUM_CLASSES, first, CLASS_BLOCK,
         )  # fmt: skip
         p, g = _weighted_rows(
-            to_sums, x, y, None, None, log_total, counted_v, factor,
+            grad_sums, x, y, None, None, log_total, counted_v, factor,
             ACTIVATION, FORM, ENTROPY, NUM_CLASSES, first, CLASS_BLOCK,
         )  # fmt: skip
         if ACTIVATION == SOFTMAX:
@@ -909,13 +909,13 @@ def _region_terms(
     safe = tl.where(something, denominator, 1.0)
     loss, slope = _shaped(errors / safe, gamma, LOG, FOCAL)
     slope = tl.where(something, slope / (safe * safe), slope)
-    to_tp = tl.where(something, -slope * errors, 0.0)
-    to_fp = tl.where(something, slope * alpha * (tp + smooth), slope * alpha)
-    to_fn = tl.where(something, slope * beta * (tp + smooth), slope * beta)
+    grad_tp = tl.where(something, -slope * errors, 0.0)
+    grad_fp = tl.where(something, slope * alpha * (tp + smooth), slope * alpha)
+    grad_fn = tl.where(something, slope * beta * (tp + smooth), slope * beta)
     counted = tl.full(tp.shape, 1.0, tl.float32)
     if PRESENT:
         counted = (tp + fn > 0.0).to(tl.float32)
-    return loss, to_tp, to_fp, to_fn, counted
+    return loss, grad_tp, grad_fp, grad_fn, counted
 
 
 @triton.jit
@@ -1001,7 +1001,7 @@ def loss_kernel(
     behind those the partial sums. Images are taken many at a time: a load takes a microsecond, however much
     it brings.
     """
-    to_sums, sums = room, room + 4 * num_images * num_classes
+    grad_sums, sums = room, room + 4 * num_images * num_classes
     if not ADDED_UP:
         partials = room + 9 * num_images * num_classes
         for first in range(0, 5 * num_images * num_classes, COLUMN_BLOCK):
@@ -1022,11 +1022,11 @@ def loss_kernel(
         weighted_mass = tl.sum(mass * weight, 0)
         weighted_mass = tl.where(weighted_mass > 0.0, weighted_mass, 1.0)
         cross_entropy = tl.sum(entropy * weight, 0) / weighted_mass
-        to_entropy = entropy_weight * weight / weighted_mass
+        grad_entropy = entropy_weight * weight / weighted_mass
         for first in range(0, num_images, IMAGE_BLOCK):
             at, real = _images(first, num_images, num_classes, 4, CLASS_BLOCK, IMAGE_BLOCK)
-            both = tl.broadcast_to(to_entropy[None, :], [IMAGE_BLOCK, CLASS_BLOCK])
-            tl.store(to_sums + at + 3 * num_classes, both, mask=real)
+            both = tl.broadcast_to(grad_entropy[None, :], [IMAGE_BLOCK, CLASS_BLOCK])
+            tl.store(grad_sums + at + 3 * num_classes, both, mask=real)
     region = 0.0
     if FORM != NO_FORM:
         if not BACKGROUND:
@@ -1060,7 +1060,7 @@ def loss_kernel(
         share = weight
         num_images_meant = tl.where(num_with_class > 0.0, num_with_class, 1.0)
         if OVER == BATCH:
-            loss, to_tp, to_fp, to_fn, counted = _region_terms(
+            loss, grad_tp, grad_fp, grad_fn, counted = _region_terms(
                 tp, fp, fn, alpha, beta, gamma, smooth, LOG, FOCAL, PRESENT
             )
             share = tl.sum(counted, 0) * weight
@@ -1080,7 +1080,7 @@ def loss_kernel(
             if OVER != BATCH:
                 at, real = _images(first, num_images, num_classes, 5, CLASS_BLOCK, IMAGE_BLOCK)
                 tp_n, fp_n, fn_n = _three(sums + at, real, num_classes)
-                loss, to_tp, to_fp, to_fn, counted = _region_terms(
+                loss, grad_tp, grad_fp, grad_fn, counted = _region_terms(
                     tp_n, fp_n, fn_n, alpha, beta, gamma, smooth, LOG, FOCAL, PRESENT
                 )
                 part *= counted
@@ -1088,9 +1088,9 @@ def loss_kernel(
                     mass_n = tl.sum(counted * weight[None, :], 1)
                     part = part / (tl.where(mass_n > 0.0, mass_n, 1.0) * num_images_meant)[:, None]
             at, real = _images(first, num_images, num_classes, 4, CLASS_BLOCK, IMAGE_BLOCK)
-            tl.store(to_sums + at, part * to_tp, mask=real)
-            tl.store(to_sums + at + num_classes, part * to_fp, mask=real)
-            tl.store(to_sums + at + 2 * num_classes, part * to_fn, mask=real)
+            tl.store(grad_sums + at, part * grad_tp, mask=real)
+            tl.store(grad_sums + at + num_classes, part * grad_fp, mask=real)
+            tl.store(grad_sums + at + 2 * num_classes, part * grad_fn, mask=real)
     tl.store(total_loss, entropy_weight * cross_entropy + region_weight * region)
     if TERMS:
         tl.store(terms, cross_entropy)

@@ -20,7 +20,7 @@ NUM_SUMS = 5
 # layouts whose launches are remembered; a network sees a few, and one that is forgotten is planned again
 _NUM_PLANS = 256
 # classes of hard labels from which on voxels are added to a table: with 40 it pays, with 32 it does not
-_FEWEST_IN_TABLE = 33
+_MIN_IN_TABLE = 33
 # floats of partial sums that the program of the loss adds up in less time than another launch takes
 _FEW_PARTIALS = 2**13
 # programs of several warps that are enough for all of a GPU
@@ -28,7 +28,7 @@ _ENOUGH_PROGRAMS = 2**9
 # of an H200, for which plans are made where there is no GPU
 _MULTIPROCESSORS = 132
 # voxels of a program that sees a block of classes: with fewer it would spill registers
-_FEWEST_SPREAD = 64
+_MIN_SPREAD = 64
 
 
 class Layout(NamedTuple):
@@ -109,7 +109,7 @@ class Layout(NamedTuple):
         num_images, _, num_voxels = self.shape
         while (
             tiling.class_block is not None
-            and tiling.voxel_block > _FEWEST_SPREAD
+            and tiling.voxel_block > _MIN_SPREAD
             and num_images * -(-num_voxels // tiling.voxel_block) < _ENOUGH_PROGRAMS
         ):
             tiling = tiling._replace(voxel_block=tiling.voxel_block // 2, class_block=tiling.class_block * 2)
@@ -277,7 +277,7 @@ def _sums_launch(layout: Layout, first: int) -> Launch:
     if tiling.class_block is not None:
         kernel: Any = overlap.sums_by_class_kernel
         num_programs *= layout.num_blocks
-    elif layout.has_one_class and layout.shape[1] >= _FEWEST_IN_TABLE:
+    elif layout.has_one_class and layout.shape[1] >= _MIN_IN_TABLE:
         kernel = overlap.sums_of_indices_kernel
     else:
         kernel = overlap.sums_kernel
@@ -378,12 +378,12 @@ def _gradient_plan(layout: Layout, shape: tuple[int, ...], stride: tuple[int, ..
     return _GradientPlan(_gradient_launch(layout, flat), memory_format)
 
 
-def logits_gradient(inputs: Inputs, to_sums: Tensor, scale: Tensor, like: Tensor) -> Tensor:
-    """Gradient in the logits, in the shape of `like`, of to_sums (N, 4, C) times `scale`."""
+def logits_gradient(inputs: Inputs, grad_sums: Tensor, scale: Tensor, like: Tensor) -> Tensor:
+    """Gradient in the logits, in the shape of `like`, of grad_sums (N, 4, C) times `scale`."""
     launch, memory_format = _gradient_plan(inputs.layout, like.shape, like.stride())
     gradient = torch.empty_like(like, memory_format=memory_format)
     norms = _norms(inputs.layout, inputs.layout.backward, inputs.logits)
-    launch(inputs.logits, inputs.target, inputs.valid, to_sums, scale, gradient, *norms)
+    launch(inputs.logits, inputs.target, inputs.valid, grad_sums, scale, gradient, *norms)
     return gradient
 
 

@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 import triton
 
-from . import MOST_FUSED_CLASSES
+from . import MAX_FUSED_CLASSES
 
 # What a multiprocessor of an H200 has: registers, bytes of shared memory, and room for programs. A thread has
 # at most so many registers, and a program takes so many bytes beyond its own.
 _REGISTERS = 2**16
 _SHARED_BYTES = 228 * 2**10
 _PROGRAMS = 32
-_MOST_REGISTERS = 256
+_MAX_REGISTERS = 256
 _RESERVED_BYTES = 2**10
 
 
@@ -41,7 +41,7 @@ class Tiling(NamedTuple):
 
     def at_once(self, voxel_bytes: int) -> int:
         """Programs that a multiprocessor runs at once, if tiles in flight have so many bytes a voxel."""
-        num_registers = 32 * self.num_warps * (self.registers or _MOST_REGISTERS)
+        num_registers = 32 * self.num_warps * (self.registers or _MAX_REGISTERS)
         num_bytes = _RESERVED_BYTES
         if self.num_stages > 1:
             # the last of them is in registers
@@ -79,7 +79,7 @@ FORWARD: Tilings = (
     (102, Tiling(32, 2, 4, 16, num_stages=3), Tiling(32, 4, 4, 16, num_stages=3)),
     (160, Tiling(32, 4, 4, 16, num_stages=3)),
     (320, Tiling(32, 8, 4, 16, registers=128)),
-    (MOST_FUSED_CLASSES, BY_CLASS),
+    (MAX_FUSED_CLASSES, BY_CLASS),
 )
 BACKWARD: Tilings = (
     (4, Tiling(1024, 4, 4)),
@@ -91,7 +91,7 @@ BACKWARD: Tilings = (
     (160, Tiling(32, 4, 4), Tiling(64, 4, 8)),
     (320, Tiling(32, 4, 4)),
     (1024, Tiling(16, 8, 4)),
-    (MOST_FUSED_CLASSES, GRADIENT_BY_CLASS),
+    (MAX_FUSED_CLASSES, GRADIENT_BY_CLASS),
 )
 # of class indices: there is less to hold, and so more voxels at once
 HARD_FORWARD: Tilings = (
@@ -110,7 +110,7 @@ HARD_FORWARD: Tilings = (
     (512, Tiling(32, 4, 4, 16)),
     (768, BY_CLASS, Tiling(32, 8, 4, 16, registers=128)),
     (1024, BY_CLASS, Tiling(32, 16, 4, 16)),
-    (MOST_FUSED_CLASSES, BY_CLASS),
+    (MAX_FUSED_CLASSES, BY_CLASS),
 )
 HARD_BACKWARD: Tilings = (
     (4, Tiling(1024, 4, 4)),
@@ -126,7 +126,7 @@ HARD_BACKWARD: Tilings = (
     (512, Tiling(32, 4, 4)),
     (768, Tiling(32, 8, 4, registers=128), Tiling(16, 8, 4)),
     (1024, Tiling(16, 8, 4), Tiling(32, 16, 4, registers=128)),
-    (MOST_FUSED_CLASSES, GRADIENT_BY_CLASS),
+    (MAX_FUSED_CLASSES, GRADIENT_BY_CLASS),
 )
 
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from ..arrays import one_hot, values_are_readable
 from ..overlap.stats import overlap_stats, tversky_index
 from .boundary import boundary_band
-from .raters import Array, Present, Raters, give_back, read_label, read_raters, read_valid
+from .raters import Array, Present, Raters, read_label, read_raters, read_valid, to_input_type
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def majority_label(
     """
     raters = read_raters(masks, num_classes, present, batched)
     label = one_hot(_majority(raters), raters.num_classes).float()
-    return give_back(label, masks, batched)
+    return to_input_type(label, masks, batched)
 
 
 def random_rater_label(
@@ -95,7 +95,7 @@ def random_rater_label(
     draw = torch.rand(raters.present.shape, generator=generator, device=device)
     chosen = draw.masked_fill(~raters.present, -1).argmax(1)
     class_map = raters.classes[torch.arange(len(chosen), device=device), chosen]
-    return give_back(one_hot(class_map, raters.num_classes).float(), masks, batched)
+    return to_input_type(one_hot(class_map, raters.num_classes).float(), masks, batched)
 
 
 def mean_label(
@@ -111,7 +111,7 @@ def mean_label(
     array([1. , 0.5, 0. ], dtype=float32)
     """
     raters = read_raters(masks, num_classes, present, batched)
-    return give_back(_weighted(raters, raters.present.float()), masks, batched)
+    return to_input_type(_weighted(raters, raters.present.float()), masks, batched)
 
 
 def dice_weights(
@@ -129,7 +129,7 @@ def dice_weights(
     array([1. , 1. , 0.5], dtype=float32)
     """
     raters = read_raters(masks, num_classes, present, batched)
-    return give_back(_dice_weights(raters), masks, batched)
+    return to_input_type(_dice_weights(raters), masks, batched)
 
 
 def dice_weighted_label(
@@ -148,7 +148,7 @@ def dice_weighted_label(
     weight = _dice_weights(raters)
     # raters who share nothing, such as two disjoint ones, have an empty majority and weights of 0
     weight = torch.where(weight.sum(1, keepdim=True) > 0, weight, raters.present.float())
-    return give_back(_weighted(raters, weight), masks, batched)
+    return to_input_type(_weighted(raters, weight), masks, batched)
 
 
 def rater_agreement(
@@ -172,7 +172,7 @@ def rater_agreement(
     # one rater at a time: all pairs at once would take R times the memory of the masks
     pairwise = torch.stack([_dice_against(raters, one) for one in raters.classes.unbind(1)], 2)
     pairwise = pairwise.masked_fill(~(there.unsqueeze(1) & there.unsqueeze(2)), torch.nan)
-    return RaterAgreement(give_back(majority, masks, batched), give_back(pairwise, masks, batched))
+    return RaterAgreement(to_input_type(majority, masks, batched), to_input_type(pairwise, masks, batched))
 
 
 def staple_label(masks: Array | Sequence[Array], **options: Any) -> Array:
@@ -222,9 +222,9 @@ def staple(
     confusion = confusion.masked_fill(~raters.present[:, :, None, None], torch.nan)
     space = raters.classes.shape[2:]
     return Staple(
-        give_back(truth.float().reshape(*truth.shape[:2], *space), masks, batched),
-        give_back(confusion.float(), masks, batched),
-        give_back(num_iterations, masks, batched),
+        to_input_type(truth.float().reshape(*truth.shape[:2], *space), masks, batched),
+        to_input_type(confusion.float(), masks, batched),
+        to_input_type(num_iterations, masks, batched),
     )
 
 
@@ -236,7 +236,7 @@ def smooth_label(label: Array, *, eps: float, batched: bool = False) -> Array:
     >>> smooth_label(np.array([[1.0, 0.0], [0.0, 1.0]]), eps=0.2)[1].round(3)
     array([0.1, 0.9], dtype=float32)
     """
-    return give_back(_smoothed(read_label(label, batched), eps), label, batched)
+    return to_input_type(_smoothed(read_label(label, batched), eps), label, batched)
 
 
 def boundary_smooth_label(
@@ -263,7 +263,7 @@ def boundary_smooth_label(
         raise ValueError(f"width must be odd and 1 or more, so that a voxel is in the middle; got {width}")
     inside = read_valid(valid, soft, batched)
     near = boundary_band(soft.argmax(1), width=width // 2, valid=inside).unsqueeze(1)
-    return give_back(torch.where(near, _smoothed(soft, eps), soft), label, batched)
+    return to_input_type(torch.where(near, _smoothed(soft, eps), soft), label, batched)
 
 
 def spatially_smooth_label(
@@ -288,7 +288,7 @@ def spatially_smooth_label(
         filtered = _gaussian_along(filtered, axis, sigma)
     # the classes' total is the weight that fell inside the image
     filtered = filtered / filtered.sum(1, keepdim=True)
-    return give_back(filtered if inside is None else torch.where(inside, filtered, soft), label, batched)
+    return to_input_type(filtered if inside is None else torch.where(inside, filtered, soft), label, batched)
 
 
 def _majority(raters: Raters) -> Integer[Tensor, "N *space"]:

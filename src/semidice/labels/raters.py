@@ -36,7 +36,7 @@ class Raters:
         return votes * self.present.view(num_cases, num_raters, *[1] * (votes.ndim - 2))
 
 
-def give_back(result: Tensor, like: Array | Sequence[Array], batched: bool) -> Array:
+def to_input_type(result: Tensor, like: Array | Sequence[Array], batched: bool) -> Array:
     """The result without the case axis unless batched, as the kind of array that came in."""
     result = result if batched else result[0]
     first = like if isinstance(like, (Tensor, np.ndarray)) else like[0]

@@ -18,7 +18,7 @@ Over = Literal["batch", "image", "class"]
 Classes = Literal["all", "present"]
 
 # -log of the index is held here, so a class that is missed altogether costs 16 and not infinity
-SMALLEST_INDEX = 1e-7
+MIN_INDEX = 1e-7
 
 
 class IndexOptions(TypedDict, total=False):
@@ -55,7 +55,7 @@ def region_loss_of(
         stats = sum_over_images(stats, sync=sync)
     loss = tversky_error(stats, alpha=alpha, beta=beta, smooth=smooth)
     if log:
-        loss = -torch.log1p(-loss.clamp_max(1 - SMALLEST_INDEX))
+        loss = -torch.log1p(-loss.clamp_max(1 - MIN_INDEX))
     # In every form, tp + fn is 0 exactly where the target is 0 throughout.
     counted = stats.tp + stats.fn > 0 if classes == "present" else torch.ones_like(loss, dtype=torch.bool)
     return _mean(_focal(loss, gamma), counted, weight, over)

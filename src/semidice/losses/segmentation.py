@@ -370,7 +370,7 @@ def _losses(
         if with_region and not options.get("background", True) and prediction.shape[1] == 1:
             raise ValueError("background=False leaves no class of a one-channel prediction")
 
-    def first_look() -> bool:
+    def validate_once() -> bool:
         check()
         return fused_applies(prediction, target)
 
@@ -387,7 +387,7 @@ def _losses(
             class_weight=None if class_weight is None else class_weights(class_weight, prediction),
             options=fused.MixtureOptions(alpha, beta, cross_entropy_weight, region_weight, **options),
             parts=parts,
-            first_look=first_look,
+            validate_once=validate_once,
         )
         if found is not None:
             return Losses(found[0], found[1:])

@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from ..paths import whole_file
+from ..paths import atomic_write
 
 SCHEMA_VERSION = "1"
 COLUMNS = ("case", "patient", "fold", "method", "class", "metric", "value")
@@ -261,9 +261,9 @@ def write_cases(table: CaseTable, path: str | Path) -> None:
     """Write the table, sorted, to a .parquet or .csv file; the name appears once the file is whole."""
     path = Path(path)
     suffix = _suffix(path)
-    with whole_file(path) as half_written:
+    with atomic_write(path) as temp_path:
         if suffix == ".csv":
-            with half_written.open("w", newline="", encoding="utf-8") as file:
+            with temp_path.open("w", newline="", encoding="utf-8") as file:
                 writer = csv.writer(file, lineterminator="\n")
                 writer.writerow(COLUMNS)
                 # repr gives the shortest text that reads back as the same float
@@ -272,7 +272,7 @@ def write_cases(table: CaseTable, path: str | Path) -> None:
             pyarrow, parquet = _import_pyarrow()
             arrow = pyarrow.table({name: table.sorted().columns[name].tolist() for name in COLUMNS})
             arrow = arrow.cast(_arrow_schema(pyarrow))
-            parquet.write_table(arrow, half_written)
+            parquet.write_table(arrow, temp_path)
 
 
 def read_cases(path: str | Path) -> CaseTable:

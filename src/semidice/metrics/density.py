@@ -16,7 +16,7 @@ from ..calibration.recalibration import kde_calibration_error as error_of_points
 from .decision import check_scored
 
 # of a larger case, this many voxels are drawn first: sorting all of a volume would take seconds and gigabytes
-MOST_VOXELS = 1 << 20
+MAX_VOXELS = 1 << 20
 
 
 def kde_calibration_error(
@@ -73,8 +73,8 @@ def kde_calibration_error(
 def _drawn_voxels(prob: Tensor, valid: Tensor | None, generator: torch.Generator) -> Tensor:
     """Numbers of a case's valid voxels in random order; of a volume, of about a million drawn from it."""
     num_voxels, device = prob[0].numel(), prob.device
-    if num_voxels > MOST_VOXELS:
-        voxels = torch.randint(num_voxels, (MOST_VOXELS,), generator=generator, device=device)
+    if num_voxels > MAX_VOXELS:
+        voxels = torch.randint(num_voxels, (MAX_VOXELS,), generator=generator, device=device)
         voxels = torch.unique(voxels)
     else:
         voxels = torch.arange(num_voxels, device=device)

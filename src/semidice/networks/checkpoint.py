@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from ..paths import whole_file
+from ..paths import atomic_write
 
 
 def checkpoint_tensors(model: nn.Module, optimiser: torch.optim.Optimizer | None = None) -> dict[str, Tensor]:
@@ -41,9 +41,9 @@ def checkpoint_tensors(model: nn.Module, optimiser: torch.optim.Optimizer | None
 def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], progress: Mapping[str, Any]) -> None:
     """Write copies from `checkpoint_tensors` with the progress they belong to."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with whole_file(path) as half_written:
+    with atomic_write(path) as temp_path:
         on_cpu = {name: tensor.cpu() for name, tensor in tensors.items()}
-        save_file(on_cpu, half_written, metadata={"progress": json.dumps(dict(progress))})
+        save_file(on_cpu, temp_path, metadata={"progress": json.dumps(dict(progress))})
 
 
 class Checkpoint:

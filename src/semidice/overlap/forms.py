@@ -33,19 +33,21 @@ def form_sums(x: Tensor, y: Tensor, form: Form) -> tuple[Tensor, Tensor, Tensor]
     return tp, (x - y).relu_().sum(space), (y - x).relu_().sum(space)
 
 
-def form_gradient(x: Tensor, y: Tensor, form: Form, to_tp: Tensor, to_fp: Tensor, to_fn: Tensor) -> Tensor:
-    """Gradient in x of to_tp * tp + to_fp * fp + to_fn * fn, made of differentiable operations.
+def form_gradient(
+    x: Tensor, y: Tensor, form: Form, grad_tp: Tensor, grad_fp: Tensor, grad_fn: Tensor
+) -> Tensor:
+    """Gradient in x of grad_tp * tp + grad_fp * fp + grad_fn * fn, made of differentiable operations.
 
-    Every form is symmetric, so the gradient in y is this one with x and y, and to_fp and to_fn, exchanged.
+    Every form is symmetric: the gradient in y is this one with x and y, and grad_fp and grad_fn, exchanged.
     """
     if form in ("squared", "relaxed"):
-        through_product = (to_tp - to_fp - to_fn) * y
-        return through_product + (to_fp if form == "relaxed" else 2 * to_fp * x)
+        through_product = (grad_tp - grad_fp - grad_fn) * y
+        return through_product + (grad_fp if form == "relaxed" else 2 * grad_fp * x)
     # Arithmetic on -1, 0 and 1 rather than torch.where, which is ten times slower on a CPU.
     # It is constant in x but for the ties, and so has no derivative of its own.
     side = (x.detach() - y.detach()).sign_()
-    gradient = side.relu() * to_fp
+    gradient = side.relu() * grad_fp
     below = side.neg_().relu_()
     if form == "min":
-        return gradient.add_(below.mul_(to_tp - to_fn))
-    return gradient.sub_(below.mul_(to_fn)).add_(to_tp * y)
+        return gradient.add_(below.mul_(grad_tp - grad_fn))
+    return gradient.sub_(below.mul_(grad_fn)).add_(grad_tp * y)

@@ -151,7 +151,7 @@ class _OverlapSums(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, y = ctx.saved_tensors
-        to_tp, to_fp, to_fn = (g.view(*g.shape, *[1] * (x.ndim - 2)) for g in gradients)
-        to_x = form_gradient(x, y, ctx.form, to_tp, to_fp, to_fn) if ctx.needs_input_grad[0] else None
-        to_y = form_gradient(y, x, ctx.form, to_tp, to_fn, to_fp) if ctx.needs_input_grad[1] else None
-        return to_x, to_y, None
+        grad_tp, grad_fp, grad_fn = (g.view(*g.shape, *[1] * (x.ndim - 2)) for g in gradients)
+        grad_x = form_gradient(x, y, ctx.form, grad_tp, grad_fp, grad_fn) if ctx.needs_input_grad[0] else None
+        grad_y = form_gradient(y, x, ctx.form, grad_tp, grad_fn, grad_fp) if ctx.needs_input_grad[1] else None
+        return grad_x, grad_y, None

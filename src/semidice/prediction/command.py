@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from ..console import counting_bar, say
 from ..data.resample import resize_probability
-from ..runs.run import TrainedRun, Which, checkpoint_path, load_fold, network_probability, read_run
+from ..runs.run import CheckpointKind, TrainedRun, checkpoint_path, load_fold, network_probability, read_run
 from .inputs import InputCase, InputImage, find_inputs, read_input
 from .outputs import OutputFolder, enumerated_errors
 from .windows import windowed_probability
@@ -98,7 +98,7 @@ def run_predict(
     out: Path,
     *,
     fold: int | None = None,
-    which: Which | None = None,
+    which: CheckpointKind | None = None,
     threshold: float | None = None,
     window: int = 1024,
     overlap: float = 0.25,
@@ -176,7 +176,7 @@ def _chosen_folds(run: TrainedRun, fold: int | None, console: Console) -> tuple[
 def _settings(
     run: TrainedRun,
     folds: Sequence[int],
-    which: Which | None,
+    which: CheckpointKind | None,
     threshold: float | None,
     window: int,
     overlap: float,

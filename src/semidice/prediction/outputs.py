@@ -28,7 +28,7 @@ from jaxtyping import Float32, UInt8
 from PIL import Image
 
 from ..data.readers import NIFTI_SUFFIXES, suffix_of
-from ..paths import whole_file
+from ..paths import atomic_write
 from .inputs import InputCase, InputImage
 
 
@@ -105,8 +105,8 @@ class OutputFolder:
             self.volumes = {}
             (self.path / "volumes.csv").unlink(missing_ok=True)
         self.path.mkdir(parents=True, exist_ok=True)
-        with whole_file(path) as half_written:
-            half_written.write_text(text, encoding="utf-8")
+        with atomic_write(path) as temp_path:
+            temp_path.write_text(text, encoding="utf-8")
 
     def write(
         self, image: InputImage, prob: Float32[np.ndarray, "C *space"], mask: UInt8[np.ndarray, "*space"]
@@ -127,7 +127,7 @@ class OutputFolder:
         if not self.volumes:
             return
         path = self.path / "volumes.csv"
-        with whole_file(path) as part, part.open("w", newline="", encoding="utf-8") as file:
+        with atomic_write(path) as part, part.open("w", newline="", encoding="utf-8") as file:
             rows = csv.writer(file, lineterminator="\n")
             rows.writerow(_COLUMNS)
             for case in sorted(self.volumes):
@@ -200,7 +200,7 @@ def _write_nifti(path: Path, image: InputImage, values: np.ndarray, *, highest: 
         # an axis that the input does not have may have length 0, which other readers refuse
         header["pixdim"][3:5] = np.where(header["pixdim"][3:5] > 0, header["pixdim"][3:5], 1)
     with (
-        whole_file(path) as part,
+        atomic_write(path) as part,
         part.open("wb") as file,
         # level 1, as nibabel has it: noise does not get smaller by waiting
         gzip.GzipFile("", "wb", compresslevel=1, fileobj=file, mtime=0) as stream,
@@ -212,7 +212,7 @@ def _write_picture(path: Path, pixels: np.ndarray) -> None:
     pages = [
         Image.fromarray(np.ascontiguousarray(page)) for page in (pixels if pixels.ndim == 3 else [pixels])
     ]
-    with whole_file(path) as part:
+    with atomic_write(path) as part:
         if path.suffix == ".tif":
             options: dict[str, Any] = {"compression": "tiff_deflate"}
             pages[0].save(part, format="TIFF", save_all=True, append_images=pages[1:], **options)

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from .. import __version__
-from ..paths import whole_file
+from ..paths import atomic_write
 from .options import Recipe, nearest_hint, option_fields
 from .text import parse_yaml, yaml_text
 
@@ -61,8 +61,8 @@ def write_recipe(recipe: Recipe, path: Path) -> None:
     if recipe.teacher is not None and recipe.teacher.run.parent == beside:
         options["teacher"]["run"] = f"../{recipe.teacher.run.name}"
     text = yaml_text(options)
-    with whole_file(path) as half_written:
-        half_written.write_text(
+    with atomic_write(path) as temp_path:
+        temp_path.write_text(
             f"# Resolved by semidice {__version__}: every option, defaults included.\n{text}",
             encoding="utf-8",
         )

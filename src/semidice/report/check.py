@@ -43,7 +43,7 @@ from .contact_sheet import case_panel, choose_cases, draw_contact_sheet
 from .figures import save_figure
 
 # a dataset that lost its folder of images would fill the screen
-_MOST_SHOWN = 40
+_MAX_SHOWN = 40
 
 
 class CheckError(ValueError):
@@ -352,10 +352,10 @@ def _counted(found: Sequence[str], what: str) -> str:
 
 
 def _print_findings(found: Sequence[str], what: str, colour: str, console: Console) -> None:
-    for words in found[:_MOST_SHOWN]:
+    for words in found[:_MAX_SHOWN]:
         console.print(Text.assemble((f"{what}: ", f"bold {colour}"), words), soft_wrap=True)
-    if len(found) > _MOST_SHOWN:
-        console.print(f"... and {len(found) - _MOST_SHOWN} more {what}s", style=colour, highlight=False)
+    if len(found) > _MAX_SHOWN:
+        console.print(f"... and {len(found) - _MAX_SHOWN} more {what}s", style=colour, highlight=False)
 
 
 def _sheet_path(folder: Path) -> Path:

@@ -18,14 +18,14 @@ from ..data.dataset import INTENSITY_UNITS, Dataset
 from .images import fullest_slice
 from .label_figures import draw_outlines, outline_style
 
-MOST_CASES = 24
-_MOST_COLUMNS = 6
+MAX_CASES = 24
+_MAX_COLUMNS = 6
 # share of a panel's side that what was drawn takes, and the most it takes where the image is narrow
 _DRAWN_SHARE = 0.5
-_LARGEST_SHARE = 0.8
+_MAX_SHARE = 0.8
 # pixels of a panel's side: fewer show no surroundings
-_LEAST_SIDE = 24
-_LONGEST_TITLE = 26
+_MIN_SIDE = 24
+_MAX_TITLE_LENGTH = 26
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class SheetPanel:
 
 
 def choose_cases(
-    agreement: Float[np.ndarray, " N"], usable: Bool[np.ndarray, " N"], *, most: int = MOST_CASES
+    agreement: Float[np.ndarray, " N"], usable: Bool[np.ndarray, " N"], *, most: int = MAX_CASES
 ) -> list[int]:
     """Numbers of up to `most` usable cases, evenly across the dataset, the lowest agreement first, NaN last.
 
@@ -132,9 +132,9 @@ def _num_columns(num_panels: int) -> int:
     >>> [_num_columns(number) for number in (1, 5, 6, 8, 15, 24)]
     [1, 5, 6, 4, 5, 6]
     """
-    if num_panels <= _MOST_COLUMNS:
+    if num_panels <= _MAX_COLUMNS:
         return num_panels
-    return min(range(_MOST_COLUMNS, 3, -1), key=lambda columns: -num_panels % columns)
+    return min(range(_MAX_COLUMNS, 3, -1), key=lambda columns: -num_panels % columns)
 
 
 def _legend_columns(raters: Sequence[str], width: float) -> int:
@@ -147,9 +147,9 @@ def _legend_columns(raters: Sequence[str], width: float) -> int:
 
 def _shortened(name: str) -> str:
     """The name, or its two ends: what differs between names is mostly at the end."""
-    if len(name) <= _LONGEST_TITLE:
+    if len(name) <= _MAX_TITLE_LENGTH:
         return name
-    return f"{name[:8]}…{name[-(_LONGEST_TITLE - 9) :]}"
+    return f"{name[:8]}…{name[-(_MAX_TITLE_LENGTH - 9) :]}"
 
 
 def _window(drawn: Bool[np.ndarray, "H W"]) -> tuple[slice, slice]:
@@ -161,10 +161,10 @@ def _window(drawn: Bool[np.ndarray, "H W"]) -> tuple[slice, slice]:
         places = np.flatnonzero(drawn.any(axis=other_axis))
         bounds.append((int(places[0]), int(places[-1]) + 1))
     longest = max(last - first for first, last in bounds)
-    square = min(*drawn.shape, max(_LEAST_SIDE, math.ceil(longest / _DRAWN_SHARE)))
+    square = min(*drawn.shape, max(_MIN_SIDE, math.ceil(longest / _DRAWN_SHARE)))
     window = []
     for (first, last), length in zip(bounds, drawn.shape, strict=True):
-        side = min(length, max(square, math.ceil((last - first) / _LARGEST_SHARE)))
+        side = min(length, max(square, math.ceil((last - first) / _MAX_SHARE)))
         start = min(max(0, (first + last - side) // 2), length - side)
         window.append(slice(start, start + side))
     return window[0], window[1]

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from ..paths import RunFolder
 from .label_figures import outline_style
 
-MOST_POINTS = 120
+MAX_POINTS = 120
 # what a line of the log has beside its series
 _NO_SERIES = ("step", "epoch")
 
@@ -80,7 +80,7 @@ def over_folds(folds: Sequence[np.ndarray]) -> Curve:
 
 
 def _windows(points: np.ndarray) -> np.ndarray:
-    size = -(-len(points) // MOST_POINTS)
+    size = -(-len(points) // MAX_POINTS)
     return np.stack([points[first : first + size].mean(0) for first in range(0, len(points), size)])
 
 

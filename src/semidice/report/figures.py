@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from ..paths import whole_file
+from ..paths import atomic_write
 
 # Okabe and Ito's palette, and a marker or line style beside it, so that no line is told by colour alone.
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -26,5 +26,5 @@ def new_axes(*, width: float = 6.0, height: float = 4.2) -> tuple[Figure, Axes]:
 
 def save_figure(figure: Figure, path: Path) -> None:
     """Write `figure` under its final name only once it is whole."""
-    with whole_file(path) as half_written:
-        figure.savefig(half_written, dpi=160, format=path.suffix.removeprefix("."))
+    with atomic_write(path) as temp_path:
+        figure.savefig(temp_path, dpi=160, format=path.suffix.removeprefix("."))

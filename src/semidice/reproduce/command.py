@@ -22,10 +22,10 @@ from ..compare import run_variants, write_table
 from ..console import say
 from ..metrics.cases import CaseTable, concatenate, write_cases
 from ..metrics.tables import Cell, Table
-from ..paths import whole_file
+from ..paths import atomic_write
 from ..training.command import start_fabric
 from .agreement import agreement_figures, agreement_of
-from .beside import conclusions_table, figures_table
+from .comparison_tables import conclusions_table, figures_table
 from .estimate import StepTimes, estimated_seconds, time_text
 from .figures import Figures
 from .plan import Plan, chosen_tables, folds_left, folds_of, make_plan
@@ -186,8 +186,8 @@ def _write(table: PaperTable, result: Reproduction, out: Path) -> None:
     write_table(result.table, out / table.name)
     write_table(result.conclusions, out / f"{table.name}_conclusions")
     page = f"# {table.title}\n\n{result.table.markdown()}\n## Conclusions\n\n{result.conclusions.markdown()}"
-    with whole_file(out / f"{table.name}.md") as half_written:
-        half_written.write_text(page, encoding="utf-8")
+    with atomic_write(out / f"{table.name}.md") as temp_path:
+        temp_path.write_text(page, encoding="utf-8")
 
 
 def _print_list(plan: Plan, console: Console, accelerator: str) -> None:

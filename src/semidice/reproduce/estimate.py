@@ -24,7 +24,7 @@ from ..recipes.grid import Variant
 from .plan import folds_left
 
 _CPU_SIDE, _CPU_BATCH = 128, 2
-_NUM_TIMED, _MOST_SECONDS = 5, 2.0
+_NUM_TIMED, _MAX_SECONDS = 5, 2.0
 
 
 class StepTimes:
@@ -69,7 +69,7 @@ class StepTimes:
 
         # the first one warms up; on a slow machine it has to do
         taken: list[float] = []
-        while not taken or (len(taken) < _NUM_TIMED and sum(taken) < _MOST_SECONDS):
+        while not taken or (len(taken) < _NUM_TIMED and sum(taken) < _MAX_SECONDS):
             start = time.perf_counter()
             step()
             taken.append(time.perf_counter() - start)

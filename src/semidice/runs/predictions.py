@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Float, Float32, UInt16
 from torch import Tensor
 
-from ..paths import whole_file
+from ..paths import atomic_write
 
 UNITS = 65535
 # bfloat16 softmax is off by this much with many classes
@@ -36,7 +36,7 @@ def write_prediction(path: Path, prob: Float[np.ndarray, "C *space"] | Float[Ten
             f"{total.max():.4g}"
         )
     path.parent.mkdir(parents=True, exist_ok=True)
-    with whole_file(path) as half_written, half_written.open("wb") as file:
+    with atomic_write(path) as temp_path, temp_path.open("wb") as file:
         np.savez_compressed(file, foreground=_dealt(prob, total))
 
 

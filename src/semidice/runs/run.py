@@ -20,10 +20,10 @@ from ..data.manifest import Manifest
 from ..data.options import PrepareOptions
 from ..networks.checkpoint import Checkpoint
 from ..networks.systems import System, build_network
-from ..paths import RunFolder, whole_file
+from ..paths import RunFolder, atomic_write
 from ..recipes import Recipe, read_recipe
 
-Which = Literal["last", "best"]
+CheckpointKind = Literal["last", "best"]
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -85,8 +85,8 @@ def write_dataset_facts(run: RunFolder, manifest: Manifest) -> None:
         options=manifest.options,
         manifest_sha256=manifest_digest(manifest),
     )
-    with whole_file(run.dataset) as half_written:
-        half_written.write_text(json.dumps(facts.model_dump(mode="json"), indent=1) + "\n", encoding="utf-8")
+    with atomic_write(run.dataset) as temp_path:
+        temp_path.write_text(json.dumps(facts.model_dump(mode="json"), indent=1) + "\n", encoding="utf-8")
 
 
 def read_run(run: Path | RunFolder) -> TrainedRun:
@@ -110,7 +110,7 @@ def load_network(
     run: Path | RunFolder,
     fold: int,
     *,
-    which: Which | None = None,
+    which: CheckpointKind | None = None,
     device: torch.device | str,
 ) -> nn.Module:
     """The network of a fold with its trained weights, on the device, in eval mode and without gradients.
@@ -121,7 +121,7 @@ def load_network(
 
 
 def load_fold(
-    run: TrainedRun, fold: int, *, which: Which | None = None, device: torch.device | str
+    run: TrainedRun, fold: int, *, which: CheckpointKind | None = None, device: torch.device | str
 ) -> nn.Module:
     """`load_network` of a run that is open."""
     path = checkpoint_path(run, fold, which=which)
@@ -141,7 +141,7 @@ def load_fold(
     return network.eval().requires_grad_(False)
 
 
-def checkpoint_path(run: TrainedRun, fold: int, *, which: Which | None = None) -> Path:
+def checkpoint_path(run: TrainedRun, fold: int, *, which: CheckpointKind | None = None) -> Path:
     """The file of a fold's weights; a ValueError names run, fold and what is missing."""
     if fold not in run.folds:
         folds = ", ".join(map(str, run.folds))

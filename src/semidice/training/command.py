@@ -12,7 +12,7 @@ from ..paths import RunFolder
 from ..recipes import Recipe
 from ..runs.evaluate import scores_table
 from .crossvalidation import cross_validate, open_run
-from .engine import Watch
+from .engine import StepStatus
 
 
 def run_train(
@@ -77,14 +77,14 @@ class FoldBar:
     def finish(self) -> None:
         self.progress.update(self.task, total=1, completed=1, status=f"{self.num_folds} folds finished")
 
-    def step(self, watch: Watch) -> None:
-        losses = "  ".join(f"{name} {value:.3f}" for name, value in watch.losses.items())
-        dice = watch.scores.get("dice_score")
+    def step(self, status: StepStatus) -> None:
+        losses = "  ".join(f"{name} {value:.3f}" for name, value in status.losses.items())
+        dice = status.scores.get("dice_score")
         self.progress.update(
             self.task,
-            completed=self.done * watch.num_steps + watch.step,
-            total=self.num_folds * watch.num_steps,
-            status=f"fold {watch.fold} epoch {watch.epoch}/{watch.num_epochs}  {losses}"
+            completed=self.done * status.num_steps + status.step,
+            total=self.num_folds * status.num_steps,
+            status=f"fold {status.fold} epoch {status.epoch}/{status.num_epochs}  {losses}"
             + (f"  Dice {100 * dice:.1f}" if dice is not None else "")
-            + f"  {watch.images_per_second:.0f} images/s",
+            + f"  {status.images_per_second:.0f} images/s",
         )

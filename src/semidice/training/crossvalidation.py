@@ -16,12 +16,12 @@ from ..data.batches import WholeCases
 from ..data.dataset import Dataset
 from ..data.folds import read_folds, split_folds, write_folds
 from ..metrics.cases import CaseTable, concatenate, read_cases, write_cases
-from ..paths import RunFolder, whole_file
+from ..paths import RunFolder, atomic_write
 from ..recipes import Recipe, differing_keys, read_recipe, versions, write_recipe
 from ..runs.predictions import write_prediction
 from ..runs.run import network_probability, write_dataset_facts
 from ..runs.scoring import score_fold
-from .engine import FoldRun, Watch, load_trained, train_fold
+from .engine import FoldRun, StepStatus, load_trained, train_fold
 
 # what a run that goes on may have different: which folds are to be run now, and how they are fed
 _MAY_DIFFER = ("data.folds", "data.dataset", "workers")
@@ -57,8 +57,8 @@ def open_run(recipe: Recipe, out: Path, *, resume: bool) -> RunFolder:
     out.mkdir(parents=True, exist_ok=True)
     write_folds(run.folds, dataset, folds)
     write_dataset_facts(run, dataset.manifest)
-    with whole_file(run.versions) as half_written:
-        half_written.write_text(json.dumps(versions(), indent=2) + "\n")
+    with atomic_write(run.versions) as temp_path:
+        temp_path.write_text(json.dumps(versions(), indent=2) + "\n")
     # the recipe comes last: a folder that has one is a run
     write_recipe(recipe, run.recipe)
     return run
@@ -78,7 +78,7 @@ def cross_validate(
     run: RunFolder,
     fabric: Fabric,
     *,
-    on_step: Callable[[Watch], object] = lambda _: None,
+    on_step: Callable[[StepStatus], object] = lambda _: None,
     on_fold: Callable[[int, str], object] = lambda _, __: None,
 ) -> CaseTable | None:
     """The case table of all folds; None in all processes but the first. Finished folds are not redone.

@@ -24,7 +24,7 @@ from ..metrics.accumulators import CaseScores
 from ..metrics.cases import higher_is_better
 from ..networks.checkpoint import Checkpoint, CheckpointWriter, checkpoint_tensors, write_checkpoint
 from ..networks.systems import System, build_network
-from ..paths import FoldFolder, RunFolder, whole_file
+from ..paths import FoldFolder, RunFolder, atomic_write
 from ..recipes import Recipe
 from ..runs.run import load_network, network_probability
 from .distributed import synchronise_norms
@@ -41,7 +41,7 @@ class DivergedError(RuntimeError):
 
 
 @dataclass
-class Watch:
+class StepStatus:
     """What a progress bar shows; `on_step` is called with it after every step."""
 
     fold: int
@@ -77,7 +77,7 @@ def train_fold(
     run: FoldRun,
     fabric: Fabric,
     *,
-    on_step: Callable[[Watch], object] = lambda _: None,
+    on_step: Callable[[StepStatus], object] = lambda _: None,
     seconds_between_checkpoints: float = _SECONDS_BETWEEN_CHECKPOINTS,
 ) -> nn.Module:
     """The trained model of a fold, from its last checkpoint on if there is one. All processes call this."""
@@ -94,7 +94,7 @@ class _Loop:
         self,
         run: FoldRun,
         fabric: Fabric,
-        on_step: Callable[[Watch], object],
+        on_step: Callable[[StepStatus], object],
         seconds_between_checkpoints: float,
     ) -> None:
         self.fold_run, self.fabric, self.on_step = run, fabric, on_step
@@ -185,12 +185,12 @@ class _Loop:
                     self._validate(number + 1, epoch)
                 self._save(number + 1, finished=number + 1 == self.num_steps)
             elapsed = time.monotonic() - since
-            self.on_step(self._watch(number + 1, images / max(elapsed, 1e-9)))
+            self.on_step(self._status(number + 1, images / max(elapsed, 1e-9)))
             if elapsed > 10:
                 since, images = time.monotonic(), 0
 
-    def _watch(self, step: int, images_per_second: float) -> Watch:
-        return Watch(
+    def _status(self, step: int, images_per_second: float) -> StepStatus:
+        return StepStatus(
             fold=self.fold_run.fold,
             epoch=(step - 1) // self.steps_per_epoch + 1,
             num_epochs=self.fold_run.recipe.schedule.epochs,
@@ -328,8 +328,8 @@ class _Log:
         lines = folder.log.read_text().splitlines() if folder.log.exists() else []
         # what a killed run logged after its last checkpoint is trained, and logged, again
         kept = [line for line in lines if _is_line_until(line, start)]
-        with whole_file(folder.log) as half_written:
-            half_written.write_text("".join(f"{line}\n" for line in kept))
+        with atomic_write(folder.log) as temp_path:
+            temp_path.write_text("".join(f"{line}\n" for line in kept))
         self.file = folder.log.open("a")
         self.board = SummaryWriter(str(folder.tensorboard), purge_step=start)
 

@@ -9,7 +9,7 @@ from ..calibration.calibrators import TemperatureScaling
 from ..data.batches import Batches, WholeCases
 from ..data.folds import read_folds
 from ..losses.distillation import Teacher
-from ..paths import FoldFolder, RunFolder, whole_file
+from ..paths import FoldFolder, RunFolder, atomic_write
 from ..recipes import Recipe
 from ..runs.run import load_fold, read_run
 
@@ -44,8 +44,8 @@ def load_teacher(
     if options.calibration == "temperature" and temperature == "fit":
         temperature = _fitted_temperature(network, recipe, batches, device)
         folder.path.mkdir(parents=True, exist_ok=True)
-        with whole_file(folder.path / "teacher.json") as half_written:
-            half_written.write_text(json.dumps({"temperature": temperature}) + "\n")
+        with atomic_write(folder.path / "teacher.json") as temp_path:
+            temp_path.write_text(json.dumps({"temperature": temperature}) + "\n")
     return Teacher(
         network,
         calibration=options.calibration,

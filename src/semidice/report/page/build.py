@@ -23,7 +23,7 @@ from ...data.dataset import Dataset
 from ...metrics.bins import CalibrationBins
 from ...metrics.cases import CaseTable, write_cases
 from ...metrics.tables import Table, display_scale, means_table, p_text, pairs_table
-from ...paths import RunFolder, whole_file
+from ...paths import RunFolder, atomic_write
 from ..case_figures import draw_case_scores, draw_reliability, draw_significance
 from ..curves import Curve, draw_curves, read_curves
 from ..figures import COLOURS, save_figure
@@ -33,7 +33,7 @@ from .content import Predictions, ReadPrediction, choose_pictures, count_bins, p
 from .meanings import MEANINGS
 from .runs import check_comparable, differing_options, joined_cases
 
-_LONGEST_NAME = 24
+_MAX_NAME_LENGTH = 24
 _SCRIPTS = ("dom.js", "charts.js", "cases.js", "pictures.js", "browser.js", "main.js")
 
 Step = Callable[[str, int, int], object]
@@ -116,8 +116,8 @@ def build_page(
     if figures:
         written += _write_figures(facts, beside, on_step)
     page = _render(facts, title=title or _default_title(runs, dataset), beside=beside.name)
-    with whole_file(out) as half_written:
-        half_written.write_text(page, encoding="utf-8")
+    with atomic_write(out) as temp_path:
+        temp_path.write_text(page, encoding="utf-8")
     return Report(out, tuple(written), facts.notices)
 
 
@@ -200,8 +200,8 @@ def _write_tables(facts: _Facts, beside: Path) -> Iterator[Path]:
     for name, table in _tables(facts):
         for suffix, text in ((".csv", table.csv()), (".md", table.markdown()), (".tex", table.latex())):
             path = beside / f"{name}{suffix}"
-            with whole_file(path) as half_written:
-                half_written.write_text(text, encoding="utf-8")
+            with atomic_write(path) as temp_path:
+                temp_path.write_text(text, encoding="utf-8")
             yield path
 
 
@@ -235,7 +235,7 @@ def _figure_names(methods: Sequence[str]) -> dict[str, str]:
     """
     names: dict[str, str] = {}
     for number, method in enumerate(methods, start=1):
-        short = method if len(method) <= _LONGEST_NAME else f"{method[:11]}…{method[-12:]}"
+        short = method if len(method) <= _MAX_NAME_LENGTH else f"{method[:11]}…{method[-12:]}"
         # two long ones may have the same ends
         short = f"{number}. {short}" if short in names.values() else short
         # matplotlib takes dollars for mathematics, and leaves out labels with an underscore in front
