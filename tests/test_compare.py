@@ -299,7 +299,7 @@ def test_a_temperature_is_fitted_and_kept(compared, dataset, tmp_path):
     )
     run = open_run(recipe, tmp_path / "student", resume=False)
     cross_validate(recipe, run, Fabric(accelerator="cpu", devices=1))
-    temperature = json.loads((run.fold(0).path / "teacher.json").read_text())["temperature"]
+    temperature = json.loads(run.fold(0).teacher.read_text())["temperature"]
     assert 0.05 < temperature < 20
     assert temperature != 1
     assert torch.isfinite(torch.tensor(temperature))

@@ -18,7 +18,7 @@ from .console import say, training_bars
 from .metrics.cases import CaseTable, concatenate, write_cases
 from .metrics.statistics import Comparison, Unit, compare_cases
 from .metrics.tables import Table, means_table, pairs_table
-from .paths import RunFolder, atomic_write
+from .paths import ComparisonFolder, RunFolder, atomic_write
 from .recipes.grid import Variant
 from .training.command import FoldBar, start_fabric
 from .training.crossvalidation import cross_validate, open_run
@@ -107,12 +107,14 @@ def run_compare(
     if outcome.tables:
         out.mkdir(parents=True, exist_ok=True)
         table = outcome.table()
-        write_cases(table, out / "cases.parquet")
+        folder = ComparisonFolder(out)
+        write_cases(table, folder.cases)
         comparisons = comparisons_of(table, metrics)
-        for each in tables_of(comparisons).values():
+        tables = tables_of(comparisons, folder)
+        for each in tables.values():
             console.print(each.rich())
-        for name, each in tables_of(comparisons).items():
-            write_table(each, out / name)
+        for path, each in tables.items():
+            write_table(each, path)
         say(console, f"tables and every score: {out}; next: semidice report {out} -o report.html")
     if outcome.failed:
         raise CompareError(
@@ -122,13 +124,13 @@ def run_compare(
     return comparisons
 
 
-def tables_of(comparisons: Mapping[str, Comparison]) -> dict[str, Table]:
-    """The table of means, and one of pairs for each metric, by the name of their files."""
+def tables_of(comparisons: Mapping[str, Comparison], folder: ComparisonFolder) -> dict[Path, Table]:
+    """The table of means, and one of pairs for each metric, by their paths without a suffix."""
     means = means_table(list(comparisons.values()), intervals=False)
     pairs = {
-        f"pairs_{metric}": pairs_table(one) for metric, one in comparisons.items() if len(one.methods) > 1
+        folder.pairs(metric): pairs_table(one) for metric, one in comparisons.items() if len(one.methods) > 1
     }
-    return {"means": means, **pairs}
+    return {folder.means: means, **pairs}
 
 
 def write_table(table: Table, path: Path) -> None:

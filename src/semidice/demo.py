@@ -24,7 +24,7 @@ from .metrics.bins import CalibrationBins, calibration_bins
 from .metrics.cases import write_cases
 from .metrics.statistics import Comparison
 from .metrics.tables import display_scale, means_table, p_text
-from .paths import DatasetFolder, RunFolder
+from .paths import DatasetFolder, DemoFolder, RunFolder
 from .recipes import Recipe
 from .recipes.grid import Variant, folder_name
 from .report.case_figures import draw_reliability
@@ -84,7 +84,8 @@ def run_demo(out: Path, console: Console, *, num_cases: int, epochs: int, num_fo
     # on images this small a second thread gains little, and where cores are shared it waits for the first
     torch.set_num_threads(1)
     out.mkdir(parents=True, exist_ok=True)
-    data = out / "phantom"
+    folder = DemoFolder(out)
+    data = folder.dataset
     prepare_phantom(data, num_cases)
     dataset = Dataset(data)
     say(
@@ -93,23 +94,23 @@ def run_demo(out: Path, console: Console, *, num_cases: int, epochs: int, num_fo
         f"{len(METHODS)} recipes x {num_folds} folds x {epochs} epochs of a small UNet",
     )
     variants = [
-        Variant(demo_recipe(name, data, epochs=epochs, num_folds=num_folds), out / "runs" / folder_name(name))
+        Variant(demo_recipe(name, data, epochs=epochs, num_folds=num_folds), folder.runs / folder_name(name))
         for name in METHODS
     ]
     outcome = run_variants(variants, start_fabric(), console)
     if outcome.failed:
         raise CompareError("\n".join(f"{name}: {why}" for name, why in outcome.failed.items()))
-    write_cases(outcome.table(), out / "cases.parquet")
+    write_cases(outcome.table(), folder.cases)
     comparisons = comparisons_of(outcome.table(), METRICS)
     title = f"Mean over {len(dataset)} cases, each predicted by a network that never saw it"
     console.print(means_table(list(comparisons.values()), intervals=False, title=title).rich())
     for metric in METRICS:
         say(console, _margin(comparisons[metric]))
-    save_figure(draw_overlays(_overlays(dataset, outcome.runs)), out / "overlays.png")
-    save_figure(draw_reliability(_reliability(dataset, outcome.runs)), out / "reliability.png")
+    save_figure(draw_overlays(_overlays(dataset, outcome.runs)), folder.overlays)
+    save_figure(draw_reliability(_reliability(dataset, outcome.runs)), folder.reliability)
     with console.status("writing the report page"):
-        build_page(outcome.runs, dataset, out / "report.html", read_prediction=read_prediction, figures=False)
-    _say_where(out, console)
+        build_page(outcome.runs, dataset, folder.report, read_prediction=read_prediction, figures=False)
+    _say_where(folder, console)
 
 
 def prepare_phantom(data: Path, num_cases: int) -> None:
@@ -173,16 +174,16 @@ def _reliability(dataset: Dataset, runs: Mapping[str, RunFolder]) -> dict[str, C
     return bins
 
 
-def _say_where(out: Path, console: Console) -> None:
-    for name, what in {
-        "report.html": "everything on one page: open it in a browser",
-        "overlays.png": "the cases on which raters disagree most, and what each method predicts",
-        "reliability.png": "confidence against accuracy",
-        "cases.parquet": "every score of every case",
-        "runs": "recipes, logs, weights and predictions; tensorboard --logdir shows the curves",
-        "phantom": "the dataset, as semidice prepare writes it",
+def _say_where(folder: DemoFolder, console: Console) -> None:
+    for path, text in {
+        folder.report: "everything on one page: open it in a browser",
+        folder.overlays: "the cases on which raters disagree most, and what each method predicts",
+        folder.reliability: "confidence against accuracy",
+        folder.cases: "every score of every case",
+        folder.runs: "recipes, logs, weights and predictions; tensorboard --logdir shows the curves",
+        folder.dataset: "the dataset, as semidice prepare writes it",
     }.items():
-        say(console, f"{out / name}  {what}")
+        say(console, f"{path}  {text}")
     say(
         console,
         "next, with data of your own:\n"

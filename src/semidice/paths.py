@@ -1,27 +1,7 @@
-"""File names: the only module that knows how a prepared dataset and a run folder are laid out.
+"""File names of everything that semidice writes, names that are safe as file names, and atomic writing.
 
-    DATASET/manifest.json            what was prepared, from what, with which options
-            images/SCAN.npy          (S, channels, *space) uint8 or int16: S is 1, or the slices of a volume
-            masks/SCAN.npy           the raters' class maps as packed bits, see `data.packing`
-            truth/SCAN.npy           (S, C, *space) float32, only where the true probability is known
-
-    .DATASET.part/job.json           what is being prepared, beside the dataset it will become
-                  records/SCAN.json  of each scan that is finished
-                  dataset/           the dataset, renamed when all scans are
-
-    RUN/recipe.yaml                  the resolved recipe
-        versions.json                of everything that could change a number
-        folds.json                   the validation fold of every case
-        dataset.json                 what of the manifest a prediction needs, see `predict.networks`
-        cases.parquet                scores of every case, by the model that never saw its patient
-        fold_K/last.safetensors      weights, optimiser and progress: what a resumed run starts from
-               best.safetensors      the weights with the best validation score
-               log.jsonl             a line for every logged step and every validation
-               tensorboard/          the same for TensorBoard
-               predictions/CASE.npz  stored probabilities, see `predict`
-               cases.parquet         scores of the fold's cases; it is there when the fold is finished
-
-Files appear under their names only when they are whole (`atomic_write`).
+No other module spells out a file name. (Layouts that others define, such as those of raw scans, belong to
+their source in `data.sources`.) A file appears under its name only when it is complete, see `atomic_write`.
 """
 
 import os
@@ -35,21 +15,24 @@ _SAFE_NAME = re.compile(r"[A-Za-z0-9_+=,@-][A-Za-z0-9_.+=,@ -]*")
 
 
 def check_name(name: str) -> str:
-    """The name, if it can be a file's: letters, digits and _.+=,@- with no dot in front and no separator."""
+    """The name, if it is safe as a file name everywhere; a ValueError otherwise.
+
+    Letters, digits, spaces and _.+=,@- are safe. A name does not start with a dot or contain a separator.
+    """
     if not _SAFE_NAME.fullmatch(name) or len(name) > 150 or name.endswith(" "):
         raise ValueError(
-            f"{name!r} cannot name a file: use letters, digits, and _ - . + = , @ (no dot in front)"
+            f"{name!r} cannot be a file name: use letters, digits, and _ - . + = , @ (no dot in front)"
         )
     return name
 
 
 @contextmanager
 def atomic_write(path: Path, *, durable: bool = True) -> Iterator[Path]:
-    """A path to write to, which becomes `path` when the block ends; after an error nothing of it is left.
+    """A temporary path to write to; it is renamed to `path` at the end, or removed after an error.
 
-    The bytes are on the disk before the name is: a machine that loses power has the old file or the new one.
-    durable=False leaves that to the system, which is many times quicker for small files: after a loss of
-    power, but not after a crash, there may be a file of that name with less in it.
+    durable: force the bytes to the disk before the file is renamed. Then a loss of power leaves the old file
+    or the new one. False is many times faster for small files: after a loss of power, but not after a crash
+    of the program, the file may be incomplete.
     """
     temp_path = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -68,113 +51,168 @@ def force_to_disk(path: Path) -> None:
 
 
 @dataclass(frozen=True)
-class DatasetFolder:
-    """Paths in a prepared dataset."""
-
+class _Folder:
     path: Path
 
-    @property
-    def manifest(self) -> Path:
-        return self.path / "manifest.json"
+    def temp_files(self) -> list[Path]:
+        """Files that `atomic_write` left in the folder because its process was killed."""
+        return list(self.path.glob(".*.part"))
+
+
+class _File:
+    """A file or folder with a fixed name: `folder.attribute` is its path."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, folder: _Folder, owner: type) -> Path:
+        return folder.path / self.name
+
+
+class DatasetFolder(_Folder):
+    """A prepared dataset.
+
+    images/SCAN.npy     (S, channels, *space) uint8 or int16; S is 1, or the number of slices of a volume
+    masks/SCAN.npy      class maps of the raters as packed bits, see `data.packing`
+    truth/SCAN.npy      (S, C, *space) float32, only if the source knows the true probability
+    """
+
+    manifest = _File("manifest.json")  # what was prepared, from which files, with which options
 
     def array(self, kind: str, scan: str) -> Path:
         """kind: images, masks or truth."""
         return self.path / kind / f"{scan}.npy"
 
+    @property
+    def contact_sheet(self) -> Path:
+        """The picture that `semidice check` draws, next to the folder."""
+        # "." and ".." have no name of their own
+        folder = self.path if self.path.name not in ("", "..") else self.path.resolve()
+        return folder.with_name(f"{folder.name}_check.png")
 
-@dataclass(frozen=True)
-class UnfinishedDataset:
-    """Paths of a dataset that is being prepared, all beside the folder it will become."""
 
-    path: Path
+class UnfinishedDataset(_Folder):
+    """The folder in which a dataset is prepared: .DATASET.part, next to the later DATASET."""
+
+    job = _File("job.json")  # what is being prepared, with which options
+    records = _File("records")  # SCAN.json for each finished scan
 
     @classmethod
     def of(cls, dataset: Path) -> "UnfinishedDataset":
         return cls(dataset.with_name(f".{dataset.name}.part"))
-
-    @property
-    def job(self) -> Path:
-        return self.path / "job.json"
-
-    @property
-    def records(self) -> Path:
-        return self.path / "records"
 
     def record(self, scan: str) -> Path:
         return self.records / f"{scan}.json"
 
     @property
     def dataset(self) -> DatasetFolder:
+        """The dataset; it is moved to its final path when all scans are finished."""
         return DatasetFolder(self.path / "dataset")
 
     def foreign_files(self) -> list[Path]:
-        """What is in the folder, or the folder itself, that was not put there by a preparation."""
+        """Files in this folder that `prepare` did not write; the path itself if it is not a folder."""
         if self.path.is_symlink() or (self.path.exists() and not self.path.is_dir()):
             return [self.path]
         if not self.path.exists():
             return []
-        ours = {self.job, self.records, self.dataset.path}
+        own = {self.job, self.records, self.dataset.path}
         temp_path = f".{self.job.name}."
         return [
-            path for path in self.path.iterdir() if path not in ours and not path.name.startswith(temp_path)
+            path for path in self.path.iterdir() if path not in own and not path.name.startswith(temp_path)
         ]
 
 
-@dataclass(frozen=True)
-class FoldFolder:
-    """Paths of one fold of a run."""
+class FoldFolder(_Folder):
+    """One fold of a run: RUN/fold_K."""
 
-    path: Path
-
-    @property
-    def last(self) -> Path:
-        return self.path / "last.safetensors"
-
-    @property
-    def best(self) -> Path:
-        return self.path / "best.safetensors"
-
-    @property
-    def log(self) -> Path:
-        return self.path / "log.jsonl"
-
-    @property
-    def tensorboard(self) -> Path:
-        return self.path / "tensorboard"
-
-    @property
-    def cases(self) -> Path:
-        return self.path / "cases.parquet"
+    last = _File("last.safetensors")  # weights, optimiser and progress, from which a run is resumed
+    best = _File("best.safetensors")  # the weights with the best validation score
+    log = _File("log.jsonl")  # one line for each logged step and each validation
+    tensorboard = _File("tensorboard")  # the same for TensorBoard
+    teacher = _File("teacher.json")  # the fitted temperature of the teacher, if the fold has one
+    predictions = _File("predictions")  # CASE.npz, see `runs.predictions`
+    cases = _File("cases.parquet")  # scores of the fold's cases; written when the fold is finished
 
     def prediction(self, case: str) -> Path:
-        return self.path / "predictions" / f"{case}.npz"
+        return self.predictions / f"{case}.npz"
+
+    def diverged(self, step: int) -> Path:
+        """The weights before a step whose loss was not finite."""
+        return self.path / f"diverged_step_{step}.safetensors"
 
 
-@dataclass(frozen=True)
-class RunFolder:
-    """Paths in a run folder."""
+class RunFolder(_Folder):
+    """A run, with folders fold_0, fold_1, ..."""
 
-    path: Path
-
-    @property
-    def recipe(self) -> Path:
-        return self.path / "recipe.yaml"
-
-    @property
-    def versions(self) -> Path:
-        return self.path / "versions.json"
-
-    @property
-    def folds(self) -> Path:
-        return self.path / "folds.json"
-
-    @property
-    def dataset(self) -> Path:
-        return self.path / "dataset.json"
-
-    @property
-    def cases(self) -> Path:
-        return self.path / "cases.parquet"
+    recipe = _File("recipe.yaml")  # the resolved recipe
+    versions = _File("versions.json")  # of everything that could change a number
+    folds = _File("folds.json")  # the validation fold of every case
+    dataset = _File("dataset.json")  # the part of the manifest that prediction needs
+    cases = _File("cases.parquet")  # scores of every case, by the model that never saw its patient
 
     def fold(self, fold: int) -> FoldFolder:
         return FoldFolder(self.path / f"fold_{fold}")
+
+    def existing_folds(self) -> list[FoldFolder]:
+        """The folds that have a folder."""
+        return [FoldFolder(path) for path in sorted(self.path.glob("fold_*"))]
+
+    def has_predictions(self) -> bool:
+        """Whether the prediction of any case is stored."""
+        return any(any(fold.predictions.glob("*.npz")) for fold in self.existing_folds())
+
+
+class PredictionFolder(_Folder):
+    """What `semidice predict` writes, besides the probabilities and masks of each input."""
+
+    settings = _File("prediction.json")  # run and options that made the predictions
+    volumes = _File("volumes.csv")  # one row per input and foreground class
+
+
+class ComparisonFolder(_Folder):
+    """What `semidice compare` writes; tables are Markdown, LaTeX and CSV files."""
+
+    cases = _File("cases.parquet")  # every score of every case and method
+    means = _File("means")  # the table of means, without its suffix
+
+    def pairs(self, metric: str) -> Path:
+        """The table of pairs of methods in one metric, without its suffix."""
+        return self.path / f"pairs_{metric}"
+
+
+class ReproductionFolder(_Folder):
+    """What `semidice reproduce` writes; runs are in DATASET/METHOD."""
+
+    rater_cases = _File("rater_agreement_cases.parquet")  # Dice of each rater on each case
+
+    def table(self, name: str) -> Path:
+        """One of the paper's tables, without its suffix."""
+        return self.path / name
+
+    def conclusions(self, name: str) -> Path:
+        """The conclusions drawn from a table, without the suffix."""
+        return self.path / f"{name}_conclusions"
+
+    def run(self, dataset: str, method: str) -> Path:
+        return self.path / dataset / method
+
+
+class DemoFolder(_Folder):
+    """What `semidice demo` writes."""
+
+    report = _File("report.html")
+    overlays = _File("overlays.png")
+    reliability = _File("reliability.png")
+    cases = _File("cases.parquet")
+    runs = _File("runs")
+    dataset = _File("phantom")
+
+
+class ReportFolder(_Folder):
+    """Tables and figures of a report: the folder PAGE_files next to PAGE.html."""
+
+    cases = _File("cases.csv")  # every score of every case
+
+    @classmethod
+    def of(cls, page: Path) -> "ReportFolder":
+        return cls(page.with_name(f"{page.stem}_files"))

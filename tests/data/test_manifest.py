@@ -105,7 +105,7 @@ def test_names_of_files_are_names_of_scans(name):
     "name", ["", ".", "..", ".a", "a/b", "../a", "/a", "a\\b", "a\n", "a\0", "a ", "é", "C:a", "_" * 151]
 )
 def test_a_name_that_could_leave_the_folder_or_upset_a_disk_is_refused(name):
-    with pytest.raises(ValueError, match="cannot name a file: use letters"):
+    with pytest.raises(ValueError, match="cannot be a file name: use letters"):
         check_name(name)
 
 
@@ -127,7 +127,7 @@ def with_change(path, value):
         (with_change(["version"], 2), "version: Input should be 1"),
         (with_change(["scans"], []), "scans: "),
         (with_change(["extra"], 1), "extra: Extra inputs are not permitted"),
-        (with_change(["scans", 0, "name"], "../other"), r"scans\.0\.name: .*cannot name a file"),
+        (with_change(["scans", 0, "name"], "../other"), r"scans\.0\.name: .*cannot be a file name"),
         (with_change(["scans", 0, "name"], "CASE2"), "scans case2 occur twice"),
         (with_change(["scans", 0, "raters"], ["z"]), "scan case1 has raters .*z.*the dataset has"),
         (with_change(["scans", 0, "raters"], []), "scan case1 has raters"),

@@ -94,7 +94,7 @@ def test_an_error_nobody_foresaw_is_told_with_its_kind_and_the_scan(tmp_path):
 @pytest.mark.parametrize("name", ["../escaped", "a/b", ".hidden", ""])
 def test_a_scan_whose_name_cannot_be_a_files_is_a_problem(tmp_path, name):
     raw = a_phantom()
-    with pytest.raises(PrepareError, match="cannot name a file"):
+    with pytest.raises(PrepareError, match="cannot be a file name"):
         prepare(
             replace(raw, scans=(replace(raw.scans[0], name=name), *raw.scans[1:])), tmp_path / "d" / "out"
         )

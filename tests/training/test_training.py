@@ -194,7 +194,7 @@ def test_a_loss_that_is_not_finite_stops_with_step_cases_and_weights(dataset, fa
     folder = open_run(recipe, tmp_path / "diverging", resume=False)
     with pytest.raises(DivergedError, match=r"loss of step 2 .* cases are .*lr") as error:
         cross_validate(recipe, folder, fabric)
-    saved = Checkpoint(folder.fold(0).path / "diverged_step_2.safetensors")
+    saved = Checkpoint(folder.fold(0).diverged(2))
     assert saved.progress["step"] == 2
     assert all(tensor.isfinite().all() for name, tensor in saved.tensors.items() if "running" not in name)
     names = str(error.value).split("its cases are ")[1].split(";")[0].split(", ")
@@ -304,7 +304,7 @@ def test_on_a_gpu_a_loss_that_is_not_finite_leaves_the_weights_before_it(dataset
     folder = open_run(recipe, tmp_path / "diverging", resume=False)
     with pytest.raises(DivergedError, match="loss of step 2 "):
         cross_validate(recipe, folder, fabric)
-    saved = Checkpoint(folder.fold(0).path / "diverged_step_2.safetensors")
+    saved = Checkpoint(folder.fold(0).diverged(2))
     weights = [tensor for name, tensor in saved.tensors.items() if name.endswith("weight")]
     assert weights
     assert all(tensor.isfinite().all() for tensor in weights)

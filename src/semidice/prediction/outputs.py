@@ -28,7 +28,7 @@ from jaxtyping import Float32, UInt8
 from PIL import Image
 
 from ..data.readers import NIFTI_SUFFIXES, suffix_of
-from ..paths import atomic_write
+from ..paths import PredictionFolder, atomic_write
 from .inputs import InputCase, InputImage
 
 
@@ -62,7 +62,8 @@ class OutputFolder:
 
     def __init__(self, path: Path, class_names: Sequence[str]) -> None:
         self.path, self.class_names = path, tuple(class_names)
-        self.volumes = read_volumes(path / "volumes.csv")
+        self.folder = PredictionFolder(path)
+        self.volumes = read_volumes(self.folder.volumes)
 
     def files(self, case: InputCase) -> OutputFiles:
         """Paths of a prediction."""
@@ -91,7 +92,7 @@ class OutputFolder:
 
     def check_settings(self, settings: Mapping[str, Any], *, overwrite: bool) -> None:
         """Note what the predictions are made with; a ValueError if others are there, unless overwritten."""
-        path = self.path / "prediction.json"
+        path = self.folder.settings
         text = json.dumps(settings, indent=1) + "\n"
         there = _settings(path) if path.is_file() else settings
         differ = [name for name in settings if there.get(name) != settings[name]]
@@ -103,7 +104,7 @@ class OutputFolder:
                 )
             # what was made otherwise must not count as done, even if this run is killed
             self.volumes = {}
-            (self.path / "volumes.csv").unlink(missing_ok=True)
+            self.folder.volumes.unlink(missing_ok=True)
         self.path.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as temp_path:
             temp_path.write_text(text, encoding="utf-8")
@@ -126,8 +127,7 @@ class OutputFolder:
         """Write volumes.csv, cases by name."""
         if not self.volumes:
             return
-        path = self.path / "volumes.csv"
-        with atomic_write(path) as part, part.open("w", newline="", encoding="utf-8") as file:
+        with atomic_write(self.folder.volumes) as part, part.open("w", newline="", encoding="utf-8") as file:
             rows = csv.writer(file, lineterminator="\n")
             rows.writerow(_COLUMNS)
             for case in sorted(self.volumes):

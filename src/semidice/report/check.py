@@ -39,6 +39,7 @@ from ..data.integrity import (
 from ..data.manifest import Scan
 from ..data.packing import unpack_case
 from ..metrics.agreement import AgreementBatches, drawn_voxels
+from ..paths import DatasetFolder
 from .contact_sheet import case_panel, choose_cases, draw_contact_sheet
 from .figures import save_figure
 
@@ -257,7 +258,7 @@ def run_check(folder: Path, *, sheet: Path | None = None, console: Console) -> C
     sheet: a PNG, by default FOLDER_check.png beside the folder. A CheckError if there are problems; the
     tables and the sheet, of the cases that can be read, are there all the same.
     """
-    sheet = _sheet_path(folder) if sheet is None else sheet
+    sheet = DatasetFolder(folder).contact_sheet if sheet is None else sheet
     if sheet.suffix.lower() != ".png":
         raise ValueError(f"the contact sheet is a PNG: give it a name that ends in .png; got {sheet}")
     if sheet.resolve().is_relative_to(folder.resolve()):
@@ -356,12 +357,6 @@ def _print_findings(found: Sequence[str], what: str, colour: str, console: Conso
         console.print(Text.assemble((f"{what}: ", f"bold {colour}"), words), soft_wrap=True)
     if len(found) > _MAX_SHOWN:
         console.print(f"... and {len(found) - _MAX_SHOWN} more {what}s", style=colour, highlight=False)
-
-
-def _sheet_path(folder: Path) -> Path:
-    # "." and ".." have no name to go by
-    whole = folder if folder.name not in ("", "..") else folder.resolve()
-    return whole.with_name(f"{whole.name}_check.png")
 
 
 def _draw_sheet(report: CheckReport, path: Path) -> bool:

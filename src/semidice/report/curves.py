@@ -38,7 +38,7 @@ def read_curves(runs: Mapping[str, RunFolder]) -> dict[str, dict[str, Curve]]:
     """Curves by series, such as loss or val_dice_score, then by method; series of no log are not there."""
     curves: dict[str, dict[str, Curve]] = {}
     for method, run in runs.items():
-        logs = [read_log(path) for path in sorted(run.path.glob("fold_*/log.jsonl"))]
+        logs = [read_log(fold.log) for fold in run.existing_folds() if fold.log.exists()]
         for name in dict.fromkeys(name for log in logs for name in log):
             folds = [log[name] for log in logs if name in log]
             curves.setdefault(name, {})[method] = over_folds(folds)

@@ -22,7 +22,7 @@ from ..compare import run_variants, write_table
 from ..console import say
 from ..metrics.cases import CaseTable, concatenate, write_cases
 from ..metrics.tables import Cell, Table
-from ..paths import atomic_write
+from ..paths import ReproductionFolder, atomic_write
 from ..training.command import start_fabric
 from .agreement import agreement_figures, agreement_of
 from .comparison_tables import conclusions_table, figures_table
@@ -161,7 +161,7 @@ def _agreement(
             )
             for name, table in tables.items()
         ]
-        write_cases(concatenate(named), out / "rater_agreement_cases.parquet")
+        write_cases(concatenate(named), ReproductionFolder(out).rater_cases)
     return agreement_figures(tables)
 
 
@@ -183,10 +183,11 @@ def _print_conclusions(conclusions: Table, console: Console) -> None:
 
 def _write(table: PaperTable, result: Reproduction, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    write_table(result.table, out / table.name)
-    write_table(result.conclusions, out / f"{table.name}_conclusions")
+    folder = ReproductionFolder(out)
+    write_table(result.table, folder.table(table.name))
+    write_table(result.conclusions, folder.conclusions(table.name))
     page = f"# {table.title}\n\n{result.table.markdown()}\n## Conclusions\n\n{result.conclusions.markdown()}"
-    with atomic_write(out / f"{table.name}.md") as temp_path:
+    with atomic_write(folder.table(table.name).with_suffix(".md")) as temp_path:
         temp_path.write_text(page, encoding="utf-8")
 
 

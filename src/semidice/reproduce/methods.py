@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+from ..paths import ReproductionFolder
 from ..recipes import read_recipe
 from ..recipes.grid import Variant
 from .figures import NETWORKS, TUMOURS, column_name, paper_yaml
@@ -95,7 +96,7 @@ def variant_of(name: str, dataset: str, *, data: Path, out: Path, overrides: Seq
     method = method_of(name, dataset)
     options = [f"{key}={value}" for key, value in method.options.items()]
     if method.teacher is not None:
-        options.append(f"teacher.run={(out / dataset / method.teacher).absolute()}")
+        options.append(f"teacher.run={ReproductionFolder(out).run(dataset, method.teacher).absolute()}")
     fixed = [f"name={name}", f"data.dataset={(data / dataset).absolute()}"]
     recipe = read_recipe(method.recipe, [*options, *fixed, *overrides])
-    return Variant(recipe, out / dataset / name, method.teacher)
+    return Variant(recipe, ReproductionFolder(out).run(dataset, name), method.teacher)

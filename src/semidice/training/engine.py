@@ -156,7 +156,7 @@ class _Loop:
         """Go on from the last checkpoint, if there is one."""
         # by the process that writes: another might be later, and take what is being written for a leftover
         if self.fabric.is_global_zero:
-            for leftover in self.fold_run.folder.path.glob(".*.part"):
+            for leftover in self.fold_run.folder.temp_files():
                 leftover.unlink(missing_ok=True)
         if not self.fold_run.folder.last.exists():
             return
@@ -213,7 +213,7 @@ class _Loop:
 
     def _stop_diverged(self, number: int) -> None:
         cases = [self.fold_run.dataset.cases[int(case)].name for case in self.batches.feed(number).case]
-        path = self.fold_run.folder.path / f"diverged_step_{number}.safetensors"
+        path = self.fold_run.folder.diverged(number)
         if self.fabric.is_global_zero:
             progress = {"step": number, "best": self.best, "scaler": self.step.scaler.state_dict()}
             write_checkpoint(path, checkpoint_tensors(self.model, self.optimiser), progress)

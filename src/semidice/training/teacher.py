@@ -44,7 +44,7 @@ def load_teacher(
     if options.calibration == "temperature" and temperature == "fit":
         temperature = _fitted_temperature(network, recipe, batches, device)
         folder.path.mkdir(parents=True, exist_ok=True)
-        with atomic_write(folder.path / "teacher.json") as temp_path:
+        with atomic_write(folder.teacher) as temp_path:
             temp_path.write_text(json.dumps({"temperature": temperature}) + "\n")
     return Teacher(
         network,

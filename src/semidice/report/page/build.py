@@ -23,7 +23,7 @@ from ...data.dataset import Dataset
 from ...metrics.bins import CalibrationBins
 from ...metrics.cases import CaseTable, write_cases
 from ...metrics.tables import Table, display_scale, means_table, p_text, pairs_table
-from ...paths import RunFolder, atomic_write
+from ...paths import ReportFolder, RunFolder, atomic_write
 from ..case_figures import draw_case_scores, draw_reliability, draw_significance
 from ..curves import Curve, draw_curves, read_curves
 from ..figures import COLOURS, save_figure
@@ -110,7 +110,7 @@ def build_page(
         on_step=on_step,
     )
     out.parent.mkdir(parents=True, exist_ok=True)
-    beside = out.with_name(f"{out.stem}_files")
+    beside = ReportFolder.of(out).path
     beside.mkdir(exist_ok=True)
     written = [*_write_tables(facts, beside)]
     if figures:
@@ -195,8 +195,9 @@ def _tables(facts: _Facts) -> Iterator[tuple[str, Table]]:
 
 
 def _write_tables(facts: _Facts, beside: Path) -> Iterator[Path]:
-    write_cases(facts.table, beside / "cases.csv")
-    yield beside / "cases.csv"
+    cases = ReportFolder(beside).cases
+    write_cases(facts.table, cases)
+    yield cases
     for name, table in _tables(facts):
         for suffix, text in ((".csv", table.csv()), (".md", table.markdown()), (".tex", table.latex())):
             path = beside / f"{name}{suffix}"

@@ -65,7 +65,7 @@ def with_predictions(runs: Mapping[str, RunFolder]) -> tuple[dict[str, RunFolder
     """The runs whose predictions are stored, and what to say of the others."""
     stored, notices = {}, []
     for method, run in runs.items():
-        if any(run.path.glob("fold_*/predictions/*.npz")):
+        if run.has_predictions():
             stored[method] = run
         else:
             notices.append(f"{method} has no stored predictions: its pictures and reliability are left out.")
