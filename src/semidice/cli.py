@@ -291,12 +291,9 @@ def predict(
     Example: **semidice predict runs/first scan.nii.gz more_scans -o predictions**
     """
     with _reported("predict"):
-        from .prediction.command import run_predict
+        from .prediction.command import PredictOptions, run_predict
 
-        run_predict(
-            run,
-            inputs,
-            out,
+        options = PredictOptions(
             fold=fold,
             threshold=threshold,
             window=window,
@@ -305,8 +302,8 @@ def predict(
             slice_axis=slice_axis,
             device=device,
             overwrite=overwrite,
-            console=Console(),
         )
+        run_predict(run, inputs, out, options, console=Console())
 
 
 @app.command()

@@ -26,7 +26,7 @@ from semidice.data.prepare import prepare_dataset
 from semidice.data.resample import resize_image, resize_probability
 from semidice.data.sources import find_datasets
 from semidice.networks.checkpoint import checkpoint_tensors, write_checkpoint
-from semidice.prediction.command import run_predict
+from semidice.prediction.command import PredictOptions, run_predict
 from semidice.prediction.inputs import InputImage, find_inputs, read_input
 from semidice.prediction.outputs import OutputFolder, Volume
 from semidice.prediction.windows import padded_probability, windowed_probability
@@ -40,6 +40,11 @@ AFFINE = np.array([[-0.7, 0.1, 0, 12.5], [0.05, 0.8, 0.2, -30], [0, -0.1, 2.5, 7
 
 def quiet() -> Console:
     return Console(file=io.StringIO(), width=200)
+
+
+def predict(run, inputs, out, *, console=None, **options) -> None:
+    """`semidice predict` on the CPU."""
+    run_predict(run.path, inputs, out, PredictOptions(device="cpu", **options), console=console or quiet())
 
 
 def said(console: Console) -> str:
@@ -322,7 +327,7 @@ def test_a_volume_is_predicted_slice_by_slice_onto_its_own_grid(run, dataset, tm
     slices = np.random.default_rng(axis).uniform(0, 1, (5, 40, 36)).astype(np.float32)
     source = write_nifti(tmp_path / "scan.1.nii.gz", np.moveaxis(slices, 0, axis))
     out = tmp_path / "out"
-    run_predict(run.path, [source], out, slice_axis=axis, batch_size=2, device="cpu", console=quiet())
+    predict(run, [source], out, slice_axis=axis, batch_size=2)
     prob, mask = (nibabel.load(out / f"scan.1_{kind}.nii.gz") for kind in ("prob", "mask"))
     expected = np.moveaxis(expected_prob(run, dataset, slices)[:, 1], 0, axis)
     np.testing.assert_allclose(prob.get_fdata(), expected, atol=2e-6)
@@ -351,7 +356,7 @@ def test_the_slice_axis_is_that_of_the_dataset(dataset, tmp_path):
     run = make_run(tmp_path / "run", dataset, options=options, scored=False)
     slices = np.random.default_rng(3).uniform(0, 1, (4, 32, 48)).astype(np.float32)
     source = write_nifti(tmp_path / "scan.nii", np.moveaxis(slices, 0, 1))
-    run_predict(run.path, [source], tmp_path / "out", device="cpu", console=quiet())
+    predict(run, [source], tmp_path / "out")
     prob = nibabel.load(tmp_path / "out" / "scan_prob.nii.gz").get_fdata()
     np.testing.assert_allclose(prob, np.moveaxis(expected_prob(run, dataset, slices)[:, 1], 0, 1), atol=2e-6)
 
@@ -360,7 +365,7 @@ def test_the_slice_axis_is_that_of_the_dataset(dataset, tmp_path):
 def test_a_single_image_in_a_nifti_keeps_the_axes_of_its_file(run, dataset, tmp_path, shape):
     image = np.random.default_rng(0).uniform(0, 1, (40, 36)).astype(np.float32)
     source = write_nifti(tmp_path / "one.nii.gz", image.reshape(shape))
-    run_predict(run.path, [source], tmp_path / "out", device="cpu", console=quiet())
+    predict(run, [source], tmp_path / "out")
     prob = nibabel.load(tmp_path / "out" / "one_prob.nii.gz")
     space = shape[:3]
     assert prob.shape == space
@@ -381,7 +386,7 @@ def test_a_picture_becomes_pictures(run, dataset, tmp_path):
     Image.fromarray(pixels[::-1]).save(tmp_path / "in" / "other.TIF", format="TIFF")
     (tmp_path / "in" / "notes.txt").write_text("not an image")
     out = tmp_path / "out"
-    run_predict(run.path, [tmp_path / "in"], out, device="cpu", console=quiet())
+    predict(run, [tmp_path / "in"], out)
     expected = expected_prob(run, dataset, pixels[None] / 255)[0, 1]
     prob = np.array(Image.open(out / "photo_prob.png"))
     assert prob.dtype in (np.uint16, np.int32)
@@ -408,7 +413,7 @@ def test_the_pages_of_a_tiff_are_slices(run, dataset, tmp_path):
     pages = np.random.default_rng(0).integers(0, 256, (3, 32, 40), dtype=np.uint8)
     first, *others = (Image.fromarray(page) for page in pages)
     first.save(tmp_path / "stack.tif", save_all=True, append_images=others)
-    run_predict(run.path, [tmp_path / "stack.tif"], tmp_path / "out", device="cpu", console=quiet())
+    predict(run, [tmp_path / "stack.tif"], tmp_path / "out")
     expected = expected_prob(run, dataset, pages / 255)[:, 1]
     with Image.open(tmp_path / "out" / "stack_prob.tif") as prob:
         assert prob.n_frames == 3
@@ -426,7 +431,7 @@ def test_one_fold_is_not_the_mean_of_all(run, dataset, tmp_path):
     probs = {}
     for fold in (None, 0, 1):
         out = tmp_path / f"out{fold}"
-        run_predict(run.path, [source], out, fold=fold, device="cpu", console=quiet())
+        predict(run, [source], out, fold=fold)
         probs[fold] = nibabel.load(out / "one_prob.nii.gz").get_fdata()
     np.testing.assert_allclose(probs[None], (probs[0] + probs[1]) / 2, atol=1e-6)
     assert np.abs(probs[0] - probs[1]).max() > 0.01
@@ -434,13 +439,13 @@ def test_one_fold_is_not_the_mean_of_all(run, dataset, tmp_path):
 
 def test_a_threshold_replaces_the_most_probable_class(run, tmp_path):
     source = write_nifti(tmp_path / "one.nii.gz", np.random.default_rng(0).uniform(0, 1, (32, 32)))
-    run_predict(run.path, [source], tmp_path / "out", threshold=0.3, device="cpu", console=quiet())
+    predict(run, [source], tmp_path / "out", threshold=0.3)
     prob, mask = (
         np.asarray(nibabel.load(tmp_path / "out" / f"one_{kind}.nii.gz").dataobj) for kind in ("prob", "mask")
     )
     np.testing.assert_array_equal(mask, prob > np.float32(0.3))
     with pytest.raises(ValueError, match=r"threshold must lie in \[0, 1\); got 1.5"):
-        run_predict(run.path, [source], tmp_path / "out", threshold=1.5, console=quiet())
+        predict(run, [source], tmp_path / "out", threshold=1.5)
 
 
 def test_three_classes_are_a_last_axis_or_a_picture_each(tmp_path):
@@ -458,7 +463,7 @@ def test_three_classes_are_a_last_axis_or_a_picture_each(tmp_path):
     assert nibabel.load(inputs[1]).header["pixdim"][4] == 0
     Image.fromarray(pixels[0]).save(tmp_path / "photo.png")
     out = tmp_path / "out"
-    run_predict(run.path, [*inputs, tmp_path / "photo.png"], out, device="cpu", console=quiet())
+    predict(run, [*inputs, tmp_path / "photo.png"], out)
     expected = expected_prob(run, dataset, pixels / 255)
     prob = nibabel.load(out / "volume_prob.nii.gz")
     assert prob.shape == (40, 36, 2, 3)
@@ -484,7 +489,7 @@ def test_an_image_is_resized_as_the_dataset_was_and_its_probabilities_back(datas
     image = np.random.default_rng(0).uniform(0, 1, (50, 70)).astype(np.float32)
     source = write_nifti(tmp_path / "one.nii.gz", image)
     # the size that was trained on is predicted whole, whatever the window
-    run_predict(run.path, [source], tmp_path / "out", window=32, device="cpu", console=quiet())
+    predict(run, [source], tmp_path / "out", window=32)
     small = expected_prob(run, dataset, resize_image(image, (32, 64))[None])[0]
     prob = nibabel.load(tmp_path / "out" / "one_prob.nii.gz").get_fdata()
     np.testing.assert_allclose(prob, resize_probability(small, (50, 70))[1], atol=2e-6)
@@ -501,7 +506,7 @@ def test_a_large_image_is_predicted_in_windows(run, dataset, tmp_path, monkeypat
             return torch.cat([image, -image], 1)
 
     monkeypatch.setattr("semidice.prediction.command.load_fold", lambda *_, **__: Pointwise())
-    run_predict(run.path, [source], tmp_path / "out", window=64, batch_size=2, device="cpu", console=quiet())
+    predict(run, [source], tmp_path / "out", window=64, batch_size=2)
     normal = (image - dataset.manifest.mean[0]) / dataset.manifest.std[0]
     prob = nibabel.load(tmp_path / "out" / "one_prob.nii.gz").get_fdata()
     # the image is stored in steps of 1/32767
@@ -514,9 +519,7 @@ def test_predicting_a_case_of_the_dataset_gives_what_validation_saw(dataset, tmp
     run = make_run(tmp_path / "run", dataset, scored=False)
     case = dataset.cases[1]
     Image.fromarray(dataset.stored("images", 1)[0]).save(tmp_path / f"{case.name}.png")
-    run_predict(
-        run.path, [tmp_path / f"{case.name}.png"], tmp_path / "out", fold=0, device="cpu", console=quiet()
-    )
+    predict(run, [tmp_path / f"{case.name}.png"], tmp_path / "out", fold=0)
     (batch,) = WholeCases(dataset, [1], batch_size=1, device="cpu")
     network = load_network(run, 0, device="cpu")
     prob = network_probability(network, batch.image, dtype="fp32")[0, 1].numpy()
@@ -539,7 +542,7 @@ def test_inputs_that_fail_are_listed_and_the_others_predicted(run, tmp_path):
     )
     out = tmp_path / "out"
     with pytest.raises(ValueError, match="5 of 6 inputs could not be predicted") as caught:
-        run_predict(run.path, [source], out, device="cpu", console=quiet())
+        predict(run, [source], out)
     lines = str(caught.value).splitlines()[1:]
     assert len(lines) == 5
     for name in ("cut.nii.gz", "text.png", "nan.nii.gz", "dark.nii.gz", "colour.png"):
@@ -556,7 +559,7 @@ def test_a_full_disk_is_told_and_leaves_no_half_file(run, tmp_path, monkeypatch)
 
     monkeypatch.setattr("semidice.prediction.outputs.gzip.GzipFile", full)
     with pytest.raises(ValueError, match="No space left on device"):
-        run_predict(run.path, [source], tmp_path / "out", device="cpu", console=quiet())
+        predict(run, [source], tmp_path / "out")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["prediction.json"]
 
 
@@ -564,15 +567,15 @@ def test_what_is_there_is_not_predicted_again_unless_asked(run, tmp_path):
     values = np.random.default_rng(0).uniform(0, 1, (3, 32, 32)).astype(np.float32)
     inputs = [write_nifti(tmp_path / f"{name}.nii.gz", values[n]) for n, name in enumerate("abc")]
     out = tmp_path / "out"
-    run_predict(run.path, inputs[:2], out, device="cpu", console=quiet())
+    predict(run, inputs[:2], out)
     first = {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in out.iterdir()}
     console = quiet()
-    run_predict(run.path, inputs, out, device="cpu", console=console)
+    predict(run, inputs, out, console=console)
     assert "2 of 3 inputs are predicted already" in said(console)
     for name in ("a_prob.nii.gz", "b_mask.nii.gz"):
         assert (out / name).stat().st_mtime_ns == first[name][0]
     assert [row["case"] for row in volumes(out)] == ["a", "b", "c"]
-    run_predict(run.path, inputs[:1], out, overwrite=True, device="cpu", console=quiet())
+    predict(run, inputs[:1], out, overwrite=True)
     assert (out / "a_prob.nii.gz").stat().st_mtime_ns > first["a_prob.nii.gz"][0]
     assert (out / "a_prob.nii.gz").read_bytes() == first["a_prob.nii.gz"][1]
     assert [row["case"] for row in volumes(out)] == ["a", "b", "c"]
@@ -582,14 +585,14 @@ def test_predictions_made_otherwise_are_not_mixed(run, tmp_path):
     values = np.random.default_rng(0).uniform(0, 1, (2, 32, 32)).astype(np.float32)
     inputs = [write_nifti(tmp_path / f"{name}.nii.gz", values[n]) for n, name in enumerate("ab")]
     out = tmp_path / "out"
-    run_predict(run.path, inputs, out, device="cpu", console=quiet())
-    with pytest.raises(ValueError, match=r"holds predictions made otherwise \(checkpoints\).*--overwrite"):
-        run_predict(run.path, inputs, out, fold=0, device="cpu", console=quiet())
-    run_predict(run.path, inputs[:1], out, fold=0, overwrite=True, device="cpu", console=quiet())
+    predict(run, inputs, out)
+    with pytest.raises(ValueError, match=r"has predictions with other settings \(checkpoints\).*--overwrite"):
+        predict(run, inputs, out, fold=0)
+    predict(run, inputs[:1], out, fold=0, overwrite=True)
     # b is of the ensemble, so it is neither listed nor taken for done
     assert [row["case"] for row in volumes(out)] == ["a"]
     console = quiet()
-    run_predict(run.path, inputs, out, fold=0, device="cpu", console=console)
+    predict(run, inputs, out, fold=0, console=console)
     assert "1 of 2 inputs are predicted already" in said(console)
 
 
@@ -607,8 +610,8 @@ def test_a_volumes_file_of_someone_else_is_not_overwritten(run, tmp_path):
     source = write_nifti(tmp_path / "one.nii.gz", np.random.default_rng(0).uniform(0, 1, (32, 32)))
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "volumes.csv").write_text("name,litres\nbarrel,159\n")
-    with pytest.raises(ValueError, match=r"volumes\.csv is no volumes\.csv of this semidice"):
-        run_predict(run.path, [source], tmp_path / "out", device="cpu", console=quiet())
+    with pytest.raises(ValueError, match=r"volumes\.csv was not written by this version of semidice"):
+        predict(run, [source], tmp_path / "out")
     assert "barrel" in (tmp_path / "out" / "volumes.csv").read_text()
 
 
@@ -616,12 +619,12 @@ def test_an_unfinished_run_says_what_it_predicts_with(dataset, tmp_path):
     source = write_nifti(tmp_path / "one.nii.gz", np.random.default_rng(0).uniform(0, 1, (32, 32)))
     run = make_run(tmp_path / "run", dataset, finished=[1], scored=False)
     console = quiet()
-    run_predict(run.path, [source], tmp_path / "out", device="cpu", console=console)
+    predict(run, [source], tmp_path / "out", console=console)
     assert "without fold 0, which is not finished" in said(console)
     run.fold(1).cases.unlink()
     with pytest.raises(ValueError, match=r"no finished fold to predict with.*--resume"):
-        run_predict(run.path, [source], tmp_path / "out", device="cpu", console=console)
-    run_predict(run.path, [source], tmp_path / "out", fold=1, device="cpu", console=console)
+        predict(run, [source], tmp_path / "out", console=console)
+    predict(run, [source], tmp_path / "out", fold=1, console=console)
     assert "fold 1 of" in said(console)
 
 
@@ -631,7 +634,7 @@ def test_inputs_are_looked_at_before_anything_is_loaded(run, tmp_path):
     (tmp_path / "empty").mkdir()
     for inputs, words in (
         ([tmp_path / "gone.png"], "there is no file or folder"),
-        ([tmp_path / "empty"], "holds nothing to predict"),
+        ([tmp_path / "empty"], "has no file to predict"),
         ([], "nothing to predict"),
     ):
         with pytest.raises(ValueError, match=words):
@@ -640,7 +643,7 @@ def test_inputs_are_looked_at_before_anything_is_loaded(run, tmp_path):
         (tmp_path / name).write_bytes(b"x")
     with pytest.raises(ValueError, match="overwrite each other"):
         find_inputs([tmp_path], out, facts)
-    with pytest.raises(ValueError, match=r"b\.txt is not read"):
+    with pytest.raises(ValueError, match=r"b\.txt has an unknown format"):
         find_inputs([tmp_path / "b.txt"], out, facts)
     with pytest.raises(ValueError, match="both input and output"):
         find_inputs([tmp_path], tmp_path, facts)
@@ -706,7 +709,7 @@ def test_a_raw_nnunet_dataset_goes_from_prepare_through_training_to_predictions_
     run = open_run(recipe, tmp_path / "run", resume=False)
     cross_validate(recipe, run, fabric)
     out = tmp_path / "out"
-    run_predict(run.path, [raw / "imagesTr", raw / "imagesTs"], out, device="cpu", console=quiet())
+    predict(run, [raw / "imagesTr", raw / "imagesTs"], out)
     cases = [f"brain_{number:03d}" for number in range(1, 6)]
     kinds = ("mask", "prob")
     assert sorted(path.name for path in out.glob("*.nii.gz")) == [
@@ -784,7 +787,7 @@ def test_coloured_frames_are_images_of_their_own(tmp_path):
 def test_of_one_channel_a_name_that_ends_in_0000_is_a_name(run, tmp_path):
     values = np.random.default_rng(0).uniform(0, 1, (32, 32)).astype(np.float32)
     inputs = [write_nifti(tmp_path / f"scan_000{number}.nii.gz", values) for number in range(2)]
-    run_predict(run.path, inputs[:1], tmp_path / "out", device="cpu", console=quiet())
+    predict(run, inputs[:1], tmp_path / "out")
     assert (tmp_path / "out" / "scan_0000_mask.nii.gz").is_file()
     names = [case.name for case in find_inputs([tmp_path], tmp_path / "out", read_run(run).facts)]
     assert names == ["scan_0000", "scan_0001"]
@@ -800,11 +803,11 @@ def test_a_case_without_one_of_its_channels_or_with_one_elsewhere_is_named(two_c
     write_nifti(source / "brain_003_0001.nii.gz", np.asarray(moved.dataobj), affine=AFFINE)
     shutil.copy(source / "brain_004_0001.nii.gz", source / "brain_004_0002.nii.gz")
     with pytest.raises(ValueError, match="4 of 5 inputs could not be predicted") as caught:
-        run_predict(run.path, [source], tmp_path / "out", device="cpu", console=quiet())
+        predict(run, [source], tmp_path / "out")
     text = str(caught.value)
     for words in (
-        f"case 'brain_001' has no file {source / 'brain_001_0001.nii.gz'} (FLAIR)",
-        f"case 'brain_002' has no file {source / 'brain_002_0000.nii.gz'} (T1)",
+        f"case 'brain_001' has no file {source / 'brain_001_0001.nii.gz'} for channel FLAIR",
+        f"case 'brain_002' has no file {source / 'brain_002_0000.nii.gz'} for channel T1",
         f"{source / 'brain_003_0001.nii.gz'} does not lie where image {source / 'brain_003_0000.nii.gz'}",
         "copy the header of the first",
         "brain_004_0002.nii.gz has",

@@ -1,24 +1,24 @@
-"""What a prediction leaves behind, on the voxel grid of its input, under the input's name.
+"""The files of a prediction, on the voxel grid of its input and under the input's name.
 
-The name is that of the file, or CASE where channels are in files CASE_0000, CASE_0001, ...
+NAME is the name of the file, or CASE if the channels are in files CASE_0000, CASE_0001, ...
 
-NIfTI      NAME_prob.nii.gz         float32: of two classes the foreground's probability (*space); of more,
-                                    all classes with the background first as a last axis (X, Y, Z, C)
-           NAME_mask.nii.gz         uint8, class numbers 0 .. C - 1; both with the input's affine and codes
-picture    NAME_prob.png            16-bit grey, 65535 is 1; of more classes, NAME_prob_CLASS.png each
-           NAME_mask.png            8-bit: 0 and 255 for two classes, else class numbers
-           .tif instead, a page for each, where the input has several pages
-volumes.csv                         of each input and foreground class: the mask's volume, and the one to
-                                    expect from the probabilities, sum p; in ml where a voxel has three
-                                    known sides, and always in voxels (pixels of a 2D image)
-prediction.json                     what made all of it, so that nothing else is mixed in later
+NIfTI      NAME_prob.nii.gz         float32. Two classes: the foreground's probability (*space). More classes:
+                                    all of them, the background first, on a last axis (X, Y, Z, C)
+           NAME_mask.nii.gz         uint8, class numbers 0 .. C - 1. Both have the input's affine and codes
+picture    NAME_prob.png            16-bit grey, 65535 is 1. More classes: one NAME_prob_CLASS.png each
+           NAME_mask.png            8-bit. Two classes: 0 and 255. More classes: class numbers
+           .tif instead, with one page per slice, if the input has several pages
+volumes.csv                         for each input and foreground class: the volume of the mask, and the
+                                    expected volume, sum p. In ml if a voxel has three known sides, and
+                                    always in voxels (pixels of a 2D image)
+prediction.json                     the run and options of all predictions in the folder
 """
 
 import csv
 import gzip
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +33,7 @@ from .inputs import InputCase, InputImage
 
 
 class Volume(NamedTuple):
-    """A row of volumes.csv; a cell without a value is empty."""
+    """One row of volumes.csv; a cell without a value is empty."""
 
     case: str
     class_name: str
@@ -48,71 +48,65 @@ _COLUMNS = tuple("class" if name == "class_name" else name for name in Volume._f
 
 
 class OutputFiles(NamedTuple):
-    """Files of one prediction; pictures have one of probabilities for each foreground class."""
+    """Files of one prediction; pictures have one file of probabilities for each foreground class."""
 
     mask: Path
     probs: tuple[Path, ...]
 
-    def all(self) -> tuple[Path, ...]:
-        return (self.mask, *self.probs)
-
 
 class OutputFolder:
-    """Where predictions go: file names, settings, and the rows of volumes.csv by case."""
+    """The folder of predictions: file names, settings, and the rows of volumes.csv by case."""
 
     def __init__(self, path: Path, class_names: Sequence[str]) -> None:
-        self.path, self.class_names = path, tuple(class_names)
-        self.folder = PredictionFolder(path)
+        self.folder, self.class_names = PredictionFolder(path), tuple(class_names)
         self.volumes = read_volumes(self.folder.volumes)
 
     def files(self, case: InputCase) -> OutputFiles:
         """Paths of a prediction."""
-        start, parts = self.path / case.name, [""]
-        suffix = ".nii.gz"
+        suffix, parts = ".nii.gz", [""]
         if suffix_of(case.path) not in NIFTI_SUFFIXES:
             suffix = ".tif" if _num_pages(case.path) > 1 else ".png"
             parts = self._class_parts()
-        names = [f"{start.name}_prob{part}{suffix}" for part in parts]
-        return OutputFiles(
-            start.with_name(f"{start.name}_mask{suffix}"), tuple(start.with_name(name) for name in names)
-        )
+        probs = tuple(self.folder.path / f"{case.name}_prob{part}{suffix}" for part in parts)
+        return OutputFiles(self.folder.path / f"{case.name}_mask{suffix}", probs)
 
     def _class_parts(self) -> list[str]:
-        """What tells the pictures of the foreground classes apart; nothing if there is one."""
+        """What distinguishes the file names of the foreground classes; empty if there is one class."""
         foreground = self.class_names[1:]
         if len(foreground) == 1:
             return [""]
         parts = ["_" + re.sub(r"[^A-Za-z0-9+=@.-]+", "_", name) for name in foreground]
-        alike = len({part.casefold() for part in parts}) < len(parts)
-        return [f"_{number}" for number in range(1, len(parts) + 1)] if alike else parts
+        are_equal = len({part.casefold() for part in parts}) < len(parts)
+        return [f"_{number}" for number in range(1, len(parts) + 1)] if are_equal else parts
 
     def is_done(self, case: InputCase) -> bool:
-        """Whether all of a prediction is there, its volumes too."""
-        return case.name in self.volumes and all(path.is_file() for path in self.files(case).all())
+        """Whether all files of a prediction exist, and its volumes are in volumes.csv."""
+        files = self.files(case)
+        return case.name in self.volumes and all(path.is_file() for path in (files.mask, *files.probs))
 
     def check_settings(self, settings: Mapping[str, Any], *, overwrite: bool) -> None:
-        """Note what the predictions are made with; a ValueError if others are there, unless overwritten."""
+        """Write the settings; a ValueError if the folder has predictions with others, unless `overwrite`."""
         path = self.folder.settings
         text = json.dumps(settings, indent=1) + "\n"
-        there = _settings(path) if path.is_file() else settings
-        differ = [name for name in settings if there.get(name) != settings[name]]
-        if differ:
+        previous = _read_settings(path) if path.is_file() else settings
+        different = [name for name in settings if previous.get(name) != settings[name]]
+        if different:
             if not overwrite:
                 raise ValueError(
-                    f"{self.path} holds predictions made otherwise ({', '.join(differ)}): choose another "
-                    "folder with -o, or replace them with --overwrite"
+                    f"{self.folder.path} has predictions with other settings ({', '.join(different)}): choose "
+                    "another folder with -o, or replace them with --overwrite"
                 )
-            # what was made otherwise must not count as done, even if this run is killed
+            # predictions with other settings must not count as done, even if this run is killed
             self.volumes = {}
             self.folder.volumes.unlink(missing_ok=True)
-        self.path.mkdir(parents=True, exist_ok=True)
+        self.folder.path.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as temp_path:
             temp_path.write_text(text, encoding="utf-8")
 
     def write(
         self, image: InputImage, prob: Float32[np.ndarray, "C *space"], mask: UInt8[np.ndarray, "*space"]
     ) -> None:
-        """Write probabilities and mask of an input, and keep its volumes for `close`."""
+        """Write the probabilities and the mask of an input; its volumes are written by `close`."""
         files = self.files(image.case)
         if suffix_of(image.case.path) in NIFTI_SUFFIXES:
             _write_nifti(files.probs[0], image, prob[1] if len(prob) == 2 else prob, highest=1)
@@ -124,10 +118,13 @@ class OutputFolder:
         self.volumes[image.case.name] = volumes_of(image, prob, mask, self.class_names)
 
     def close(self) -> None:
-        """Write volumes.csv, cases by name."""
+        """Write volumes.csv, sorted by case."""
         if not self.volumes:
             return
-        with atomic_write(self.folder.volumes) as part, part.open("w", newline="", encoding="utf-8") as file:
+        with (
+            atomic_write(self.folder.volumes) as temp_path,
+            temp_path.open("w", newline="", encoding="utf-8") as file,
+        ):
             rows = csv.writer(file, lineterminator="\n")
             rows.writerow(_COLUMNS)
             for case in sorted(self.volumes):
@@ -140,7 +137,7 @@ def volumes_of(
     mask: UInt8[np.ndarray, "*space"],
     class_names: Sequence[str],
 ) -> list[Volume]:
-    """A row for each foreground class."""
+    """One row per foreground class."""
     sides = image.spacing_mm or ()
     voxel_ml = float(np.prod(sides)) / 1000 if len(sides) == 3 else None
     rows = []
@@ -162,47 +159,50 @@ def volumes_of(
 
 
 def read_volumes(path: Path) -> dict[str, list[Volume]]:
-    """The rows of a volumes.csv by case; none if it is not there."""
+    """The rows of a volumes.csv by case; empty if there is no such file."""
     if not path.is_file():
         return {}
     with path.open(newline="", encoding="utf-8") as file:
         header, *rows = [*csv.reader(file)] or [[]]
     if tuple(header) != _COLUMNS or any(len(row) != len(_COLUMNS) for row in rows):
-        raise ValueError(f"{path} is no volumes.csv of this semidice: move it away, or choose another folder")
+        raise ValueError(
+            f"{path} was not written by this version of semidice: its columns must be {', '.join(_COLUMNS)}; "
+            "move the file, or choose another folder with -o"
+        )
     volumes: dict[str, list[Volume]] = {}
     for row in rows:
         volumes.setdefault(row[0], []).append(Volume(*row))
     return volumes
 
 
-def _settings(path: Path) -> dict[str, Any]:
+def _read_settings(path: Path) -> dict[str, Any]:
     try:
-        there = json.loads(path.read_text(encoding="utf-8"))
+        settings = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
-        there = None
-    return there if isinstance(there, dict) else {}
+        return {}
+    return settings if isinstance(settings, dict) else {}
 
 
 def _write_nifti(path: Path, image: InputImage, values: np.ndarray, *, highest: int) -> None:
-    """Values (*space), or (C, *space), as a NIfTI with the input's header; the same bytes every time."""
+    """Write values (*space), or (C, *space), as NIfTI with the input's header, reproducible to the byte."""
     source: Any = nibabel.load(image.case.path)
     header = source.header.copy()
-    # what the input's values mean, and what its maker noted, does not hold for the result
+    # the intent and the extensions describe the input's values, not the result
     header.extensions.clear()
     header.set_intent("none")
     header.set_data_dtype(values.dtype)
     header["cal_min"], header["cal_max"], header["descrip"] = 0, highest, b"semidice"
     if values.ndim > len(image.space):
         values = np.moveaxis(values, 0, -1)
-        # classes are the fourth axis of a single image too: the third is space
+        # in the file of a single image too, classes are the fourth axis: the third is an axis of space
         if len(image.space) == 2:
             values = values[:, :, None]
-        # an axis that the input does not have may have length 0, which other readers refuse
+        # an axis that the input lacks may have the voxel size 0, which other readers refuse
         header["pixdim"][3:5] = np.where(header["pixdim"][3:5] > 0, header["pixdim"][3:5], 1)
     with (
-        atomic_write(path) as part,
-        part.open("wb") as file,
-        # level 1, as nibabel has it: noise does not get smaller by waiting
+        atomic_write(path) as temp_path,
+        temp_path.open("wb") as file,
+        # level 1, like nibabel: higher levels are slower and hardly make noisy values smaller
         gzip.GzipFile("", "wb", compresslevel=1, fileobj=file, mtime=0) as stream,
     ):
         type(source)(values, None, header).to_stream(stream)
@@ -212,26 +212,18 @@ def _write_picture(path: Path, pixels: np.ndarray) -> None:
     pages = [
         Image.fromarray(np.ascontiguousarray(page)) for page in (pixels if pixels.ndim == 3 else [pixels])
     ]
-    with atomic_write(path) as part:
+    with atomic_write(path) as temp_path:
         if path.suffix == ".tif":
             options: dict[str, Any] = {"compression": "tiff_deflate"}
-            pages[0].save(part, format="TIFF", save_all=True, append_images=pages[1:], **options)
+            pages[0].save(temp_path, format="TIFF", save_all=True, append_images=pages[1:], **options)
         else:
-            pages[0].save(part, format="PNG")
+            pages[0].save(temp_path, format="PNG")
 
 
 def _num_pages(source: Path) -> int:
     try:
         with Image.open(source) as picture:
             return int(getattr(picture, "n_frames", 1))
-    # what cannot be read is told when it is read
+    # `read_input` reports a file that cannot be read
     except Exception:
         return 1
-
-
-def enumerated_errors(errors: Iterable[str], total: int) -> str:
-    """All messages, a line each, under how many inputs they are of."""
-    lines = list(errors)
-    return "\n".join(
-        [f"{len(lines)} of {total} inputs could not be predicted:", *(f"  {line}" for line in lines)]
-    )

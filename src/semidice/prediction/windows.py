@@ -1,10 +1,11 @@
-"""Probabilities of images of any size from a network that wants multiples of 32.
+"""Probabilities of images of any size from a network that needs multiples of 32.
 
-Up to `window` pixels a side an image is filled up at the bottom and right with zeros, the mean intensity,
-predicted whole, and cut back. A larger one is predicted in windows that overlap. Along each axis a window
-has the weight sin^2 of the way through it, divided by the sum over windows there, so the weights of all
-windows at a pixel sum to one: a network that looks at single pixels gives the same as on the whole image.
-On the device there is one batch of windows at a time; the image and the result stay on the CPU.
+An image of up to `window` pixels per side is padded at the bottom and right with zeros (the mean
+intensity), predicted as a whole, and cropped. A larger image is predicted in overlapping windows. Along each
+axis, pixel i of a window of n pixels has the weight sin^2(pi (i + 1/2) / n), divided by the sum over all
+windows at that pixel. So the weights at a pixel sum to one, and a network that sees single pixels gives the
+same result as on the whole image. The device holds one batch of windows at a time; the image and the result
+stay on the CPU.
 """
 
 import math
@@ -25,14 +26,14 @@ Predictor = Callable[[Tensor], Tensor]
 def padded_probability(
     predictor: Predictor, image: Float[Tensor, "N channels H W"], *, multiple: int = SIZE_MULTIPLE
 ) -> Float[Tensor, "N C H W"]:
-    """What the predictor says of images filled up with zeros to multiples, of the images themselves.
+    """The predictor's output for images padded with zeros to multiples, cropped to the size of the images.
 
     >>> padded_probability(lambda image: image + 1, torch.zeros(1, 1, 3, 5), multiple=4).shape
     torch.Size([1, 1, 3, 5])
     """
     height, width = image.shape[-2:]
-    filled = F.pad(image, (0, -width % multiple, 0, -height % multiple))
-    return predictor(filled)[..., :height, :width]
+    padded = F.pad(image, (0, -width % multiple, 0, -height % multiple))
+    return predictor(padded)[..., :height, :width]
 
 
 def windowed_probability(
@@ -46,12 +47,12 @@ def windowed_probability(
     multiple: int = SIZE_MULTIPLE,
     on_batch: Callable[[float], object] = lambda _: None,
 ) -> Float32[Tensor, "N C H W"]:
-    """Probabilities of normalised images, on the CPU; predictor: from a batch on the device to its own.
+    """Probabilities of normalised images, on the CPU.
 
-    window: of more pixels a side, an image is predicted in windows of this size, a multiple of `multiple`;
-    None predicts it whole.
-    overlap: the least share of a window that the next one covers again, in [0, 1).
-    batch_size: images, or windows, at once. on_batch(share) is called after that share of the work.
+    predictor: returns the probabilities of a batch on the device. window: an image with more pixels per side
+    is predicted in windows of this size, a multiple of `multiple`; None predicts it as a whole.
+    overlap: the smallest share of a window that the next one covers too, in [0, 1).
+    batch_size: images or windows per batch. on_batch(share) is called after each share of the work.
     """
     if window is not None and (window < multiple or window % multiple):
         raise ValueError(f"window must be a multiple of {multiple} pixels; got {window}")
@@ -59,54 +60,40 @@ def windowed_probability(
         raise ValueError(f"window overlap must lie in [0, 1); got {overlap}")
     if batch_size < 1:
         raise ValueError(f"batch_size must be 1 or more; got {batch_size}")
-    rows, columns = (_Axis(length, window or length, overlap) for length in image.shape[-2:])
-    places = [
-        _Place(number, row, column)
-        for number, row, column in product(
-            range(len(image)), range(len(rows.starts)), range(len(columns.starts))
-        )
-    ]
+    rows, columns = (_windows_along(length, window or length, overlap) for length in image.shape[-2:])
+    windows = list(product(range(len(image)), rows, columns))
     result: Tensor | None = None
-    for first in range(0, len(places), batch_size):
-        chosen = places[first : first + batch_size]
-        inside = [(at.image, slice(None), rows.inside(at.row), columns.inside(at.column)) for at in chosen]
-        cut = torch.stack([image[where] for where in inside])
-        prob = padded_probability(predictor, cut.to(device), multiple=multiple).float().cpu()
+    for first in range(0, len(windows), batch_size):
+        batch = windows[first : first + batch_size]
+        pixels = [(number, slice(None), row.pixels, column.pixels) for number, row, column in batch]
+        images = torch.stack([image[part] for part in pixels])
+        probs = padded_probability(predictor, images.to(device), multiple=multiple).float().cpu()
         if result is None:
-            result = torch.zeros(len(image), prob.shape[1], *image.shape[-2:])
-        for at, where, part in zip(chosen, inside, prob, strict=True):
-            result[where] += part * (rows.weight[at.row][:, None] * columns.weight[at.column])
-        on_batch(len(chosen) / len(places))
+            result = torch.zeros(len(image), probs.shape[1], *image.shape[-2:])
+        for prob, part, (_, row, column) in zip(probs, pixels, batch, strict=True):
+            result[part] += prob * (row.weight[:, None] * column.weight)
+        on_batch(len(batch) / len(windows))
     assert result is not None
-    return result if len(places) == len(image) else result / result.sum(1, keepdim=True)
+    return result if len(windows) == len(image) else result / result.sum(1, keepdim=True)
 
 
-class _Place(NamedTuple):
-    """Which image, and which window of it."""
+class _Interval(NamedTuple):
+    """A window along one axis: its pixels, and the weight of each."""
 
-    image: int
-    row: int
-    column: int
+    pixels: slice
+    weight: Float32[Tensor, " size"]
 
 
-class _Axis:
-    """Where windows start along an axis, and the weight of each: (windows, length of a window)."""
-
-    def __init__(self, length: int, window: int, overlap: float) -> None:
-        self.size = min(length, window)
-        stride = max(1, math.floor(window * (1 - overlap)))
-        count = 1 + math.ceil((length - self.size) / stride)
-        # spread evenly, the first and last at the borders
-        self.starts = [round(number * (length - self.size) / max(1, count - 1)) for number in range(count)]
-        way = (torch.arange(self.size, dtype=torch.float64) + 0.5) / self.size
-        weight = torch.sin(math.pi * way).square()
-        total = torch.zeros(length, dtype=torch.float64)
-        for start in self.starts:
-            total[start : start + self.size] += weight
-        self.weight = torch.stack(
-            [weight / total[start : start + self.size] for start in self.starts]
-        ).float()
-
-    def inside(self, number: int) -> slice:
-        """Pixels of a window."""
-        return slice(self.starts[number], self.starts[number] + self.size)
+def _windows_along(length: int, window: int, overlap: float) -> list[_Interval]:
+    """The windows along an axis of `length` pixels, evenly spaced, the first and the last at the borders."""
+    size = min(length, window)
+    stride = max(1, math.floor(window * (1 - overlap)))
+    count = 1 + math.ceil((length - size) / stride)
+    starts = [round(number * (length - size) / max(1, count - 1)) for number in range(count)]
+    intervals = [slice(start, start + size) for start in starts]
+    centre = (torch.arange(size, dtype=torch.float64) + 0.5) / size
+    weight = torch.sin(math.pi * centre).square()
+    total = torch.zeros(length, dtype=torch.float64)
+    for pixels in intervals:
+        total[pixels] += weight
+    return [_Interval(pixels, (weight / total[pixels]).float()) for pixels in intervals]
