@@ -93,8 +93,8 @@ class OutputFolder:
         if different:
             if not overwrite:
                 raise ValueError(
-                    f"{self.folder.path} has predictions with other settings ({', '.join(different)}): choose "
-                    "another folder with -o, or replace them with --overwrite"
+                    f"{self.folder.path} has predictions with other settings ({', '.join(different)}): "
+                    "choose another folder with -o, or replace them with --overwrite"
                 )
             # predictions with other settings must not count as done, even if this run is killed
             self.volumes = {}
