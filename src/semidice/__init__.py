@@ -11,6 +11,7 @@
 Everything named here needs torch, numpy and jaxtyping alone.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -21,15 +22,15 @@ __version__ = "0.1.0"
 
 def __getattr__(name: str) -> Any:
     # torch takes two seconds to import: `semidice --help` must not wait for it
-    from . import public
-
+    if name.startswith("__") and name != "__all__":
+        raise AttributeError(f"module 'semidice' has no attribute {name!r}")
+    public = import_module("semidice.public")
+    globals().update({known: getattr(public, known) for known in ("__all__", *public.__all__)})
     try:
-        return getattr(public, name)
-    except AttributeError:
+        return globals()[name]
+    except KeyError:
         raise AttributeError(f"module 'semidice' has no attribute {name!r}") from None
 
 
 def __dir__() -> list[str]:
-    from . import public
-
-    return sorted({*globals(), *public.__all__})
+    return sorted({*globals(), *import_module("semidice.public").__all__})

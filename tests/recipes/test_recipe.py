@@ -30,7 +30,7 @@ sys.path.insert(0, str(DOCS))
 
 import recipe_table  # noqa: E402
 
-RECIPES = Path(semidice.__file__).parent / "recipes"
+RECIPES = Path(semidice.__file__).parent / "recipes" / "shipped"
 
 
 def written(folder, text, name="my.yaml"):

@@ -480,20 +480,20 @@ class TestTables:
 
     def test_the_rater_table_is_that_computed_by_hand(self, tmp_path):
         tiny(tmp_path / "data")
-        # carl, case a: organ 2 * 2 / (2 + 4), tumour 1; case b: organ 0, tumour 1 as nobody drew one
+        # anna and ben draw the same, so they are the majority; carl, case a: organ 2 * 2 / (2 + 4), tumour 1; case b: organ 0, tumour 1 as nobody drew one
         carl = ((2 / 3 + 1) / 2 + (0 + 1) / 2 + 1) / 3
         assert cells(rater_table(check_dataset(tmp_path / "data"))) == [
-            ["anna", "3", "0", "1.000"],
-            ["ben", "3", "0", "1.000"],
-            ["[red]carl", "3", "1", f"{carl:.3f}"],
-            ["mean over raters", "", "", f"{(2 + carl) / 3:.3f}"],
+            ["anna", "3", "0", "1.000", f"{(1 + carl) / 2:.3f}"],
+            ["ben", "3", "0", "1.000", f"{(1 + carl) / 2:.3f}"],
+            ["[red]carl", "3", "1", f"{carl:.3f}", f"{carl:.3f}"],
+            ["mean over raters", "", "", f"{(2 + carl) / 3:.3f}", f"{(1 + 2 * carl) / 3:.3f}"],
         ]
 
     def test_one_rater_alone_agrees_with_nobody(self, tmp_path):
         make_prepared(tmp_path / "data", num_raters=1)
         assert cells(rater_table(check_dataset(tmp_path / "data"))) == [
-            ["rater0", "6", "0", "-"],
-            ["mean over raters", "", "", "-"],
+            ["rater0", "6", "0", "-", "-"],
+            ["mean over raters", "", "", "-", "-"],
         ]
 
     def test_many_sizes_are_shown_as_a_range(self, tmp_path):
@@ -554,7 +554,7 @@ class TestCommand:
 def test_the_agreement_of_the_lidc_raters_is_that_of_an_independent_computation(tmp_path):
     with (LIDC / "cases.csv").open() as file:
         entries = [(row["case"], row["patient"]) for row in csv.DictReader(file)]
-    cases, scores = [], []
+    cases, scores, others = [], [], []
     for case, patient in entries:
         paths = [
             LIDC / "images" / f"{case}.png",
@@ -566,11 +566,19 @@ def test_the_agreement_of_the_lidc_raters_is_that_of_an_independent_computation(
         overlap, sizes = (masks & majority).sum(axis=(1, 2)), masks.sum(axis=(1, 2)) + majority.sum()
         # every rater drew something, so no size is 0
         scores.append(2 * overlap / sizes)
+        flat = masks.reshape(4, -1).astype(float)
+        pairs = 2 * flat @ flat.T / (flat.sum(1)[:, None] + flat.sum(1))
+        others.append((pairs.sum(1) - 1) / 3)
         cases.append((case, patient, image, masks.astype(np.uint8)))
     write_dataset(tmp_path / "lidc", cases, raters=["1", "2", "3", "4"])
     report = check_dataset(tmp_path / "lidc")
     assert (report.problems, report.warnings) == ((), ())
     np.testing.assert_allclose(report.agreement.numpy(), scores, atol=1e-6)
-    means = np.mean(scores, axis=0)
-    shown = [[rater, "573", "0", f"{mean:.3f}"] for rater, mean in zip("1234", means, strict=True)]
-    assert cells(rater_table(report)) == [*shown, ["mean over raters", "", "", f"{means.mean():.3f}"]]
+    np.testing.assert_allclose(report.agreement_with_others().numpy(), others, atol=1e-6)
+    means = np.stack([np.mean(scores, axis=0), np.mean(others, axis=0)])
+    shown = [
+        [rater, "573", "0", *(f"{mean:.3f}" for mean in column)]
+        for rater, column in zip("1234", means.T, strict=True)
+    ]
+    total = ["mean over raters", "", "", *(f"{mean:.3f}" for mean in means.mean(1))]
+    assert cells(rater_table(report)) == [*shown, total]
