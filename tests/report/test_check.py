@@ -480,7 +480,8 @@ class TestTables:
 
     def test_the_rater_table_is_that_computed_by_hand(self, tmp_path):
         tiny(tmp_path / "data")
-        # anna and ben draw the same, so they are the majority; carl, case a: organ 2 * 2 / (2 + 4), tumour 1; case b: organ 0, tumour 1 as nobody drew one
+        # anna and ben draw the same and are the majority. carl, case a: organ 2 * 2 / (2 + 4), tumour 1;
+        # case b: organ 0, tumour 1 as nobody drew one
         carl = ((2 / 3 + 1) / 2 + (0 + 1) / 2 + 1) / 3
         assert cells(rater_table(check_dataset(tmp_path / "data"))) == [
             ["anna", "3", "0", "1.000", f"{(1 + carl) / 2:.3f}"],
