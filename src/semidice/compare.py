@@ -16,7 +16,7 @@ from rich.console import Console
 
 from .console import say, training_bars
 from .metrics.cases import CaseTable, concatenate, write_cases
-from .metrics.statistics import Comparison, Unit, compare_cases
+from .metrics.statistics import Comparison, compare_cases, resampling_unit
 from .metrics.tables import Table, means_table, pairs_table
 from .paths import ComparisonFolder, RunFolder, atomic_write
 from .recipes.grid import Variant
@@ -87,8 +87,7 @@ def _run_variant(variant: Variant, outcome: Outcome, fabric: Fabric, bar: FoldBa
 def comparisons_of(table: CaseTable, metrics: Sequence[str] | None = None) -> dict[str, Comparison]:
     """Every metric of the table compared over its cases, by patient where a patient has several."""
     chosen = metrics if metrics is not None else table.metrics
-    by_patient = len(set(table.columns["patient"].tolist())) < len(set(table.columns["case"].tolist()))
-    unit: Unit = "patient" if by_patient else "case"
+    unit = resampling_unit(table.columns["patient"], table.columns["case"])
     return {metric: compare_cases(table, metric, unit=unit, missing="drop") for metric in chosen}
 
 

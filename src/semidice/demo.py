@@ -19,11 +19,12 @@ from .data.folds import read_folds
 from .data.phantom import PhantomOptions
 from .data.prepare import prepare_dataset
 from .data.sources import find_datasets
-from .labels.makers import majority_label
+from .labels.makers import ReferenceLabels
 from .metrics.bins import CalibrationBins, calibration_bins
 from .metrics.cases import write_cases
+from .metrics.registry import display_scale
 from .metrics.statistics import Comparison
-from .metrics.tables import display_scale, means_table, p_text
+from .metrics.tables import means_table, p_text
 from .paths import DatasetFolder, DemoFolder, RunFolder
 from .recipes import Recipe
 from .recipes.grid import Variant, folder_name
@@ -164,13 +165,15 @@ def _overlays(dataset: Dataset, runs: Mapping[str, RunFolder], num_cases: int = 
 def _reliability(dataset: Dataset, runs: Mapping[str, RunFolder]) -> dict[str, CalibrationBins]:
     """Bins over all voxels of the dataset, against the majority, as the paper's ECE."""
     masks = torch.stack([torch.from_numpy(dataset.masks(number)) for number in range(len(dataset))])
-    target = majority_label(masks.bool(), present=torch.from_numpy(dataset.present), batched=True).argmax(1)
+    reference = ReferenceLabels(
+        masks, num_classes=dataset.num_classes, present=torch.from_numpy(dataset.present)
+    )
     bins = {}
     for name, run in runs.items():
         prob = torch.stack(
             [torch.from_numpy(_predicted(run, dataset, number)) for number in range(len(dataset))]
         )
-        bins[name] = calibration_bins(prob, target).over_cases()
+        bins[name] = calibration_bins(prob, reference.majority()).over_cases()
     return bins
 
 

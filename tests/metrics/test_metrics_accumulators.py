@@ -15,11 +15,12 @@ from torchmetrics import MetricCollection
 
 from semidice.labels.makers import mean_label
 from semidice.metrics import calibration_bins, dice_score, foreground_mean, write_cases
-from semidice.metrics.accumulators import SCORES, CalibrationError, CaseScores
+from semidice.metrics.accumulators import CalibrationError, CaseScores
+from semidice.metrics.registry import SCORES
 
 CLASSES = ("background", "organ", "lesion")
 # the scores that need no extra; surfaces import MONAI, which takes seconds in each process
-QUICK = [name for name in SCORES if name not in ("hausdorff_error_mm", "surface_dice_score")]
+QUICK = [name for name, score in SCORES.items() if score.package is None]
 # which cases each of two processes sees; the last one as a DistributedSampler pads: a case twice
 SPLITS = {
     "uneven": ([0, 1, 2, 3], [4]),
@@ -38,6 +39,7 @@ def data(cases):
         "soft_target": mean_label(masks, num_classes=3, batched=True),
         "masks": masks,
         "valid": valid,
+        "truth": soft_label(5, 3, 9, 10, seed=1),
     }
     names = {"case": [f"case {'é' * k}{k}" for k in cases], "patient": [f"patient{k // 2}" for k in cases]}
     return {name: part[cases] for name, part in whole.items()} | names | {"spacing_mm": (1, 1, 2)}
@@ -137,6 +139,7 @@ def test_every_named_score_gives_a_finite_number_for_two_and_three_classes():
             soft_target=soft,
             masks=masks.bool() if channels < 3 else masks,
             spacing_mm=(1, 1, 3),
+            truth=soft,
         )
         means = scores.compute()
         assert list(means) == list(SCORES)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import semidice
-from semidice.metrics.accumulators import SCORES
+from semidice.metrics.registry import SCORES
 from semidice.networks.models import build_model
 from semidice.recipes import (
     Recipe,

@@ -9,7 +9,7 @@ from prepared import make_prepared
 from synthetic_runs import METRICS, write_runs
 
 from semidice.metrics import CaseTable, read_cases
-from semidice.metrics.tables import display_scale
+from semidice.metrics.registry import display_scale
 from semidice.report.page import build_page
 from semidice.runs.predictions import read_prediction
 

@@ -291,6 +291,27 @@ def spatially_smooth_label(
     return to_input_type(filtered if inside is None else torch.where(inside, filtered, soft), label, batched)
 
 
+class ReferenceLabels:
+    """The labels that predictions of N cases are scored against, from masks (N, R, *space) of their raters.
+
+    >>> masks = torch.tensor([[[True, True, False], [True, False, False]]])
+    >>> reference = ReferenceLabels(masks, num_classes=2, present=None)
+    >>> reference.majority(), reference.mean()[:, 1]
+    (tensor([[1, 0, 0]]), tensor([[1.0000, 0.5000, 0.0000]]))
+    """
+
+    def __init__(self, masks: Tensor, *, num_classes: int, present: Tensor | None) -> None:
+        self._raters = read_raters(masks, num_classes, present, batched=True)
+
+    def majority(self) -> Integer[Tensor, "N *space"]:
+        """The class that most present raters chose, as in `majority_label`."""
+        return _majority(self._raters)
+
+    def mean(self) -> Float[Tensor, "N C *space"]:
+        """The share of the present raters that chose each class, as in `mean_label`."""
+        return _weighted(self._raters, self._raters.present.float())
+
+
 def _majority(raters: Raters) -> Integer[Tensor, "N *space"]:
     # argmax gives the first of equal counts, the lowest class
     return raters.votes().sum(1).argmax(1)

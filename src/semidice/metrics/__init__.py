@@ -8,10 +8,11 @@ for the terminal, when they are asked for. `metrics.accumulators` needs torchmet
 """
 
 from .bins import CalibrationBins, calibration_bins, calibration_error, classwise_calibration_error
-from .cases import CaseRow, CaseTable, concatenate, higher_is_better, read_cases, write_cases
+from .cases import CaseRow, CaseTable, concatenate, read_cases, write_cases
 from .decision import decide
 from .density import kde_calibration_error
 from .raters import generalised_energy_distance, level_masks, rater_agreement_table, rater_dice_score
+from .registry import higher_is_better
 from .resampling import paired_bootstrap, permutation_test
 from .scores import (
     binarized_dice_score,

@@ -10,35 +10,16 @@ batch counts once. Needs the extra: pip install 'semidice[train]'.
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .bins import (
-    Binning,
-    CalibrationBins,
-    Confidence,
-    calibration_bins,
-    calibration_error,
-    classwise_calibration_error,
-)
+from .bins import Binning, CalibrationBins, Confidence, calibration_bins
 from .cases import CaseRow, CaseTable
-from .density import kde_calibration_error
-from .raters import generalised_energy_distance, level_masks, rater_dice_score
-from .scores import (
-    binarized_dice_score,
-    brier_error,
-    dice_score,
-    foreground_mean,
-    iou_score,
-    negative_log_likelihood,
-    soft_dice_score,
-    volume_error_ml,
-)
-from .surfaces import hausdorff_error_mm, surface_dice_score
+from .registry import SCORES, ScoredBatch, ScoreFunction
+from .scores import foreground_mean
 
 try:
     from torchmetrics import Metric
@@ -46,74 +27,6 @@ except ImportError:
     raise ImportError(
         "collecting metrics over batches needs torchmetrics: pip install 'semidice[train]'"
     ) from None
-
-
-@dataclass(frozen=True)
-class ScoredBatch:
-    """What scores are made from: the prediction of N cases, and the references that there are."""
-
-    prob: Tensor
-    target: Tensor | None
-    soft_target: Tensor | None
-    masks: Tensor | None
-    present: Tensor | None
-    spacing_mm: Sequence[float] | Tensor | None
-    valid: Tensor | None
-
-    def need(self, name: str) -> Any:
-        """The named reference; a ValueError if it was not given."""
-        found = getattr(self, name)
-        if found is None:
-            raise ValueError(f"this score needs {name}: pass {name}=... to update")
-        return found
-
-
-def _surface_spacing(batch: ScoredBatch) -> Tensor:
-    """The sides along the axes of space: a 2D image has no use for its slice thickness here."""
-    return torch.as_tensor(batch.need("spacing_mm"))[..., : batch.prob.ndim - 2]
-
-
-# A score of a batch is (N,), or (N, C). Hard ones, and calibration as in the paper, are against the decided
-# reference `target`, those made for soft labels against `soft_target`.
-Score = Callable[[ScoredBatch], Tensor]
-SCORES: dict[str, Score] = {
-    "dice_score": lambda b: dice_score(b.prob, b.need("target"), valid=b.valid),
-    "iou_score": lambda b: iou_score(b.prob, b.need("target"), valid=b.valid),
-    "binarized_dice_score": lambda b: binarized_dice_score(b.prob, b.need("soft_target"), valid=b.valid),
-    "soft_dice_score": lambda b: soft_dice_score(b.prob, b.need("soft_target"), valid=b.valid),
-    "calibration_error": lambda b: calibration_error(b.prob, b.need("target"), valid=b.valid),
-    # how often a rater agrees, where the majority only says whether most of them do
-    "rater_calibration_error": lambda b: calibration_error(b.prob, b.need("soft_target"), valid=b.valid),
-    "classwise_calibration_error": lambda b: classwise_calibration_error(
-        b.prob, b.need("target"), valid=b.valid
-    ),
-    "kde_calibration_error": lambda b: kde_calibration_error(b.prob, b.need("target"), valid=b.valid),
-    "brier_error": lambda b: brier_error(b.prob, b.need("target"), valid=b.valid),
-    "negative_log_likelihood": lambda b: negative_log_likelihood(b.prob, b.need("target"), valid=b.valid),
-    "volume_error_ml": lambda b: volume_error_ml(
-        b.prob, b.need("target"), spacing_mm=b.need("spacing_mm"), valid=b.valid
-    ),
-    "hausdorff_error_mm": lambda b: hausdorff_error_mm(
-        b.prob, b.need("target"), spacing_mm=_surface_spacing(b), valid=b.valid
-    ),
-    "surface_dice_score": lambda b: surface_dice_score(
-        b.prob, b.need("target"), spacing_mm=_surface_spacing(b), valid=b.valid
-    ),
-    "generalised_energy_distance": lambda b: generalised_energy_distance(
-        level_masks(b.prob, num_samples=16),
-        b.need("masks"),
-        num_classes=b.prob.shape[1] if b.prob.shape[1] > 2 else None,
-        present=b.present,
-        valid=b.valid,
-    ),
-    "rater_dice_score": lambda b: rater_dice_score(
-        b.prob,
-        b.need("masks"),
-        num_classes=b.prob.shape[1] if b.prob.shape[1] > 2 else None,
-        present=b.present,
-        valid=b.valid,
-    ).nanmean(1),
-}
 
 
 class CaseScores(Metric):
@@ -136,7 +49,7 @@ class CaseScores(Metric):
     encoded: list[Tensor]
 
     def __init__(
-        self, scores: Sequence[str] | Mapping[str, Score], *, class_names: Sequence[str], method: str
+        self, scores: Sequence[str] | Mapping[str, ScoreFunction], *, class_names: Sequence[str], method: str
     ) -> None:
         super().__init__()
         # names are kept as names, so that the metric can be pickled
@@ -160,8 +73,9 @@ class CaseScores(Metric):
         present: Tensor | None = None,
         spacing_mm: Sequence[float] | Tensor | None = None,
         valid: Tensor | None = None,
+        truth: Tensor | None = None,
     ) -> None:
-        """Score N cases. target is hard, soft_target soft, masks the raters'; give what the scores need."""
+        """Score N cases. Pass the references that the scores need; `ScoredBatch` says what they are."""
         if len(case) != len(prob) or (patient is not None and len(patient) != len(prob)):
             raise ValueError(
                 f"case and patient need one name for each of {len(prob)} cases; got {len(case)}"
@@ -171,10 +85,10 @@ class CaseScores(Metric):
             raise ValueError(
                 f"class_names needs one name for each of {prob.shape[1]} channels; got {self.class_names}"
             )
-        batch = ScoredBatch(prob, target, soft_target, masks, present, spacing_mm, valid)
+        batch = ScoredBatch(prob, target, soft_target, masks, present, spacing_mm, valid, truth)
         rows = []
         for metric in self.metrics:
-            score = self.own_scores.get(metric) or SCORES[metric]
+            score = self.own_scores.get(metric) or SCORES[metric].function
             for class_name, values in self._columns(score(batch)):
                 for name, person, value in zip(case, patient or case, values.tolist(), strict=True):
                     rows.append(CaseRow(name, person, fold, self.method, class_name, metric, value))

@@ -28,8 +28,6 @@ SCHEMA_VERSION = "1"
 COLUMNS = ("case", "patient", "fold", "method", "class", "metric", "value")
 _KEY = ("case", "method", "class", "metric")
 _DTYPES = {"fold": np.dtype(np.int64), "value": np.dtype(np.float64)}
-# names that do not end in a direction
-_LOWER_IS_BETTER = ("negative_log_likelihood", "generalised_energy_distance")
 
 Missing = Literal["error", "drop"]
 
@@ -149,34 +147,6 @@ def concatenate(tables: Iterable[CaseTable]) -> CaseTable:
     if not tables:
         raise ValueError("concatenate needs at least one case table; got none")
     return CaseTable({name: np.concatenate([table.columns[name] for table in tables]) for name in COLUMNS})
-
-
-def higher_is_better(metric: str) -> bool:
-    """Direction of a metric, which its name tells: *_score and *_index up; *_error, *_loss (and units) down.
-
-    >>> higher_is_better("dice_score"), higher_is_better("volume_error_ml")
-    (True, False)
-    """
-    if metric in _LOWER_IS_BETTER:
-        return False
-    stem = metric.removesuffix("_ml").removesuffix("_mm")
-    if stem.endswith(("_score", "_index")):
-        return True
-    if stem.endswith(("_error", "_loss")):
-        return False
-    raise ValueError(
-        f"the name {metric!r} does not say whether higher is better: "
-        "end it in _score or _error, or pass higher_is_better=..."
-    )
-
-
-def is_fraction(metric: str) -> bool:
-    """Whether a metric is a share of 1, by its name; such are shown in percent.
-
-    >>> is_fraction("dice_score"), is_fraction("volume_error_ml")
-    (True, False)
-    """
-    return metric.endswith(("_score", "_index", "calibration_error", "brier_error", "truth_error"))
 
 
 def check_columns(columns: dict[str, np.ndarray], source: str = "case table") -> None:

@@ -187,6 +187,17 @@ def negative_log_likelihood(
     return (total / count).float()
 
 
+def truth_error(
+    prob: Float[Tensor, "N C *space"], truth: Float[Tensor, "N C *space"]
+) -> Float[Tensor, "N C"]:
+    """Mean over voxels of |p - p*| of each class, p* the probability that the raters' masks are drawn from.
+
+    >>> truth_error(torch.tensor([[[0.5, 0.0]]]), torch.tensor([[[1.0, 0.0]]]))
+    tensor([[0.2500]])
+    """
+    return (prob - truth).abs().flatten(2).mean(2, dtype=torch.float64).float()
+
+
 def volume_ml(
     prob: Tensor,
     *,

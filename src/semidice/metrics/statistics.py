@@ -14,11 +14,23 @@ from typing import Literal
 import numpy as np
 
 from ..arrays import check_choice
-from .cases import CaseTable, Missing, PairedScores, higher_is_better, is_fraction
+from . import registry
+from .cases import CaseTable, Missing, PairedScores
 from .resampling import Estimate, Interval, paired_bootstrap, permutation_test
 
 Unit = Literal["case", "patient"]
 Correction = Literal["holm", "none"]
+
+
+def resampling_unit(patients: Sequence[str] | np.ndarray, cases: Sequence[str] | np.ndarray) -> Unit:
+    """What to resample: patients with all their cases where a patient has several, else cases.
+
+    Cases also where all are of one patient, because one patient cannot be resampled.
+
+    >>> resampling_unit(["p1", "p1", "p2"], ["a", "b", "c"]), resampling_unit(["p1", "p1"], ["a", "b"])
+    ('patient', 'case')
+    """
+    return "patient" if 1 < len(np.unique(patients)) < len(np.unique(cases)) else "case"
 
 
 @dataclass(frozen=True)
@@ -46,6 +58,11 @@ class Comparison:
     p: np.ndarray
     p_holm: np.ndarray
     p_permutation: np.ndarray
+
+    @property
+    def heading(self) -> str:
+        """Metric, class, unit and direction, as the head of a column."""
+        return registry.heading(self.metric, self.class_name, higher_is_better=self.higher_is_better)
 
     def superior(self, *, level: float = 0.05, correction: Correction = "holm") -> np.ndarray:
         """Bool (methods, methods): whether method i is significantly better than method j."""
@@ -130,7 +147,7 @@ def compare_scores(
     )
     of_pairs = Estimate(*(part[: len(pairs)] for part in estimate))
     of_methods = Estimate(*(part[len(pairs) :] for part in estimate))
-    if is_fraction(scores.metric) and scores.values.min() >= 0 and scores.values.max() <= 1:
+    if registry.is_fraction(scores.metric) and scores.values.min() >= 0 and scores.values.max() <= 1:
         # an interval of few cases, symmetric about their mean, may pass what a mean can be
         of_methods = of_methods._replace(low=of_methods.low.clip(0, 1), high=of_methods.high.clip(0, 1))
 
@@ -145,7 +162,9 @@ def compare_scores(
         metric=scores.metric,
         class_name=scores.class_name,
         methods=scores.methods,
-        higher_is_better=_direction(scores.metric, higher_is_better),
+        higher_is_better=registry.higher_is_better(scores.metric)
+        if higher_is_better is None
+        else higher_is_better,
         num_cases=len(scores.cases),
         num_patients=len(set(scores.patients)),
         num_dropped=scores.num_dropped,
@@ -173,7 +192,3 @@ def holm(p: np.ndarray) -> np.ndarray:
     corrected = np.empty_like(p)
     corrected[order] = np.minimum(1.0, stepped)
     return corrected
-
-
-def _direction(metric: str, given: bool | None) -> bool:
-    return higher_is_better(metric) if given is None else given

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, NamedTuple
 
-from .cases import is_fraction
+from .registry import display_scale
 from .statistics import Comparison, Correction
 
 if TYPE_CHECKING:
@@ -134,9 +134,9 @@ def means_table(
         scale = display_scale(one.metric)
         column = []
         for method, mean, low, high in zip(one.methods, one.mean, one.mean_low, one.mean_high, strict=True):
-            text = _number(mean * scale)
+            text = number_text(mean * scale)
             if intervals:
-                text += f" [{_number(low * scale)}, {_number(high * scale)}]"
+                text += f" [{number_text(low * scale)}, {number_text(high * scale)}]"
             column.append(Cell(text, method in best))
             records.append(
                 {
@@ -155,7 +155,7 @@ def means_table(
         (Cell(method), *(column[row] for column in columns))
         for row, method in enumerate(comparisons[0].methods)
     )
-    header = ("method", *map(_heading, comparisons))
+    header = ("method", *(one.heading for one in comparisons))
     note = f"Marked: no other method is significantly superior {_test(comparisons, level, correction)}"
     return Table(title, header, rows, note, tuple(records))
 
@@ -172,12 +172,12 @@ def pairs_table(comparison: Comparison, *, level: float = 0.05, correction: Corr
         )
         p_values = {name: float(getattr(comparison, name)[i, j]) for name in ("p", "p_holm", "p_permutation")}
         first, second = comparison.methods[i], comparison.methods[j]
-        interval = f"[{_number(low * scale, signed=True)}, {_number(high * scale, signed=True)}]"
+        interval = f"[{number_text(low * scale, signed=True)}, {number_text(high * scale, signed=True)}]"
         rows.append(
             (
                 Cell(first),
                 Cell(second),
-                Cell(f"{_number(difference * scale, signed=True)} {interval}", marked),
+                Cell(f"{number_text(difference * scale, signed=True)} {interval}", marked),
                 *(Cell(p_text(value)) for value in p_values.values()),
             )
         )
@@ -198,18 +198,9 @@ def pairs_table(comparison: Comparison, *, level: float = 0.05, correction: Corr
     if not records:
         raise ValueError(f"pairs_table needs two methods at least; got {', '.join(comparison.methods)}")
     header = ("method", "minus", "difference (%)" if scale == 100 else "difference", *_P_HEADER)
-    title = f"Pairs of methods: {_heading(comparison)}"
+    title = f"Pairs of methods: {comparison.heading}"
     note = f"Marked: the difference is significant {_test([comparison], level, correction)}"
     return Table(title, header, tuple(rows), note, tuple(records))
-
-
-def display_scale(metric: str) -> float:
-    """100 for what is shown in percent, else 1.
-
-    >>> display_scale("dice_score"), display_scale("volume_error_ml")
-    (100.0, 1.0)
-    """
-    return 100.0 if is_fraction(metric) else 1.0
 
 
 def p_text(p: float) -> str:
@@ -221,8 +212,12 @@ def p_text(p: float) -> str:
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def _number(value: float, *, signed: bool = False) -> str:
-    # a minus sign, not a hyphen
+def number_text(value: float, *, signed: bool = False) -> str:
+    """A number with two decimals and a minus sign, not a hyphen.
+
+    >>> number_text(-1.5), number_text(0.256, signed=True)
+    ('−1.50', '+0.26')
+    """
     return f"{value:{'+' if signed else ''}.2f}".replace("-", "−")
 
 
@@ -238,13 +233,6 @@ def _narrow(name: str, width: int = 12) -> str:
             lines.append("")
         lines[-1] += part
     return "\n".join(lines)
-
-
-def _heading(comparison: Comparison) -> str:
-    arrow = "↑" if comparison.higher_is_better else "↓"
-    percent = " (%)" if display_scale(comparison.metric) == 100 else ""
-    of_class = "" if comparison.class_name in ("mean", "all") else f", {comparison.class_name}"
-    return f"{comparison.metric}{of_class}{percent} {arrow}"
 
 
 def _test(comparisons: Sequence[Comparison], level: float, correction: Correction) -> str:

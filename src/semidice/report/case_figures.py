@@ -10,8 +10,9 @@ from matplotlib.patches import Rectangle
 
 from ..metrics.bins import CalibrationBins
 from ..metrics.cases import PairedScores
+from ..metrics.registry import display_scale
 from ..metrics.statistics import Comparison, Correction
-from ..metrics.tables import display_scale, p_text
+from ..metrics.tables import p_text
 from .figures import COLOURS, LINES, MARKERS, new_axes
 
 _BLUE, _ORANGE = COLOURS[1], COLOURS[0]

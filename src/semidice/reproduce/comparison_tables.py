@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
+from ..metrics.registry import SCORES
 from ..metrics.tables import Cell, Table
 from .conclusions import CONCLUSIONS, Match, best_match, close_match, order_match
-from .figures import LOWER_IS_BETTER, Figures, RowKey
+from .figures import METRICS, Figures, RowKey
 from .scores import paper_beside
 from .tables import PaperTable
 
-_METRIC_NAMES = {"dice": "Dice", "bdice": "BDice", "ece": "ECE", "agreement": "Dice"}
 # how near a figure must be to count as the paper's
 _CLOSE = 1.0
 
@@ -49,9 +49,10 @@ def figures_table(table: PaperTable, ours: Figures, datasets: Sequence[str]) -> 
                     "runs": " ".join(runs.get(column, ())) if here is not None else "",
                 }
             )
-        arrow = "↓" if key.metric in LOWER_IS_BETTER else "↑"
+        score = SCORES[METRICS[key.metric]]
+        arrow = "↑" if score.higher_is_better else "↓"
         # one column for all names: seven bandwidths and their marks fill a narrow terminal
-        heads = {"ours": f"{name}, {_METRIC_NAMES[key.metric]} {arrow}"}
+        heads = {"ours": f"{name}, {score.short_name} {arrow}"}
         rows += [(Cell(heads.get(whose, f"  {whose}")), *cells) for whose, cells in lines.items()]
     header = ("dataset, metric (%)", *paper.columns)
     return Table(table.title, header, tuple(rows), _note(table), tuple(records))

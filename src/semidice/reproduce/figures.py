@@ -10,6 +10,7 @@ from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
 
+from ..metrics.registry import higher_is_better
 from ..recipes.text import parse_yaml
 
 QUBIQ = (
@@ -29,8 +30,13 @@ NETWORKS = (
     "unet_mobilenet_v2",
     "deeplabv3plus_resnet18",
 )
-# of the paper's metrics
-LOWER_IS_BETTER = ("ece",)
+# the paper's metrics to names of `metrics.registry.SCORES`
+METRICS = {
+    "dice": "dice_score",
+    "bdice": "binarized_dice_score",
+    "ece": "calibration_error",
+    "agreement": "dice_score",
+}
 
 
 class RowKey(NamedTuple):
@@ -62,7 +68,7 @@ class Figures:
         first, second = self.value(row, better), self.value(row, worse)
         if first is None or second is None:
             return None
-        return second - first if row.metric in LOWER_IS_BETTER else first - second
+        return first - second if higher_is_better(METRICS[row.metric]) else second - first
 
     def present(self, rows: Iterable[RowKey]) -> list[RowKey]:
         """Those of the rows that have a figure."""

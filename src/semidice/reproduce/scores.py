@@ -15,11 +15,10 @@ from dataclasses import replace
 import numpy as np
 
 from ..metrics.cases import CaseTable, PairedScores, concatenate
-from ..metrics.statistics import Comparison, compare_scores
-from .figures import Figures, RowKey
+from ..metrics.statistics import Comparison, compare_scores, resampling_unit
+from .figures import METRICS, Figures, RowKey
 from .tables import PaperTable, Row
 
-METRICS = {"dice": "dice_score", "bdice": "binarized_dice_score", "ece": "calibration_error"}
 # (dataset, method) to the scores of the run
 Runs = Mapping[tuple[str, str], CaseTable]
 
@@ -106,10 +105,9 @@ def _pooled(parts: Sequence[PairedScores]) -> PairedScores:
 
 def _compared(scores: PairedScores) -> Comparison | None:
     """Tests of all pairs; None where there is nothing to compare, or one patient alone."""
-    num_patients = len(set(scores.patients))
-    if len(scores.methods) < 2 or num_patients < 2:
+    if len(scores.methods) < 2 or len(set(scores.patients)) < 2:
         return None
-    return compare_scores(scores, unit="patient" if num_patients < len(scores.cases) else "case")
+    return compare_scores(scores, unit=resampling_unit(scores.patients, scores.cases))
 
 
 def _superior(comparison: Comparison) -> frozenset[tuple[str, str]]:

@@ -16,9 +16,10 @@ from rich.table import Table
 from ..console import counting_bar, say
 from ..data.dataset import Dataset
 from ..data.folds import fold_cases, read_folds
-from ..metrics.cases import CaseTable, concatenate, higher_is_better, write_cases
+from ..metrics.cases import CaseTable, concatenate, write_cases
+from ..metrics.registry import display_scale, heading, higher_is_better
 from ..metrics.resampling import paired_bootstrap
-from ..metrics.tables import display_scale
+from ..metrics.statistics import resampling_unit
 from .run import TrainedRun, manifest_digest, read_run
 from .scoring import inapplicable_metrics, score_fold
 
@@ -94,20 +95,20 @@ def scores_table(table: CaseTable, *, title: str) -> Table:
 def _score_cells(rows: CaseTable, metric: str, class_name: str) -> tuple[str, ...]:
     scale = display_scale(metric)
     values = rows.columns["value"]
-    there = ~np.isnan(values)
-    arrow = "↑" if higher_is_better(metric) else "↓"
-    name = f"{metric}{' (%)' if scale == 100 else ''} {arrow}"
-    patients = rows.columns["patient"][there].tolist()
-    if len(set(patients)) < 2:
-        only = f"{values[there].mean() * scale:.3f}" if there.any() else "-"
-        return name, class_name, only, "-", str(int(there.sum()))
-    # by patient: slices of one person are no independent cases
-    estimate = paired_bootstrap(values[there][:, None] * scale, groups=patients)
+    scored = ~np.isnan(values)
+    name = heading(metric, higher_is_better=higher_is_better(metric))
+    count = str(int(scored.sum()))
+    if scored.sum() < 2:
+        only = f"{values[scored].mean() * scale:.3f}" if scored.any() else "-"
+        return name, class_name, only, "-", count
+    patients, cases = (rows.columns[column][scored].tolist() for column in ("patient", "case"))
+    by_patient = resampling_unit(patients, cases) == "patient"
+    estimate = paired_bootstrap(values[scored][:, None] * scale, groups=patients if by_patient else None)
     mean, low, high = (float(part[0]) for part in (estimate.value, estimate.low, estimate.high))
     # where almost all cases score alike, resamples without any spread leave the interval open
     if not np.isfinite([low, high]).all():
-        return name, class_name, f"{mean:.3f}", "-", str(int(there.sum()))
-    return name, class_name, f"{mean:.3f}", f"{low:.3f} to {high:.3f}", str(int(there.sum()))
+        return name, class_name, f"{mean:.3f}", "-", count
+    return name, class_name, f"{mean:.3f}", f"{low:.3f} to {high:.3f}", count
 
 
 def _open_dataset(run: TrainedRun, path: Path | None, console: Console) -> Dataset:

@@ -10,17 +10,16 @@ as that, 11.8 nats, instead of as a thing the network had ruled out.
 
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from ..data.dataset import Dataset
-from ..labels.makers import majority_label, mean_label
-from ..metrics.accumulators import SCORES, CaseScores, Score, ScoredBatch
-from ..metrics.cases import CaseTable, concatenate
+from ..labels.makers import ReferenceLabels
+from ..metrics.accumulators import CaseScores
+from ..metrics.cases import CaseTable
+from ..metrics.registry import SCORES, ScoredBatch, ScoreFunction
 from ..metrics.scores import negative_log_likelihood
 from ..paths import FoldFolder
 from .predictions import UNITS, read_prediction
@@ -29,18 +28,6 @@ Predictions = FoldFolder | Callable[[str], np.ndarray]
 
 # values of a batch, probabilities and masks together: tens of megabytes with the copies that scores make
 _BATCH = 1 << 22
-_NEEDS_MONAI = ("hausdorff_error_mm", "surface_dice_score")
-
-
-def truth_error(
-    prob: Float[Tensor, "N C *space"], truth: Float[Tensor, "N C *space"]
-) -> Float[Tensor, "N C"]:
-    """Mean over voxels of |p - p*| of each class, p* the probability that the raters' masks are drawn from.
-
-    >>> truth_error(torch.tensor([[[0.5, 0.0]]]), torch.tensor([[[1.0, 0.0]]]))
-    tensor([[0.2500]])
-    """
-    return (prob - truth).abs().flatten(2).mean(2, dtype=torch.float64).float()
 
 
 def _stored_likelihood(batch: ScoredBatch) -> Tensor:
@@ -48,8 +35,8 @@ def _stored_likelihood(batch: ScoredBatch) -> Tensor:
     return negative_log_likelihood(prob / prob.sum(1, keepdim=True), batch.need("target"), valid=batch.valid)
 
 
-_STORED_SCORES: dict[str, Score] = SCORES | {"negative_log_likelihood": _stored_likelihood}
-TRUTH_SCORES: dict[str, Score] = {"truth_error": lambda b: truth_error(b.prob, b.need("soft_target"))}
+_STORED_SCORES: dict[str, ScoreFunction] = {"negative_log_likelihood": _stored_likelihood}
+_TRUTH_SCORES = tuple(score.name for score in SCORES.values() if "truth" in score.needs)
 
 
 def score_fold(
@@ -66,62 +53,54 @@ def score_fold(
     """The case table of a fold's validation cases, sorted.
 
     predictions: the fold's folder, or a function from a case's name to its probabilities (C, *space).
-    metrics: names of `metrics.accumulators.SCORES`; `inapplicable_metrics` are left out, and `TRUTH_SCORES`
-    added where the truth is known. on_cases(number) is called after so many more cases.
+    metrics: names of `metrics.registry.SCORES`. `inapplicable_metrics` are left out; scores that need the
+    truth are added where it is known. on_cases(number) is called after every batch of `number` cases.
     """
-    left_out = inapplicable_metrics(dataset, metrics)
-    wanted = {name: _STORED_SCORES[name] for name in metrics if name in SCORES and name not in left_out}
-    class_names = dataset.manifest.class_names
-    scores = CaseScores(wanted, class_names=class_names, method=method).to(device)
-    against_truth = CaseScores(TRUTH_SCORES, class_names=class_names, method=method).to(device)
-    has_truth = _has_truth(dataset)
+    names = dict.fromkeys((*metrics, *_TRUTH_SCORES))
+    left_out = inapplicable_metrics(dataset, tuple(names))
+    wanted = {name: _STORED_SCORES.get(name, SCORES[name].function) for name in names if name not in left_out}
+    scores = CaseScores(wanted, class_names=dataset.manifest.class_names, method=method).to(device)
     for batch in _equal_batches(dataset, cases):
         prob = torch.from_numpy(_stacked(dataset, batch, predictions)).to(device)
         masks = torch.from_numpy(np.stack([dataset.masks(number) for number in batch])).to(device)
         present = torch.from_numpy(dataset.present[batch]).to(device)
-        whom: dict[str, Any] = {
-            "case": [dataset.cases[number].name for number in batch],
-            "patient": [dataset.cases[number].patient for number in batch],
-            "fold": fold,
-        }
+        reference = ReferenceLabels(masks, num_classes=dataset.num_classes, present=present)
         scores.update(
             prob,
-            majority_label(masks, num_classes=len(class_names), present=present, batched=True).argmax(1),
-            soft_target=mean_label(masks, num_classes=len(class_names), present=present, batched=True),
-            masks=masks.bool() if len(class_names) == 2 else masks,
+            reference.majority(),
+            case=[dataset.cases[number].name for number in batch],
+            patient=[dataset.cases[number].patient for number in batch],
+            fold=fold,
+            soft_target=reference.mean(),
+            masks=masks,
             present=present,
             spacing_mm=torch.tensor(
                 [dataset.cases[number].scan.spacing_mm for number in batch],
                 dtype=torch.float64,
                 device=device,
             ),
-            **whom,
+            truth=_stacked_truth(dataset, batch).to(device) if _has_truth(dataset) else None,
         )
-        if has_truth:
-            truths = [_known_truth(dataset, number) for number in batch]
-            truth = torch.from_numpy(np.stack(truths)).to(device)
-            against_truth.update(prob, soft_target=truth, **whom)
         on_cases(len(batch))
-    return concatenate([scores.table(), against_truth.table()]).sorted()
+    return scores.table()
 
 
 def inapplicable_metrics(dataset: Dataset, metrics: Sequence[str]) -> dict[str, str]:
-    """Which of the metrics cannot be had of this dataset, and why; an unknown name is a ValueError."""
-    unknown = [name for name in metrics if name not in SCORES and name not in TRUTH_SCORES]
+    """The metrics that the dataset has no reference for, and the reason; an unknown name is a ValueError."""
+    unknown = [name for name in metrics if name not in SCORES]
     if unknown:
-        known = ", ".join([*SCORES, *TRUTH_SCORES])
-        raise ValueError(f"there is no metric {', '.join(map(repr, unknown))}; there are {known}")
+        raise ValueError(f"there is no metric {', '.join(map(repr, unknown))}; there are {', '.join(SCORES)}")
     flat = sum(len(case.scan.spacing_mm) < 3 for case in dataset.cases)
     reasons = {}
-    for name in metrics:
-        if name == "volume_error_ml" and flat:
-            reasons[name] = (
+    for score in (SCORES[name] for name in metrics):
+        if score.unit == "ml" and flat:
+            reasons[score.name] = (
                 f"{flat} of {len(dataset)} cases are images of unknown thickness, without a volume"
             )
-        if name in TRUTH_SCORES and not _has_truth(dataset):
-            reasons[name] = "the true probability is known of phantoms alone"
-        if name in _NEEDS_MONAI and importlib.util.find_spec("monai") is None:
-            reasons[name] = "it needs MONAI: pip install 'semidice[monai]'"
+        if "truth" in score.needs and not _has_truth(dataset):
+            reasons[score.name] = "the true probability is known of phantoms alone"
+        if score.package is not None and importlib.util.find_spec(score.package) is None:
+            reasons[score.name] = f"it needs {score.package}: pip install 'semidice[{score.package}]'"
     return reasons
 
 
@@ -129,10 +108,9 @@ def _has_truth(dataset: Dataset) -> bool:
     return all("truth" in scan.arrays for scan in dataset.manifest.scans)
 
 
-def _known_truth(dataset: Dataset, number: int) -> np.ndarray:
-    truth = dataset.truth(number)
-    assert truth is not None
-    return truth
+def _stacked_truth(dataset: Dataset, batch: Sequence[int]) -> Tensor:
+    truths = [dataset.truth(number) for number in batch]
+    return torch.from_numpy(np.stack([truth for truth in truths if truth is not None]))
 
 
 def _equal_batches(dataset: Dataset, cases: Sequence[int]) -> Iterator[list[int]]:

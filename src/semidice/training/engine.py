@@ -19,9 +19,9 @@ from torch.utils.tensorboard import SummaryWriter
 
 from ..data.batches import Batches, CaseBatch, WholeCases
 from ..data.dataset import Dataset
-from ..labels.makers import majority_label, mean_label
+from ..labels.makers import ReferenceLabels
 from ..metrics.accumulators import CaseScores
-from ..metrics.cases import higher_is_better
+from ..metrics.registry import higher_is_better
 from ..networks.checkpoint import Checkpoint, CheckpointWriter, checkpoint_tensors, write_checkpoint
 from ..networks.systems import System, build_network
 from ..paths import FoldFolder, RunFolder, atomic_write
@@ -243,15 +243,17 @@ class _Loop:
         scores = scores.to(self.fabric.device)
         mine = run.validation_cases[self.fabric.global_rank :: self.fabric.world_size]
         for batch, prob in self._predictions(mine):
-            target, soft = reference_labels(batch, run.dataset.num_classes)
+            reference = ReferenceLabels(
+                batch.masks, num_classes=run.dataset.num_classes, present=batch.present
+            )
             names_of = [run.dataset.cases[int(case)].name for case in batch.case]
             scores.update(
                 prob,
-                target,
-                soft_target=soft,
+                reference.majority(),
+                soft_target=reference.mean(),
                 valid=batch.valid,
                 case=names_of,
-                masks=batch.masks.bool() if run.dataset.num_classes == 2 else batch.masks,
+                masks=batch.masks,
                 present=batch.present,
             )
         return {name: float(value) for name, value in scores.compute().items()}
@@ -289,12 +291,6 @@ class _Loop:
             self.log.close()
         if self.writer is not None:
             self.writer.close()
-
-
-def reference_labels(batch: CaseBatch, num_classes: int) -> tuple[Tensor, Tensor]:
-    """What predictions are judged by: the majority as class indices, and the mean of the raters."""
-    options: dict[str, Any] = {"num_classes": num_classes, "present": batch.present, "batched": True}
-    return majority_label(batch.masks, **options).argmax(1), mean_label(batch.masks, **options)
 
 
 class _Window:

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...metrics.cases import CaseTable, PairedScores, higher_is_better
-from ...metrics.statistics import Comparison, Unit, compare_scores
-from ...metrics.tables import display_scale, p_text
+from ...metrics.cases import CaseTable, PairedScores
+from ...metrics.registry import display_scale, higher_is_better
+from ...metrics.statistics import Comparison, compare_scores, resampling_unit
+from ...metrics.tables import number_text, p_text
 
 # the paper's columns first; metrics that are not named here follow in the order of the table
 _ORDER = (
@@ -51,9 +52,7 @@ class Score:
 
     @property
     def heading(self) -> str:
-        """As `metrics.tables` heads its columns."""
-        percent = " (%)" if display_scale(self.metric) == 100 else ""
-        return f"{self.name}{percent} {'↑' if self.comparison.higher_is_better else '↓'}"
+        return self.comparison.heading
 
     @property
     def file_name(self) -> str:
@@ -94,7 +93,7 @@ def compare_all(
     """Every score that all methods have in two cases or more, and what to say of those left out."""
     scores: list[Score] = []
     notices = []
-    unit = resampled_unit(table)
+    unit = resampling_unit(table.columns["patient"], table.columns["case"])
     for done, metric in enumerate(_ordered(table.metrics)):
         on_metric(done, len(table.metrics))
         of_metric = table.select(metric=metric)
@@ -131,12 +130,6 @@ def _has_direction(metric: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def resampled_unit(table: CaseTable) -> Unit:
-    """Patients where one has several cases; cases otherwise, and where all are of a single patient."""
-    patients = len(np.unique(table.columns["patient"]))
-    return "patient" if 1 < patients < len(np.unique(table.columns["case"])) else "case"
 
 
 def _ordered(metrics: Sequence[str]) -> list[str]:
@@ -233,12 +226,3 @@ def _count(things: Sequence[str], what: str) -> str:
 
 def _listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def number_text(value: float, *, signed: bool = False) -> str:
-    """A number as `metrics.tables` writes it.
-
-    >>> number_text(-1.5), number_text(0.256, signed=True)
-    ('−1.50', '+0.26')
-    """
-    return f"{value:{'+' if signed else ''}.2f}".replace("-", "−")

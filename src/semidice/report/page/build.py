@@ -22,15 +22,16 @@ from ... import __version__
 from ...data.dataset import Dataset
 from ...metrics.bins import CalibrationBins
 from ...metrics.cases import CaseTable, write_cases
-from ...metrics.tables import Table, display_scale, means_table, p_text, pairs_table
+from ...metrics.registry import SCORES, display_scale
+from ...metrics.statistics import resampling_unit
+from ...metrics.tables import Table, means_table, number_text, p_text, pairs_table
 from ...paths import ReportFolder, RunFolder, atomic_write
 from ..case_figures import draw_case_scores, draw_reliability, draw_significance
 from ..curves import Curve, draw_curves, read_curves
 from ..figures import COLOURS, save_figure
 from ..images import BUDGET, Picture, PictureLayout, make_pictures
-from .answer import LEVEL, Score, answer_of, compare_all, headline, number_text, resampled_unit
+from .answer import LEVEL, Score, answer_of, compare_all, headline
 from .content import Predictions, ReadPrediction, choose_pictures, count_bins, page_data, with_predictions
-from .meanings import MEANINGS
 from .runs import check_comparable, differing_options, joined_cases
 
 _MAX_NAME_LENGTH = 24
@@ -281,7 +282,7 @@ def _render(facts: _Facts, *, title: str, beside: str) -> str:
         num_patients=len({case["patient"] for case in data["cases"]}),
         folds=sorted({case["fold"] for case in data["cases"]}),
         num_pictures=len(facts.pictures),
-        unit=resampled_unit(facts.table),
+        unit=resampling_unit(facts.table.columns["patient"], facts.table.columns["case"]),
         manifest=facts.dataset.manifest,
         dataset_name=facts.dataset.folder.path.resolve().name,
         headline=headline(facts.scores),
@@ -293,7 +294,7 @@ def _render(facts: _Facts, *, title: str, beside: str) -> str:
         bins=facts.bins,
         curves=list(facts.curves),
         options=facts.options,
-        meanings={metric: MEANINGS[metric] for metric in metrics if metric in MEANINGS},
+        meanings={metric: SCORES[metric].meaning for metric in metrics if metric in SCORES},
         notices=facts.notices,
         beside=beside,
         level=LEVEL,

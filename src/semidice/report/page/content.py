@@ -16,10 +16,10 @@ import numpy as np
 import torch
 
 from ...data.dataset import Dataset
-from ...labels.makers import majority_label
+from ...labels.makers import ReferenceLabels
 from ...metrics.bins import CalibrationBins, calibration_bins
 from ...metrics.cases import CaseTable
-from ...metrics.tables import display_scale
+from ...metrics.registry import display_scale
 from ...paths import RunFolder
 from ..curves import Curve
 from ..figures import MARKERS
@@ -85,12 +85,11 @@ def count_bins(
     dataset = predictions.dataset
     for done, number in enumerate(numbers, start=1):
         case = dataset.cases[number].name
-        target = majority_label(
+        target = ReferenceLabels(
             torch.from_numpy(dataset.masks(number))[None],
             num_classes=dataset.num_classes,
             present=torch.from_numpy(dataset.present[number : number + 1]),
-            batched=True,
-        ).argmax(1)
+        ).majority()
         for method, prob in zip(predictions.runs, predictions.of(number), strict=True):
             bins = calibration_bins(torch.from_numpy(prob)[None], target)
             scored, stored = errors.get((case, method)), float(bins.error()[0])
