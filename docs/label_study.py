@@ -28,8 +28,7 @@ from semidice.data.phantom import make_phantom
 from semidice.data.prepare import prepare_dataset
 from semidice.data.sources import find_datasets
 from semidice.report.check import check_dataset
-from semidice.report.figures import COLOURS, LINES, MARKERS, new_axes
-from semidice.report.label_figures import draw_labels
+from semidice.report.figures import COLOURS, LINES, MARKERS, draw_outlines, new_axes, new_figure
 
 Maker = Callable[[Tensor], Tensor]
 Row = Sequence[str]
@@ -167,6 +166,48 @@ def draw_makers() -> Figure:
     labels = {"true probability p*": phantom.prob[0, 1]}
     labels |= {title: MAKERS[name](phantom.masks)[0, 1] for name, title in titles.items()}
     return draw_labels(phantom.image[0, 0], phantom.masks[0], labels)
+
+
+def draw_labels(image: Tensor, masks: Tensor, labels: Mapping[str, Tensor], *, columns: int = 5) -> Figure:
+    """The image (H, W), the outlines of the masks (R, H, W), and the foreground (H, W) of each label.
+
+    All are cropped to the foreground. A rater who drew nothing has no outline.
+    """
+    window = _window(masks, labels)
+    rows = -(-(2 + len(labels)) // columns)
+    figure = new_figure(width=1.75 * columns + 0.6, height=1.98 * rows)
+    panels: Sequence[Axes] = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axes in panels:
+        axes.set_axis_off()
+    for axes, title in zip(panels, ("image", f"outlines of {len(masks)} raters"), strict=False):
+        axes.imshow(image[window].numpy(), cmap="gray", interpolation="nearest")
+        axes.set_title(title, fontsize=9)
+    draw_outlines(panels[1], masks[:, window[0], window[1]].numpy())
+    picture = None
+    for axes, (title, label) in zip(panels[2:], labels.items(), strict=False):
+        picture = axes.imshow(label[window].numpy(), cmap="cividis", vmin=0, vmax=1, interpolation="nearest")
+        axes.set_title(title, fontsize=9)
+    if picture is not None:
+        bar = figure.colorbar(picture, ax=panels, shrink=0.7, aspect=30, pad=0.01)
+        bar.set_label("probability of lesion", fontsize=9)
+        bar.ax.tick_params(labelsize=8)
+    return figure
+
+
+def _window(masks: Tensor, labels: Mapping[str, Tensor], margin: float = 0.25) -> tuple[slice, slice]:
+    """Rows and columns of all voxels that a rater drew or a label calls probable, with a margin."""
+    drawn = masks.any(0)
+    for label in labels.values():
+        drawn = drawn | (label > 0.5)
+    if not bool(drawn.any()):
+        return slice(None), slice(None)
+    bounds = []
+    for other_axis, length in ((1, drawn.shape[0]), (0, drawn.shape[1])):
+        numbers = drawn.any(other_axis).nonzero().flatten()
+        first, last = int(numbers[0]), int(numbers[-1]) + 1
+        border = max(2, round(margin * (last - first)))
+        bounds.append(slice(max(0, first - border), min(length, last + border)))
+    return bounds[0], bounds[1]
 
 
 def draw_label_errors() -> Figure:

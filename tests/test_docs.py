@@ -8,8 +8,6 @@ import pytest
 import torch
 from PIL import Image
 
-from semidice.report.label_figures import draw_labels
-
 DOCS = Path(__file__).parent.parent / "docs"
 sys.path.insert(0, str(DOCS))
 
@@ -113,10 +111,10 @@ def test_a_figure_with_too_many_bytes_gets_a_palette(tmp_path, monkeypatch):
 
 def test_raters_who_drew_nothing_or_everything_can_be_drawn():
     masks = torch.zeros(3, 20, 30, dtype=torch.bool)
-    assert len(draw_labels(torch.rand(20, 30), masks, {"mean": torch.zeros(20, 30)}).axes) == 6
+    assert len(label_study.draw_labels(torch.rand(20, 30), masks, {"mean": torch.zeros(20, 30)}).axes) == 6
     masks[1] = True
     masks[2, 5:9, 5:9] = True
-    figure = draw_labels(torch.rand(20, 30), masks, {"mean": masks.float().mean(0)}, columns=3)
+    figure = label_study.draw_labels(torch.rand(20, 30), masks, {"mean": masks.float().mean(0)}, columns=3)
     assert [axes.get_title() for axes in figure.axes[:3]] == ["image", "outlines of 3 raters", "mean"]
 
 

@@ -189,7 +189,7 @@ def check(
     Example: **semidice check data**
     """
     with _reported("check"):
-        from .report.check import run_check
+        from .report.check_command import run_check
 
         run_check(dataset, sheet=sheet, console=Console())
 

@@ -28,9 +28,8 @@ from .metrics.tables import means_table, p_text
 from .paths import DatasetFolder, DemoFolder, RunFolder
 from .recipes import Recipe
 from .recipes.grid import Variant, folder_name
-from .report.case_figures import draw_reliability
+from .report.case_figures import CaseOverlay, draw_overlays, draw_reliability
 from .report.figures import save_figure
-from .report.overlays import CaseOverlay, draw_overlays
 from .report.page import build_page
 from .runs.predictions import read_prediction
 from .training.command import start_fabric

@@ -20,7 +20,8 @@ from rich.console import Console
 from semidice.data.integrity import enumerated
 from semidice.data.packing import pack_classes, unpack_case, unpack_classes
 from semidice.labels.makers import rater_agreement
-from semidice.report.check import CheckError, check_dataset, rater_table, run_check, summary_table
+from semidice.report.check import check_dataset
+from semidice.report.check_command import CheckError, rater_table, run_check, summary_table
 
 LIDC = Path(__file__).parents[3] / "shared" / "data" / "lidc"
 
@@ -346,7 +347,7 @@ class TestValues:
     def test_masks_of_a_rater_who_did_not_look_are_named(self, folder):
         edit_manifest(folder, lambda manifest: manifest["scans"][0].update(raters=["rater0", "rater2"]))
         assert check_dataset(folder).problems == (
-            "case scan000: rater1 did not look at it by the manifest, but the masks are not empty",
+            "case scan000: rater1 did not look at it according to the manifest, but the mask is not empty",
         )
 
     @pytest.mark.parametrize(
@@ -399,7 +400,7 @@ class TestWarnings:
         # scan001 and scan005 are the same image of two patients, but it shows neither of them
         assert report.problems == ()
         names = "scan000 channel1, scan001 channel0 channel1, scan005 channel0 channel1"
-        assert report.warnings == (f"3 images ({names}) of one grey value throughout",)
+        assert report.warnings == (f"3 images ({names}) with a single grey value",)
 
     def test_cases_and_raters_without_any_drawing_are_told_of(self, folder):
         for number in range(6):
@@ -407,7 +408,7 @@ class TestWarnings:
         alter(folder, "masks", "scan003", lambda masks: masks.fill(0))
         report = check_dataset(folder)
         assert report.warnings == (
-            "1 case (scan003) where no rater drew anything",
+            "1 case (scan003) in which no rater drew anything",
             "rater rater2 drew nothing in any of 6 cases",
         )
         assert report.empty[:, 2].all()
@@ -421,7 +422,7 @@ class TestWarnings:
         report = check_dataset(folder)
         assert report.problems == ()
         assert report.warnings == (
-            "2 files (masks/old.npy, notes.txt) in the folder that the manifest does not know",
+            "2 files (masks/old.npy, notes.txt) in the folder that the manifest does not list",
         )
 
     def test_the_same_image_of_two_patients_is_a_problem_and_of_one_a_warning(self, folder):
@@ -518,7 +519,9 @@ class TestCommand:
         (folder / "images" / "scan000.npy").unlink()
         (folder / "notes.txt").write_text("mine")
         console = Console(file=io.StringIO(), width=120)
-        with pytest.raises(CheckError, match=re.escape(f"1 problem, 1 warning in {folder}: mend")):
+        with pytest.raises(
+            CheckError, match=re.escape(f"1 problem, 1 warning in {folder}: correct the raw files")
+        ):
             run_check(folder, sheet=tmp_path / "new" / "sheet.png", console=console)
         assert "problem: images/scan000.npy is missing\nwarning: 1 file" in console.file.getvalue()
         assert (tmp_path / "new" / "sheet.png").is_file()
@@ -538,7 +541,7 @@ class TestCommand:
         assert "45 problems" in text
 
     def test_a_sheet_in_the_dataset_or_of_another_kind_is_refused(self, folder):
-        with pytest.raises(ValueError, match="lies in the dataset, which stays as it was prepared"):
+        with pytest.raises(ValueError, match="is inside the dataset, which must not change"):
             run_check(folder, sheet=folder / "sheet.png", console=Console(quiet=True))
         with pytest.raises(ValueError, match=r"a name that ends in \.png; got sheet\.jpg"):
             run_check(folder, sheet=Path("sheet.jpg"), console=Console(quiet=True))

@@ -10,9 +10,9 @@ from prepared import make_prepared
 from rich.console import Console
 
 from semidice.data.dataset import Dataset
-from semidice.report.check import run_check
+from semidice.report.check_command import run_check
 from semidice.report.contact_sheet import SheetPanel, case_panel, choose_cases, draw_contact_sheet
-from semidice.report.label_figures import outline_style
+from semidice.report.figures import line_style
 
 
 def test_the_cases_are_spread_evenly_and_the_most_contested_come_first():
@@ -69,7 +69,7 @@ def test_a_rater_has_the_same_colour_on_every_panel_and_in_the_legend():
 
 
 def test_no_two_of_36_raters_look_alike():
-    styles = [outline_style(number) for number in range(36)]
+    styles = [line_style(number) for number in range(36)]
     assert len(set(styles)) == 36
 
 

@@ -40,5 +40,5 @@ def test_curves_are_read_by_series_and_a_line_that_is_none_is_named(tmp_path):
     assert curves["loss"]["a"].mean.tolist() == [1.0]
     assert curves["lr"]["a"].step.tolist() == [10, 20]
     run.fold(0).log.write_text('{"step": 10}\n{"loss"')
-    with pytest.raises(ValueError, match=r"log\.jsonl, line 2 is no line of a log"):
+    with pytest.raises(ValueError, match=r"log\.jsonl, line 2 must be a JSON object with a step"):
         read_curves({"a": run})

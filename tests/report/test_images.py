@@ -109,9 +109,9 @@ def test_pictures_are_shrunk_until_they_fit(tmp_path):
     dataset = make_prepared(tmp_path / "data", num_cases=3, size=(160, 160))
     layout = PictureLayout.of(dataset, 1)
 
-    def sizes(budget):
+    def sizes(max_characters):
         pictures = make_pictures(
-            dataset, range(3), lambda number: [dataset.truth(number)], layout, budget=budget
+            dataset, range(3), lambda number: [dataset.truth(number)], layout, max_characters=max_characters
         )
         return {picture.size for picture in pictures}, sum(one.num_characters() for one in pictures)
 

@@ -1,10 +1,11 @@
-"""Figures of scored cases, for print: reliability, the spread of scores over cases, and who beats whom."""
+"""Figures of scored cases, for print: reliability, scores of all cases, significance, and overlays."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
+from jaxtyping import Bool, Float
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
@@ -13,69 +14,76 @@ from ..metrics.cases import PairedScores
 from ..metrics.registry import display_scale
 from ..metrics.statistics import Comparison, Correction
 from ..metrics.tables import p_text
-from .figures import COLOURS, LINES, MARKERS, new_axes
+from .figures import COLOURS, LINES, MARKERS, draw_outlines, new_axes, new_figure, style_axes
 
 _BLUE, _ORANGE = COLOURS[1], COLOURS[0]
+# space for half a marker at the ends of an axis of probabilities
+_MARGIN = 0.015
 
 
 def draw_reliability(bins: Mapping[str, CalibrationBins]) -> Figure:
-    """Accuracy against confidence, a line a method, and below it how many voxels are in each bin.
+    """Accuracy against confidence, one line per method, and below it the share of voxels in each bin.
 
-    On the diagonal is calibrated, below it overconfident. The bins are of a dataset or of one case and class,
-    without leading axes; up to six methods. A bin without a voxel has no point.
+    A method on the diagonal is calibrated; below it, it is overconfident. The bins are those of a dataset, or
+    of one case and class, without leading axes. Up to six methods. An empty bin has no point.
     """
     if not 1 <= len(bins) <= len(COLOURS):
         raise ValueError(f"a reliability diagram shows 1 to {len(COLOURS)} methods; got {len(bins)}")
-    figure = Figure(figsize=(5.0, 5.6), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(width=5.0, height=5.6)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
-    for axes in (above, below):
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.3)
+    style_axes(above)
+    style_axes(below)
     above.plot([0, 1], [0, 1], color="0.6", linewidth=4, alpha=0.5, label="calibrated")
-    lowest = 1.0
-    for (name, one), colour, line, marker in zip(bins.items(), COLOURS, LINES, MARKERS, strict=False):
-        if one.count.ndim != 1:
+    lowest_confidence = 1.0
+    for (name, counts), colour, line, marker in zip(bins.items(), COLOURS, LINES, MARKERS, strict=False):
+        if counts.count.ndim != 1:
             raise ValueError(
-                f"the bins of {name} have leading axes {tuple(one.count.shape[:-1])}: "
+                f"the bins of {name} have leading axes {tuple(counts.count.shape[:-1])}: "
                 "draw one case or class, or bins.over_cases()"
             )
-        means = one.means()
-        there = means.share > 0
+        means = counts.means()
+        filled = means.share > 0
         style = {"color": colour, "linestyle": line, "marker": marker, "fillstyle": "none"}
         confidence, accuracy, share = (
-            part[there].numpy() for part in (means.confidence, means.accuracy, means.share)
+            part[filled].numpy() for part in (means.confidence, means.accuracy, means.share)
         )
-        above.plot(confidence, accuracy, label=f"{name}: ECE {100 * float(one.error()):.2f} %", **style)
+        above.plot(confidence, accuracy, label=f"{name}: ECE {100 * float(counts.error()):.2f} %", **style)
         below.plot(confidence, 100 * share, **style)
-        lowest = min(lowest, float(confidence.min(initial=1)))
-    start = 0.5 if lowest >= 0.5 else 0.0
-    # room for half a marker
-    edge = 0.015
-    lowest_accuracy = min(start, _least(above, skip=1))
+        lowest_confidence = min(lowest_confidence, float(confidence.min(initial=1)))
+    start = 0.5 if lowest_confidence >= 0.5 else 0.0
     above.set(
         ylabel="accuracy in the bin",
-        xlim=(start - edge, 1 + edge),
-        ylim=(lowest_accuracy - edge, 1 + edge),
+        xlim=(start - _MARGIN, 1 + _MARGIN),
+        ylim=(min(start, _lowest_value(above, skip=1)) - _MARGIN, 1 + _MARGIN),
     )
-    below.set(xlabel="mean confidence in the bin", ylabel="voxels (%)", yscale="log")
-    # whole decades, as most voxels are in one bin and the others differ by orders of magnitude
-    least = min(1.0, 10 ** np.floor(np.log10(_least(below, skip=0))))
-    below.set_ylim(least / 1.5, 150)
-    decades = 10.0 ** np.arange(np.log10(least), 2.5)
-    below.set_yticks(decades, [f"{decade:g}" for decade in decades])
-    below.minorticks_off()
+    _label_shares(below)
     above.legend(loc="upper left", fontsize="small")
     above.set_title("Below the diagonal, confidence is too high", fontsize=11)
     return figure
 
 
+def _label_shares(axes: Axes) -> None:
+    """Whole decades: most voxels are in one bin, and the other bins differ by orders of magnitude."""
+    axes.set(xlabel="mean confidence in the bin", ylabel="voxels (%)", yscale="log")
+    lowest = min(1.0, 10 ** np.floor(np.log10(_lowest_value(axes, skip=0))))
+    axes.set_ylim(lowest / 1.5, 150)
+    decades = 10.0 ** np.arange(np.log10(lowest), 2.5)
+    axes.set_yticks(decades, [f"{decade:g}" for decade in decades])
+    axes.minorticks_off()
+
+
+def _lowest_value(axes: Axes, *, skip: int) -> float:
+    """The lowest value of all lines, without the first `skip` lines."""
+    lowest = [np.asarray(line.get_ydata()).min() for line in axes.lines[skip:]]
+    return float(min(lowest, default=1.0))
+
+
 def draw_case_scores(scores: PairedScores) -> Figure:
-    """Every case's score as a point, a row a method, with quartiles and mean: failures stay in sight."""
+    """Every score as a point, one row per method, with quartiles and mean: failures stay visible."""
     num_methods = len(scores.methods)
     figure, axes = new_axes(width=6.4, height=1.1 + 0.55 * num_methods)
     values = scores.values * display_scale(scores.metric)
-    # the same height for a case in every row, so that it can be followed from method to method
+    # a case has the same height in every row, so that it can be followed from method to method
     height = np.random.default_rng(0).uniform(-0.22, 0.22, len(values))
     for row in range(num_methods):
         column = values[:, row]
@@ -107,10 +115,10 @@ def draw_case_scores(scores: PairedScores) -> Figure:
 def draw_significance(
     comparison: Comparison, *, level: float = 0.05, correction: Correction = "holm"
 ) -> Figure:
-    """Row method minus column method in each cell, filled and with a triangle where it is significant."""
+    """Row method minus column method in each cell; a significant cell is filled and has a triangle."""
     methods = comparison.methods
-    side = 1.8 + 0.78 * len(methods)
-    figure, axes = new_axes(width=side + 1.0, height=side)
+    size = 1.8 + 0.78 * len(methods)
+    figure, axes = new_axes(width=size + 1.0, height=size)
     superior = comparison.superior(level=level, correction=correction)
     p = comparison.p_holm if correction == "holm" else comparison.p
     scale = display_scale(comparison.metric)
@@ -119,27 +127,24 @@ def draw_significance(
             axes.add_patch(Rectangle((column, row), 1, 1, facecolor="0.88", edgecolor="white"))
             continue
         better, worse = bool(superior[row, column]), bool(superior[column, row])
-        # light enough for black text, and in grey print still darker where the row wins
+        # light enough for black text, and in grey print still darker if the row is better
         face = "#9CC8E8" if better else "#F8D9C4" if worse else "white"
-        axes.add_patch(
-            Rectangle(
-                (column, row), 1, 1, facecolor=face, edgecolor="0.7", hatch="///" if worse else None, lw=0.6
-            )
-        )
+        hatch = "///" if worse else None
+        axes.add_patch(Rectangle((column, row), 1, 1, facecolor=face, edgecolor="0.7", hatch=hatch, lw=0.6))
         sign = "▲ " if better else "▼ " if worse else ""
         difference = f"{comparison.difference[row, column] * scale:+.2f}".replace("-", "−")
-        box = {"facecolor": face, "edgecolor": "none", "pad": 1.5}
+        p_value = p_text(float(p[row, column]))
         axes.text(
             column + 0.5,
             row + 0.5,
-            f"{sign}{difference}\np {_with_sign(p_text(float(p[row, column])))}",
+            f"{sign}{difference}\np {p_value if p_value.startswith('<') else f'= {p_value}'}",
             ha="center",
             va="center",
             fontsize=8,
             fontweight="bold" if better else "normal",
-            bbox=box,
+            bbox={"facecolor": face, "edgecolor": "none", "pad": 1.5},
         )
-    _label_matrix(axes, comparison, comparison.best(level=level, correction=correction))
+    _label_matrix(axes, methods, comparison.best(level=level, correction=correction))
     unit = " (percentage points)" if scale == 100 else ""
     corrected = "Holm-corrected" if correction == "holm" else "uncorrected"
     axes.set_title(f"{comparison.metric}: row minus column{unit}", loc="left", fontsize=10)
@@ -151,23 +156,50 @@ def draw_significance(
     return figure
 
 
-def _label_matrix(axes: Axes, comparison: Comparison, best: tuple[str, ...]) -> None:
-    count = len(comparison.methods)
-    names = [f"{name} ★" if name in best else name for name in comparison.methods]
-    axes.set(xlim=(0, count), ylim=(count, 0), aspect="equal")
-    centres = [number + 0.5 for number in range(count)]
-    axes.set_xticks(centres, comparison.methods, rotation=30, ha="right", rotation_mode="anchor")
-    axes.set_yticks(centres, names)
+def _label_matrix(axes: Axes, methods: Sequence[str], best: Sequence[str]) -> None:
+    axes.set(xlim=(0, len(methods)), ylim=(len(methods), 0), aspect="equal")
+    centres = [number + 0.5 for number in range(len(methods))]
+    axes.set_xticks(centres, methods, rotation=30, ha="right", rotation_mode="anchor")
+    axes.set_yticks(centres, [f"{name} ★" if name in best else name for name in methods])
     axes.tick_params(length=0)
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
 
 
-def _with_sign(text: str) -> str:
-    return text if text.startswith("<") else f"= {text}"
+@dataclass(frozen=True)
+class CaseOverlay:
+    """One case to draw: its image, the foreground of each rater, and foreground probabilities by title."""
+
+    name: str
+    image: Float[np.ndarray, "H W"]
+    masks: Bool[np.ndarray, "R H W"]
+    prob: Mapping[str, Float[np.ndarray, "H W"]]
 
 
-def _least(axes: Axes, *, skip: int) -> float:
-    """The lowest value drawn, but for the first `skip` lines."""
-    drawn = [np.asarray(line.get_ydata()).min() for line in axes.lines[skip:]]
-    return float(min(drawn, default=1.0))
+def draw_overlays(cases: Sequence[CaseOverlay]) -> Figure:
+    """One row per case: the image with the raters' outlines, then each probability with its contour 0.5."""
+    titles = list(cases[0].prob)
+    num_columns = 1 + len(titles)
+    figure = new_figure(width=1.7 * num_columns + 0.6, height=1.85 * len(cases) + 0.3)
+    grid = figure.subplots(len(cases), num_columns, squeeze=False)
+    picture = None
+    for row, case in zip(grid, cases, strict=True):
+        for axes in row:
+            axes.set_xticks([])
+            axes.set_yticks([])
+            axes.spines[:].set_visible(False)
+        row[0].imshow(case.image, cmap="gray", interpolation="nearest")
+        draw_outlines(row[0], case.masks, width=1.0)
+        row[0].set_ylabel(case.name, fontsize=8)
+        for axes, title in zip(row[1:], titles, strict=True):
+            prob = case.prob[title]
+            picture = axes.imshow(prob, cmap="cividis", vmin=0, vmax=1, interpolation="nearest")
+            if prob.min() < 0.5 < prob.max():
+                axes.contour(prob, levels=[0.5], colors=["white"], linewidths=0.8)
+    for axes, title in zip(grid[0], ["raters", *titles], strict=True):
+        axes.set_title(title, fontsize=8)
+    if picture is not None:
+        bar = figure.colorbar(picture, ax=grid, shrink=0.6, aspect=30, pad=0.01)
+        bar.set_label("probability of lesion", fontsize=8)
+        bar.ax.tick_params(labelsize=7)
+    return figure

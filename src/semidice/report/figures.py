@@ -1,30 +1,67 @@
-"""Figures for a page: one message each, drawn off screen, told apart without colour."""
+"""The style of all figures: colours, lines, outlines of raters, and how a figure is made and saved.
+
+Figures are drawn without a screen. Lines also differ by style or marker, so that they can be told apart
+without colour.
+"""
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+from jaxtyping import Bool
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from ..paths import atomic_write
 
-# Okabe and Ito's palette, and a marker or line style beside it, so that no line is told by colour alone.
+# the palette of Okabe and Ito
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 LINES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)))
 MARKERS = ("o", "s", "^", "x", "D", "v")
 
 
-def new_axes(*, width: float = 6.0, height: float = 4.2) -> tuple[Figure, Axes]:
-    """A figure with one pair of axes, in the style of every figure here."""
+def new_figure(*, width: float, height: float) -> Figure:
+    """An empty figure, sizes in inches."""
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
+    return figure
+
+
+def new_axes(*, width: float = 6.0, height: float = 4.2) -> tuple[Figure, Axes]:
+    """A figure with one pair of axes in the common style."""
+    figure = new_figure(width=width, height=height)
     axes = figure.subplots()
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.3)
+    style_axes(axes)
     return figure, axes
 
 
+def style_axes(axes: Axes) -> None:
+    """Remove the upper and the right border, and add a light grid."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.3)
+
+
+def line_style(number: int) -> tuple[str, Any]:
+    """Colour and line of a rater or method; the first 36 are all different."""
+    turn = number // len(COLOURS)
+    return COLOURS[number % len(COLOURS)], LINES[(number + turn) % len(LINES)]
+
+
+def draw_outlines(axes: Axes, masks: Bool[np.ndarray, "R H W"], *, width: float = 1.5) -> None:
+    """The outline of each rater's mask in the rater's style, `width` points wide; nothing if it is empty."""
+    # matplotlib warns if a contour has no points
+    drawn = {number: mask.astype(float) for number, mask in enumerate(masks) if mask.any() and not mask.all()}
+    # dark lines below the coloured ones are visible in their gaps, on light and on dark tissue; all dark
+    # lines are drawn first, so that equal outlines are visible in each other's gaps
+    for mask in drawn.values():
+        axes.contour(mask, levels=[0.5], colors=["0.1"], linewidths=width + 0.7)
+    for number, mask in drawn.items():
+        colour, line = line_style(number)
+        axes.contour(mask, levels=[0.5], colors=[colour], linestyles=[line], linewidths=width)
+
+
 def save_figure(figure: Figure, path: Path) -> None:
-    """Write `figure` under its final name only once it is whole."""
+    """Write the figure in the format that the suffix of `path` names."""
     with atomic_write(path) as temp_path:
         figure.savefig(temp_path, dpi=160, format=path.suffix.removeprefix("."))

@@ -1,42 +1,43 @@
-"""Pictures of cases for a page: two small images a case, from which a browser makes every layer it shows.
+"""Pictures of cases for a page: two small images per case, from which a browser makes every layer it shows.
 
-    image   the channels one below the other, grey, WebP
-    maps    equal tiles in a grid, 8 bits, WebP without loss: the raters' class maps as bits, then the true
-            probability where it is known, then the prediction of each method; one tile a foreground class
+    image   the channels below each other, grey, WebP
+    maps    equal tiles in a grid, 8 bits, lossless WebP: the raters' class maps as bits, then the true
+            probability if it is known, then the prediction of each method; one tile per foreground class
 
-A probability is in units of 1/255. The mean of the raters and all differences follow from these. Of a volume,
-the slice with most foreground. Pictures are shrunk, all to the same longest side, until they fit a number of
-bytes. Left out: layout and colours, which are the page's.
+A probability is stored in units of 1/255. The page computes the mean of the raters and all differences from
+these tiles. Of a volume, the slice with the most foreground is shown. All pictures are shrunk to the same
+longest side until they fit a number of bytes. Layout and colours belong to the page.
 """
 
 import base64
 import io
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, UInt8
+from jaxtyping import UInt8
 from PIL import Image
 
 from ..data.dataset import Dataset
 from ..data.packing import num_planes
 
-# characters of all pictures together: the rest of a page of 100 cases is below a megabyte
-BUDGET = 7_500_000
+# characters of all pictures together; everything else on a page of 100 cases takes less than a megabyte
+MAX_CHARACTERS = 7_500_000
+# longest sides that are tried, in pixels
 SIDES = (512, 384, 256, 192, 128)
 _QUALITY = 80
-# share of the darkest and brightest pixels that the contrast leaves out, in percent
+# percentage of the darkest and of the brightest pixels that are clipped for contrast
 _CLIPPED = 0.5
 
 
 @dataclass(frozen=True)
 class PictureLayout:
-    """What the tiles of `maps` are, the same for every case of a page.
+    """The meaning of the tiles of `maps`; it is the same for every case of a page.
 
-    A tile of raters holds `raters_per_tile` of them, `bits` each, the first in the lowest bits. Tiles follow
-    each other row by row, `columns` in a row.
+    A tile of raters holds `raters_per_tile` class maps with `bits` bits each, the first one in the lowest
+    bits. Tiles are in rows of `columns` tiles.
     """
 
     channels: tuple[str, ...]
@@ -46,7 +47,6 @@ class PictureLayout:
     raters_per_tile: int
     rater_tiles: int
     has_truth: bool
-    num_methods: int
     columns: int
 
     @classmethod
@@ -65,16 +65,15 @@ class PictureLayout:
             raters_per_tile=raters_per_tile,
             rater_tiles=rater_tiles,
             has_truth=has_truth,
-            num_methods=num_methods,
             columns=math.ceil(math.sqrt(num_tiles)),
         )
 
 
 @dataclass(frozen=True)
 class Picture:
-    """The pictures of one case as data URIs; sizes are rows and columns, aspect a pixel's height by width.
+    """The pictures of one case as data URIs; sizes are rows and columns, aspect is a pixel's height by width.
 
-    full_size: before shrinking. slice_number: of a volume's `num_slices`; None for an image.
+    full_size: before shrinking. slice_number, num_slices: of a volume; None for an image.
     present: which of the raters looked at the case.
     """
 
@@ -91,20 +90,38 @@ class Picture:
     def num_characters(self) -> int:
         return len(self.image) + len(self.maps)
 
-    def record(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True)
-class _Slice:
-    """Everything of a case, cut to what is shown and not yet shrunk."""
+class ShownSlice:
+    """The part of a case that is shown: an image as a whole, or one slice of a volume along `axis`.
 
-    image: Float[np.ndarray, "channels H W"]
-    masks: UInt8[np.ndarray, "R H W"]
-    probs: list[Float[np.ndarray, "foreground H W"]]
+    aspect: height of a pixel divided by its width.
+    """
+
     aspect: float
-    number: int | None
-    count: int | None
+    axis: int | None = None
+    number: int | None = None
+    num_slices: int | None = None
+
+    @classmethod
+    def of(cls, dataset: Dataset, number: int, masks: UInt8[np.ndarray, "R *space"]) -> "ShownSlice":
+        """The slice of case `number` in which the raters drew most; the middle one if they drew nothing."""
+        case = dataset.cases[number]
+        spacing = case.scan.spacing_mm[: len(case.shape)]
+        if len(case.shape) == 2:
+            return cls(spacing[0] / spacing[1])
+        prepared_axis = dataset.manifest.options.get("slice_axis")
+        axis = prepared_axis if prepared_axis in (0, 1, 2) else 2
+        others = [other for other in range(3) if other != axis]
+        counts = (masks > 0).sum(axis=(0, *(other + 1 for other in others)))
+        fullest = int(counts.argmax()) if counts.any() else len(counts) // 2
+        return cls(spacing[others[0]] / spacing[others[1]], axis, fullest, len(counts))
+
+    def cut(self, array: np.ndarray) -> np.ndarray:
+        """The slice of an array (leading, *space)."""
+        if self.axis is None or self.number is None:
+            return array
+        return np.asarray(array.take(self.number, self.axis + 1))
 
 
 def make_pictures(
@@ -113,28 +130,29 @@ def make_pictures(
     predictions: Callable[[int], list[np.ndarray]],
     layout: PictureLayout,
     *,
-    budget: int = BUDGET,
+    max_characters: int = MAX_CHARACTERS,
     on_case: Callable[[int, int], object] = lambda _, __: None,
 ) -> list[Picture]:
-    """Pictures of the cases, as large as all of them together stay within `budget` characters.
+    """Pictures of the cases, as large as possible with `max_characters` for all of them together.
 
-    predictions: from a case's number to the probabilities (C, *space) of each method. on_case(done, total).
+    predictions: returns the probabilities (C, *space) of each method for the number of a case.
+    on_case(done, total) is called after each case.
     """
     sides = _sides_for(dataset, numbers)
     sample = [numbers[at] for at in np.unique(np.linspace(0, len(numbers) - 1, 4).astype(int))]
     pictures: list[Picture] = []
     for side in sides:
-        smallest = side == sides[-1]
+        is_smallest = side == sides[-1]
         tried = [make_picture(dataset, number, predictions(number), layout, side=side) for number in sample]
         mean = sum(picture.num_characters() for picture in tried) / len(tried)
-        if mean * len(numbers) > budget and not smallest:
+        if mean * len(numbers) > max_characters and not is_smallest:
             continue
         pictures = []
         for done, number in enumerate(numbers, start=1):
             pictures.append(make_picture(dataset, number, predictions(number), layout, side=side))
             on_case(done, len(numbers))
-        # the sample may have been of the small ones
-        if sum(picture.num_characters() for picture in pictures) <= budget:
+        # the pictures of the sample may be smaller than the others
+        if sum(picture.num_characters() for picture in pictures) <= max_characters:
             break
     return pictures
 
@@ -144,64 +162,38 @@ def make_picture(
 ) -> Picture:
     """The pictures of one case, shrunk until no side is longer than `side` pixels."""
     truth = dataset.truth(number) if layout.has_truth else None
-    shown = _cut(dataset, number, [*([] if truth is None else [truth]), *probs])
-    height, width = shown.masks.shape[1:]
+    all_masks = dataset.masks(number)
+    shown = ShownSlice.of(dataset, number, all_masks)
+    image, masks = shown.cut(dataset.image(number)), shown.cut(all_masks)
+    height, width = masks.shape[1:]
     shrink = min(1.0, side / max(height, width))
     size = max(1, round(height * shrink)), max(1, round(width * shrink))
-    masks = _shrunk_classes(shown.masks, size, dataset.num_classes)
-    tiles = [*_rater_tiles(masks, layout)]
-    for prob in shown.probs:
-        tiles += [(_shrunk(plane, size) * 255).round().astype(np.uint8) for plane in prob]
-    channels = [_grey(_shrunk(channel, size)) for channel in shown.image]
+    tiles = _rater_tiles(_shrunk_classes(masks, size, dataset.num_classes), layout)
+    for prob in [*([] if truth is None else [truth]), *probs]:
+        foreground = shown.cut(np.asarray(prob[1:], dtype=np.float32))
+        tiles += [(_shrunk(plane, size) * 255).round().astype(np.uint8) for plane in foreground]
+    channels = [_grey(_shrunk(channel, size)) for channel in image]
     return Picture(
         case=dataset.cases[number].name,
         size=size,
         full_size=(height, width),
         aspect=shown.aspect,
         slice_number=shown.number,
-        num_slices=shown.count,
-        present=tuple(bool(there) for there in dataset.present[number]),
+        num_slices=shown.num_slices,
+        present=tuple(dataset.present[number].tolist()),
         image=_data_uri(np.concatenate(channels), quality=_QUALITY),
         maps=_data_uri(_grid(tiles, layout.columns), lossless=True),
     )
 
 
-def fullest_slice(dataset: Dataset, masks: UInt8[np.ndarray, "R *space"]) -> tuple[int, int]:
-    """Axis and number of the slice of a volume in which raters drew most; the middle one if nobody did."""
-    chosen = dataset.manifest.options.get("slice_axis")
-    axis = chosen if chosen in (0, 1, 2) else 2
-    counts = (masks > 0).sum(axis=(0, *(other + 1 for other in range(3) if other != axis)))
-    return axis, int(counts.argmax()) if counts.any() else len(counts) // 2
-
-
-def _cut(dataset: Dataset, number: int, probs: Sequence[np.ndarray]) -> _Slice:
-    """The case as an image: of a volume, the slice in which most raters drew most."""
-    case = dataset.cases[number]
-    image, masks = dataset.image(number), dataset.masks(number)
-    foreground = [np.asarray(prob[1:], dtype=np.float32) for prob in probs]
-    spacing = case.scan.spacing_mm[: len(case.shape)]
-    if len(case.shape) == 2:
-        return _Slice(image, masks, foreground, spacing[0] / spacing[1], None, None)
-    axis, fullest = fullest_slice(dataset, masks)
-    sides = [length for other, length in enumerate(spacing) if other != axis]
-    return _Slice(
-        image.take(fullest, axis + 1),
-        masks.take(fullest, axis + 1),
-        [np.asarray(prob.take(fullest, axis + 1)) for prob in foreground],
-        sides[0] / sides[1],
-        fullest,
-        masks.shape[axis + 1],
-    )
-
-
 def _sides_for(dataset: Dataset, numbers: Sequence[int]) -> list[int]:
-    """Sides to try, without those that are larger than every picture but the first of them."""
+    """The sides to try; of those that are larger than every picture, only the smallest."""
     longest = max(max(dataset.cases[number].shape) for number in numbers)
     return [side for side, next_side in zip(SIDES, (*SIDES[1:], 0), strict=True) if longest > next_side]
 
 
 def _shrunk(plane: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Mean over the area of each new pixel."""
+    """The mean over the area of each new pixel."""
     if plane.shape == size:
         return plane
     picture = Image.fromarray(np.ascontiguousarray(plane, dtype=np.float32))
@@ -210,7 +202,7 @@ def _shrunk(plane: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 
 def _shrunk_classes(masks: np.ndarray, size: tuple[int, int], num_classes: int) -> np.ndarray:
-    """The class that has most of each new pixel."""
+    """The class with the largest area in each new pixel."""
     if masks.shape[1:] == size:
         return masks
     shares = [[_shrunk(mask == index, size) for index in range(num_classes)] for mask in masks]
@@ -221,8 +213,8 @@ def _shrunk_classes(masks: np.ndarray, size: tuple[int, int], num_classes: int) 
 def _rater_tiles(masks: np.ndarray, layout: PictureLayout) -> list[np.ndarray]:
     tiles = [np.zeros(masks.shape[1:], dtype=np.uint8) for _ in range(layout.rater_tiles)]
     for rater, mask in enumerate(masks):
-        tile, place = divmod(rater, layout.raters_per_tile)
-        tiles[tile] |= mask << np.uint8(place * layout.bits)
+        tile, position = divmod(rater, layout.raters_per_tile)
+        tiles[tile] |= mask << np.uint8(position * layout.bits)
     return tiles
 
 
@@ -235,8 +227,10 @@ def _grey(plane: np.ndarray) -> np.ndarray:
 
 def _grid(tiles: Sequence[np.ndarray], columns: int) -> np.ndarray:
     blank = [np.zeros_like(tiles[0])] * (-len(tiles) % columns)
-    whole = [*tiles, *blank]
-    rows = [np.concatenate(whole[first : first + columns], axis=1) for first in range(0, len(whole), columns)]
+    filled = [*tiles, *blank]
+    rows = [
+        np.concatenate(filled[first : first + columns], axis=1) for first in range(0, len(filled), columns)
+    ]
     return np.concatenate(rows)
 
 

@@ -29,7 +29,7 @@ from ...paths import ReportFolder, RunFolder, atomic_write
 from ..case_figures import draw_case_scores, draw_reliability, draw_significance
 from ..curves import Curve, draw_curves, read_curves
 from ..figures import COLOURS, save_figure
-from ..images import BUDGET, Picture, PictureLayout, make_pictures
+from ..images import MAX_CHARACTERS, Picture, PictureLayout, make_pictures
 from .answer import LEVEL, Score, answer_of, compare_all, headline
 from .content import Predictions, ReadPrediction, choose_pictures, count_bins, page_data, with_predictions
 from .runs import check_comparable, differing_options, joined_cases
@@ -81,7 +81,7 @@ def build_page(
     read_prediction: ReadPrediction,
     title: str | None = None,
     max_cases: int = 100,
-    budget: int = BUDGET,
+    max_characters: int = MAX_CHARACTERS,
     num_resamples: int = 10_000,
     figures: bool = True,
     notices: Sequence[str] = (),
@@ -91,7 +91,7 @@ def build_page(
 
     runs: by the name of their method; one is enough. read_prediction: from the path of a stored prediction to
     its probabilities (C, *space). max_cases: pictures of so many cases; the tables always have all of them.
-    budget: characters of all pictures together, which are shrunk to fit. figures: whether to draw the figures
+    max_characters: of all pictures together, which are shrunk to fit. figures: whether to draw the figures
     beside the page, which takes longer than all the rest. notices: more to say at the top.
     on_step(what, done, total) is called as it goes.
     """
@@ -105,7 +105,7 @@ def build_page(
         dataset,
         read_prediction,
         max_cases=max_cases,
-        budget=budget,
+        max_characters=max_characters,
         num_resamples=num_resamples,
         notices=notices,
         on_step=on_step,
@@ -128,7 +128,7 @@ def _gather(
     read_prediction: ReadPrediction,
     *,
     max_cases: int,
-    budget: int,
+    max_characters: int,
     num_resamples: int,
     notices: Sequence[str],
     on_step: Step,
@@ -162,7 +162,7 @@ def _gather(
             chosen,
             predictions.of,
             layout,
-            budget=budget,
+            max_characters=max_characters,
             on_case=lambda *done: on_step("making pictures", *done),
         )
     )

@@ -7,7 +7,7 @@ predictions, and refused where they do not give the calibration error that the t
 import base64
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,8 @@ from ...metrics.cases import CaseTable
 from ...metrics.registry import display_scale
 from ...paths import RunFolder
 from ..curves import Curve
-from ..figures import MARKERS
+from ..figures import MARKERS, line_style
 from ..images import Picture, PictureLayout
-from ..label_figures import outline_style
 from .answer import Score
 
 ReadPrediction = Callable[[Path], np.ndarray]
@@ -160,7 +159,7 @@ def page_data(
         "layout": None
         if layout is None
         else _layout_record(layout, [methods.index(m) for m in pictured_methods]),
-        "pictures": [{**picture.record(), "case": number_of[picture.case]} for picture in pictures],
+        "pictures": [{**asdict(picture), "case": number_of[picture.case]} for picture in pictures],
         "probability_colours": _colours("cividis"),
     }
 
@@ -194,22 +193,13 @@ def _curve_record(method: int, curve: Curve) -> dict[str, Any]:
 
 
 def _layout_record(layout: PictureLayout, methods: Sequence[int]) -> dict[str, Any]:
-    return {
-        "channels": list(layout.channels),
-        "classes": list(layout.classes),
-        "raters": [{"name": name, **_style(number)} for number, name in enumerate(layout.raters)],
-        "bits": layout.bits,
-        "raters_per_tile": layout.raters_per_tile,
-        "rater_tiles": layout.rater_tiles,
-        "has_truth": layout.has_truth,
-        "methods": list(methods),
-        "columns": layout.columns,
-    }
+    raters = [{"name": name, **_style(number)} for number, name in enumerate(layout.raters)]
+    return {**asdict(layout), "raters": raters, "methods": list(methods)}
 
 
 def _style(number: int) -> dict[str, Any]:
     """Colour, dashes and marker of a method or rater, as the figures have them."""
-    colour, line = outline_style(number)
+    colour, line = line_style(number)
     dashes = _DASHES[line] if isinstance(line, str) else line[1]
     return {
         "colour": colour,

@@ -1,0 +1,143 @@
+"""`semidice check DATASET`: checks a prepared dataset, prints the result, and draws the contact sheet."""
+
+import math
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ..console import counting_bar, say
+from ..paths import DatasetFolder
+from .check import CheckReport, check_dataset
+from .contact_sheet import case_panel, choose_cases, draw_contact_sheet
+from .figures import save_figure
+
+# a dataset without its images would fill the screen
+_MAX_SHOWN = 40
+
+
+class CheckError(ValueError):
+    """The dataset has problems."""
+
+
+def run_check(folder: Path, *, sheet: Path | None = None, console: Console) -> CheckReport:
+    """Check the dataset behind a progress bar, print the result, and draw the contact sheet.
+
+    sheet: a PNG file, by default FOLDER_check.png next to the folder. If there are problems, a CheckError is
+    raised after the tables are printed and the sheet of the readable cases is drawn.
+    """
+    sheet = DatasetFolder(folder).contact_sheet if sheet is None else sheet
+    if sheet.suffix.lower() != ".png":
+        raise ValueError(f"the contact sheet is a PNG: give it a name that ends in .png; got {sheet}")
+    if sheet.resolve().is_relative_to(folder.resolve()):
+        raise ValueError(f"{sheet} is inside the dataset, which must not change: choose a path outside of it")
+    with counting_bar(console, doing="checking", unit="cases") as progress:
+        bar = progress.add_task("", total=None)
+        report = check_dataset(
+            folder, on_case=lambda done, total: progress.update(bar, completed=done, total=total)
+        )
+    console.print(summary_table(report))
+    console.print(rater_table(report))
+    _print_all(report.problems, "problem", "red", console)
+    _print_all(report.warnings, "warning", "yellow", console)
+    with console.status("drawing the contact sheet"):
+        is_drawn = _draw_sheet(report, sheet)
+    if is_drawn:
+        say(console, f"wrote {sheet}")
+    counts = f"{_counted(report.problems, 'problem')}, {_counted(report.warnings, 'warning')}"
+    if report.problems:
+        raise CheckError(
+            f"{counts} in {folder}: correct the raw files if they are wrong, "
+            "and prepare the dataset again in a new folder"
+        )
+    say(console, f"{counts}; next: semidice train quick --set {shlex.quote(f'data.dataset={folder}')}")
+    return report
+
+
+def summary_table(report: CheckReport) -> Table:
+    """What the dataset contains."""
+    dataset, manifest = report.dataset, report.dataset.manifest
+    sizes = [case.shape for case in dataset.cases]
+    spacings = [case.scan.spacing_mm[: len(case.shape)] for case in dataset.cases]
+    rows = {
+        "source": manifest.source,
+        "cases": str(len(dataset)),
+        "patients": str(len({case.patient for case in dataset.cases})),
+        "raters": str(len(manifest.raters)),
+        "classes": ", ".join(manifest.class_names),
+        "channels": ", ".join(manifest.channels),
+        "size": _range_text(sizes, "{:d}"),
+        "spacing (mm)": _range_text(spacings, "{:.3g}"),
+    }
+    for name, shares in zip(manifest.class_names[1:], report.foreground.T, strict=True):
+        shares = 100 * shares[~np.isnan(shares)]
+        if len(shares):
+            rows[f"share of {name}"] = (
+                f"{shares.mean():.2f} % of the voxels, {shares.min():.2f} to {shares.max():.2f} % in a case"
+            )
+    rows["on disk"] = f"{report.num_bytes / 1e6:.1f} MB"
+    table = Table(title=Text(f"Dataset {report.dataset.folder.path}"), show_header=False)
+    for name, text in rows.items():
+        table.add_row(Text(name), Text(text))
+    return table
+
+
+def rater_table(report: CheckReport) -> Table:
+    """One row per rater: cases, empty masks among them, mean Dice to the majority and to the other raters."""
+    table = Table(title="Raters")
+    table.add_column("rater")
+    for title in ("cases", "empty masks", "Dice to majority", "Dice to others"):
+        table.add_column(title, justify="right")
+    majority, others = report.rater_agreement(), report.agreement_with_others().nanmean(0)
+    num_cases, num_empty = report.dataset.present.sum(0), report.empty.sum(0)
+    for column, rater in enumerate(report.dataset.manifest.raters):
+        scores = (_score_text(float(mean[column])) for mean in (majority, others))
+        table.add_row(Text(rater), str(num_cases[column]), str(num_empty[column]), *scores)
+    table.add_section()
+    means = (_score_text(float(mean.nanmean())) for mean in (majority, others))
+    table.add_row("mean over raters", "", "", *means)
+    return table
+
+
+def _range_text(values: Sequence[Sequence[float]], form: str) -> str:
+    """Lengths along the axes as `a x b`: all values if they are few, otherwise the range of each axis."""
+    texts = [" x ".join(form.format(number) for number in value) for value in values]
+    different = list(dict.fromkeys(texts))
+    if len(different) <= 3 or len({len(value) for value in values}) > 1:
+        return ", ".join(different[:3]) + (", ..." if len(different) > 3 else "")
+    low, high = (
+        " x ".join(form.format(end(axis)) for axis in zip(*values, strict=True)) for end in (min, max)
+    )
+    return f"{low} to {high}"
+
+
+def _score_text(score: float) -> str:
+    return "-" if math.isnan(score) else f"{score:.3f}"
+
+
+def _counted(messages: Sequence[str], kind: str) -> str:
+    return f"{len(messages) or 'no'} {kind}{'' if len(messages) == 1 else 's'}"
+
+
+def _print_all(messages: Sequence[str], kind: str, colour: str, console: Console) -> None:
+    for message in messages[:_MAX_SHOWN]:
+        console.print(Text.assemble((f"{kind}: ", f"bold {colour}"), message), soft_wrap=True)
+    if len(messages) > _MAX_SHOWN:
+        console.print(f"... and {len(messages) - _MAX_SHOWN} more {kind}s", style=colour, highlight=False)
+
+
+def _draw_sheet(report: CheckReport, path: Path) -> bool:
+    """Draw the contact sheet, if there is a readable case; whether it was drawn."""
+    agreement = report.case_agreement().numpy()
+    numbers = choose_cases(agreement, report.readable)
+    if not numbers:
+        return False
+    dataset = report.dataset
+    panels = [case_panel(dataset, number, float(agreement[number])) for number in numbers]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_figure(draw_contact_sheet(panels, dataset.manifest.raters, num_cases=len(dataset)), path)
+    return True
