@@ -35,8 +35,8 @@ from timing import seconds_in_turns, seconds_of, seconds_of_graph
 from torch import Tensor
 
 import semidice
-from semidice.losses.cross_entropy import cross_entropy_of
-from semidice.losses.region import region_loss_of
+from semidice.overlap.mixture import losses_of
+from semidice.overlap.options import MixtureOptions, RegionOptions
 from semidice.overlap.sums import reference_sums
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -106,7 +106,8 @@ def plain_definition(logits: Tensor, target: Tensor) -> Tensor:
     """The mixture from its parts, so that the compiler sees plain operations and no kernel."""
     sums = reference_sums(logits, target, activation="softmax", valid=None, form="min", entropy=True)
     weight = torch.ones(logits.shape[1], device=logits.device)
-    return 0.25 * cross_entropy_of(sums, weight, False) + 0.75 * region_loss_of(sums, weight, 0.5, 0.5)
+    options = MixtureOptions("softmax", RegionOptions(alpha=0.5, beta=0.5))
+    return losses_of(sums, weight, options, parts=False).total
 
 
 def _monai(hard: bool) -> Loss:
@@ -303,8 +304,8 @@ def main() -> None:
         need_gpu()
     if not arguments.skip_tests:
         marks = ["-m", "gpu and not slow"] if device == "cuda" else []
-        on_gpu = ["tests/test_fused.py", "tests/test_launch.py"]
-        tests = on_gpu if device == "cuda" else ["tests/test_blocked.py"]
+        on_gpu = ["tests/kernels/test_fused.py", "tests/kernels/test_launch.py"]
+        tests = on_gpu if device == "cuda" else ["tests/kernels/test_blocked.py"]
         subprocess.run([sys.executable, "-m", "pytest", "-q", *marks, *tests], check=True)
     # a compiled backward pass that reuses its buffers cannot be timed by itself
     torch._functorch.config.donated_buffer = False

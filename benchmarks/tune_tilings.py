@@ -72,12 +72,12 @@ def prepared(inputs: Inputs, which: str, tiling: Tiling | None) -> Callable[[], 
     tensors = inputs.logits, inputs.target, inputs.valid
     tiling = tiling or getattr(layout, which)
     with patch.object(plans.Layout, which, tiling):
-        norms = plans._norms(layout, tiling, inputs.logits)
+        norms = plans.Norms(layout, tiling)(inputs.logits)
         if which == "forward":
-            sums = plans._sums_launch.__wrapped__(layout, 0)
+            sums = plans._sums_launch(layout, 0)
             partials = torch.empty(num_images * layout.num_programs * 5 * num_classes, device="cuda")
             return lambda: sums(*tensors, partials, *norms)
-        gradient_launch = plans._gradient_launch.__wrapped__(layout, layout.logits_stride)
+        gradient_launch = plans._gradient_launch(layout, layout.logits_stride)
     gradient, scale = torch.empty_like(inputs.logits), torch.ones((), device="cuda")
     grad_sums = torch.randn(num_images * 4 * num_classes, device="cuda")
     return lambda: gradient_launch(*tensors, grad_sums, scale, gradient, *norms)

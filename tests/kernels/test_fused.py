@@ -14,13 +14,13 @@ import pytest
 import torch
 from laws import FORMS, class_map, random_logits, soft_label
 
-from semidice.losses.cross_entropy import cross_entropy_of
-from semidice.losses.region import region_loss_of
+from semidice.overlap.mixture import cross_entropy_of, losses_of, region_loss_of
+from semidice.overlap.options import MixtureOptions, RegionOptions
 from semidice.overlap.sums import reference_gradient, reference_sums
 
 pytest.importorskip("triton")
 from semidice.kernels import fused, overlap, plans, tilings
-from semidice.kernels.plans import MixtureOptions, flat_inputs
+from semidice.kernels.plans import flat_inputs
 from semidice.kernels.tilings import split_classes
 
 ON_GPU = torch.cuda.is_available()
@@ -118,18 +118,16 @@ def test_class_indices_far_from_and_next_to_certainty(shape, form):
 
 
 @pytest.mark.parametrize("num_classes", [3, 60])
-@pytest.mark.parametrize("form", ["min", None])
+@pytest.mark.parametrize("region_weight", [0.75, 0.0])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.filterwarnings("ignore:invalid value")
-def test_what_is_not_finite_shows(num_classes, form, value):
+def test_what_is_not_finite_shows(num_classes, region_weight, value):
     """On a GPU nothing looks at values: the loss has to tell."""
     logits, target = random_logits(2, num_classes, 50), class_map((2, 50), num_classes)
     logits[1, 1, 7] = value
-    total, *_ = fused.fused_mixture(
-        logits.to(DEVICE), target.to(DEVICE), activation="softmax", form=form, entropy=True, valid=None,
-        class_weight=None, options=MixtureOptions(0.5, 0.5, 0.25, 0.75),
-    )  # fmt: skip
-    assert not total.isfinite()
+    options = DICE_AND_ENTROPY._replace(region_weight=region_weight)
+    losses = fused.fused_mixture(logits.to(DEVICE), target.to(DEVICE), None, options, None, parts=False)
+    assert not losses.total.isfinite()
 
 
 @pytest.mark.parametrize("num_classes", [3, 60])
@@ -310,7 +308,7 @@ def test_the_mixture_of_many_classes(num_classes, kind):
     defined = logits.clone().requires_grad_()
     sums = reference_sums(defined, target, valid=None, **ALL_SUMS)
     ones = torch.ones(num_classes, device=DEVICE)
-    expected = 0.25 * cross_entropy_of(sums, ones, sync=False) + 0.75 * region_loss_of(sums, ones, 0.5, 0.5)
+    expected = losses_of(sums, ones, DICE_AND_ENTROPY, parts=False).total
     expected.backward()
     torch.testing.assert_close(total, expected.detach())
     torch.testing.assert_close(gradient, defined.grad, rtol=1e-4, atol=1e-7)
@@ -384,18 +382,18 @@ def test_the_mixture_in_three_launches_equals_the_definition(name, kind, weighte
     target = target.to(DEVICE)
     valid = torch.zeros(3, 37, dtype=torch.bool, device=DEVICE) if kind == "nothing valid" else None
     weight = torch.tensor([0.5, 1.0, 2.0, 0.0], device=DEVICE) if weighted else None
-    which = {"activation": "softmax", "form": "min", "entropy": True, "valid": valid}
-    options = MixtureOptions(alpha=0.7, beta=0.3, entropy_weight=0.25, region_weight=0.75, **MIXTURES[name])
+    region_options = RegionOptions(alpha=0.7, beta=0.3, **MIXTURES[name])
+    options = MixtureOptions("softmax", region_options)
 
     free = logits.clone().requires_grad_()
-    total, entropy, region = fused.fused_mixture(free, target, class_weight=weight, options=options, **which)
+    total, (entropy, region) = fused.fused_mixture(free, target, valid, options, weight, parts=True)
     (2.5 * total).backward()
 
     defined = logits.clone().requires_grad_()
-    sums = reference_sums(defined, target, **which)
+    sums = reference_sums(defined, target, valid=valid, **ALL_SUMS)
     ones = torch.ones(4, device=DEVICE) if weight is None else weight
     defined_entropy = cross_entropy_of(sums, ones, sync=False)
-    defined_region = region_loss_of(sums, ones, 0.7, 0.3, **MIXTURES[name])
+    defined_region = region_loss_of(sums, ones, region_options)
     (2.5 * (0.25 * defined_entropy + 0.75 * defined_region)).backward()
 
     torch.testing.assert_close(entropy, defined_entropy.detach())
@@ -408,12 +406,11 @@ def test_the_mixture_in_three_launches_equals_the_definition(name, kind, weighte
 @pytest.mark.parametrize("over", ["batch", "image"])
 def test_many_partial_sums_are_added_up_before_the_loss(over, monkeypatch):
     logits, target = random_logits(2, 3, 5000).to(DEVICE), soft_label(2, 3, 5000).to(DEVICE)
-    which = {"activation": "softmax", "form": "min", "entropy": True, "valid": None, "class_weight": None}
-    options = MixtureOptions(alpha=0.7, beta=0.3, entropy_weight=0.25, region_weight=0.75, over=over)
-    few, *_ = fused.fused_mixture(logits, target, options=options, **which)
+    options = MixtureOptions("softmax", RegionOptions(alpha=0.7, beta=0.3, over=over))
+    few = fused.fused_mixture(logits, target, None, options, None, parts=False).total
     monkeypatch.setattr(plans, "_FEW_PARTIALS", 0)
     kernels.forget_plans()
-    many, *_ = fused.fused_mixture(logits, target, options=options, **which)
+    many = fused.fused_mixture(logits, target, None, options, None, parts=False).total
     kernels.forget_plans()
     torch.testing.assert_close(many, few)
 
@@ -583,26 +580,23 @@ def test_the_kernels_compile_for_a_gpu_that_is_not_there():
 
 
 def test_at_the_label_the_gradient_is_exactly_zero():
-    options = MixtureOptions(alpha=0.7, beta=0.3, entropy_weight=0.0, region_weight=1.0)
+    options = MixtureOptions("none", RegionOptions(alpha=0.7, beta=0.3), 0.0, 1.0)
     prob = soft_label(1, 2, 64).to(DEVICE).requires_grad_()
-    which = {"activation": "none", "form": "min", "entropy": False, "valid": None}
-    total, *_ = fused.fused_mixture(prob, prob.detach(), class_weight=None, options=options, **which)
+    total = fused.fused_mixture(prob, prob.detach(), None, options, None, parts=False).total
     total.backward()
     assert total.item() == 0
     assert torch.count_nonzero(prob.grad) == 0
 
 
 needs_gpu = pytest.mark.skipif(not ON_GPU, reason="needs a CUDA device")
-DICE_AND_ENTROPY = MixtureOptions(alpha=0.5, beta=0.5, entropy_weight=0.25, region_weight=0.75)
+DICE_AND_ENTROPY = MixtureOptions("softmax", RegionOptions(alpha=0.5, beta=0.5))
 ALL_SUMS = {"activation": "softmax", "form": "min", "entropy": True}
 
 
 def mixture_and_gradient(logits, target):
     """The total and its gradient; nothing of it is kept."""
     free = logits.detach().requires_grad_()
-    total, *_ = fused.fused_mixture(
-        free, target, valid=None, class_weight=None, options=DICE_AND_ENTROPY, **ALL_SUMS
-    )
+    total = fused.fused_mixture(free, target, None, DICE_AND_ENTROPY, None, parts=True).total
     total.backward()
     return total.detach(), free.grad
 

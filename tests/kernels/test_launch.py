@@ -21,11 +21,11 @@ from triton.runtime.jit import JITFunction, create_function_from_signature
 from semidice import SegmentationLoss, use_kernels
 from semidice.kernels import fused, launch, overlap, plans
 from semidice.kernels.launch import Launch
-from semidice.kernels.plans import MixtureOptions
+from semidice.overlap.options import MixtureOptions, RegionOptions
 
 KERNELS = ("sums_kernel", "gradient_kernel", "loss_kernel")
 STREAM = 77
-OPTIONS = MixtureOptions(alpha=0.5, beta=0.5, entropy_weight=0.25, region_weight=0.75)
+OPTIONS = MixtureOptions("softmax", RegionOptions(alpha=0.5, beta=0.5))
 WHICH = {"activation": "softmax", "form": "min", "entropy": True}
 
 
@@ -126,10 +126,7 @@ def batches():
 def launch_all(tries):
     for logits, target, valid, weight in tries:
         free = logits.detach().requires_grad_()
-        total, *_ = fused.fused_mixture(
-            free, target, valid=valid, class_weight=weight, options=OPTIONS, **WHICH
-        )
-        total.backward()
+        fused.fused_mixture(free, target, valid, OPTIONS, weight, parts=True).total.backward()
 
 
 def test_a_remembered_kernel_is_the_one_that_triton_would_choose(kernels):
@@ -148,16 +145,11 @@ def test_a_key_without_alignment_would_be_found_out(kernels, monkeypatch):
         launch_all(batches())
 
 
-def _layout_and_stride(logits):
-    inputs = plans.flat_inputs(logits, torch.zeros_like(logits), None, **WHICH)
-    return inputs.layout, inputs.logits.stride()
-
-
 def test_numbers_that_come_as_integers_are_floats_to_triton(kernels):
     logits, target = random_logits(1, 2, 16), soft_label(1, 2, 16)
     for alpha in (1, 0.5, 16, 2**40):
-        options = OPTIONS._replace(alpha=alpha, beta=alpha)
-        fused.fused_mixture(logits, target, valid=None, class_weight=None, options=options, **WHICH)
+        options = OPTIONS._replace(region=RegionOptions(alpha=alpha, beta=alpha))
+        fused.fused_mixture(logits, target, None, options, None, parts=True)
     assert (kernels[2].num_plain, kernels[2].num_direct) == (1, 3)
 
 
@@ -234,16 +226,13 @@ def test_a_mask_is_copied_unless_it_is_contiguous():
     assert num_kept > 0
 
 
-def mixture(logits, **options):
-    target = soft_label(1, 2, 16)
-    return fused.fused_mixture(
-        logits, target, valid=None, class_weight=None, options=OPTIONS, **WHICH, **options
-    )
+def mixture(logits, *, parts=True):
+    return fused.fused_mixture(logits, soft_label(1, 2, 16), None, OPTIONS, None, parts=parts)
 
 
 def test_total_and_parts_can_be_changed_in_place(kernels):
     free = random_logits(1, 2, 16).requires_grad_()
-    total, entropy, region = mixture(free)
+    total, (entropy, region) = mixture(free)
     assert not entropy.requires_grad
     assert not region.requires_grad
     total /= 4
@@ -253,8 +242,9 @@ def test_total_and_parts_can_be_changed_in_place(kernels):
 
 
 def test_without_parts_there_is_the_total_alone(kernels):
-    (total,) = mixture(random_logits(1, 2, 16).requires_grad_(), parts=False)
-    assert total.requires_grad
+    losses = mixture(random_logits(1, 2, 16).requires_grad_(), parts=False)
+    assert losses.total.requires_grad
+    assert losses.terms == ()
 
 
 def test_logits_that_were_changed_since_are_found_out(kernels):
@@ -265,14 +255,6 @@ def test_logits_that_were_changed_since_are_found_out(kernels):
         total.backward()
 
 
-def test_the_gradient_of_the_mixture_has_none_and_says_so(kernels):
-    free = random_logits(1, 2, 16).requires_grad_()
-    total, *_ = mixture(free)
-    (slope,) = torch.autograd.grad(total.square(), free, create_graph=True)
-    with pytest.raises(RuntimeError, match="differentiate twice"):
-        slope.sum().backward()
-
-
 @pytest.mark.gpu
 def test_a_remembered_launch_computes_the_same():
     tries = [[None if t is None else t.cuda() for t in batch] for batch in batches()]
@@ -281,36 +263,35 @@ def test_a_remembered_launch_computes_the_same():
         once = []
         for logits, target, valid, weight in tries:
             free = logits.detach().requires_grad_()
-            total, *_ = fused.fused_mixture(
-                free, target, valid=valid, class_weight=weight, options=OPTIONS, **WHICH
-            )
+            total = fused.fused_mixture(free, target, valid, OPTIONS, weight, parts=True).total
             total.backward()
             once += [total.detach(), free.grad]
         results.append(once)
     for later in results[1:]:
         torch.testing.assert_close(later, results[0], rtol=0, atol=0, equal_nan=True)
-    plan = plans._gradient_launch(*_layout_and_stride(torch.zeros(1, 16, 16, device="cuda")))
-    assert len(plan._compiled) >= 1
+    for plan, _ in fused._plans.values():
+        assert len(plan._gradient.launch._compiled) >= 1
 
 
 @pytest.mark.gpu
 def test_a_mask_on_the_cpu_is_refused_after_one_on_the_gpu():
     logits, target = random_logits(1, 2, 16).cuda(), soft_label(1, 2, 16).cuda()
     valid = torch.ones(1, 16, dtype=torch.bool, device="cuda")
-    options = {"class_weight": None, "options": OPTIONS, **WHICH}
     for _ in range(2):
-        fused.fused_mixture(logits, target, valid=valid, **options)
-    with pytest.raises(ValueError, match="cannot be accessed from Triton"):
-        fused.fused_mixture(logits, target, valid=valid.cpu(), **options)
+        fused.fused_mixture(logits, target, valid, OPTIONS, None, parts=True)
+    with pytest.raises(ValueError, match="valid is on cpu but prediction on cuda"):
+        fused.fused_mixture(logits, target, valid.cpu(), OPTIONS, None, parts=True)
 
 
-def test_a_first_look_is_taken_once_at_tensors_of_a_kind(kernels):
-    looks = []
+def test_tensors_of_a_kind_are_checked_once(kernels, monkeypatch):
+    checked = []
+    check_batch = fused.check_batch
 
-    def look(answer):
-        looks.append(answer)
-        return answer
+    def check(*batch):
+        checked.append(batch)
+        check_batch(*batch)
 
+    monkeypatch.setattr(fused, "check_batch", check)
     kinds = [
         (random_logits(1, 2, 16), soft_label(1, 2, 16)),
         (random_logits(1, 2, 17), soft_label(1, 2, 17)),
@@ -318,15 +299,16 @@ def test_a_first_look_is_taken_once_at_tensors_of_a_kind(kernels):
         (random_logits(1, 2, 16).half(), soft_label(1, 2, 16)),
         (random_logits(1, 2, 32)[..., ::2], soft_label(1, 2, 16)),
     ]
-    options = {"valid": None, "class_weight": None, "options": OPTIONS, **WHICH}
-    # what the kernels cannot take is looked at each time
-    for logits, target in 2 * kinds:
-        assert fused.fused_mixture(logits, target, validate_once=lambda: look(False), **options) is None
-    assert looks == 2 * len(kinds) * [False]
-    looks.clear()
     for logits, target in 3 * kinds:
-        assert fused.fused_mixture(logits, target, validate_once=lambda: look(True), **options) is not None
-    assert looks == len(kinds) * [True]
+        fused.fused_mixture(logits, target, None, OPTIONS, None, parts=True)
+    assert len(checked) == len(kinds)
+    # a batch that is refused has no plan, and is checked each time
+    for _ in range(2):
+        with pytest.raises(ValueError, match="differ in shape"):
+            fused.fused_mixture(
+                random_logits(1, 2, 16), soft_label(1, 2, 17), None, OPTIONS, None, parts=True
+            )
+    assert len(checked) == len(kinds) + 2
 
 
 @pytest.mark.gpu
@@ -348,7 +330,7 @@ def test_tensors_of_a_known_kind_still_go_where_they_should():
     finally:
         use_kernels(True)
     # the mixture, and the region loss alone
-    assert len(fused._mixtures) == 2
+    assert len(fused._plans) == 2
     with pytest.raises(ValueError, match="a float target needs a class axis"):
         loss(logits, target[:, 0])
     with pytest.raises(ValueError, match="valid is on cpu but prediction on cuda"):

@@ -12,7 +12,7 @@ from sklearn import metrics as sklearn_metrics
 
 from semidice import metrics
 from semidice.arrays import one_hot
-from semidice.losses.segmentation import dice_loss
+from semidice.losses.tversky import dice_loss
 from semidice.metrics import (
     binarized_dice_score,
     brier_error,

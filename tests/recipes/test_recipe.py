@@ -337,8 +337,9 @@ class TestParts:
     def test_the_loss_is_the_one_described(self, options, alpha, beta):
         described = SegmentationLossOptions(**options, form="product", class_weight=(1, 2))
         loss = described.build(sync=True)
-        assert (loss.region.alpha, loss.region.beta, loss.region.sync) == (alpha, beta, True)
-        assert not described.build().region.sync
+        region = loss.region.options
+        assert (region.alpha, region.beta, region.sync) == (alpha, beta, True)
+        assert not described.build().region.options.sync
         logits, target = torch.randn(2, 2, 8, 8), torch.rand(2, 2, 8, 8).softmax(1)
         expected = 0.25 * semidice.soft_cross_entropy(
             logits, target, activation="softmax", class_weight=[1, 2]

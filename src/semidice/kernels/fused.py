@@ -1,27 +1,157 @@
-"""The Triton kernels as functions with a gradient: the sums of a batch, and the whole mixture of losses.
+"""The Triton kernels as functions with a gradient: the sums of a batch, and the mixture of losses.
 
-Eagerly the kernels are launched directly. In a compiled graph they are operators of `torch.library`,
-`semidice::overlap_sums` and `semidice::overlap_gradient`, which the compiler leaves alone.
+A plan says what to launch for tensors of one kind. It is made once per kind and kept in `_plans`, the only
+cache. Eager code launches the kernels directly. In a compiled graph the sums are operators of
+`torch.library`, `semidice::overlap_sums` and `semidice::overlap_gradient`, which the compiler calls as they
+are. A gradient of the gradient goes through the definition.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from ..arrays import Activation
+from ..arrays import Activation, class_weights
 from ..overlap.forms import Form
+from ..overlap.mixture import Losses, check_batch, losses_of
+from ..overlap.options import MixtureOptions
 from ..overlap.stats import OverlapStats
-from ..overlap.sums import SegmentationSums, reference_gradient
-from .plans import MixtureOptions, MixturePlan, flat_inputs, logits_gradient, total_sums
+from ..overlap.sums import SegmentationSums, reference_gradient, reference_sums
+from .plans import MixturePlan, SumsPlan, flat_inputs, flat_tensors
 
 
-class _Options(NamedTuple):
+class _SumsOptions(NamedTuple):
     activation: Activation
     form: Form | None
     entropy: bool
+
+
+class _Planned(NamedTuple):
+    """A plan, and whether tensors of its kind must be copied because their voxels have no single stride."""
+
+    plan: Any
+    copies: bool
+
+
+# by shapes, strides, types and devices of the tensors, and by all options that kernels are compiled for
+_plans: dict[tuple[Any, ...], _Planned] = {}
+MAX_PLANS = 256
+
+
+def _kind(prediction: Tensor, target: Tensor, valid: Tensor | None) -> tuple[Any, ...]:
+    return (
+        prediction.shape,
+        prediction.stride(),
+        prediction.dtype,
+        prediction.device,
+        target.shape,
+        target.stride(),
+        target.dtype,
+        target.device,
+        None if valid is None else (valid.shape, valid.stride(), valid.dtype, valid.device),
+    )
+
+
+def _remember(key: tuple[Any, ...], planned: _Planned) -> _Planned:
+    if len(_plans) >= MAX_PLANS:
+        _plans.clear()
+    _plans[key] = planned
+    return planned
+
+
+def fused_mixture(
+    prediction: Tensor,
+    target: Tensor,
+    valid: Tensor | None,
+    options: MixtureOptions,
+    class_weight: Tensor | None,
+    *,
+    parts: bool,
+) -> Losses:
+    """The losses and their gradient in a few launches. Only the total has a gradient.
+
+    Shapes and types are checked when tensors of a kind come for the first time.
+    """
+    activation, region, cross_entropy_weight, region_weight = options
+    key = (
+        _kind(prediction, target, valid),
+        activation,
+        region.choices,
+        cross_entropy_weight > 0,
+        region_weight > 0,
+        class_weight is None,
+        parts,
+    )
+    planned = _plans.get(key)
+    if planned is None:
+        check_batch(prediction, target, valid, options)
+        inputs = flat_inputs(
+            prediction, target, valid, activation=activation, form=options.form, entropy=options.entropy
+        )
+        has_weight = class_weight is not None
+        plan = MixturePlan(inputs.layout, prediction, region, has_weight=has_weight, parts=parts)
+        planned = _remember(key, _Planned(plan, inputs.copied))
+    total, (terms,) = _FusedMixture.apply(prediction, target, valid, class_weight, planned, options)
+    return Losses(total, () if terms is None else terms.unbind())
+
+
+class _FusedMixture(torch.autograd.Function):
+    """The total, and the two terms or None. The terms are for a log and have no gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        prediction: Tensor,
+        target: Tensor,
+        valid: Tensor | None,
+        class_weight: Tensor | None,
+        planned: _Planned,
+        options: MixtureOptions,
+    ) -> tuple[Tensor, tuple[Tensor | None]]:
+        plan, copies = planned
+        tensors = flat_tensors(prediction, target, valid) if copies else (prediction, target, valid)
+        _, region, *weights = options
+        floats = (region.alpha, region.beta, region.gamma, region.smooth, *weights)
+        total, terms, kept = plan.losses(*tensors, class_weight, floats)
+        # copies are made again in the backward pass: they would take memory until then
+        ctx.save_for_backward(prediction, target, valid, class_weight, *kept)
+        ctx.planned, ctx.options = planned, options
+        # autograd makes zeros for the gradient of each output, but does not look into a tuple
+        return total, (terms,)
+
+    @staticmethod
+    def backward(ctx: Any, grad_total: Tensor, _: None) -> tuple[Tensor | None, ...]:
+        prediction, target, valid, class_weight, *kept = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            gradient = _differentiable_gradient(
+                prediction, target, valid, class_weight, ctx.options, grad_total
+            )
+            return gradient, None, None, None, None, None
+        plan, copies = ctx.planned
+        tensors = flat_tensors(prediction, target, valid) if copies else (prediction, target, valid)
+        return plan.gradient(*tensors, kept, grad_total, prediction), None, None, None, None, None
+
+
+def _differentiable_gradient(
+    prediction: Tensor,
+    target: Tensor,
+    valid: Tensor | None,
+    class_weight: Tensor | None,
+    options: MixtureOptions,
+    grad_total: Tensor,
+) -> Tensor:
+    """The gradient of the mixture by the definition, for `create_graph=True`."""
+    sums = reference_sums(
+        prediction,
+        target,
+        activation=options.activation,
+        valid=valid,
+        form=options.form,
+        entropy=options.entropy,
+    )
+    total = losses_of(sums, class_weights(class_weight, prediction), options, parts=False).total
+    (gradient,) = torch.autograd.grad(total, prediction, grad_total, create_graph=True)
+    return gradient
 
 
 def fused_sums(
@@ -34,92 +164,18 @@ def fused_sums(
     entropy: bool,
 ) -> SegmentationSums:
     """See `reference_sums`; differentiable in the prediction, not in the target."""
-    sums = _FusedSums.apply(prediction, target, valid, _Options(activation, form, entropy))
+    sums = _FusedSums.apply(prediction, target, valid, _SumsOptions(activation, form, entropy))
     tp, fp, fn, entropies, mass = sums.unbind(1)
     overlap = None if form is None else OverlapStats(tp, fp, fn)
     return SegmentationSums(overlap, *((entropies, mass) if entropy else (None, None)))
 
 
-class _Tensors(NamedTuple):
-    prediction: Tensor
-    target: Tensor
-    valid: Tensor | None
-
-
-class _Mixture(NamedTuple):
-    """What is known of tensors of one kind: their plan, and how they are copied where they must be."""
-
-    plan: MixturePlan
-    copied: _Options | None
-
-
-# by shapes, strides, types and devices of the tensors, and all options but the numbers
-_mixtures: dict[tuple[Any, ...], _Mixture] = {}
-_MAX_MIXTURES = 256
-
-
-def fused_mixture(
-    prediction: Tensor,
-    target: Tensor,
-    *,
-    activation: Activation,
-    valid: Tensor | None,
-    form: Form | None,
-    entropy: bool,
-    class_weight: Tensor | None,
-    options: MixtureOptions,
-    parts: bool = True,
-    validate_once: Callable[[], bool] | None = None,
-) -> tuple[Tensor, ...] | None:
-    """Total, and with `parts` cross entropy and region loss, in few launches, its gradient included.
-
-    The total alone has a gradient. Not to ask for the parts saves the time of two views. `validate_once` is
-    called when tensors of such shapes, types and places come for the first time, and no more if it says that
-    the kernels can take them; if not, the answer is None.
-    """
-    key = (
-        prediction.shape,
-        prediction.stride(),
-        prediction.dtype,
-        prediction.device,
-        target.shape,
-        target.stride(),
-        target.dtype,
-        target.device,
-        None if valid is None else (valid.shape, valid.stride(), valid.dtype, valid.device),
-        activation,
-        form,
-        entropy,
-        class_weight is None,
-        parts,
-        options.gamma != 1,
-        options.log,
-        options.over,
-        options.classes,
-        options.background,
-    )
-    mixture = _mixtures.get(key)
-    if mixture is None:
-        if validate_once is not None and not validate_once():
-            return None
-        which = _Options(activation, form, entropy)
-        inputs = flat_inputs(prediction, target, valid, **which._asdict())
-        kept = inputs.logits is prediction and inputs.target is target and inputs.valid is valid
-        has_weight = class_weight is not None
-        plan = MixturePlan(inputs.layout, prediction, options, has_weight=has_weight, parts=parts)
-        if len(_mixtures) >= _MAX_MIXTURES:
-            _mixtures.clear()
-        mixture = _mixtures[key] = _Mixture(plan, None if kept else which)
-    total, (terms,) = _FusedMixture.apply(prediction, target, valid, class_weight, mixture, options)
-    return (total,) if terms is None else (total, *terms.unbind())
-
-
 class _FusedSums(torch.autograd.Function):
-    """tp, fp, fn, entropy and mass, (N, 5, C); those that were not asked for hold anything."""
+    """tp, fp, fn, entropy and mass, (N, 5, C); the values that were not asked for are undefined."""
 
     @staticmethod
     def forward(
-        ctx: Any, prediction: Tensor, target: Tensor, valid: Tensor | None, options: _Options
+        ctx: Any, prediction: Tensor, target: Tensor, valid: Tensor | None, options: _SumsOptions
     ) -> Tensor:
         ctx.save_for_backward(prediction, target, valid)
         ctx.options = options
@@ -131,68 +187,25 @@ class _FusedSums(torch.autograd.Function):
         prediction, target, valid = ctx.saved_tensors
         options = ctx.options
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            again = reference_gradient(
+            gradient = reference_gradient(
                 prediction, target, grad_sums.unbind(1), valid=valid, **options._asdict()
             )
-            return again, None, None, None
-        gradient = torch.ops.semidice.overlap_gradient if torch.compiler.is_compiling() else _gradient
-        result = gradient(
+            return gradient, None, None, None
+        gradient_of = torch.ops.semidice.overlap_gradient if torch.compiler.is_compiling() else _gradient
+        gradient = gradient_of(
             prediction, target, valid, grad_sums, options.activation, options.form or "", options.entropy
         )
-        return result, None, None, None
+        return gradient, None, None, None
 
 
-class _FusedMixture(torch.autograd.Function):
-    """Total, and if asked for the two terms; those are for a log and carry no gradient."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        prediction: Tensor,
-        target: Tensor,
-        valid: Tensor | None,
-        class_weight: Tensor | None,
-        mixture: _Mixture,
-        options: MixtureOptions,
-    ) -> tuple[Tensor, tuple[Tensor | None]]:
-        plan, copied = mixture
-        tensors = _Tensors(prediction, target, valid)
-        given = tensors if copied is None else _copies(tensors, copied)
-        total, terms, kept = plan.losses(*given, class_weight, options)
-        ctx.save_for_backward(*tensors, *kept)
-        ctx.mixture = mixture
-        # in a tuple of their own autograd leaves them alone: else it makes zeros for their gradient
-        return total, (terms,)
-
-    @staticmethod
-    def backward(ctx: Any, grad_total: Tensor, _: None) -> tuple[Tensor | None, ...]:
-        # with gradients off there is nothing to refuse, and `once_differentiable` takes a few microseconds
-        return (_once_gradient if torch.is_grad_enabled() else _mixture_gradient)(ctx, grad_total)
-
-
-def _copies(tensors: _Tensors, which: _Options) -> _Tensors:
-    """As the kernels take them; made again for the gradient rather than kept."""
-    return _Tensors(*flat_inputs(*tensors, **which._asdict())[:3])
-
-
-def _mixture_gradient(ctx: Any, grad_total: Tensor) -> tuple[Tensor | None, ...]:
-    prediction, target, valid, *kept = ctx.saved_tensors
-    plan, copied = ctx.mixture
-    tensors = _Tensors(prediction, target, valid)
-    given = tensors if copied is None else _copies(tensors, copied)
-    gradient = plan.gradient(*given, kept, grad_total, prediction)
-    return gradient, None, None, None, None, None
-
-
-# an error where a derivative of the gradient is asked for
-_once_gradient = once_differentiable(_mixture_gradient)
-
-
+# Operators of torch.library have no optional strings: an empty one stands for no form.
 def _sums(
     prediction: Tensor, target: Tensor, valid: Tensor | None, activation: str, form: str, entropy: bool
 ) -> Tensor:
-    inputs = _inputs(prediction, target, valid, activation, form, entropy)
-    return total_sums(inputs)
+    plan, copies = _sums_plan(prediction, target, valid, activation, form, entropy)
+    tensors = flat_tensors(prediction, target, valid) if copies else (prediction, target, valid)
+    sums: Tensor = plan.sums(*tensors)
+    return sums
 
 
 def _gradient(
@@ -204,16 +217,25 @@ def _gradient(
     form: str,
     entropy: bool,
 ) -> Tensor:
-    inputs = _inputs(prediction, target, valid, activation, form, entropy)
-    four = grad_sums[:, :4].to(torch.float32).contiguous()
-    return logits_gradient(inputs, four, torch.ones((), device=four.device), like=prediction)
+    plan, copies = _sums_plan(prediction, target, valid, activation, form, entropy)
+    tensors = flat_tensors(prediction, target, valid) if copies else (prediction, target, valid)
+    # the fifth sum, the mass, does not depend on the prediction
+    grad_sums = grad_sums[:, :4].to(torch.float32).contiguous()
+    gradient: Tensor = plan.gradient(*tensors, grad_sums, prediction)
+    return gradient
 
 
-def _inputs(
+def _sums_plan(
     prediction: Tensor, target: Tensor, valid: Tensor | None, activation: Any, form: Any, entropy: bool
-) -> Any:
-    # operators of torch.library have no optional strings: an empty one is no form
-    return flat_inputs(prediction, target, valid, activation=activation, form=form or None, entropy=entropy)
+) -> _Planned:
+    key = (_kind(prediction, target, valid), activation, form, entropy)
+    planned = _plans.get(key)
+    if planned is None:
+        inputs = flat_inputs(
+            prediction, target, valid, activation=activation, form=form or None, entropy=entropy
+        )
+        planned = _remember(key, _Planned(SumsPlan(inputs.layout, prediction), inputs.copied))
+    return planned
 
 
 _sums_operator = torch.library.custom_op("semidice::overlap_sums", _sums, mutates_args=())

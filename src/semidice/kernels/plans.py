@@ -1,8 +1,7 @@
-"""What the kernels of `overlap` are launched with: found out once for tensors of one kind, and remembered."""
+"""What the kernels of `overlap` are launched with. `fused` makes a plan once for each kind of tensors."""
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -12,13 +11,12 @@ from torch import Tensor
 
 from ..arrays import Activation
 from ..overlap.forms import Form
+from ..overlap.options import RegionOptions
 from . import overlap, tilings
 from .launch import Launch
 from .tilings import Tiling, Tilings
 
 NUM_SUMS = 5
-# layouts whose launches are remembered; a network sees a few, and one that is forgotten is planned again
-_NUM_PLANS = 256
 # classes of hard labels from which on voxels are added to a table: with 40 it pays, with 32 it does not
 _MIN_IN_TABLE = 33
 # floats of partial sums that the program of the loss adds up in less time than another launch takes
@@ -32,7 +30,7 @@ _MIN_SPREAD = 64
 
 
 class Layout(NamedTuple):
-    """All that decides how a batch is gone through, but for where its tensors are: the key of a plan."""
+    """All that decides how a batch is gone through, but for where its tensors are."""
 
     # images, classes and voxels
     shape: tuple[int, int, int]
@@ -169,6 +167,8 @@ class Inputs(NamedTuple):
     target: Tensor
     valid: Tensor | None
     layout: Layout
+    # whether one of the tensors was copied
+    copied: bool = False
 
 
 def flat_inputs(
@@ -181,7 +181,6 @@ def flat_inputs(
     entropy: bool,
 ) -> Inputs:
     """`Inputs` with one axis of space; copies only what has no single stride along it."""
-    hard = not target.is_floating_point()
     layout = _layout(
         logits.shape,
         logits.stride(),
@@ -196,12 +195,19 @@ def flat_inputs(
     )
     if layout is not None:
         return Inputs(logits, target, valid, layout)
-    logits, target = _flat(logits, 2), _flat(target, 1 if hard else 2)
+    flat = flat_tensors(logits, target, valid)
+    return flat_inputs(*flat, activation=activation, form=form, entropy=entropy)._replace(copied=True)
+
+
+def flat_tensors(
+    logits: Tensor, target: Tensor, valid: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The tensors with one axis of space; copies only what has no single stride along it."""
+    num_leading = 2 if target.is_floating_point() else 1
     valid = None if valid is None else _flat(valid, 1).contiguous()
-    return flat_inputs(logits, target, valid, activation=activation, form=form, entropy=entropy)
+    return _flat(logits, 2), _flat(target, num_leading), valid
 
 
-@lru_cache(_NUM_PLANS)
 def _layout(
     shape: tuple[int, ...],
     logits_stride: tuple[int, ...],
@@ -251,7 +257,6 @@ def _num_multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-@lru_cache(_NUM_PLANS)
 def _flat_stride(shape: tuple[int, ...], stride: tuple[int, ...], num_leading: int) -> tuple[int, ...] | None:
     """Strides with the axes from `num_leading` on as one; None if those have no single stride."""
     space = list(zip(shape, stride, strict=True))[num_leading:]
@@ -269,7 +274,6 @@ def _flat(tensor: Tensor, num_leading: int) -> Tensor:
     return tensor.flatten(num_leading)
 
 
-@lru_cache(_NUM_PLANS)
 def _sums_launch(layout: Layout, first: int) -> Launch:
     """Of a batch and the tensor that takes the partial sums (N, T, 5, C), from its float `first` on."""
     tiling = layout.forward
@@ -297,7 +301,6 @@ def _launch(
     )
 
 
-@lru_cache(_NUM_PLANS)
 def _norms_launch(layout: Layout) -> Launch:
     num_voxels = layout.shape[2]
     num_programs = -(-num_voxels // layout.norms.voxel_block)
@@ -306,22 +309,27 @@ def _norms_launch(layout: Layout) -> Launch:
     )
 
 
-def _norms(layout: Layout, tiling: Tiling, logits: Tensor) -> tuple[Tensor | None, ...]:
-    """What a kernel of this tiling is to know of all classes: nothing if it sees them all.
+class Norms:
+    """What a kernel of `tiling` must know of all classes; nothing if it sees them all at once."""
 
-    Else largest logits and log2 of the totals (N, 2, V), or None where there is no softmax.
-    """
-    if tiling.class_block is None:
-        return ()
-    if layout.activation != "softmax":
-        return (None,)
-    num_images, _, num_voxels = layout.shape
-    norms = logits.new_empty((num_images, 2, num_voxels), dtype=torch.float32)
-    _norms_launch(layout)(logits, norms)
-    return (norms,)
+    def __init__(self, layout: Layout, tiling: Tiling) -> None:
+        self.sees_all = tiling.class_block is None
+        num_images, _, num_voxels = layout.shape
+        self._shape = (num_images, 2, num_voxels)
+        needed = not self.sees_all and layout.activation == "softmax"
+        self._launch = _norms_launch(layout) if needed else None
+
+    def __call__(self, logits: Tensor) -> tuple[Tensor | None, ...]:
+        """Largest logits and log2 of the totals (N, 2, V); None if there is no softmax."""
+        if self.sees_all:
+            return ()
+        if self._launch is None:
+            return (None,)
+        norms = logits.new_empty(self._shape, dtype=torch.float32)
+        self._launch(logits, norms)
+        return (norms,)
 
 
-@lru_cache(_NUM_PLANS)
 def _totals_launch(layout: Layout, num_programs: int, first: int) -> Launch:
     """Of partial sums and the tensor that takes the totals, from its float `first` on."""
     num_images, num_classes, _ = layout.shape
@@ -337,24 +345,6 @@ def _totals_launch(layout: Layout, num_programs: int, first: int) -> Launch:
     )
 
 
-def total_sums(inputs: Inputs) -> Tensor:
-    """Sums (N, 5, C); those that were not asked for hold anything."""
-    layout, device = inputs.layout, inputs.logits.device
-    num_images, num_classes, _ = layout.shape
-    num_programs = layout.num_programs
-    partials = torch.empty(
-        (num_images, num_programs, NUM_SUMS, num_classes), device=device, dtype=torch.float32
-    )
-    norms = _norms(layout, layout.forward, inputs.logits)
-    _sums_launch(layout, 0)(inputs.logits, inputs.target, inputs.valid, partials, *norms)
-    if num_programs == 1:
-        return partials[:, 0]
-    totals = torch.empty((num_images, NUM_SUMS, num_classes), device=device, dtype=torch.float32)
-    _totals_launch(layout, num_programs, 0)(partials, totals)
-    return totals
-
-
-@lru_cache(_NUM_PLANS)
 def _gradient_launch(layout: Layout, gradient_stride: tuple[int, ...]) -> Launch:
     tiling = layout.backward
     kernel = overlap.gradient_kernel if tiling.class_block is None else overlap.gradient_by_class_kernel
@@ -367,39 +357,48 @@ class _GradientPlan(NamedTuple):
     memory_format: torch.memory_format
 
 
-@lru_cache(_NUM_PLANS)
 def _gradient_plan(layout: Layout, shape: tuple[int, ...], stride: tuple[int, ...]) -> _GradientPlan:
     """Of a gradient in the layout of such logits, or contiguous where its axes of space would not be one."""
     like = torch.empty_strided(shape, stride, device="meta")
     for memory_format in (torch.preserve_format, torch.contiguous_format):
-        flat = _flat_stride(shape, torch.empty_like(like, memory_format=memory_format).stride(), 2)
+        flat: Any = _flat_stride(shape, torch.empty_like(like, memory_format=memory_format).stride(), 2)
         if flat is not None:
             break
     return _GradientPlan(_gradient_launch(layout, flat), memory_format)
 
 
-def logits_gradient(inputs: Inputs, grad_sums: Tensor, scale: Tensor, like: Tensor) -> Tensor:
-    """Gradient in the logits, in the shape of `like`, of grad_sums (N, 4, C) times `scale`."""
-    launch, memory_format = _gradient_plan(inputs.layout, like.shape, like.stride())
-    gradient = torch.empty_like(like, memory_format=memory_format)
-    norms = _norms(inputs.layout, inputs.layout.backward, inputs.logits)
-    launch(inputs.logits, inputs.target, inputs.valid, grad_sums, scale, gradient, *norms)
-    return gradient
+class SumsPlan:
+    """The sums of inputs of one layout, and their gradient in `like`, ready to launch."""
 
+    def __init__(self, layout: Layout, like: Tensor) -> None:
+        num_images, num_classes, _ = layout.shape
+        num_programs = layout.num_programs
+        self._shape = (num_images, num_programs, NUM_SUMS, num_classes)
+        self._sums = _sums_launch(layout, 0)
+        self._totals = None if num_programs == 1 else _totals_launch(layout, num_programs, 0)
+        self._norms, self._gradient_norms = Norms(layout, layout.forward), Norms(layout, layout.backward)
+        self._gradient = _gradient_plan(layout, like.shape, like.stride())
 
-class MixtureOptions(NamedTuple):
-    """Numbers and choices of `losses.region_loss_of` and of the mixture."""
+    def sums(self, logits: Tensor, target: Tensor, valid: Tensor | None) -> Tensor:
+        """Sums (N, 5, C); those that were not asked for hold anything."""
+        partials = logits.new_empty(self._shape, dtype=torch.float32)
+        self._sums(logits, target, valid, partials, *self._norms(logits))
+        if self._totals is None:
+            return partials[:, 0]
+        num_images, _, *row = self._shape
+        totals = logits.new_empty((num_images, *row), dtype=torch.float32)
+        self._totals(partials, totals)
+        return totals
 
-    alpha: float
-    beta: float
-    entropy_weight: float
-    region_weight: float
-    gamma: float = 1.0
-    log: bool = False
-    smooth: float = 0.0
-    over: str = "batch"
-    classes: str = "all"
-    background: bool = True
+    def gradient(
+        self, logits: Tensor, target: Tensor, valid: Tensor | None, grad_sums: Tensor, like: Tensor
+    ) -> Tensor:
+        """Gradient in the logits, in the shape of `like`, from that of the sums (N, 4, C)."""
+        launch, memory_format = self._gradient
+        gradient = torch.empty_like(like, memory_format=memory_format)
+        scale = torch.ones((), device=like.device)
+        launch(logits, target, valid, grad_sums, scale, gradient, *self._gradient_norms(logits))
+        return gradient
 
 
 def _loss_tile(class_block: int, num_images: int, *, adds_up: bool) -> tuple[int, int]:
@@ -422,7 +421,7 @@ class MixturePlan:
     """
 
     def __init__(
-        self, layout: Layout, like: Tensor, options: MixtureOptions, *, has_weight: bool, parts: bool
+        self, layout: Layout, like: Tensor, options: RegionOptions, *, has_weight: bool, parts: bool
     ) -> None:
         num_images, num_classes, _ = layout.shape
         num_sums = num_images * num_classes
@@ -438,8 +437,7 @@ class MixturePlan:
         else:
             self._sums = _sums_launch(layout, self._room)
             self._room += self._num_partials
-        self._layout = layout
-        self._sees_all = layout.forward.class_block is None
+        self._norms = Norms(layout, layout.forward)
         self._keeps_norms = layout.backward.class_block is not None
         self._gradient = _gradient_plan(layout, like.shape, like.stride())
         self._parts = parts
@@ -473,13 +471,13 @@ class MixturePlan:
         target: Tensor,
         valid: Tensor | None,
         class_weight: Tensor | None,
-        options: MixtureOptions,
+        floats: tuple[float, ...],
     ) -> tuple[Tensor, Tensor | None, tuple[Tensor | None, ...]]:
         """Total; cross entropy and region loss, as a tensor of two; and what `gradient` needs.
 
-        Of the options only the numbers are looked at.
+        floats: alpha, beta, gamma, smooth, and the weights of cross entropy and region loss.
         """
-        norms = () if self._sees_all else _norms(self._layout, self._layout.forward, logits)
+        norms = self._norms(logits)
         room = logits.new_empty(self._room, dtype=torch.float32)
         if self._totals is None:
             self._sums(logits, target, valid, room, *norms)
@@ -490,8 +488,6 @@ class MixturePlan:
         # of their own, for what is a view cannot be added to in place
         total = logits.new_empty((), dtype=torch.float32)
         terms = logits.new_empty((2,), dtype=torch.float32) if self._parts else None
-        alpha, beta, entropy_weight, region_weight, gamma, _, smooth, *_ = options
-        floats = (alpha, beta, gamma, smooth, entropy_weight, region_weight)
         self._loss(room, class_weight, total, terms, floats=floats)
         return total, terms, (room, *norms) if self._keeps_norms else (room,)
 

@@ -7,14 +7,12 @@ Left out: label smoothing and other changes of the target (`labels`).
 
 from collections.abc import Sequence
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..arrays import Activation, check_prediction, check_result, check_target, class_weights, describe
+from ..arrays import Activation, check_prediction, check_result, check_target, class_weights
 from ..kernels import segmentation_sums
-from ..overlap.stats import sum_across_processes
-from ..overlap.sums import SegmentationSums
+from ..overlap.mixture import check_entropy, cross_entropy_of
 
 
 def soft_cross_entropy(
@@ -33,6 +31,7 @@ def soft_cross_entropy(
     that class indices and their one-hot label give the same number. sigmoid: the binary cross entropy of
     each channel, averaged over channels with weights w_c. Without a valid voxel it is 0.
 
+    >>> import torch
     >>> round(float(soft_cross_entropy(torch.tensor([[0.5, 0.5]]), torch.tensor([[0.5, 0.5]]))), 4)
     0.6931
     """
@@ -41,22 +40,3 @@ def soft_cross_entropy(
     check_entropy(prediction, activation)
     sums = segmentation_sums(prediction, target, activation=activation, valid=valid, form=None, entropy=True)
     return check_result(cross_entropy_of(sums, class_weights(class_weight, prediction), sync), prediction)
-
-
-def cross_entropy_of(sums: SegmentationSums, weight: Float[Tensor, " C"], sync: bool) -> Float[Tensor, ""]:
-    """The weighted mean from the sums of a batch, or of the batches of all processes."""
-    assert sums.entropy is not None
-    assert sums.mass is not None
-    weight = weight.to(sums.entropy.dtype)
-    totals = torch.stack([(sums.entropy * weight).sum(), (sums.mass * weight).sum()])
-    if sync:
-        totals = sum_across_processes(totals)
-    return totals[0] / torch.where(totals[1] > 0, totals[1], 1)
-
-
-def check_entropy(prediction: Tensor, activation: Activation) -> None:
-    """Raise if the prediction is one channel of probabilities, whose other class is not known."""
-    if activation == "none" and prediction.shape[1] == 1:
-        raise ValueError(
-            f"cross entropy of one channel needs logits and activation='sigmoid'; got {describe(prediction)}"
-        )

@@ -198,9 +198,9 @@ class DistillationLoss(nn.Module):
     ) -> Any:
         """The total; with `parts`, also the unweighted terms by name, detached, for a log."""
         valid = fold_ignored(target, valid, self.label_loss.region.ignore_index)
-        from_label, label_parts = self.label_loss.over_valid(logits, target, valid)
+        from_label, label_parts = self.label_loss.total_and_terms(logits, target, valid)
         # detached: a teacher that is trained elsewhere must not learn from its student
-        from_teacher, teacher_parts = self.teacher_loss.over_valid(logits, teacher_prob.detach(), valid)
+        from_teacher, teacher_parts = self.teacher_loss.total_and_terms(logits, teacher_prob.detach(), valid)
         total = self.label_weight * from_label + self.teacher_weight * from_teacher
         if not parts:
             return total

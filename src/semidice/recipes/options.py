@@ -21,14 +21,21 @@ from ..arrays import SIZE_MULTIPLE
 from ..data.augment import AugmentOptions
 from ..data.label_making import LabelOptions
 from ..losses.distillation import Calibration, KeySource, Term
-from ..losses.region import Classes, Over
-from ..losses.segmentation import SegmentationLoss, TverskyLoss
+from ..losses.segmentation import SegmentationLoss
+from ..losses.tversky import DiceLoss, JaccardLoss, TverskyLoss
 from ..metrics.registry import SCORES
 from ..overlap.forms import Form
+from ..overlap.options import (
+    CROSS_ENTROPY_WEIGHT,
+    REGION_WEIGHT,
+    Classes,
+    Over,
+    RegionKeywords,
+    RegionOptions,
+)
 
 Family = Literal["dice", "jaccard", "tversky"]
 SystemName = Literal["standard", "mc_dropout", "multi_head", "softseg", "mrnet"]
-_FAMILY_WEIGHTS = {"dice": 0.5, "jaccard": 1.0}
 
 AbsolutePath = Annotated[Path, AfterValidator(lambda path: Path(os.path.abspath(path.expanduser())))]
 
@@ -92,41 +99,41 @@ class SegmentationLossOptions(_Section):
 
     family: Family = Field(default="dice", description="of the region loss")
     form: Form = Field(
-        default="min", description="how overlap is counted: min is DML1, product DML2, relaxed SDL"
+        default=RegionOptions.form,
+        description="how overlap is counted: min is DML1, product DML2, relaxed SDL",
     )
     alpha: float | None = Field(
         default=None, ge=0, description="weight of false positives, for tversky alone"
     )
     beta: float | None = Field(default=None, ge=0, description="weight of false negatives, for tversky alone")
-    gamma: float = Field(default=1.0, gt=0, description="focal exponent")
-    log: bool = Field(default=False, description="-log(index) in place of 1 - index")
-    smooth: float = Field(default=0.0, ge=0, description="added above and below in the index")
-    over: Over = Field(default="batch", description="which voxels share an index")
-    classes: Classes = Field(default="all", description="all, or those present in the label")
-    background: bool = Field(default=True, description="whether class 0 takes part in the region loss")
-    cross_entropy_weight: float = Field(default=0.25, ge=0, description="of the cross entropy")
-    region_weight: float = Field(default=0.75, ge=0, description="of the region loss")
+    gamma: float = Field(default=RegionOptions.gamma, gt=0, description="focal exponent")
+    log: bool = Field(default=RegionOptions.log, description="-log(index) in place of 1 - index")
+    smooth: float = Field(
+        default=RegionOptions.smooth, ge=0, description="added above and below in the index"
+    )
+    over: Over = Field(default=RegionOptions.over, description="which voxels share an index")
+    classes: Classes = Field(default=RegionOptions.classes, description="all, or those present in the label")
+    background: bool = Field(
+        default=RegionOptions.background, description="whether class 0 takes part in the region loss"
+    )
+    cross_entropy_weight: float = Field(
+        default=CROSS_ENTROPY_WEIGHT, ge=0, description="of the cross entropy"
+    )
+    region_weight: float = Field(default=REGION_WEIGHT, ge=0, description="of the region loss")
     class_weight: tuple[float, ...] | None = Field(default=None, description="a weight for each class")
 
     def build(self, *, sync: bool = False) -> SegmentationLoss:
         """The loss of logits; `sync` takes the statistics of all processes together."""
-        weight = _FAMILY_WEIGHTS.get(self.family)
-        alpha, beta = (given if weight is None else weight for given in (self.alpha, self.beta))
-        if alpha is None or beta is None:
+        options: Any = self.model_dump(include={*RegionKeywords.__annotations__, "class_weight"})
+        region: TverskyLoss
+        if self.family == "dice":
+            region = DiceLoss(**options, sync=sync)
+        elif self.family == "jaccard":
+            region = JaccardLoss(**options, sync=sync)
+        elif self.alpha is None or self.beta is None:
             raise ValueError("family tversky needs both alpha and beta")
-        region = TverskyLoss(
-            alpha=alpha,
-            beta=beta,
-            form=self.form,
-            class_weight=self.class_weight,
-            sync=sync,
-            gamma=self.gamma,
-            log=self.log,
-            smooth=self.smooth,
-            over=self.over,
-            classes=self.classes,
-            background=self.background,
-        )
+        else:
+            region = TverskyLoss(alpha=self.alpha, beta=self.beta, **options, sync=sync)
         return SegmentationLoss(
             region, cross_entropy_weight=self.cross_entropy_weight, region_weight=self.region_weight
         )
