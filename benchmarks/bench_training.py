@@ -32,8 +32,9 @@ from semidice.data.prepare import prepare_dataset
 from semidice.data.sources import find_datasets
 from semidice.networks.models import build_model
 from semidice.recipes import Recipe
-from semidice.training.crossvalidation import open_run
-from semidice.training.engine import FoldRun, train_fold
+from semidice.training.crossvalidation import start_run
+from semidice.training.engine import train_fold
+from semidice.training.fold import FoldRun
 from semidice.training.step import TrainingStep, build_optimiser
 
 SIZE, BATCH, NUM_CASES = 256, 8, 64
@@ -198,8 +199,8 @@ def with_and_without_stops(
                 "validation": recipe.validation.model_copy(update={"every": every}),
             }
         )
-        run = open_run(changed, folder / name.replace(" ", "_"), resume=False)
-        fold = FoldRun(changed, dataset, 0, [1] * (len(dataset) - 8) + [0] * 8, run.fold(0))
+        run = start_run(changed, folder / name.replace(" ", "_"), resume=False)
+        fold = FoldRun(run, dataset, 0, [1] * (len(dataset) - 8) + [0] * 8)
         marks: dict[int, float] = {}
         train_fold(
             fold,

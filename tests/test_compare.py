@@ -227,17 +227,17 @@ def test_another_teacher_is_refused_by_its_path_and_nothing_is_touched(
 
 
 def test_a_student_whose_teacher_is_not_there_says_where_it_looked(compared, dataset, tmp_path):
-    from semidice.training.crossvalidation import cross_validate, open_run
+    from semidice.training.crossvalidation import cross_validate, start_run
 
     student = shutil.copytree(compared[1] / "student", tmp_path / "alone")
     shutil.rmtree(student / "fold_1")
     recipe = read_recipe(student / "recipe.yaml")
     fabric = Fabric(accelerator="cpu", devices=1)
-    with pytest.raises(ValueError, match=rf"no run of a teacher in {tmp_path / 'uniform'}.*teacher\.run"):
-        cross_validate(recipe, open_run(recipe, student, resume=True), fabric)
+    with pytest.raises(ValueError, match=rf"no teacher run in {tmp_path / 'uniform'}.*teacher\.run"):
+        cross_validate(start_run(recipe, student, resume=True), fabric)
     # as the message says
     told = read_recipe(student / "recipe.yaml", [f"teacher.run={compared[1] / 'uniform'}"])
-    table = cross_validate(told, open_run(told, student, resume=True), fabric)
+    table = cross_validate(start_run(told, student, resume=True), fabric)
     assert list(table.rows()) == list(read_cases(compared[1] / "student" / "cases.parquet").rows())
 
 
@@ -274,18 +274,18 @@ def test_the_teacher_must_have_split_the_cases_alike(compared, dataset, tmp_path
             f"teacher.run={out / 'uniform'}",
         ],
     )
-    from semidice.training.crossvalidation import cross_validate, open_run
+    from semidice.training.crossvalidation import cross_validate, start_run
 
-    run = open_run(recipe, tmp_path / "student", resume=False)
+    run = start_run(recipe, tmp_path / "student", resume=False)
     with pytest.raises(ValueError, match="has other folds"):
-        cross_validate(recipe, run, Fabric(accelerator="cpu", devices=1))
+        cross_validate(run, Fabric(accelerator="cpu", devices=1))
 
 
 def test_a_temperature_is_fitted_and_kept(compared, dataset, tmp_path):
     _, out, _ = compared
     import json
 
-    from semidice.training.crossvalidation import cross_validate, open_run
+    from semidice.training.crossvalidation import cross_validate, start_run
 
     options = ["data.num_folds=2", "schedule.epochs=1", "batch_size=4", "model.options.channels=[8,16]"]
     recipe = read_recipe(
@@ -297,9 +297,9 @@ def test_a_temperature_is_fitted_and_kept(compared, dataset, tmp_path):
             "teacher.calibration=temperature",
         ],
     )
-    run = open_run(recipe, tmp_path / "student", resume=False)
-    cross_validate(recipe, run, Fabric(accelerator="cpu", devices=1))
-    temperature = json.loads(run.fold(0).teacher.read_text())["temperature"]
+    run = start_run(recipe, tmp_path / "student", resume=False)
+    cross_validate(run, Fabric(accelerator="cpu", devices=1))
+    temperature = json.loads(run.folder.fold(0).teacher.read_text())["temperature"]
     assert 0.05 < temperature < 20
     assert temperature != 1
     assert torch.isfinite(torch.tensor(temperature))

@@ -18,10 +18,11 @@ from .console import say, training_bars
 from .metrics.cases import CaseTable, concatenate, write_cases
 from .metrics.statistics import Comparison, compare_cases, resampling_unit
 from .metrics.tables import Table, means_table, pairs_table
-from .paths import ComparisonFolder, RunFolder, atomic_write
+from .paths import ComparisonFolder, atomic_write
 from .recipes.grid import Variant
-from .training.command import FoldBar, start_fabric
-from .training.crossvalidation import cross_validate, open_run
+from .runs.run import TrainedRun
+from .training.command import RunBar, start_fabric
+from .training.crossvalidation import cross_validate, start_run
 
 
 class CompareError(ValueError):
@@ -33,7 +34,7 @@ class Outcome:
     """What became of the variants: tables of those that finished, errors of those that did not."""
 
     tables: dict[str, CaseTable] = field(default_factory=dict)
-    runs: dict[str, RunFolder] = field(default_factory=dict)
+    runs: dict[str, TrainedRun] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
 
     def table(self) -> CaseTable:
@@ -52,15 +53,7 @@ def run_variants(
     outcome = Outcome()
     width = max(len(variant.name) for variant in variants)
     with training_bars(console, width=width) as progress:
-        bars = {
-            variant.name: FoldBar(
-                progress,
-                variant.name,
-                # those that are run
-                len(variant.recipe.data.folds or range(variant.recipe.data.num_folds)),
-            )
-            for variant in variants
-        }
+        bars = {variant.name: RunBar(progress, variant.recipe) for variant in variants}
         for variant in variants:
             bar = bars[variant.name]
             try:
@@ -68,18 +61,18 @@ def run_variants(
             # one bad recipe must not cost the others their night
             except Exception as error:
                 outcome.failed[variant.name] = str(error) or type(error).__name__
-                bar.fail()
+                bar.show_failed()
             else:
-                bar.finish()
+                bar.show_finished()
                 on_finished(variant)
     return outcome
 
 
-def _run_variant(variant: Variant, outcome: Outcome, fabric: Fabric, bar: FoldBar) -> None:
+def _run_variant(variant: Variant, outcome: Outcome, fabric: Fabric, bar: RunBar) -> None:
     if variant.teacher in outcome.failed:
         raise ValueError(f"its teacher {variant.teacher} failed")
-    run = open_run(variant.recipe, variant.folder, resume=True)
-    table = cross_validate(variant.recipe, run, fabric, on_step=bar.step, on_fold=bar.fold)
+    run = start_run(variant.recipe, variant.folder, resume=True)
+    table = cross_validate(run, fabric, on_step=bar.show_step, on_phase=bar.show_phase)
     assert table is not None
     outcome.tables[variant.name], outcome.runs[variant.name] = table, run
 

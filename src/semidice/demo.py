@@ -25,13 +25,14 @@ from .metrics.cases import write_cases
 from .metrics.registry import display_scale
 from .metrics.statistics import Comparison
 from .metrics.tables import means_table, p_text
-from .paths import DatasetFolder, DemoFolder, RunFolder
+from .paths import DatasetFolder, DemoFolder
 from .recipes import Recipe
 from .recipes.grid import Variant, folder_name
 from .report.case_figures import CaseOverlay, draw_overlays, draw_reliability
 from .report.figures import save_figure
 from .report.page import build_page
 from .runs.predictions import read_prediction
+from .runs.run import TrainedRun
 from .training.command import start_fabric
 
 # label maker and form of the Dice loss
@@ -109,7 +110,8 @@ def run_demo(out: Path, console: Console, *, num_cases: int, epochs: int, num_fo
     save_figure(draw_overlays(_overlays(dataset, outcome.runs)), folder.overlays)
     save_figure(draw_reliability(_reliability(dataset, outcome.runs)), folder.reliability)
     with console.status("writing the report page"):
-        build_page(outcome.runs, dataset, folder.report, read_prediction=read_prediction, figures=False)
+        folders = {name: run.folder for name, run in outcome.runs.items()}
+        build_page(folders, dataset, folder.report, read_prediction=read_prediction, figures=False)
     _say_where(folder, console)
 
 
@@ -134,13 +136,12 @@ def _margin(comparison: Comparison) -> str:
     )
 
 
-def _predicted(run: RunFolder, dataset: Dataset, number: int) -> np.ndarray:
-    fold = read_folds(run.folds, dataset)[number]
-    prob: np.ndarray = np.asarray(read_prediction(run.fold(fold).prediction(dataset.cases[number].name)))
-    return prob
+def _predicted(run: TrainedRun, dataset: Dataset, number: int) -> np.ndarray:
+    fold = read_folds(run.folder.folds, dataset)[number]
+    return run.prediction(dataset.cases[number].name, fold=fold)
 
 
-def _overlays(dataset: Dataset, runs: Mapping[str, RunFolder], num_cases: int = 4) -> list[CaseOverlay]:
+def _overlays(dataset: Dataset, runs: Mapping[str, TrainedRun], num_cases: int = 4) -> list[CaseOverlay]:
     """The cases on which the raters disagree most."""
     means = {number: dataset.masks(number).mean(0) for number in range(len(dataset))}
     doubt = {number: float((mean * (1 - mean)).sum()) for number, mean in means.items()}
@@ -161,7 +162,7 @@ def _overlays(dataset: Dataset, runs: Mapping[str, RunFolder], num_cases: int = 
     return overlays
 
 
-def _reliability(dataset: Dataset, runs: Mapping[str, RunFolder]) -> dict[str, CalibrationBins]:
+def _reliability(dataset: Dataset, runs: Mapping[str, TrainedRun]) -> dict[str, CalibrationBins]:
     """Bins over all voxels of the dataset, against the majority, as the paper's ECE."""
     masks = torch.stack([torch.from_numpy(dataset.masks(number)) for number in range(len(dataset))])
     reference = ReferenceLabels(

@@ -6,7 +6,7 @@ their source in `data.sources`.) A file appears under its name only when it is c
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,6 +133,11 @@ class FoldFolder(_Folder):
     predictions = _File("predictions")  # CASE.npz, see `runs.predictions`
     cases = _File("cases.parquet")  # scores of the fold's cases; written when the fold is finished
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether the fold is trained, predicted and scored."""
+        return self.cases.exists()
+
     def prediction(self, case: str) -> Path:
         return self.predictions / f"{case}.npz"
 
@@ -152,6 +157,10 @@ class RunFolder(_Folder):
 
     def fold(self, fold: int) -> FoldFolder:
         return FoldFolder(self.path / f"fold_{fold}")
+
+    def finished_folds(self, folds: Iterable[int]) -> tuple[int, ...]:
+        """Those of the folds that are finished, in the order of `folds`."""
+        return tuple(fold for fold in folds if self.fold(fold).is_finished)
 
     def existing_folds(self) -> list[FoldFolder]:
         """The folds that have a folder."""

@@ -28,9 +28,10 @@ from semidice.networks.systems.system import rater_losses
 from semidice.networks.systems.trunk import Trunk
 from semidice.recipes import Recipe, SystemOptions
 from semidice.runs.predictions import read_prediction
-from semidice.runs.run import load_network, network_probability
-from semidice.training.crossvalidation import cross_validate, open_run
-from semidice.training.engine import FoldRun, train_fold
+from semidice.runs.run import open_run
+from semidice.training.crossvalidation import cross_validate, start_run
+from semidice.training.engine import train_fold
+from semidice.training.fold import FoldRun
 from semidice.training.teacher import load_teacher
 
 NAMES = ["mc_dropout", "multi_head", "softseg", "mrnet"]
@@ -58,7 +59,7 @@ def recipe_for(dataset, name, **changes):
 def network_for(name, model=SMALL, seed=0, **options):
     model = {key: value for key, value in model.items() if key != "options"} | model.get("options", {})
     torch.manual_seed(seed)
-    return build_network(SystemOptions(name=name, **options), model, **SIZES)
+    return build_network(model, **SystemOptions(name=name, **options).model_dump(), **SIZES)
 
 
 @pytest.fixture(scope="module")
@@ -76,9 +77,9 @@ def fabric():
 
 
 def fold_of(recipe, out):
-    folder = open_run(recipe, out, resume=False)
+    run = start_run(recipe, out, resume=False)
     opened = Dataset(recipe.data.dataset)
-    return FoldRun(recipe, opened, 0, read_folds(folder.folds, opened), folder.fold(0))
+    return FoldRun(run, opened, 0, read_folds(run.folder.folds, opened))
 
 
 def log_of(folder):
@@ -89,9 +90,9 @@ def log_of(folder):
 def finished(request, dataset, fabric, tmp_path_factory):
     """The name of a system, and a run of it that was never interrupted."""
     recipe = recipe_for(dataset, request.param)
-    folder = open_run(recipe, tmp_path_factory.mktemp("runs") / request.param, resume=False)
-    table = cross_validate(recipe, folder, fabric)
-    return request.param, folder, table
+    run = start_run(recipe, tmp_path_factory.mktemp("runs") / request.param, resume=False)
+    table = cross_validate(run, fabric)
+    return request.param, run.folder, table
 
 
 class StoppedError(Exception):
@@ -115,7 +116,7 @@ class TestEverySystem:
     def test_stored_predictions_are_probabilities_and_those_of_the_loaded_network(self, finished, dataset):
         _, folder, _ = finished
         opened = Dataset(dataset)
-        network = load_network(folder, 0, device="cpu")
+        network = open_run(folder).network(0, device="cpu")
         assert isinstance(network, System)
         number = read_folds(folder.folds, opened).index(0)
         image = torch.from_numpy(opened.image(number)).unsqueeze(0)
@@ -496,8 +497,8 @@ class TestRefusals:
         batches = Batches(
             fold.dataset, range(12), batch_size=4, label=LabelOptions(), augment=None, seed=0, device="cpu"
         )
-        with pytest.raises(ValueError, match=f"is a {name}, which has no logits"):
-            load_teacher(student, 0, batches, fold.folder, torch.device("cpu"))
+        with pytest.raises(ValueError, match=rf"has system\.name {name}, which has no logits"):
+            load_teacher(fold, batches, torch.device("cpu"))
 
     def test_dropout_in_two_places_is_refused(self, dataset):
         with pytest.raises(ValueError, match=r"set system\.dropout"):
@@ -506,9 +507,11 @@ class TestRefusals:
     def test_a_dataset_without_several_raters_is_refused_by_those_who_need_them(self):
         model = {key: value for key, value in SMALL.items() if key != "options"}
         with pytest.raises(ValueError, match="two or more"):
-            build_network(SystemOptions(name="mrnet"), model, **SIZES | {"num_raters": 1})
+            build_network(model, **SystemOptions(name="mrnet").model_dump(), **SIZES | {"num_raters": 1})
         with pytest.raises(ValueError, match="number of raters"):
-            build_network(SystemOptions(name="multi_head"), model, **SIZES | {"num_raters": None})
+            build_network(
+                model, **SystemOptions(name="multi_head").model_dump(), **SIZES | {"num_raters": None}
+            )
 
     def test_an_architecture_that_cannot_be_taken_apart_is_named(self):
         with pytest.raises(ValueError, match="Linear is none"):

@@ -32,8 +32,9 @@ from semidice.prediction.outputs import OutputFolder, Volume
 from semidice.prediction.windows import padded_probability, windowed_probability
 from semidice.recipes import Recipe
 from semidice.runs.predictions import read_prediction, write_prediction
-from semidice.runs.run import DatasetFacts, load_network, network_probability, read_run
-from semidice.training.crossvalidation import cross_validate, open_run
+from semidice.networks.systems import network_probability
+from semidice.runs.run import DatasetFacts, open_run
+from semidice.training.crossvalidation import cross_validate, start_run
 
 AFFINE = np.array([[-0.7, 0.1, 0, 12.5], [0.05, 0.8, 0.2, -30], [0, -0.1, 2.5, 7], [0, 0, 0, 1]])
 
@@ -192,39 +193,46 @@ def test_a_network_is_loaded_with_the_weights_of_its_fold(run, dataset):
     image = torch.randn(1, 1, 32, 32)
     for fold in (0, 1):
         expected = new_network(recipe_of(dataset), dataset, seed=fold)
-        loaded = load_network(run, fold, device="cpu")
+        loaded = open_run(run).network(fold, device="cpu")
         assert not loaded.training
         assert not any(parameter.requires_grad for parameter in loaded.parameters())
         torch.testing.assert_close(loaded(image), expected(image), atol=0, rtol=0)
-    assert read_run(run.path).finished_folds == (0, 1)
+    assert open_run(run.path).finished_folds == (0, 1)
 
 
-def test_the_best_checkpoint_is_taken_when_asked_for(dataset, tmp_path):
+def score_best_checkpoint(run):
+    """Change the recipe of a run so that its best checkpoint is the one that is used."""
+    run.recipe.write_text(run.recipe.read_text().replace("checkpoint: last", "checkpoint: best"))
+
+
+def test_the_best_checkpoint_is_taken_if_the_recipe_says_so(dataset, tmp_path):
     run = make_run(tmp_path / "run", dataset, scored=False)
     best = new_network(recipe_of(dataset), dataset, seed=9)
     write_checkpoint(run.fold(0).best, checkpoint_tensors(best), {"step": 1})
     image = torch.randn(1, 1, 32, 32)
-    assert torch.equal(load_network(run, 0, which="best", device="cpu")(image), best(image))
-    assert not torch.equal(load_network(run, 0, device="cpu")(image), best(image))
+    assert not torch.equal(open_run(run).network(0, device="cpu")(image), best(image))
+    score_best_checkpoint(run)
+    assert torch.equal(open_run(run).network(0, device="cpu")(image), best(image))
 
 
 def test_what_a_run_lacks_is_named(dataset, tmp_path):
     run = make_run(tmp_path / "run", dataset, num_folds=2, finished=[0], scored=False)
     with pytest.raises(ValueError, match=r"fold 1 of .*run has no last checkpoint yet.*train --resume"):
-        load_network(run, 1, device="cpu")
+        open_run(run).network(1, device="cpu")
     with pytest.raises(ValueError, match=r"has no fold 7; its folds are 0, 1"):
-        load_network(run, 7, device="cpu")
+        open_run(run).network(7, device="cpu")
+    score_best_checkpoint(run)
     with pytest.raises(ValueError, match=r"fold 0 of .*run has no best checkpoint"):
-        load_network(run, 0, which="best", device="cpu")
-    with pytest.raises(ValueError, match=r"nowhere is no run folder.*there is no such folder"):
-        load_network(tmp_path / "nowhere", 0, device="cpu")
+        open_run(run).network(0, device="cpu")
+    with pytest.raises(ValueError, match=r"nowhere is not a run folder.*there is no such folder"):
+        open_run(tmp_path / "nowhere").network(0, device="cpu")
     facts = json.loads(run.dataset.read_text())
     run.dataset.write_text(json.dumps(facts | {"std": "wide"}))
-    with pytest.raises(ValueError, match=r"dataset\.json is not of this semidice: std"):
-        load_network(run, 0, device="cpu")
+    with pytest.raises(ValueError, match=r"dataset\.json was not written by this version of semidice: std"):
+        open_run(run).network(0, device="cpu")
     run.dataset.unlink()
-    with pytest.raises(ValueError, match=r"is no run folder.*has no dataset\.json"):
-        load_network(run, 0, device="cpu")
+    with pytest.raises(ValueError, match=r"is not a run folder.*has no dataset\.json"):
+        open_run(run).network(0, device="cpu")
 
 
 # Windows
@@ -505,7 +513,7 @@ def test_a_large_image_is_predicted_in_windows(run, dataset, tmp_path, monkeypat
             shapes.append(tuple(image.shape))
             return torch.cat([image, -image], 1)
 
-    monkeypatch.setattr("semidice.prediction.command.load_fold", lambda *_, **__: Pointwise())
+    monkeypatch.setattr("semidice.runs.run.TrainedRun.network", lambda *_, **__: Pointwise())
     predict(run, [source], tmp_path / "out", window=64, batch_size=2)
     normal = (image - dataset.manifest.mean[0]) / dataset.manifest.std[0]
     prob = nibabel.load(tmp_path / "out" / "one_prob.nii.gz").get_fdata()
@@ -521,7 +529,7 @@ def test_predicting_a_case_of_the_dataset_gives_what_validation_saw(dataset, tmp
     Image.fromarray(dataset.stored("images", 1)[0]).save(tmp_path / f"{case.name}.png")
     predict(run, [tmp_path / f"{case.name}.png"], tmp_path / "out", fold=0)
     (batch,) = WholeCases(dataset, [1], batch_size=1, device="cpu")
-    network = load_network(run, 0, device="cpu")
+    network = open_run(run).network(0, device="cpu")
     prob = network_probability(network, batch.image, dtype="fp32")[0, 1].numpy()
     picture = np.array(Image.open(tmp_path / "out" / f"{case.name}_prob.png"))
     np.testing.assert_array_equal(picture, np.rint(prob * np.float32(65535)))
@@ -630,7 +638,7 @@ def test_an_unfinished_run_says_what_it_predicts_with(dataset, tmp_path):
 
 def test_inputs_are_looked_at_before_anything_is_loaded(run, tmp_path):
     out = tmp_path / "out"
-    facts = read_run(run).facts
+    facts = open_run(run).facts
     (tmp_path / "empty").mkdir()
     for inputs, words in (
         ([tmp_path / "gone.png"], "there is no file or folder"),
@@ -652,7 +660,7 @@ def test_inputs_are_looked_at_before_anything_is_loaded(run, tmp_path):
 def test_channels_are_the_last_axis(tmp_path):
     dataset = make_prepared(tmp_path / "dataset", num_cases=4, size=(32, 32), num_channels=3)
     run = make_run(tmp_path / "run", dataset, options={"percentiles": [0, 100]}, scored=False)
-    facts = read_run(run).facts
+    facts = open_run(run).facts
     values = np.random.default_rng(0).uniform(-5, 9, (20, 24, 6, 3)).astype(np.float32)
     image = read_one(write_nifti(tmp_path / "volume.nii.gz", values), facts)
     low, high = values.min(axis=(0, 1, 2)), values.max(axis=(0, 1, 2))
@@ -706,10 +714,10 @@ def test_a_raw_nnunet_dataset_goes_from_prepare_through_training_to_predictions_
     fabric = Fabric(accelerator="cpu", devices=1)
     fabric.launch()
     recipe = Recipe.model_validate(options)
-    run = open_run(recipe, tmp_path / "run", resume=False)
-    cross_validate(recipe, run, fabric)
+    run = start_run(recipe, tmp_path / "run", resume=False)
+    cross_validate(run, fabric)
     out = tmp_path / "out"
-    predict(run, [raw / "imagesTr", raw / "imagesTs"], out)
+    predict(run.folder, [raw / "imagesTr", raw / "imagesTs"], out)
     cases = [f"brain_{number:03d}" for number in range(1, 6)]
     kinds = ("mask", "prob")
     assert sorted(path.name for path in out.glob("*.nii.gz")) == [
@@ -727,7 +735,7 @@ def test_a_raw_nnunet_dataset_goes_from_prepare_through_training_to_predictions_
 
 def test_channels_in_files_of_their_own_are_those_that_were_prepared(two_channels):
     run, dataset, raw = two_channels
-    facts = read_run(run).facts
+    facts = open_run(run).facts
     inputs = find_inputs([raw / "imagesTr"], raw / "out", facts)
     assert [case.name for case in inputs] == [scan.name for scan in dataset.manifest.scans]
     for case in inputs:
@@ -737,7 +745,7 @@ def test_channels_in_files_of_their_own_are_those_that_were_prepared(two_channel
 
 def test_one_channel_of_a_case_brings_the_others_and_a_whole_file_stays_itself(two_channels, tmp_path):
     run, dataset, raw = two_channels
-    facts = read_run(run).facts
+    facts = open_run(run).facts
     files = [raw / "imagesTr" / f"brain_001_000{number}.nii.gz" for number in range(2)]
     for named in (
         files[:1],
@@ -762,14 +770,14 @@ def test_a_volume_with_as_many_slices_as_there_are_channels_is_one_channel(two_c
     for number in range(2):
         values = nibabel.load(raw / "imagesTr" / f"brain_001_000{number}.nii.gz").dataobj[:, :, 2:4]
         write_nifti(tmp_path / f"thin_000{number}.nii.gz", values)
-    image = read_one(tmp_path / "thin_0000.nii.gz", read_run(run).facts)
+    image = read_one(tmp_path / "thin_0000.nii.gz", open_run(run).facts)
     assert (image.case.name, image.space) == ("thin", (32, 40, 2))
     assert image.stored.shape == (2, 2, 32, 40)
 
 
 def test_coloured_frames_are_images_of_their_own(tmp_path):
     dataset = make_prepared(tmp_path / "dataset", num_cases=4, size=(32, 32), num_channels=3)
-    facts = read_run(make_run(tmp_path / "run", dataset, scored=False)).facts
+    facts = open_run(make_run(tmp_path / "run", dataset, scored=False)).facts
     (tmp_path / "in").mkdir()
     pixels = np.random.default_rng(0).integers(0, 255, (20, 24, 3), dtype=np.uint8)
     for number in range(3):
@@ -789,7 +797,7 @@ def test_of_one_channel_a_name_that_ends_in_0000_is_a_name(run, tmp_path):
     inputs = [write_nifti(tmp_path / f"scan_000{number}.nii.gz", values) for number in range(2)]
     predict(run, inputs[:1], tmp_path / "out")
     assert (tmp_path / "out" / "scan_0000_mask.nii.gz").is_file()
-    names = [case.name for case in find_inputs([tmp_path], tmp_path / "out", read_run(run).facts)]
+    names = [case.name for case in find_inputs([tmp_path], tmp_path / "out", open_run(run).facts)]
     assert names == ["scan_0000", "scan_0001"]
 
 
@@ -825,7 +833,7 @@ def test_channels_of_another_shape_are_named(two_channels, tmp_path):
     with pytest.raises(
         ValueError, match=r"a_0001.* has shape \(30, 40, 6\), but image .*a_0000.* has \(32, 40, 6\)"
     ):
-        read_one(tmp_path / "a_0000.nii.gz", read_run(run).facts)
+        read_one(tmp_path / "a_0000.nii.gz", open_run(run).facts)
 
 
 def test_the_facts_of_a_dataset_outlive_it(run, dataset):

@@ -13,6 +13,7 @@ from semidice.metrics import concatenate, write_cases
 from semidice.paths import RunFolder
 from semidice.recipes import Recipe, write_recipe
 from semidice.runs.predictions import write_prediction
+from semidice.runs.run import write_dataset_facts
 from semidice.runs.scoring import score_fold
 
 METRICS = ("dice_score", "binarized_dice_score", "calibration_error", "brier_error")
@@ -44,6 +45,7 @@ def write_runs(
         run = runs[name] = RunFolder(path / f"method{number}")
         run.path.mkdir(parents=True)
         write_folds(run.folds, dataset, folds)
+        write_dataset_facts(run, dataset.manifest)
         recipe = Recipe(
             name=name,
             data={"dataset": dataset.folder.path, "num_folds": num_folds, "fold_seed": fold_seed},

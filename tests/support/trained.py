@@ -11,10 +11,11 @@ from semidice.data.folds import split_folds, write_folds
 from semidice.metrics.cases import write_cases
 from semidice.networks.checkpoint import checkpoint_tensors, write_checkpoint
 from semidice.networks.models import build_model
+from semidice.networks.systems import network_probability
 from semidice.paths import RunFolder
 from semidice.recipes import Recipe, write_recipe
 from semidice.runs.predictions import write_prediction as store
-from semidice.runs.run import network_probability, write_dataset_facts
+from semidice.runs.run import write_dataset_facts
 from semidice.runs.scoring import score_fold
 
 METRICS = ("dice_score", "binarized_dice_score", "calibration_error", "negative_log_likelihood")

@@ -20,7 +20,7 @@ from semidice.losses.distillation import Teacher
 from semidice.metrics import calibration_bins, read_cases
 from semidice.paths import RunFolder
 from semidice.recipes.grid import read_variants
-from semidice.runs.run import load_network
+from semidice.runs.run import open_run
 
 pytestmark = pytest.mark.slow
 
@@ -62,7 +62,7 @@ def test_kde_lowers_the_calibration_error_of_the_teacher(ablation, dataset):
     fold_of_case = read_folds(run.folds, opened)
     errors = {"none": [], "kde": []}
     for fold in range(2):
-        network = load_network(run, fold, device="cpu")
+        network = open_run(run).network(fold, device="cpu")
         cases = [case for case, other in enumerate(fold_of_case) if other == fold]
         (batch,) = WholeCases(opened, cases, batch_size=len(cases), device="cpu")
         target = majority_label(batch.masks.bool(), present=batch.present, batched=True)

@@ -20,8 +20,9 @@ from semidice.metrics import read_cases
 from semidice.networks.checkpoint import Checkpoint, CheckpointWriter, write_checkpoint
 from semidice.paths import RunFolder
 from semidice.recipes import Recipe
-from semidice.training.crossvalidation import cross_validate, open_run
-from semidice.training.engine import DivergedError, FoldRun, train_fold
+from semidice.training.crossvalidation import cross_validate, start_run
+from semidice.training.engine import DivergedError, train_fold
+from semidice.training.fold import FoldRun
 
 SMALL = {"architecture": "small_unet", "encoder": "none", "weights": "none", "options": {"channels": [8, 16]}}
 
@@ -57,8 +58,8 @@ def fabric():
 
 
 def run(recipe, out, fabric):
-    folder = open_run(recipe, out, resume=False)
-    return folder, cross_validate(recipe, folder, fabric)
+    started = start_run(recipe, out, resume=False)
+    return started.folder, cross_validate(started, fabric)
 
 
 @pytest.fixture(scope="module")
@@ -114,9 +115,9 @@ class Stopped(BaseException):
 @pytest.mark.parametrize("stop_at", [1, 3, 5])
 def test_stopped_and_resumed_it_ends_with_the_same_bits(finished, dataset, fabric, tmp_path, stop_at):
     recipe = recipe_for(dataset)
-    folder = open_run(recipe, tmp_path / "stopped", resume=False)
+    started = start_run(recipe, tmp_path / "stopped", resume=False)
     opened = Dataset(dataset)
-    fold = FoldRun(recipe, opened, 0, read_folds(folder.folds, opened), folder.fold(0))
+    fold = FoldRun(started, opened, 0, read_folds(started.folder.folds, opened))
 
     def stop(status):
         if status.step == stop_at:
@@ -125,7 +126,7 @@ def test_stopped_and_resumed_it_ends_with_the_same_bits(finished, dataset, fabri
     with pytest.raises(Stopped):
         train_fold(fold, fabric, on_step=stop, seconds_between_checkpoints=0)
     train_fold(fold, fabric)
-    assert_same_fold(finished[0], folder)
+    assert_same_fold(finished[0], started.folder)
 
 
 def train_command(dataset, out, *options):
@@ -157,24 +158,22 @@ def test_killed_at_random_points_it_ends_with_the_weights_of_a_run_never_interru
 def test_a_finished_fold_is_not_touched_again(finished, dataset, fabric):
     folder, table = finished
     before = {path: path.stat().st_mtime_ns for path in sorted(folder.path.rglob("*.safetensors"))}
-    again = cross_validate(
-        recipe_for(dataset), open_run(recipe_for(dataset), folder.path, resume=True), fabric
-    )
+    again = cross_validate(start_run(recipe_for(dataset), folder.path, resume=True), fabric)
     assert {path: path.stat().st_mtime_ns for path in sorted(folder.path.rglob("*.safetensors"))} == before
     assert list(again.rows()) == list(table.rows())
 
 
 def test_a_folder_with_another_run_is_refused_by_the_key_that_differs(finished, dataset):
     with pytest.raises(ValueError, match=r"differs in optimiser\.lr"):
-        open_run(recipe_for(dataset, optimiser={"lr": 0.1}), finished[0].path, resume=True)
+        start_run(recipe_for(dataset, optimiser={"lr": 0.1}), finished[0].path, resume=True)
     with pytest.raises(ValueError, match="--resume"):
-        open_run(recipe_for(dataset), finished[0].path, resume=False)
+        start_run(recipe_for(dataset), finished[0].path, resume=False)
 
 
 def test_a_folder_with_something_else_is_left_alone(dataset, tmp_path):
     (tmp_path / "mine.txt").write_text("mine")
-    with pytest.raises(ValueError, match="no run folder"):
-        open_run(recipe_for(dataset), tmp_path, resume=True)
+    with pytest.raises(ValueError, match="is not a run folder"):
+        start_run(recipe_for(dataset), tmp_path, resume=True)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
@@ -191,9 +190,10 @@ def test_a_loss_that_is_not_finite_stops_with_step_cases_and_weights(dataset, fa
     broken.calls = 0
     monkeypatch.setattr(TrainingStep, "_losses", broken)
     recipe = recipe_for(dataset)
-    folder = open_run(recipe, tmp_path / "diverging", resume=False)
+    started = start_run(recipe, tmp_path / "diverging", resume=False)
+    folder = started.folder
     with pytest.raises(DivergedError, match=r"loss of step 2 .* cases are .*lr") as error:
-        cross_validate(recipe, folder, fabric)
+        cross_validate(started, fabric)
     saved = Checkpoint(folder.fold(0).diverged(2))
     assert saved.progress["step"] == 2
     assert all(tensor.isfinite().all() for name, tensor in saved.tensors.items() if "running" not in name)
@@ -301,9 +301,10 @@ def test_on_a_gpu_a_loss_that_is_not_finite_leaves_the_weights_before_it(dataset
     fabric = Fabric(accelerator="cuda", devices=1)
     fabric.launch()
     recipe = recipe_for(dataset, precision={"graph": False}, log_every=10, schedule={"epochs": 12})
-    folder = open_run(recipe, tmp_path / "diverging", resume=False)
+    started = start_run(recipe, tmp_path / "diverging", resume=False)
+    folder = started.folder
     with pytest.raises(DivergedError, match="loss of step 2 "):
-        cross_validate(recipe, folder, fabric)
+        cross_validate(started, fabric)
     saved = Checkpoint(folder.fold(0).diverged(2))
     weights = [tensor for name, tensor in saved.tensors.items() if name.endswith("weight")]
     assert weights

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 
 from ..console import counting_bar, say
 from ..data.resample import resize_probability
-from ..runs.run import TrainedRun, checkpoint_path, load_fold, network_probability, read_run
+from ..networks.systems import network_probability
+from ..runs.run import TrainedRun, open_run
 from .inputs import InputCase, InputImage, find_inputs, read_input
 from .outputs import OutputFolder
 from .windows import windowed_probability
@@ -116,7 +117,7 @@ def run_predict(
     run: Path, inputs: Sequence[Path], out: Path, options: PredictOptions, *, console: Console
 ) -> None:
     """Predict files, or folders of files, into `out`; a ValueError lists the inputs that failed."""
-    trained = read_run(run)
+    trained = open_run(run)
     cases = find_inputs(inputs, out, trained.facts)
     folds = _chosen_folds(trained, options.fold, console)
     folder = OutputFolder(out, trained.facts.class_names)
@@ -127,7 +128,7 @@ def run_predict(
     if not remaining:
         return
     device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    networks = [load_fold(trained, fold, device=device) for fold in folds]
+    networks = [trained.network(fold, device=device) for fold in folds]
     errors = _predict_all(Ensemble(trained, networks, device, options), remaining, folder, console)
     say(console, f"predicted {len(remaining) - len(errors)} of {len(remaining)} inputs into {out}")
     if errors:
@@ -164,7 +165,7 @@ def _predict_all(
 def _chosen_folds(run: TrainedRun, fold: int | None, console: Console) -> tuple[int, ...]:
     finished = run.finished_folds
     if fold is not None:
-        checkpoint_path(run, fold)
+        run.checkpoint_path(fold)
         if fold not in finished:
             say(console, f"fold {fold} of {run.folder.path} is not finished: using its current weights")
         return (fold,)
@@ -173,7 +174,7 @@ def _chosen_folds(run: TrainedRun, fold: int | None, console: Console) -> tuple[
             f"{run.folder.path} has no finished fold to predict with: continue with "
             "`semidice train --resume`, or name a fold that has a checkpoint with --fold"
         )
-    missing = [str(number) for number in run.folds if number not in finished]
+    missing = list(map(str, run.missing_folds))
     if missing:
         say(console, f"predicting without fold {', '.join(missing)}, which is not finished")
     return finished
@@ -183,7 +184,7 @@ def _settings(run: TrainedRun, folds: Sequence[int], options: PredictOptions) ->
     """Everything that the results depend on, except the inputs and the device."""
     digests = {}
     for fold in folds:
-        with checkpoint_path(run, fold).open("rb") as file:
+        with run.checkpoint_path(fold).open("rb") as file:
             digests[str(fold)] = hashlib.file_digest(file, "sha256").hexdigest()
     return {
         "method": run.recipe.name,

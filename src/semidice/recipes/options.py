@@ -65,6 +65,11 @@ class DataOptions(_Section):
             raise ValueError(f"folds holds a fold twice: {list(self.folds or ())}")
         return self
 
+    @property
+    def fold_numbers(self) -> tuple[int, ...]:
+        """The folds to run, in ascending order."""
+        return tuple(range(self.num_folds)) if self.folds is None else tuple(sorted(self.folds))
+
 
 class ModelOptions(_Section):
     """The network; see `models.build_model`."""

@@ -28,7 +28,7 @@ from .agreement import agreement_figures, agreement_of
 from .comparison_tables import conclusions_table, figures_table
 from .estimate import StepTimes, estimated_seconds, time_text
 from .figures import Figures
-from .plan import Plan, chosen_tables, folds_left, folds_of, make_plan
+from .plan import Plan, chosen_tables, folds_left, make_plan
 from .scores import our_figures
 from .tables import PaperTable
 
@@ -126,7 +126,7 @@ def _run(
             else:
                 table = outcome.tables[variant.name]
                 # a run may hold more folds, from a time when more were asked for
-                asked = np.isin(table.columns["fold"], folds_of(variant))
+                asked = np.isin(table.columns["fold"], variant.recipe.data.fold_numbers)
                 runs[dataset, variant.name] = CaseTable(
                     {name: column[asked] for name, column in table.columns.items()}
                 )
@@ -220,7 +220,7 @@ def _listed(name: str, plan: Plan, times: StepTimes, *, table: PaperTable | None
     }
     here = {dataset: variants for dataset, variants in wanted.items() if dataset in plan.datasets}
     total, possible = (
-        sum(len(folds_of(variant)) for variants in part.values() for variant in variants)
+        sum(len(variant.recipe.data.fold_numbers) for variants in part.values() for variant in variants)
         for part in (wanted, here)
     )
     left = sum(folds_left(variant) for variants in here.values() for variant in variants)

@@ -112,13 +112,7 @@ def _missing_message(name: str, data: Path, error: str) -> str:
     return f"no dataset {name}: {what}; make it with: semidice prepare {source} {raw} {out}{task}"
 
 
-def folds_of(variant: Variant) -> tuple[int, ...]:
-    """The folds that a variant is asked to run."""
-    data = variant.recipe.data
-    return data.folds if data.folds is not None else tuple(range(data.num_folds))
-
-
 def folds_left(variant: Variant) -> int:
-    """How many of its folds are not finished."""
-    run = RunFolder(variant.folder)
-    return sum(not run.fold(fold).cases.exists() for fold in folds_of(variant))
+    """How many folds of the variant are not finished."""
+    folds = variant.recipe.data.fold_numbers
+    return len(folds) - len(RunFolder(variant.folder).finished_folds(folds))

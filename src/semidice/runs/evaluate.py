@@ -20,7 +20,7 @@ from ..metrics.cases import CaseTable, concatenate, write_cases
 from ..metrics.registry import display_scale, heading, higher_is_better
 from ..metrics.resampling import paired_bootstrap
 from ..metrics.statistics import resampling_unit
-from .run import TrainedRun, manifest_digest, read_run
+from .run import TrainedRun, manifest_digest, open_run
 from .scoring import inapplicable_metrics, score_fold
 
 
@@ -37,14 +37,14 @@ def run_evaluate(
 
     metrics: those of the recipe if None. dataset_path: where the dataset is now, if it has moved.
     """
-    trained = read_run(run)
+    trained = open_run(run)
     dataset = _open_dataset(trained, dataset_path, console)
     metrics = trained.recipe.validation.metrics if metrics is None else tuple(metrics)
     fold_of_case = read_folds(trained.folder.folds, dataset)
     finished = trained.finished_folds
     if not finished:
         raise ValueError(f"{run} has no finished fold to evaluate: go on with `semidice train --resume`")
-    missing = [str(fold) for fold in trained.folds if fold not in finished]
+    missing = list(map(str, trained.missing_folds))
     for name, reason in inapplicable_metrics(dataset, metrics).items():
         say(console, f"left out {name}: {reason}")
     cases = {fold: fold_cases(fold_of_case, fold)[1] for fold in finished}

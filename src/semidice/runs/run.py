@@ -1,34 +1,38 @@
-"""A trained run, opened: its recipe, what it must know of its dataset, its networks and their probabilities.
+"""A run folder, opened: its recipe, the facts of its dataset, its networks, stored predictions and scores.
 
-`dataset.json` of a run holds the manifest's facts without its scans: classes, channels, intensities, and the
-options of `prepare`. With it a run can predict where its dataset is no longer at hand.
+    run = open_run(path)
+    run.network(0, device="cpu")        the trained network of fold 0
+    run.prediction("case01", fold=0)    its stored probabilities of a case
+    run.case_table()                    the scores of all cases
+
+`dataset.json` of a run holds the facts of the manifest without its scans: classes, channels, intensities, and
+the options of `prepare`. With these facts a run can predict on a machine that does not have the dataset.
 """
 
 import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
-from jaxtyping import Float, Float32
+from jaxtyping import Float32
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from torch import Tensor, nn
+from torch import nn
 
 from ..data.manifest import Manifest
 from ..data.options import PrepareOptions
+from ..metrics.cases import CaseTable, read_cases
 from ..networks.checkpoint import Checkpoint
-from ..networks.systems import System, build_network
+from ..networks.systems import build_network
 from ..paths import RunFolder, atomic_write
 from ..recipes import Recipe, read_recipe
-
-CheckpointKind = Literal["last", "best"]
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+from .predictions import read_prediction
 
 
 class DatasetFacts(BaseModel):
-    """What a prediction needs of the dataset that a run was trained on."""
+    """The facts of the training dataset that a prediction needs."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -40,7 +44,7 @@ class DatasetFacts(BaseModel):
     std: tuple[float, ...]
     num_raters: int | None = Field(default=None, ge=1, description="None in runs of an older semidice")
     options: dict[str, Any] = Field(description="of `semidice prepare`")
-    manifest_sha256: str = Field(description="of the manifest, to tell whether the dataset is still the same")
+    manifest_sha256: str = Field(description="of the manifest: shows whether the dataset has changed")
 
     @property
     def prepare_options(self) -> PrepareOptions:
@@ -50,31 +54,80 @@ class DatasetFacts(BaseModel):
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A run folder with its recipe and the facts of its dataset."""
+    """A run folder with its recipe and the facts of its dataset; its folds may be finished or not."""
 
     folder: RunFolder
     recipe: Recipe
     facts: DatasetFacts
 
     @property
-    def folds(self) -> tuple[int, ...]:
-        """The folds that the recipe asks for."""
-        data = self.recipe.data
-        return tuple(range(data.num_folds)) if data.folds is None else tuple(sorted(data.folds))
+    def finished_folds(self) -> tuple[int, ...]:
+        """Folds that are trained, predicted and scored, also those of an earlier `data.folds`."""
+        return self.folder.finished_folds(range(self.recipe.data.num_folds))
 
     @property
-    def finished_folds(self) -> tuple[int, ...]:
-        """Those that are trained, predicted and scored."""
-        return tuple(fold for fold in self.folds if self.folder.fold(fold).cases.exists())
+    def missing_folds(self) -> tuple[int, ...]:
+        """Folds that the recipe asks for and that are not finished."""
+        return tuple(fold for fold in self.recipe.data.fold_numbers if fold not in self.finished_folds)
+
+    def checkpoint_path(self, fold: int) -> Path:
+        """The checkpoint that the recipe scores, `validation.checkpoint`; a ValueError if there is none."""
+        num_folds = self.recipe.data.num_folds
+        if fold not in range(num_folds):
+            folds = ", ".join(map(str, range(num_folds)))
+            raise ValueError(f"{self.folder.path} has no fold {fold}; its folds are {folds}")
+        kind = self.recipe.validation.checkpoint
+        path = self.folder.fold(fold).last if kind == "last" else self.folder.fold(fold).best
+        if not path.is_file():
+            raise ValueError(
+                f"fold {fold} of {self.folder.path} has no {kind} checkpoint yet: train it first, "
+                "with `semidice train --resume`"
+            )
+        return path
+
+    def network(self, fold: int, *, device: torch.device | str) -> nn.Module:
+        """The network of a fold with the weights of `checkpoint_path`, in eval mode and without gradients."""
+        checkpoint = Checkpoint(self.checkpoint_path(fold))
+        network = build_network(
+            self.recipe.model.build_options() | {"weights": "none"},
+            **self.recipe.system.model_dump(),
+            num_channels=len(self.facts.channels),
+            num_classes=len(self.facts.class_names),
+            num_raters=self.facts.num_raters,
+            seed=self.recipe.seed,
+        )
+        checkpoint.load_model(network)
+        network = network.to(device)
+        if self.recipe.precision.channels_last:
+            network = network.to(memory_format=torch.channels_last)
+        return network.eval().requires_grad_(False)
+
+    def prediction(self, case: str, *, fold: int) -> Float32[np.ndarray, "C *space"]:
+        """The stored probabilities of a case; fold: the one in which the case is validated."""
+        return read_prediction(self.folder.fold(fold).prediction(case))
+
+    def case_table(self) -> CaseTable:
+        """The scores of all cases; a ValueError if the run has none yet."""
+        return read_cases(self.folder.cases)
+
+
+def open_run(run: Path | RunFolder) -> TrainedRun:
+    """The run in a folder; a ValueError names the file that is missing or wrong."""
+    folder = run if isinstance(run, RunFolder) else RunFolder(Path(run))
+    for path in (folder.recipe, folder.dataset):
+        if not path.is_file():
+            reason = f"it has no {path.name}" if folder.path.is_dir() else "there is no such folder"
+            raise ValueError(f"{folder.path} is not a run folder of `semidice train`: {reason}")
+    return TrainedRun(folder, read_recipe(folder.recipe), read_dataset_facts(folder))
 
 
 def manifest_digest(manifest: Manifest) -> str:
-    """SHA-256 of what the manifest says, however its file is laid out."""
+    """SHA-256 of the manifest's content; the layout of its file does not matter."""
     return hashlib.sha256(manifest.model_dump_json().encode()).hexdigest()
 
 
 def write_dataset_facts(run: RunFolder, manifest: Manifest) -> None:
-    """Put the facts of the dataset into the run folder."""
+    """Write the facts of the dataset into the run folder."""
     facts = DatasetFacts(
         source=manifest.source,
         class_names=manifest.class_names,
@@ -89,93 +142,15 @@ def write_dataset_facts(run: RunFolder, manifest: Manifest) -> None:
         temp_path.write_text(json.dumps(facts.model_dump(mode="json"), indent=1) + "\n", encoding="utf-8")
 
 
-def read_run(run: Path | RunFolder) -> TrainedRun:
-    """The run in a folder; a ValueError names the file that is missing or wrong."""
-    folder = run if isinstance(run, RunFolder) else RunFolder(Path(run))
-    for path in (folder.recipe, folder.dataset):
-        if not path.is_file():
-            what = f"it has no {path.name}" if folder.path.is_dir() else "there is no such folder"
-            raise ValueError(f"{folder.path} is no run folder of `semidice train`: {what}")
+def read_dataset_facts(run: RunFolder) -> DatasetFacts:
+    """The facts of the dataset in a run folder; a ValueError names the option that is wrong."""
     try:
-        facts = DatasetFacts.model_validate_json(folder.dataset.read_bytes())
+        facts = DatasetFacts.model_validate_json(run.dataset.read_bytes())
         _ = facts.prepare_options
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "as a whole"
-        raise ValueError(f"{folder.dataset} is not of this semidice: {where}: {first['msg']}") from error
-    return TrainedRun(folder, read_recipe(folder.recipe), facts)
-
-
-def load_network(
-    run: Path | RunFolder,
-    fold: int,
-    *,
-    which: CheckpointKind | None = None,
-    device: torch.device | str,
-) -> nn.Module:
-    """The network of a fold with its trained weights, on the device, in eval mode and without gradients.
-
-    which: the last or the best checkpoint; None takes the one that the recipe has scored.
-    """
-    return load_fold(read_run(run), fold, which=which, device=device)
-
-
-def load_fold(
-    run: TrainedRun, fold: int, *, which: CheckpointKind | None = None, device: torch.device | str
-) -> nn.Module:
-    """`load_network` of a run that is open."""
-    path = checkpoint_path(run, fold, which=which)
-    options = run.recipe.model.build_options() | {"weights": "none"}
-    network = build_network(
-        options,
-        **run.recipe.system.model_dump(),
-        num_channels=len(run.facts.channels),
-        num_classes=len(run.facts.class_names),
-        num_raters=run.facts.num_raters,
-        seed=run.recipe.seed,
-    )
-    Checkpoint(path).load_model(network)
-    network = network.to(device)
-    if run.recipe.precision.channels_last:
-        network = network.to(memory_format=torch.channels_last)
-    return network.eval().requires_grad_(False)
-
-
-def checkpoint_path(run: TrainedRun, fold: int, *, which: CheckpointKind | None = None) -> Path:
-    """The file of a fold's weights; a ValueError names run, fold and what is missing."""
-    if fold not in run.folds:
-        folds = ", ".join(map(str, run.folds))
-        raise ValueError(f"{run.folder.path} has no fold {fold}; its folds are {folds}")
-    which = which or run.recipe.validation.checkpoint
-    folder = run.folder.fold(fold)
-    path = folder.last if which == "last" else folder.best
-    if not path.is_file():
+        where = ".".join(str(part) for part in first["loc"]) or "the file"
         raise ValueError(
-            f"fold {fold} of {run.folder.path} has no {which} checkpoint yet: train it first, "
-            "with `semidice train --resume`"
-        )
-    return path
-
-
-def network_probability(
-    network: nn.Module, image: Float[Tensor, "N channels *space"], *, dtype: str
-) -> Float32[Tensor, "N C *space"]:
-    """Class probabilities of normalised images, of the first output if there are several.
-
-    A system of `systems` has its own way to them; of other networks it is the softmax.
-    dtype: fp32, bf16 or fp16, of the network; softmax is in float32. The network is left in eval mode.
-    """
-    if dtype not in _DTYPES:
-        raise ValueError(f"dtype must be one of {', '.join(_DTYPES)}; got {dtype!r}")
-    network.eval()
-    precision = _DTYPES[dtype]
-    with torch.no_grad(), torch.autocast(image.device.type, precision, enabled=precision != torch.float32):
-        if isinstance(network, System):
-            return network.probability(image)
-        logits = network(image)
-    if isinstance(logits, Mapping):
-        logits = next(iter(logits.values()))
-    elif isinstance(logits, (list, tuple)):
-        logits = logits[0]
-    prob: Tensor = logits.float().softmax(1)
-    return prob
+            f"{run.dataset} was not written by this version of semidice: {where}: {first['msg']}"
+        ) from error
+    return facts

@@ -1,4 +1,4 @@
-"""`semidice train`: a recipe to a run folder, with a progress bar, and a table at the end."""
+"""`semidice train`: train the folds of a recipe into a run folder, then print its scores."""
 
 from pathlib import Path
 
@@ -6,12 +6,11 @@ from lightning_fabric import Fabric
 from rich.console import Console
 from rich.progress import Progress
 
-from ..console import training_bars
-from ..metrics.cases import CaseTable
-from ..paths import RunFolder
+from ..console import say, training_bars
 from ..recipes import Recipe
 from ..runs.evaluate import scores_table
-from .crossvalidation import cross_validate, open_run
+from ..runs.run import open_run
+from .crossvalidation import FoldPhase, cross_validate, start_run
 from .engine import StepStatus
 
 
@@ -26,65 +25,59 @@ def run_train(
     nodes: int = 1,
     strategy: str = "auto",
 ) -> None:
-    """Train every fold of the recipe into `out`, then print the scores and what to do next."""
+    """Train every fold of the recipe into `out`, then print the scores and the next command."""
     fabric = start_fabric(accelerator=accelerator, devices=devices, nodes=nodes, strategy=strategy)
     if fabric.is_global_zero:
-        open_run(recipe, out, resume=resume)
+        start_run(recipe, out, resume=resume)
     fabric.barrier()
-    run = RunFolder(out)
-    # one process of several speaks
+    run = open_run(out)
+    # only the first process prints
     console.quiet = console.quiet or not fabric.is_global_zero
-    table = train_with_progress(recipe, run, fabric, console)
+    with training_bars(console, transient=True) as progress:
+        bar = RunBar(progress, recipe)
+        table = cross_validate(run, fabric, on_step=bar.show_step, on_phase=bar.show_phase)
     if table is None:
         return
     console.print(scores_table(table, title=f"{recipe.name}: scores of the held-out cases"))
-    console.print(f"scores of every case: {run.cases}", highlight=False, soft_wrap=True)
-    console.print(f"next: semidice predict {out} IMAGE... -o predictions", highlight=False, soft_wrap=True)
+    say(console, f"scores of every case: {run.folder.cases}")
+    say(console, f"next: semidice predict {out} IMAGE... -o predictions")
 
 
 def start_fabric(
     *, accelerator: str = "auto", devices: int | str = 1, nodes: int = 1, strategy: str = "auto"
 ) -> Fabric:
-    """Processes, devices and their connection; precision is the engine's own."""
+    """The processes and their devices. Precision is left to `TrainingStep`."""
     fabric = Fabric(accelerator=accelerator, devices=devices, num_nodes=nodes, strategy=strategy)
     fabric.launch()
     return fabric
 
 
-def train_with_progress(recipe: Recipe, run: RunFolder, fabric: Fabric, console: Console) -> CaseTable | None:
-    """`cross_validate` behind a progress bar over the steps of all folds."""
-    folds = recipe.data.folds if recipe.data.folds is not None else tuple(range(recipe.data.num_folds))
-    with training_bars(console, transient=True) as progress:
-        bar = FoldBar(progress, recipe.name, len(folds))
-        return cross_validate(recipe, run, fabric, on_step=bar.step, on_fold=bar.fold)
+class RunBar:
+    """The progress bar of a run over the steps of all its folds, with losses, Dice and speed."""
 
+    def __init__(self, progress: Progress, recipe: Recipe) -> None:
+        self.progress, self.num_folds = progress, len(recipe.data.fold_numbers)
+        self.num_finished, self.task = 0, progress.add_task(recipe.name, total=None, status="")
 
-class FoldBar:
-    """The bar: how far the folds are, the loss and its parts, Dice, images a second, time left."""
+    def show_phase(self, fold: int, phase: FoldPhase) -> None:
+        if phase == "finished":
+            self.num_finished += 1
+        self.progress.update(self.task, status=f"fold {fold}: {phase}")
 
-    def __init__(self, progress: Progress, name: str, num_folds: int) -> None:
-        self.progress, self.name, self.num_folds = progress, name, num_folds
-        self.done, self.task = 0, progress.add_task(name, total=None, status="")
-
-    def fold(self, fold: int, what: str) -> None:
-        if what == "finished":
-            self.done += 1
-        self.progress.update(self.task, status=f"fold {fold}: {what}")
-
-    def fail(self) -> None:
-        self.progress.update(self.task, total=1, completed=0, status="failed")
-
-    def finish(self) -> None:
-        self.progress.update(self.task, total=1, completed=1, status=f"{self.num_folds} folds finished")
-
-    def step(self, status: StepStatus) -> None:
+    def show_step(self, status: StepStatus) -> None:
         losses = "  ".join(f"{name} {value:.3f}" for name, value in status.losses.items())
         dice = status.scores.get("dice_score")
         self.progress.update(
             self.task,
-            completed=self.done * status.num_steps + status.step,
+            completed=self.num_finished * status.num_steps + status.step,
             total=self.num_folds * status.num_steps,
             status=f"fold {status.fold} epoch {status.epoch}/{status.num_epochs}  {losses}"
             + (f"  Dice {100 * dice:.1f}" if dice is not None else "")
             + f"  {status.images_per_second:.0f} images/s",
         )
+
+    def show_failed(self) -> None:
+        self.progress.update(self.task, total=1, completed=0, status="failed")
+
+    def show_finished(self) -> None:
+        self.progress.update(self.task, total=1, completed=1, status=f"{self.num_folds} folds finished")

@@ -1,13 +1,14 @@
-"""A run: every fold trained, every case predicted by the model that never saw its patient, one case table.
+"""A run: train every fold, predict every case with the network that never saw its patient, score all cases.
 
-The run folder is the state. A fold whose scores are there is finished and not touched again; one with a
-checkpoint goes on from it; the table of the run is made once all of its folds are there.
+The run folder is the state. A fold that has scores is finished and is not trained again. A fold that has a
+checkpoint continues from it. The case table of the run joins the tables of its finished folds.
 """
 
 import json
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Literal
 
 from lightning_fabric import Fabric
 from torch import nn
@@ -16,105 +17,117 @@ from ..data.batches import WholeCases
 from ..data.dataset import Dataset
 from ..data.folds import read_folds, split_folds, write_folds
 from ..metrics.cases import CaseTable, concatenate, read_cases, write_cases
+from ..networks.systems import network_probability
 from ..paths import RunFolder, atomic_write
 from ..recipes import Recipe, differing_keys, read_recipe, versions, write_recipe
 from ..runs.predictions import write_prediction
-from ..runs.run import network_probability, write_dataset_facts
+from ..runs.run import TrainedRun, read_dataset_facts, write_dataset_facts
 from ..runs.scoring import score_fold
-from .engine import FoldRun, StepStatus, load_trained, train_fold
+from .engine import StepStatus, train_fold
+from .fold import FoldRun
 
-# what a run that goes on may have different: which folds are to be run now, and how they are fed
+FoldPhase = Literal["training", "predicting", "finished"]
+
+# options that may change when a run is resumed: which folds to run, where the data is, how it is loaded
 _MAY_DIFFER = ("data.folds", "data.dataset", "workers")
 
 
-def open_run(recipe: Recipe, out: Path, *, resume: bool) -> RunFolder:
-    """The run folder of a recipe, made new or found again; a ValueError if it holds another run.
+def start_run(recipe: Recipe, out: Path, *, resume: bool) -> TrainedRun:
+    """The run of a recipe in the folder `out`, which is created or, with `resume`, continued.
 
-    resume: whether to go on with a run that is there already.
+    A ValueError says so if the folder holds the run of another recipe, or other files.
     """
-    run = RunFolder(out)
-    if run.recipe.exists():
-        stored = read_recipe(run.recipe)
-        may_differ = (*_MAY_DIFFER, "teacher.run") if _teacher_has_moved(stored, recipe) else _MAY_DIFFER
-        different = [key for key in differing_keys(recipe, stored) if key not in may_differ]
-        if different:
-            was = stored.teacher.run if stored.teacher and different == ["teacher.run"] else None
-            way_out = f"if {was} is the same teacher, correct {run.recipe}; else " if was else ""
-            raise ValueError(
-                f"{out} holds a run of another recipe, which differs in {', '.join(different)}; "
-                f"{way_out}choose another folder with --out, or remove it"
-            )
+    folder = RunFolder(out)
+    if folder.recipe.exists():
+        _check_same_recipe(recipe, folder)
         if not resume:
-            raise ValueError(f"{out} holds this run already; go on with it by --resume, or remove it")
-        write_recipe(recipe, run.recipe)
-        return run
+            raise ValueError(f"{out} already holds this run: continue it with --resume, or remove the folder")
+    else:
+        _create_run_folder(recipe, folder)
+    # written last: a folder that has a recipe is a run
+    write_recipe(recipe, folder.recipe)
+    return TrainedRun(folder, recipe, read_dataset_facts(folder))
+
+
+def _check_same_recipe(recipe: Recipe, folder: RunFolder) -> None:
+    stored = read_recipe(folder.recipe)
+    may_differ = (*_MAY_DIFFER, "teacher.run") if _teacher_has_moved(stored, recipe) else _MAY_DIFFER
+    different = [key for key in differing_keys(recipe, stored) if key not in may_differ]
+    if not different:
+        return
+    hint = ""
+    if stored.teacher and different == ["teacher.run"]:
+        hint = f"if {stored.teacher.run} is the same teacher, correct {folder.recipe}; otherwise "
+    raise ValueError(
+        f"{folder.path} holds a run of another recipe, which differs in {', '.join(different)}; "
+        f"{hint}choose another folder with --out, or remove this one"
+    )
+
+
+def _teacher_has_moved(stored: Recipe, recipe: Recipe) -> bool:
+    """Whether the stored teacher folder no longer exists and the new one is a run of the same name."""
+    if stored.teacher is None or recipe.teacher is None:
+        return False
+    old, new = stored.teacher.run, recipe.teacher.run
+    # os.path.exists returns False for a path that cannot be read here; Path.exists would raise
+    return old.name == new.name and not os.path.exists(old) and RunFolder(new).recipe.is_file()
+
+
+def _create_run_folder(recipe: Recipe, folder: RunFolder) -> None:
+    out = folder.path
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ValueError(f"{out} is there and is no run folder; choose another one with --out")
+        raise ValueError(f"{out} exists and is not a run folder; choose another one with --out")
     dataset = Dataset(recipe.data.dataset)
     folds = split_folds(
         [case.patient for case in dataset.cases], num_folds=recipe.data.num_folds, seed=recipe.data.fold_seed
     )
     out.mkdir(parents=True, exist_ok=True)
-    write_folds(run.folds, dataset, folds)
-    write_dataset_facts(run, dataset.manifest)
-    with atomic_write(run.versions) as temp_path:
+    write_folds(folder.folds, dataset, folds)
+    write_dataset_facts(folder, dataset.manifest)
+    with atomic_write(folder.versions) as temp_path:
         temp_path.write_text(json.dumps(versions(), indent=2) + "\n")
-    # the recipe comes last: a folder that has one is a run
-    write_recipe(recipe, run.recipe)
-    return run
-
-
-def _teacher_has_moved(stored: Recipe, recipe: Recipe) -> bool:
-    """Whether the teacher's run is gone from where it was, and there is one of its name where it is now."""
-    if stored.teacher is None or recipe.teacher is None:
-        return False
-    was, now = stored.teacher.run, recipe.teacher.run
-    # os.path, as a place on another machine may be one that cannot be looked into here
-    return was.name == now.name and not os.path.exists(was) and RunFolder(now).recipe.is_file()
 
 
 def cross_validate(
-    recipe: Recipe,
-    run: RunFolder,
+    run: TrainedRun,
     fabric: Fabric,
     *,
     on_step: Callable[[StepStatus], object] = lambda _: None,
-    on_fold: Callable[[int, str], object] = lambda _, __: None,
+    on_phase: Callable[[int, FoldPhase], object] = lambda _, __: None,
 ) -> CaseTable | None:
-    """The case table of all folds; None in all processes but the first. Finished folds are not redone.
+    """Train the folds that are not finished and return the case table of the run; None unless rank 0.
 
-    on_fold(fold, what) is called when a fold starts to be trained, predicted, or is found finished.
+    on_phase(fold, phase) is called when a fold starts to be trained or predicted, and when it is finished.
     """
-    dataset = Dataset(recipe.data.dataset)
-    fold_of_case = read_folds(run.folds, dataset)
-    folds = recipe.data.folds if recipe.data.folds is not None else sorted(set(fold_of_case))
-    for fold in folds:
-        fold_run = FoldRun(recipe, dataset, fold, fold_of_case, run.fold(fold))
-        if fold_run.folder.cases.exists():
-            on_fold(fold, "finished")
-            continue
-        on_fold(fold, "training")
-        train_fold(fold_run, fabric, on_step=on_step)
-        fabric.barrier()
-        on_fold(fold, "predicting")
-        judge_fold(fold_run, fabric)
-        fabric.barrier()
-        on_fold(fold, "finished")
+    dataset = Dataset(run.recipe.data.dataset)
+    fold_of_case = read_folds(run.folder.folds, dataset)
+    for fold in run.recipe.data.fold_numbers:
+        fold_run = FoldRun(run, dataset, fold, fold_of_case)
+        if not fold_run.folder.is_finished:
+            on_phase(fold, "training")
+            train_fold(fold_run, fabric, on_step=on_step)
+            fabric.barrier()
+            on_phase(fold, "predicting")
+            _predict_and_score(fold_run, fabric)
+            fabric.barrier()
+        on_phase(fold, "finished")
     if not fabric.is_global_zero:
         return None
-    return collect_cases(run, recipe.data.num_folds)
+    table = concatenate(read_cases(run.folder.fold(fold).cases) for fold in run.finished_folds).sorted()
+    write_cases(table, run.folder.cases)
+    return table
 
 
-def judge_fold(fold_run: FoldRun, fabric: Fabric) -> None:
-    """Predict and store every validation case, then score what was stored: processes share the cases."""
-    model = load_trained(fold_run, fabric.device)
-    mine = fold_run.validation_cases[fabric.global_rank :: fabric.world_size]
-    _store_predictions(fold_run, model, mine, fabric)
+def _predict_and_score(fold_run: FoldRun, fabric: Fabric) -> None:
+    """Predict and store the validation cases, then score the stored files. Each process takes some cases."""
     recipe = fold_run.recipe
-    # the table is of all processes together
+    network = fold_run.run.network(fold_run.fold, device=fabric.device)
+    cases = fold_run.validation_cases[fabric.global_rank :: fabric.world_size]
+    _store_predictions(fold_run, network, cases, fabric)
+    # `score_fold` returns the scores of all processes
     table = score_fold(
         fold_run.dataset,
-        mine,
+        cases,
         fold_run.folder,
         metrics=recipe.validation.metrics,
         method=recipe.name,
@@ -124,20 +137,11 @@ def judge_fold(fold_run: FoldRun, fabric: Fabric) -> None:
         write_cases(table, fold_run.folder.cases)
 
 
-def _store_predictions(fold_run: FoldRun, model: nn.Module, cases: Sequence[int], fabric: Fabric) -> None:
+def _store_predictions(fold_run: FoldRun, network: nn.Module, cases: Sequence[int], fabric: Fabric) -> None:
     recipe, dataset = fold_run.recipe, fold_run.dataset
-    whole = WholeCases(dataset, cases, batch_size=recipe.batch_size, device=fabric.device)
-    for batch in whole:
-        probs = network_probability(model, batch.image, dtype=recipe.precision.dtype).cpu()
+    for batch in WholeCases(dataset, cases, batch_size=recipe.batch_size, device=fabric.device):
+        probs = network_probability(network, batch.image, dtype=recipe.precision.dtype).cpu()
         for number, prob in zip(batch.case.tolist(), probs, strict=True):
             case = dataset.cases[number]
             inside = prob[(slice(None), *(slice(0, size) for size in case.shape))]
             write_prediction(fold_run.folder.prediction(case.name), inside)
-
-
-def collect_cases(run: RunFolder, num_folds: int) -> CaseTable:
-    """The table of the run from those of its finished folds, written to the run folder."""
-    finished = [run.fold(fold).cases for fold in range(num_folds) if run.fold(fold).cases.exists()]
-    table = concatenate([read_cases(path) for path in finished]).sorted()
-    write_cases(table, run.cases)
-    return table

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..data.batches import Batches, Feed
 from ..losses.distillation import DistillationLoss, Teacher
 from ..losses.segmentation import SegmentationLoss
-from ..networks.systems import System, TrainingLabels
+from ..networks.systems import DTYPES, System, TrainingLabels
 from ..recipes import Recipe
 
 # eager steps before a graph is recorded: libraries choose their algorithms, optimisers make their state
@@ -143,8 +143,8 @@ class TrainingStep:
         return graph
 
     def _autocast(self) -> AbstractContextManager[object]:
-        dtype = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[self.recipe.precision.dtype]
-        if dtype is None:
+        dtype = DTYPES[self.recipe.precision.dtype]
+        if dtype == torch.float32:
             return nullcontext()
         # a cast that was kept from the recording would never be made again
         return torch.autocast(self.device.type, dtype, cache_enabled=False)

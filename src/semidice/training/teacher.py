@@ -1,50 +1,37 @@
-"""The teacher of a fold: the same fold of another run, which never saw the cases the student is judged on."""
+"""The teacher of a fold: the same fold of another run, which never saw the student's validation cases."""
 
 import json
-from pathlib import Path
 
 import torch
+from torch import nn
 
 from ..calibration.calibrators import TemperatureScaling
 from ..data.batches import Batches, WholeCases
 from ..data.folds import read_folds
 from ..losses.distillation import Teacher
-from ..paths import FoldFolder, RunFolder, atomic_write
-from ..recipes import Recipe
-from ..runs.run import load_fold, read_run
+from ..paths import RunFolder, atomic_write
+from ..runs.run import TrainedRun, open_run
+from .fold import FoldRun
 
 
-def load_teacher(
-    recipe: Recipe, fold: int, batches: Batches, folder: FoldFolder, device: torch.device
-) -> Teacher | None:
-    """The frozen, calibrated teacher that `recipe.teacher` asks for; None if it asks for none."""
-    options = recipe.teacher
+def load_teacher(fold_run: FoldRun, batches: Batches, device: torch.device) -> Teacher | None:
+    """The frozen, calibrated teacher of `recipe.teacher`; None if the recipe has no teacher."""
+    options = fold_run.recipe.teacher
     if options is None:
         return None
-    run = RunFolder(Path(options.run))
-    if not run.recipe.is_file():
+    if not RunFolder(options.run).recipe.is_file():
         raise ValueError(
-            f"there is no run of a teacher in {run.path}: train it first, "
-            "or tell where it is with --set teacher.run=..."
+            f"there is no teacher run in {options.run}: train it first, or give its folder with "
+            "--set teacher.run=..."
         )
-    check_same_folds(run, RunFolder(folder.path.parent), batches)
-    if not run.fold(fold).cases.exists():
-        raise ValueError(
-            f"fold {fold} of the teacher in {run.path} is not finished: go on with it first, "
-            "by `semidice train --resume`"
-        )
-    teacher = read_run(run)
-    if teacher.recipe.system.name != "standard":
-        raise ValueError(
-            f"the teacher in {run.path} is a {teacher.recipe.system.name}, which has no logits to calibrate; "
-            "a teacher has system.name standard"
-        )
-    network = load_fold(teacher, fold, device=device)
+    teacher_run = open_run(options.run)
+    _check_teacher(teacher_run, fold_run)
+    network = teacher_run.network(fold_run.fold, device=device)
     temperature = options.temperature
     if options.calibration == "temperature" and temperature == "fit":
-        temperature = _fitted_temperature(network, recipe, batches, device)
-        folder.path.mkdir(parents=True, exist_ok=True)
-        with atomic_write(folder.teacher) as temp_path:
+        temperature = _fit_temperature(network, fold_run, batches, device)
+        fold_run.folder.path.mkdir(parents=True, exist_ok=True)
+        with atomic_write(fold_run.folder.teacher) as temp_path:
             temp_path.write_text(json.dumps({"temperature": temperature}) + "\n")
     return Teacher(
         network,
@@ -59,26 +46,41 @@ def load_teacher(
     ).to(device)
 
 
-def check_same_folds(teacher: RunFolder, student: RunFolder, batches: Batches) -> None:
-    """A ValueError unless both runs split the same cases alike: else a teacher has seen what judges it."""
-    theirs, ours = (read_folds(run.folds, batches.dataset) for run in (teacher, student))
-    if list(theirs) != list(ours):
+def _check_teacher(teacher: TrainedRun, student: FoldRun) -> None:
+    """A ValueError unless the teacher has the student's folds, is finished, and gives logits."""
+    path = teacher.folder.path
+    # with other folds, the teacher would have seen cases that its student is scored on
+    if read_folds(teacher.folder.folds, student.dataset) != list(student.fold_of_case):
         raise ValueError(
-            f"the teacher in {teacher.path} has other folds than {student.path}: it would have seen cases "
-            "that judge its student; train both with the same dataset, data.num_folds and data.fold_seed"
+            f"the teacher in {path} has other folds than {student.run.folder.path}: it would have seen cases "
+            "that its student is scored on; train both with the same dataset, data.num_folds and "
+            "data.fold_seed"
+        )
+    if not teacher.folder.fold(student.fold).is_finished:
+        raise ValueError(
+            f"fold {student.fold} of the teacher in {path} is not finished: continue it first, "
+            "with `semidice train --resume`"
+        )
+    system = teacher.recipe.system.name
+    if system != "standard":
+        raise ValueError(
+            f"the teacher in {path} has system.name {system}, which has no logits to calibrate; "
+            "a teacher needs system.name standard"
         )
 
 
-def _fitted_temperature(
-    network: torch.nn.Module, recipe: Recipe, batches: Batches, device: torch.device
-) -> float:
-    """The temperature of maximum likelihood over the training cases, with the labels of the student."""
+def _fit_temperature(network: nn.Module, fold_run: FoldRun, batches: Batches, device: torch.device) -> float:
+    """The temperature of maximum likelihood on the training cases, with the labels of the student."""
     scaling = TemperatureScaling(activation="softmax")
-    whole = WholeCases(
-        batches.dataset, batches.cases, batch_size=recipe.batch_size, device=device, resident_of=batches
+    whole_cases = WholeCases(
+        batches.dataset,
+        batches.cases,
+        batch_size=fold_run.recipe.batch_size,
+        device=device,
+        resident_of=batches,
     )
     with torch.no_grad():
-        for batch in whole:
+        for batch in whole_cases:
             logits = network(batch.image)
             target = batches.labels(batch.masks, batch.case)
             scaling.partial_fit(logits.float(), target, valid=batch.valid)

@@ -17,9 +17,10 @@ from .mc_dropout import MCDropout
 from .mrnet import MRNet
 from .multi_head import MultiHead
 from .softseg import SoftSeg, adaptive_wing_loss, normalised_relu
-from .system import System, TrainingLabels
+from .system import DTYPES, System, TrainingLabels, network_probability
 
 __all__ = [
+    "DTYPES",
     "MCDropout",
     "MRNet",
     "MultiHead",
@@ -28,5 +29,6 @@ __all__ = [
     "TrainingLabels",
     "adaptive_wing_loss",
     "build_network",
+    "network_probability",
     "normalised_relu",
 ]

@@ -9,13 +9,18 @@ recipe's, its probability the softmax. Nothing here waits for the device, so a s
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
+import torch
 from jaxtyping import Bool, Float, Float32
 from torch import Tensor, nn
 
 from ...losses.segmentation import SegmentationLoss
 from ...overlap.stats import sum_across_processes
+
+# the values of `precision.dtype` in a recipe
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class TrainingLabels(NamedTuple):
@@ -47,6 +52,30 @@ class System(nn.Module, ABC):
     @abstractmethod
     def probability(self, image: Float[Tensor, "N channels *space"]) -> Float32[Tensor, "N C *space"]:
         """Class probabilities of normalised images; a function of weights, seed and image alone."""
+
+
+def network_probability(
+    network: nn.Module, image: Float[Tensor, "N channels *space"], *, dtype: str
+) -> Float32[Tensor, "N C *space"]:
+    """Class probabilities of normalised images: `System.probability`, or the softmax of the logits.
+
+    If a network returns several outputs, the first is used. The network is left in eval mode.
+    dtype: fp32, bf16 or fp16, of the network; the softmax is computed in float32.
+    """
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}; got {dtype!r}")
+    network.eval()
+    precision = DTYPES[dtype]
+    with torch.no_grad(), torch.autocast(image.device.type, precision, enabled=precision != torch.float32):
+        if isinstance(network, System):
+            return network.probability(image)
+        logits = network(image)
+    if isinstance(logits, Mapping):
+        logits = next(iter(logits.values()))
+    elif isinstance(logits, (list, tuple)):
+        logits = logits[0]
+    prob: Tensor = logits.float().softmax(1)
+    return prob
 
 
 def rater_losses(
