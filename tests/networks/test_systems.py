@@ -21,6 +21,7 @@ from semidice.networks.systems import (
     TrainingLabels,
     adaptive_wing_loss,
     build_network,
+    network_probability,
     normalised_relu,
 )
 from semidice.networks.systems.mrnet import draw_weights, fused_label

@@ -26,13 +26,13 @@ from semidice.data.prepare import prepare_dataset
 from semidice.data.resample import resize_image, resize_probability
 from semidice.data.sources import find_datasets
 from semidice.networks.checkpoint import checkpoint_tensors, write_checkpoint
+from semidice.networks.systems import network_probability
 from semidice.prediction.command import PredictOptions, run_predict
 from semidice.prediction.inputs import InputImage, find_inputs, read_input
 from semidice.prediction.outputs import OutputFolder, Volume
 from semidice.prediction.windows import padded_probability, windowed_probability
 from semidice.recipes import Recipe
 from semidice.runs.predictions import read_prediction, write_prediction
-from semidice.networks.systems import network_probability
 from semidice.runs.run import DatasetFacts, open_run
 from semidice.training.crossvalidation import cross_validate, start_run
 

@@ -15,8 +15,10 @@ from semidice.data.manifest import Manifest
 from semidice.metrics.cases import CaseTable, concatenate, read_cases
 from semidice.metrics.registry import SCORES
 from semidice.paths import FoldFolder, RunFolder
+from semidice.recipes import write_recipe
 from semidice.runs.evaluate import run_evaluate
 from semidice.runs.predictions import read_prediction, write_prediction
+from semidice.runs.run import open_run
 from semidice.runs.scoring import inapplicable_metrics, score_fold
 
 
@@ -246,6 +248,16 @@ def test_unfinished_folds_are_told_and_do_not_pass_for_a_run(dataset, tmp_path):
         run.fold(fold).cases.unlink()
     with pytest.raises(ValueError, match="no finished fold to evaluate"):
         evaluated(run)
+
+
+def test_folds_of_an_earlier_call_stay_in_the_table_of_the_run(dataset, tmp_path):
+    run = make_run(tmp_path / "run", dataset, num_folds=3)
+    before, _ = evaluated(run)
+    recipe = open_run(run).recipe
+    now = recipe.model_copy(update={"data": recipe.data.model_copy(update={"folds": (1,)})})
+    write_recipe(now, run.recipe)
+    assert open_run(run).finished_folds == (0, 1, 2)
+    as_before(evaluated(run)[0], before)
 
 
 def test_a_dataset_that_has_moved_is_given_by_its_path(dataset, tmp_path):

@@ -1,8 +1,8 @@
 """Training of one fold: steps, log, validation and checkpoints.
 
 A fold is a function of recipe, dataset and fold number. On the CPU of one machine the result has the same
-bits whether the training ran through or was killed and resumed: batches, augmentation and dropout depend on the
-seed and the step number alone, and a checkpoint is written only after a line of the log.
+bits whether the training ran through or was killed and resumed: batches, augmentation and dropout depend
+on the seed and the step number alone, and a checkpoint is written only after a line of the log.
 """
 
 import json
