@@ -80,7 +80,7 @@ def test_every_shipped_grid_can_be_read(dataset, tmp_path):
         ("recipe: quick\nvariants: {a: 3}", "variant a must be a mapping"),
         (
             "recipe: quick\nvariants: {a: {teacher.run: b}, b: {teacher.run: a}}",
-            "no variant of a, b can be first",
+            "no variant of a, b can be trained first",
         ),
         ("recipe: quick\nvariants: {'a + b': {}, a_b: {}}", "two variants are called"),
     ],

@@ -129,3 +129,19 @@ def test_the_examples_of_a_page_run(page):
 
 def test_the_readme_has_examples():
     assert len(python_blocks(ROOT / "README.md")) >= 2
+
+
+def test_public_names_are_loaded_when_they_are_first_used():
+    code = """
+import sys, semidice
+assert "torch" not in sys.modules
+assert "dice_loss" in dir(semidice)
+from semidice import *
+assert dice_loss is semidice.dice_loss
+try:
+    semidice.dise_loss
+except AttributeError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "module 'semidice' has no attribute 'dise_loss'"

@@ -8,7 +8,7 @@
     teacher = Teacher(network, calibration="kde")
     total = DistillationLoss()(logits, target, teacher(image, target))
 
-Everything named here needs torch, numpy and jaxtyping alone.
+The public names are listed in `semidice.public`. They need only torch, numpy and jaxtyping.
 """
 
 from importlib import import_module
@@ -21,7 +21,7 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    # torch takes two seconds to import: `semidice --help` must not wait for it
+    # `semidice --help` must not wait for torch, which takes two seconds to import
     if name.startswith("__") and name != "__all__":
         raise AttributeError(f"module 'semidice' has no attribute {name!r}")
     public = import_module("semidice.public")

@@ -202,8 +202,9 @@ class ReproductionFolder(_Folder):
         """The conclusions drawn from a table, without the suffix."""
         return self.path / f"{name}_conclusions"
 
-    def run(self, dataset: str, method: str) -> Path:
-        return self.path / dataset / method
+    def runs(self, dataset: str) -> Path:
+        """The runs on one dataset, each in a folder METHOD."""
+        return self.path / dataset
 
 
 class DemoFolder(_Folder):

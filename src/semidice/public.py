@@ -1,4 +1,4 @@
-"""The public names of `semidice`, which `semidice/__init__.py` loads when one of them is first used."""
+"""The public names of `semidice`; `semidice/__init__.py` imports this module when one is first used."""
 
 from .calibration import (
     KDECalibrator,

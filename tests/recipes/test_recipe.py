@@ -23,6 +23,7 @@ from semidice.recipes import (
     versions,
     write_recipe,
 )
+from semidice.recipes.grid import shipped_grids
 from semidice.recipes.text import parse_yaml, yaml_text
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -382,7 +383,8 @@ class TestParts:
 
 class TestShipped:
     def test_the_files_are_in_the_package_beside_its_modules(self):
-        assert shipped_recipes() == sorted(path.stem for path in RECIPES.glob("*.yaml"))
+        names = sorted(path.stem for path in RECIPES.glob("*.yaml"))
+        assert sorted([*shipped_recipes(), *shipped_grids()]) == names
         assert {"quick", "uniform_dml1"} <= set(shipped_recipes())
 
     @pytest.mark.parametrize("name", shipped_recipes())

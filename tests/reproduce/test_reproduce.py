@@ -5,6 +5,7 @@ import dataclasses
 import io
 import re
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,14 +19,17 @@ from semidice.data.manifest import read_manifest
 from semidice.data.prepare import run_prepare
 from semidice.metrics import read_cases
 from semidice.metrics.cases import CaseRow, CaseTable
+from semidice.metrics.statistics import compare_scores
 from semidice.recipes import read_recipe
+from semidice.recipes.grid import read_variants
 from semidice.reproduce import ReproduceError, paper_tables, run_reproduce
-from semidice.reproduce.conclusions import CONCLUSIONS, best_match, close_match, order_match
+from semidice.reproduce.comparison_tables import count_close, count_same_marks, count_same_order
+from semidice.reproduce.conclusions import CONCLUSIONS
 from semidice.reproduce.estimate import StepTimes, estimated_seconds, num_steps
-from semidice.reproduce.figures import NETWORKS, QUBIQ, Figures, RowKey, paper_figures, paper_yaml
-from semidice.reproduce.methods import QUBIQ_METHODS, TEACHER, tumour_methods, variant_of
 from semidice.reproduce.plan import make_plan
-from semidice.reproduce.scores import METRICS, our_figures, paper_beside
+from semidice.reproduce.scores import comparable_paper_values, our_values, row_scores
+from semidice.reproduce.tables import grid_of
+from semidice.reproduce.values import METRICS, NETWORKS, QUBIQ, RowKey, TableValues, paper_values, paper_yaml
 
 PAPER = SHARED / "paper"
 TASKS = ("brain_tumor_task2", "kidney")
@@ -110,7 +114,7 @@ def test_figures_and_marks_are_the_cells_of_the_paper_s_own_table(table, label):
     text = (PAPER / "dice_semimetric_losses.tex").read_text()
     body = text[text.index(rf"\label{{tb:{label}}}") :].split(r"\end{tabular}")[0]
     cells = re.findall(r"&\s*(\\cellcolor\{red!15\}\{)?(\d+\.\d\d)\}?", body)
-    figures = paper_figures(table)
+    figures = paper_values(table)
     ours = [
         (value, column in figures.best[key])
         for key in figures.values
@@ -125,7 +129,7 @@ def test_figures_and_marks_are_the_cells_of_the_paper_s_own_table(table, label):
 
 def test_over_all_tasks_the_paper_takes_the_mean_of_their_means():
     for table in ("qubiq_labels", "qubiq_sota"):
-        paper = paper_figures(table)
+        paper = paper_values(table)
         for key in [key for key in paper.values if key.name == "all"]:
             for column, value in paper.values[key].items():
                 mean = np.mean([paper.values[RowKey(task, key.metric)][column] for task in QUBIQ])
@@ -136,8 +140,8 @@ def test_over_all_tasks_the_paper_takes_the_mean_of_their_means():
 
 @pytest.mark.parametrize("table", list(CONCLUSIONS))
 def test_every_conclusion_holds_for_the_paper_s_own_figures(table):
-    for conclusion in CONCLUSIONS[table]:
-        assert conclusion.judge(paper_figures(table)).outcome == "holds", conclusion.sentence
+    for sentence, judge in CONCLUSIONS[table].items():
+        assert judge(paper_values(table)).outcome == "holds", sentence
 
 
 # conclusions on numbers made by hand
@@ -145,7 +149,7 @@ def test_every_conclusion_holds_for_the_paper_s_own_figures(table):
 
 def changed(table, key, *, best=None, **values):
     """The paper's figures with other values in one row, and other marks."""
-    paper = paper_figures(table)
+    paper = paper_values(table)
     cells = {**paper.values[key], **values}
     marks = paper.best.get(key, frozenset()) if best is None else frozenset(best)
     pairs = frozenset((one, other) for one in marks for other in cells if other not in marks)
@@ -158,13 +162,13 @@ def changed(table, key, *, best=None, **values):
 
 
 def without(table, *keys):
-    paper = paper_figures(table)
+    paper = paper_values(table)
     return dataclasses.replace(paper, values={k: v for k, v in paper.values.items() if k not in keys})
 
 
-def outcome(table, sentence, figures):
-    (conclusion,) = [one for one in CONCLUSIONS[table] if one.sentence.startswith(sentence)]
-    return conclusion.judge(figures)
+def outcome(table, sentence, values):
+    (judge,) = [judge for text, judge in CONCLUSIONS[table].items() if text.startswith(sentence)]
+    return judge(values)
 
 
 LITS, KITS = RowKey("lits", "dice"), RowKey("kits", "dice")
@@ -241,7 +245,7 @@ CASES = [
     (
         "kde_bandwidth",
         "the bandwidth matters",
-        changed("kde_bandwidth", KITS, best=paper_figures("kde_bandwidth").columns),
+        changed("kde_bandwidth", KITS, best=paper_values("kde_bandwidth").columns),
         "fails",
     ),
     (
@@ -253,24 +257,22 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("table", "sentence", "figures", "expected"), CASES)
-def test_a_conclusion_that_our_numbers_do_not_bear_out_is_told(table, sentence, figures, expected):
-    assert outcome(table, sentence, figures).outcome == expected
+@pytest.mark.parametrize(("table", "sentence", "values", "expected"), CASES)
+def test_a_conclusion_that_our_numbers_contradict_fails(table, sentence, values, expected):
+    assert outcome(table, sentence, values).outcome == expected
 
 
 def test_every_conclusion_is_seen_to_fail():
     shown = {(table, sentence) for table, sentence, _, expected in CASES if expected == "fails"}
     for table, conclusions in CONCLUSIONS.items():
-        for conclusion in conclusions:
-            # those on most tasks have a test of their own
-            if "on most tasks" not in conclusion.sentence:
-                assert any(
-                    table == name and conclusion.sentence.startswith(start) for name, start in shown
-                ), conclusion.sentence
+        for sentence in conclusions:
+            # those on most tasks have their own test
+            if "on most tasks" not in sentence:
+                assert any(table == name and sentence.startswith(start) for name, start in shown), sentence
 
 
 def test_soft_labels_need_to_win_on_more_than_half_of_the_tasks():
-    figures = paper_figures("qubiq_labels")
+    figures = paper_values("qubiq_labels")
     for number, task in enumerate(QUBIQ):
         key = RowKey(task, "bdice")
         figures = dataclasses.replace(
@@ -283,42 +285,55 @@ def test_soft_labels_need_to_win_on_more_than_half_of_the_tasks():
 
 def test_a_lower_calibration_error_is_the_better_one():
     key = RowKey("kidney", "ece")
-    figures = Figures(("majority", "uniform"), {key: {"majority": 0.9, "uniform": 0.6}})
+    figures = TableValues(("majority", "uniform"), {key: {"majority": 0.9, "uniform": 0.6}})
     assert figures.gain(key, "uniform", "majority") == pytest.approx(0.3)
     sentence = "soft labels beat the majority vote in ECE"
     assert outcome("qubiq_labels", sentence, figures) == ("holds", "uniform on 1 of 1")
 
 
 @pytest.mark.parametrize("table", list(CONCLUSIONS))
-def test_without_figures_nothing_is_concluded(table):
-    empty = Figures(paper_figures(table).columns, {})
-    assert {conclusion.judge(empty).outcome for conclusion in CONCLUSIONS[table]} == {"unknown"}
+def test_without_numbers_every_conclusion_is_unknown(table):
+    empty = TableValues(paper_values(table).columns, {})
+    assert {judge(empty).outcome for judge in CONCLUSIONS[table].values()} == {"unknown"}
 
 
-def test_where_no_difference_is_significant_nothing_is_among_the_best():
-    columns = paper_figures("kde_bandwidth").columns
+def test_if_no_difference_is_significant_among_the_best_is_unknown():
+    columns = paper_values("kde_bandwidth").columns
     figures = changed("kde_bandwidth", KITS, best=columns)
     figures = dataclasses.replace(figures, best={LITS: frozenset(columns), KITS: frozenset(columns)})
     assert outcome("kde_bandwidth", "1e-3 is among", figures).outcome == "unknown"
 
 
-def test_a_claim_counts_the_datasets_that_are_there():
+def test_a_conclusion_is_checked_on_the_datasets_that_have_numbers():
     verdict = outcome("distillation_terms", "KDE adds", without("distillation_terms", KITS))
     assert verdict == ("holds", "on 1 of 1, significantly on 1")
     assert outcome("kde_bandwidth", "the best", without("kde_bandwidth", KITS)).outcome == "unknown"
 
 
-def test_agreement_of_order_marks_and_figures_is_counted():
-    paper = paper_figures("ce_against_dml")
-    assert order_match(paper, paper) == (3, 3)
-    assert best_match(paper, paper) == (6, 6)
+def test_equal_order_marks_and_close_numbers_are_counted():
+    paper = paper_values("ce_against_dml")
+    assert count_same_order(paper, paper) == (3, 3)
+    assert count_same_marks(paper, paper) == (6, 6)
     turned = changed("ce_against_dml", LITS, best={"ce"}, ce=60.5)
-    assert order_match(turned, paper) == (2, 3)
-    assert best_match(turned, paper) == (4, 6)
-    assert close_match(turned, paper, points=1.0) == (5, 6)
+    assert count_same_order(turned, paper) == (2, 3)
+    assert count_same_marks(turned, paper) == (4, 6)
+    assert count_close(turned, paper, points=1.0) == (5, 6)
 
 
 # the methods behind the cells
+
+
+def variant_of(name, dataset, *, data, out, overrides=()):
+    """One method of the shipped grid of a dataset."""
+    variants = read_variants(
+        [grid_of(dataset)], dataset=data / dataset, out=out / dataset, overrides=overrides, only=[name]
+    )
+    return variants[-1]
+
+
+def methods_on(dataset):
+    grid = read_variants([grid_of(dataset)], dataset=Path("data"), out=Path("out"))
+    return [variant.name for variant in grid]
 
 
 def test_every_cell_of_the_paper_has_a_run_and_nothing_else_is_run():
@@ -327,7 +342,7 @@ def test_every_cell_of_the_paper_has_a_run_and_nothing_else_is_run():
         for row in table.rows:
             assert {column for column, runs in row.runs.items() if runs} == set(table.paper.values[row.key])
             used |= {name for runs in row.runs.values() for name in runs.values()}
-    assert used == set(QUBIQ_METHODS) | set(tumour_methods())
+    assert used == {*methods_on("kidney"), *methods_on("lits")}
 
 
 def options_of(name, dataset, tmp_path):
@@ -404,7 +419,7 @@ def test_columns_are_the_methods_of_their_names(table, row, dataset, expected):
     assert {column: runs[dataset] for column, runs in found.runs.items()} == expected
 
 
-def test_our_method_counts_raters_alike_where_they_disagree_most():
+def test_our_method_weights_raters_equally_on_the_task_where_they_disagree_most():
     table = paper_tables()["qubiq_sota"]
     (over_all,) = [row for row in table.rows if row.key.name == "all"]
     assert over_all.runs["ours"] == {
@@ -447,7 +462,7 @@ def test_over_several_tasks_each_task_counts_the_same_and_tests_resample_within_
         for method, gain in (("ce", 0.0), ("majority", 0.03)):
             runs[task, method] = a_table(method, many_cases(rng, level + gain, num_cases))
     table = paper_tables()["ce_against_dml"]
-    figures = our_figures(table, runs)
+    figures = our_values(table, runs)
     key = RowKey("qubiq", "dice")
     for column, method in (("ce", "ce"), ("dml", "majority")):
         means = [
@@ -460,10 +475,7 @@ def test_over_several_tasks_each_task_counts_the_same_and_tests_resample_within_
     assert set(figures.values) == {key}
 
 
-def test_the_spread_between_tasks_is_no_uncertainty():
-    from semidice.metrics.statistics import compare_scores
-    from semidice.reproduce.scores import row_scores
-
+def test_the_spread_between_tasks_is_not_part_of_the_uncertainty():
     rng = np.random.default_rng(1)
     sizes = {"kidney": 24, "brain_growth": 39}
     runs, noise = {}, {}
@@ -483,8 +495,6 @@ def test_the_spread_between_tasks_is_no_uncertainty():
 
 
 def test_tasks_of_one_folder_share_their_patients():
-    from semidice.reproduce.scores import row_scores
-
     rng = np.random.default_rng(0)
     runs = {
         (task, method): a_table(method, many_cases(rng, 0.8, 6))
@@ -505,19 +515,21 @@ def test_a_column_without_a_run_on_one_of_the_tasks_stays_empty_over_all():
         for method in ("majority", "uniform", "random")
     }
     del runs["kidney", "random"]
-    figures = our_figures(paper_tables()["qubiq_labels"], runs)
+    figures = our_values(paper_tables()["qubiq_labels"], runs)
     assert set(figures.values[RowKey("all", "dice")]) == {"majority", "uniform"}
     assert set(figures.values[RowKey("brain_tumor_task2", "dice")]) == {"majority", "uniform", "random"}
 
 
-def test_beside_a_part_of_the_tasks_stands_the_paper_s_mean_of_that_part():
+def test_some_of_the_tasks_are_compared_with_the_paper_s_mean_of_the_same_tasks():
     table = paper_tables()["qubiq_labels"]
-    paper = paper_beside(table, TASKS)
+    paper = comparable_paper_values(table, TASKS)
     assert paper.value(ALL_BDICE, "majority") == pytest.approx((38.68 + 62.47) / 2)
     assert paper.best[ALL_BDICE] == frozenset()
-    assert paper_beside(table, QUBIQ) == table.paper
+    assert comparable_paper_values(table, QUBIQ) == table.paper
     # the paper has no figures of the tasks here
-    assert paper_beside(paper_tables()["ce_against_dml"], TASKS).values[RowKey("qubiq", "dice")] == {}
+    assert (
+        comparable_paper_values(paper_tables()["ce_against_dml"], TASKS).values[RowKey("qubiq", "dice")] == {}
+    )
 
 
 # running
@@ -542,11 +554,11 @@ def test_all_tables_run_on_the_published_layouts(reproduced):
                 assert row["ours"], row
 
 
-def test_what_two_tables_share_is_one_run_folder(reproduced):
+def test_tables_share_run_folders(reproduced):
     _, out, _ = reproduced
     folders = {path.name for path in (out / "lits").iterdir()}
-    assert folders == set(tumour_methods())
-    assert {path.name for path in (out / "kidney").iterdir()} == set(QUBIQ_METHODS)
+    assert folders == set(methods_on("lits"))
+    assert {path.name for path in (out / "kidney").iterdir()} == set(methods_on("kidney"))
 
 
 def test_every_number_can_be_traced_to_the_case_tables(reproduced):
@@ -617,13 +629,13 @@ def test_run_again_nothing_is_trained_and_the_table_is_the_same(reproduced, data
     assert "trainings to run" not in printed
 
 
-def test_moved_nothing_is_trained_again_and_the_table_is_the_same(reproduced, data, tmp_path):
+def test_after_a_move_nothing_is_trained_again_and_the_table_is_the_same(reproduced, data, tmp_path):
     _, out, _ = reproduced
     moved = tmp_path / "moved"
     for dataset in ("lits", "kits"):
         shutil.copytree(out / dataset, moved / dataset)
     student = moved / "lits" / "unet_resnet18_distillation" / "recipe.yaml"
-    assert read_recipe(student).teacher.run == moved / "lits" / TEACHER
+    assert read_recipe(student).teacher.run == moved / "lits" / "unet_resnet50_hard"
     weights = sorted(moved.rglob("*.safetensors"))
     stamps = [path.stat().st_mtime_ns for path in weights]
     _, printed = reproduce("distillation_terms", data, moved)
@@ -633,7 +645,7 @@ def test_moved_nothing_is_trained_again_and_the_table_is_the_same(reproduced, da
     assert (moved / "distillation_terms.csv").read_text() == (out / "distillation_terms.csv").read_text()
 
 
-def test_the_list_tells_trainings_and_time_and_starts_nothing(data, tmp_path):
+def test_list_shows_trainings_and_time_and_starts_nothing(data, tmp_path):
     results, printed = reproduce("all", data, tmp_path / "out", list_only=True)
     assert results == {}
     assert not (tmp_path / "out").exists()
@@ -647,7 +659,7 @@ def test_the_list_tells_trainings_and_time_and_starts_nothing(data, tmp_path):
     assert "min" in lines["qubiq_labels"]
 
 
-def test_what_is_finished_is_not_counted_as_left(reproduced, data):
+def test_finished_trainings_are_not_counted_as_left(reproduced, data):
     _, out, _ = reproduced
     _, printed = reproduce("kde_bandwidth", data, out, list_only=True)
     assert re.search(r"kde_bandwidth +2 of 2 +16 +16 +16 +0\s*$", printed, re.MULTILINE)
@@ -693,31 +705,31 @@ def test_a_step_is_measured_without_touching_the_random_numbers(data, tmp_path):
     assert times.seconds(unknown, manifest) is None
 
 
-def test_a_missing_task_is_told_with_the_place_and_the_command(data, tmp_path):
+def test_a_missing_task_is_named_with_its_path_and_the_command_that_makes_it(data, tmp_path):
     _, printed = reproduce("rater_agreement", data, tmp_path / "out")
     assert (
-        f"no dataset prostate_task1: looked for {data / 'prostate_task1' / 'manifest.json'}; make it with: "
-        f"semidice prepare qubiq QUBIQ_DIR {data} --task prostate_task1"
+        f"no dataset prostate_task1: {data / 'prostate_task1' / 'manifest.json'} does not exist; "
+        f"make it with: semidice prepare qubiq QUBIQ_DIR {data} --task prostate_task1"
     ) in printed
     assert "no dataset kidney" not in printed
 
 
-def test_where_nothing_is_there_it_says_what_was_looked_for(tmp_path):
+def test_without_any_dataset_it_names_the_missing_files(tmp_path):
     console = a_console()
-    with pytest.raises(ValueError, match="holds none of the datasets of kde_bandwidth"):
+    with pytest.raises(ValueError, match="has no dataset of table kde_bandwidth"):
         run_reproduce("kde_bandwidth", tmp_path, tmp_path / "out", console=console, accelerator="cpu")
     printed = console.file.getvalue()
     for name in ("lits", "kits"):
-        assert f"looked for {tmp_path / name / 'manifest.json'}" in printed
+        assert f"{tmp_path / name / 'manifest.json'} does not exist" in printed
         assert f"semidice prepare {name} {name.upper()}_DIR {tmp_path / name}" in printed
     assert not (tmp_path / "out").exists()
 
 
-def test_a_dataset_that_cannot_be_read_is_told_as_such(data, tmp_path):
+def test_a_dataset_that_cannot_be_read_is_named(data, tmp_path):
     shutil.copytree(data / "lits", tmp_path / "lits")
     (tmp_path / "lits" / "manifest.json").write_text("{}")
     console = a_console()
-    with pytest.raises(ValueError, match="none of the datasets"):
+    with pytest.raises(ValueError, match="has no dataset of table"):
         run_reproduce("kde_bandwidth", tmp_path, tmp_path / "out", console=console, accelerator="cpu")
     assert "manifest.json cannot be used" in console.file.getvalue()
 
@@ -725,15 +737,15 @@ def test_a_dataset_that_cannot_be_read_is_told_as_such(data, tmp_path):
 @pytest.mark.parametrize(
     ("table", "options", "message"),
     [
-        ("qubic", {}, "the paper has no table 'qubic'; there are rater_agreement, qubiq_labels"),
-        ("qubiq_labels", {"tasks": ["spleen"]}, "there is no task spleen; there are prostate_task1"),
-        ("qubiq_labels", {"tasks": ["lits"]}, "has nothing on lits; it is about prostate_task1"),
+        ("qubic", {}, "the paper has no table 'qubic'; choose one of rater_agreement, qubiq_labels"),
+        ("qubiq_labels", {"tasks": ["spleen"]}, "unknown task spleen; choose from prostate_task1"),
+        ("qubiq_labels", {"tasks": ["lits"]}, "has no rows for lits; choose from prostate_task1"),
         ("qubiq_labels", {"overrides": ["loss.fom=min"]}, "did you mean loss.form"),
         ("qubiq_labels", {"folds": 9}, "folds are numbered 0 to 4"),
         ("qubiq_labels", {"folds": 0}, "expected 1 or more items"),
     ],
 )
-def test_what_is_asked_wrongly_is_refused_before_anything_runs(table, options, message, data, tmp_path):
+def test_wrong_arguments_are_refused_before_anything_runs(table, options, message, data, tmp_path):
     with pytest.raises(ValueError, match=re.escape(message)):
         run_reproduce(table, data, tmp_path / "out", console=a_console(), accelerator="cpu", **options)
     assert not (tmp_path / "out").exists()
@@ -741,7 +753,7 @@ def test_what_is_asked_wrongly_is_refused_before_anything_runs(table, options, m
 
 def test_a_part_can_be_run_by_task_and_by_fold(data, tmp_path):
     results, printed = reproduce("ce_against_dml", data, tmp_path / "out", tasks=["kidney"], folds=2)
-    figures = results["ce_against_dml"].figures
+    figures = results["ce_against_dml"].values
     assert set(figures.values) == {RowKey("qubiq", "dice")}
     assert figures.num_cases[RowKey("qubiq", "dice")] == len(Dataset(data / "kidney"))
     assert "qubiq (1 of 7 tasks)" in printed
@@ -750,11 +762,11 @@ def test_a_part_can_be_run_by_task_and_by_fold(data, tmp_path):
     table = read_cases(tmp_path / "out" / "kidney" / "ce" / "cases.parquet").select(
         metric="dice_score", fold=0
     )
-    ours = results["ce_against_dml"].figures.value(RowKey("qubiq", "dice"), "ce")
+    ours = results["ce_against_dml"].values.value(RowKey("qubiq", "dice"), "ce")
     assert ours == pytest.approx(100 * table.select(class_name="mean").columns["value"].mean())
 
 
-def test_a_method_that_fails_is_told_and_the_rest_is_shown(data, tmp_path):
+def test_a_method_that_fails_is_reported_and_the_others_are_shown(data, tmp_path):
     (tmp_path / "out" / "kidney" / "ce").mkdir(parents=True)
     (tmp_path / "out" / "kidney" / "ce" / "notes.txt").write_text("mine")
     console = a_console()
@@ -776,15 +788,6 @@ def test_a_method_that_fails_is_told_and_the_rest_is_shown(data, tmp_path):
     assert "Cross entropy against DML" in console.file.getvalue()
 
 
-def test_a_recipe_that_is_not_shipped_leaves_its_cells_empty(data, tmp_path, monkeypatch):
-    from semidice.reproduce import plan
-
-    monkeypatch.setattr(plan, "shipped_recipes", lambda: ["qubiq_labels"])
-    results, printed = reproduce("qubiq_sota", data, tmp_path / "out", tasks=["kidney"])
-    assert "ships no recipe qubiq_systems: mc_dropout, multi_head, mrnet, softseg cannot be run" in printed
-    assert set(results["qubiq_sota"].figures.values[RowKey("kidney", "bdice")]) == {"ours"}
-
-
 @pytest.mark.slow
 def test_all_seven_tasks_and_five_networks_run(tmp_path):
     console = a_console()
@@ -795,7 +798,7 @@ def test_all_seven_tasks_and_five_networks_run(tmp_path):
     )
     options = {"overrides": ["model.weights=none", "augment.crop=[64, 64]", *QUICK[1:]]}
     results, _ = reproduce("lits_kits", tmp_path / "data", tmp_path / "out", **options)
-    names = {key.name for key in results["lits_kits"].figures.values}
+    names = {key.name for key in results["lits_kits"].values.values}
     assert names == {f"{network} on lits" for network in NETWORKS}
     results, _ = reproduce("qubiq_labels", tmp_path / "data", tmp_path / "out2")
-    assert set(results["qubiq_labels"].figures.values) == set(paper_figures("qubiq_labels").values)
+    assert set(results["qubiq_labels"].values.values) == set(paper_values("qubiq_labels").values)

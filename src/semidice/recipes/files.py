@@ -16,14 +16,24 @@ from .options import Recipe, nearest_hint, option_fields
 from .text import parse_yaml, yaml_text
 
 
+def shipped_files() -> dict[str, str]:
+    """Text of every recipe and grid that comes with the package, by name."""
+    files = (resources.files("semidice.recipes") / "shipped").iterdir()
+    return {
+        file.name.removesuffix(".yaml"): file.read_text(encoding="utf-8")
+        for file in files
+        if file.name.endswith(".yaml")
+    }
+
+
 def shipped_recipes() -> list[str]:
     """Names of the recipes that come with the package.
 
     >>> "quick" in shipped_recipes()
     True
     """
-    files = (resources.files("semidice.recipes") / "shipped").iterdir()
-    return sorted(file.name.removesuffix(".yaml") for file in files if file.name.endswith(".yaml"))
+    # a grid is a file with variants
+    return sorted(name for name, text in shipped_files().items() if "\nvariants:" not in text)
 
 
 def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -73,8 +83,7 @@ def _recipe_text(path: str | Path) -> tuple[str, str, Path]:
     file = Path(path)
     shipped = shipped_recipes()
     if not file.is_file() and str(path) in shipped:
-        resource = resources.files("semidice.recipes") / "shipped" / f"{path}.yaml"
-        return f"recipe {path}", resource.read_text(encoding="utf-8"), Path.cwd()
+        return f"recipe {path}", shipped_files()[str(path)], Path.cwd()
     try:
         return str(path), file.read_text(encoding="utf-8"), file.absolute().parent
     except FileNotFoundError:

@@ -1,23 +1,23 @@
 """A grid: recipes that differ in a few options, to be run on one dataset and compared.
 
-    recipe: quick                    a file, or a shipped recipe, that all variants start from
+    recipe: quick                    the recipe that all variants start from: a file or a shipped name
     set: {schedule.epochs: 40}       options of all variants
     variants:
-      uniform: {label.maker: mean}   name of a method: what is different in it
+      uniform: {label.maker: mean}   name of the method: the options that differ
       student: {teacher.run: uniform, label.maker: majority}
+      large: {recipe: uniform_dml1}  a variant can start from a recipe of its own
 
-A `teacher.run` that names another variant is that variant's run. Recipes of their own, one file each, make a
-grid too, whose variants have the names of the recipes.
+If `teacher.run` names another variant, the teacher is the run of that variant.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from ..paths import check_name
 from . import Recipe, read_recipe
+from .files import shipped_files, shipped_recipes
 from .text import parse_yaml, yaml_text
 
 _KEYS = {"recipe", "set", "variants"}
@@ -25,7 +25,7 @@ _KEYS = {"recipe", "set", "variants"}
 
 @dataclass(frozen=True)
 class Variant:
-    """One method of a grid: its recipe, where it is run, and the variant that must be run before it."""
+    """One method of a grid: its recipe, its run folder, and the variant that must be trained before it."""
 
     recipe: Recipe
     folder: Path
@@ -40,36 +40,41 @@ def shipped_grids() -> list[str]:
     """Names of the grids that come with the package.
 
     >>> shipped_grids()
-    ['distillation', 'labels']
+    ['demo', 'distillation', 'labels', 'paper_qubiq', 'paper_tumours']
     """
-    files = (resources.files("semidice.recipes") / "grids").iterdir()
-    return sorted(file.name.removesuffix(".yaml") for file in files if file.name.endswith(".yaml"))
+    return sorted(set(shipped_files()) - set(shipped_recipes()))
 
 
 def read_variants(
-    sources: Sequence[str], *, dataset: Path, out: Path, overrides: Sequence[str] = ()
+    sources: Sequence[str],
+    *,
+    dataset: Path,
+    out: Path,
+    overrides: Sequence[str] = (),
+    only: Collection[str] | None = None,
 ) -> list[Variant]:
-    """The variants of grids and recipes, each in a folder of its own in `out`, teachers before students.
+    """All variants of the sources, each with its own folder in `out`, teachers before their students.
 
-    sources: files, or names of shipped grids and recipes. overrides: KEY=VALUE for all of them.
+    sources: files or shipped names, of grids and of recipes; a recipe is one variant under its own name.
+    overrides: KEY=VALUE for every variant. only: names of the variants to read; their teachers are added.
     """
     variants: list[Variant] = []
     for source in sources:
-        grid = _grid_of(source)
+        grid = _read_grid(source)
         if grid is None:
             recipe = read_recipe(source, [f"data.dataset={dataset.absolute()}", *overrides])
             variants.append(Variant(recipe, out / folder_name(recipe.name)))
         else:
-            variants += _variants_of(grid, source, dataset, out, overrides)
-    names = [variant.folder.name for variant in variants]
+            variants += _grid_variants(grid, source, dataset, out, overrides, only)
+    folders = [variant.folder for variant in variants]
     for variant in variants:
-        if names.count(variant.folder.name) > 1:
-            raise ValueError(f"two variants are called {variant.name}: give one another name")
-    return _in_order(variants)
+        if folders.count(variant.folder) > 1:
+            raise ValueError(f"two variants are called {variant.name}; rename one of them")
+    return _teachers_first(variants)
 
 
 def folder_name(method: str) -> str:
-    """A folder for the method's run.
+    """Name of the folder for the run of a method.
 
     >>> folder_name("uniform + DML1")
     'uniform_DML1'
@@ -77,17 +82,16 @@ def folder_name(method: str) -> str:
     return check_name("_".join(part for part in method.replace("/", " ").split() if part != "+"))
 
 
-def _grid_of(source: str) -> dict[str, Any] | None:
-    """The grid of a file or a shipped name; None if it is a recipe."""
+def _read_grid(source: str) -> dict[str, Any] | None:
+    """The checked grid of a file or a shipped name; None if the source is a recipe."""
     path = Path(source)
     if path.is_file():
         try:
             text, name, folder = path.read_text(encoding="utf-8"), source, path.parent
         except UnicodeDecodeError:
-            raise ValueError(f"{source} is neither a grid nor a recipe: it is no UTF-8 text") from None
+            raise ValueError(f"{source} is neither a grid nor a recipe: the file is not UTF-8 text") from None
     elif source in shipped_grids():
-        text = (resources.files("semidice.recipes") / "grids" / f"{source}.yaml").read_text(encoding="utf-8")
-        name, folder = f"grid {source}", Path()
+        text, name, folder = shipped_files()[source], f"grid {source}", Path()
     else:
         return None
     grid = parse_yaml(text, name)
@@ -95,58 +99,73 @@ def _grid_of(source: str) -> dict[str, Any] | None:
         return None
     unknown = sorted(set(grid) - _KEYS)
     if unknown:
-        raise ValueError(f"{name}: a grid has recipe, set and variants; got {', '.join(unknown)}")
+        raise ValueError(f"{name}: a grid has the keys recipe, set and variants; got {', '.join(unknown)}")
     for key in ("set", "variants"):
         if not isinstance(grid.setdefault(key, {}), dict):
             raise ValueError(f"{name}: {key} must be a mapping; got {grid[key]!r}")
     if not isinstance(grid.get("recipe"), str) or not grid["variants"]:
         raise ValueError(f"{name}: a grid needs a recipe to start from, and one variant or more")
-    if (folder / grid["recipe"]).is_file():
-        grid["recipe"] = str(folder / grid["recipe"])
+    grid["variants"] = {str(variant): options for variant, options in grid["variants"].items()}
+    for variant, options in grid["variants"].items():
+        if options is None:
+            grid["variants"][variant] = {}
+        elif not isinstance(options, dict):
+            raise ValueError(f"{name}: variant {variant} must be a mapping of options; got {options!r}")
+    for options in (grid, *grid["variants"].values()):
+        if "recipe" in options and (folder / options["recipe"]).is_file():
+            options["recipe"] = str(folder / options["recipe"])
     return grid
 
 
-def _variants_of(
-    grid: Mapping[str, Any], source: str, dataset: Path, out: Path, overrides: Sequence[str]
+def _grid_variants(
+    grid: Mapping[str, Any],
+    source: str,
+    dataset: Path,
+    out: Path,
+    overrides: Sequence[str],
+    only: Collection[str] | None,
 ) -> list[Variant]:
+    all_options = {
+        name: {"recipe": grid["recipe"], **grid["set"], **changes}
+        for name, changes in grid["variants"].items()
+    }
+    teachers = {name: options.get("teacher.run") for name, options in all_options.items()}
+    if only is None:
+        only = all_options
+    wanted = {*only, *(teachers[name] for name in only if name in teachers)}
     variants = []
-    names = {str(name) for name in grid["variants"]}
-    for name, changes in grid["variants"].items():
-        if not isinstance(changes, (dict, type(None))):
-            raise ValueError(f"{source}: variant {name} must be a mapping of options; got {changes!r}")
-        options = {**grid["set"], **(changes or {})}
-        teacher = options.get("teacher.run")
-        if teacher in names:
+    for name, options in all_options.items():
+        if name not in wanted:
+            continue
+        teacher = teachers[name] if teachers[name] in all_options else None
+        if teacher is not None:
             options["teacher.run"] = str((out / folder_name(teacher)).absolute())
+        recipe_name = options.pop("recipe")
         sets = [f"{key}={_one_line(value)}" for key, value in options.items()]
         fixed = [f"name={name}", f"data.dataset={dataset.absolute()}"]
         try:
-            recipe = read_recipe(grid["recipe"], [*sets, *fixed, *overrides])
+            recipe = read_recipe(recipe_name, [*sets, *fixed, *overrides])
         except ValueError as error:
             raise ValueError(f"{source}, variant {name}: {error}") from error
-        needs = teacher if teacher in names else None
-        variants.append(Variant(recipe, out / folder_name(str(name)), needs))
+        variants.append(Variant(recipe, out / folder_name(name), teacher))
     return variants
 
 
 def _one_line(value: Any) -> str:
-    """A value as YAML in one line, as an override has it."""
+    """The value as YAML on one line, as in an override."""
     return yaml_text({"value": value}).removeprefix("value:").strip() if not isinstance(value, str) else value
 
 
-def _in_order(variants: Sequence[Variant]) -> list[Variant]:
-    """Teachers before their students, otherwise as given; a ValueError if that cannot be."""
-    done: list[Variant] = []
+def _teachers_first(variants: Sequence[Variant]) -> list[Variant]:
+    """The variants in the given order, but teachers before their students; a ValueError for a circle."""
+    ordered: list[Variant] = []
     waiting = list(variants)
     while waiting:
-        ready = [
-            variant
-            for variant in waiting
-            if variant.teacher is None or variant.teacher in {other.name for other in done}
-        ]
+        done = {variant.name for variant in ordered}
+        ready = [variant for variant in waiting if variant.teacher is None or variant.teacher in done]
         if not ready:
-            circle = ", ".join(variant.name for variant in waiting)
-            raise ValueError(f"no variant of {circle} can be first: each has another as its teacher")
-        done.append(ready[0])
+            names = ", ".join(variant.name for variant in waiting)
+            raise ValueError(f"no variant of {names} can be trained first: each has another as its teacher")
+        ordered.append(ready[0])
         waiting.remove(ready[0])
-    return done
+    return ordered

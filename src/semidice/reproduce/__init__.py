@@ -1,11 +1,14 @@
-"""`semidice reproduce`: the paper's tables run again, and ours beside the paper's, cell by cell.
+"""`semidice reproduce`: run the tables of the paper again and compare every cell with the paper.
 
-    paper.yaml   every figure of the paper      methods   the trainings behind the cells, by name
-    tables       which training fills which cell          plan    what is to be run on which dataset
-    estimate     how long that takes                      scores  our figures from the case tables
-    agreement    of raters, without training              conclusions   what the paper says, as named checks
+    paper.yaml          every number of the paper's tables
+    values              numbers and marks of one table, ours or the paper's
+    tables              which variant of the grids paper_qubiq and paper_tumours fills which cell
+    plan, estimate      which trainings are needed, and how long they take
+    scores              our numbers, from the scores of each case
+    conclusions         the paper's conclusions as checks
+    comparison_tables   our numbers next to the paper's, as tables
 
-A training is one run folder, OUT/DATASET/METHOD, whichever tables show it.
+A training has one run folder, OUT/DATASET/METHOD. Tables share run folders.
 """
 
 from .command import ReproduceError, Reproduction, run_reproduce

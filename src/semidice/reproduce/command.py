@@ -1,47 +1,47 @@
-"""`semidice reproduce TABLE --data DIR`: run what is missing of a table, print ours beside the paper's.
+"""`semidice reproduce TABLE --data DIR`: run the missing trainings of a table and compare it with the paper.
 
     OUT/DATASET/METHOD/                   the runs, shared by all tables
-        TABLE.md, .csv, .tex              the figures; the Markdown file has the conclusions too
+        TABLE.md, .csv, .tex              the numbers; the Markdown file also has the conclusions
         TABLE_conclusions.md, .csv, .tex  which of the paper's conclusions hold
         rater_agreement_cases.parquet     Dice of each rater on each case
 
-Run again, finished folds are kept. A training that fails is told at the end, and the others are shown.
+A second run keeps finished folds. If a training fails, the others continue and the error is reported at the
+end.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
 from ..compare import run_variants, write_table
-from ..console import say
+from ..console import counting_bar, say
 from ..metrics.cases import CaseTable, concatenate, write_cases
 from ..metrics.tables import Cell, Table
 from ..paths import ReproductionFolder, atomic_write
+from ..recipes.grid import Variant
 from ..training.command import start_fabric
-from .agreement import agreement_figures, agreement_of
-from .comparison_tables import conclusions_table, figures_table
+from .comparison_tables import conclusions_table, values_table
 from .estimate import StepTimes, estimated_seconds, time_text
-from .figures import Figures
 from .plan import Plan, chosen_tables, folds_left, make_plan
-from .scores import our_figures
+from .scores import agreement_scores, agreement_values, our_values
 from .tables import PaperTable
+from .values import TableValues
 
 
 class ReproduceError(ValueError):
-    """Some trainings failed: which ones, and why. Everything else was run, shown and written."""
+    """Some trainings failed: which ones, and why. All others were run, shown and written."""
 
 
 @dataclass(frozen=True)
 class Reproduction:
-    """A table of the paper as we have it."""
+    """Our version of one table of the paper."""
 
-    figures: Figures
+    values: TableValues
     table: Table
     conclusions: Table
 
@@ -59,10 +59,10 @@ def run_reproduce(
     list_only: bool = False,
     accelerator: str = "auto",
 ) -> dict[str, Reproduction]:
-    """Run, print and write a table of the paper, or `all`; a ReproduceError at the end if trainings failed.
+    """Run, print and write one table of the paper, or `all`; a ReproduceError at the end if trainings failed.
 
-    folds: run the first so many of the recipes' folds. tasks: datasets, such as kidney or lits; all if none.
-    overrides: KEY=VALUE over every recipe. list_only: say what would be run and how long it takes, no more.
+    folds: run only the first N folds. tasks: datasets such as kidney or lits; all if empty. overrides:
+    KEY=VALUE for every recipe. list_only: only show how many trainings are left and how long they take.
     """
     options = [] if epochs is None else [f"schedule.epochs={epochs}"]
     options += [] if folds is None else [f"data.folds={list(range(folds))}"]
@@ -74,30 +74,25 @@ def run_reproduce(
         _print_list(plan, console, accelerator)
         return {}
     if not plan.datasets:
-        raise ValueError(f"{data} holds none of the datasets of {table}: see the lines above")
+        raise ValueError(
+            f"{data} has no dataset of table {table}; make one with a command shown above, or change --data"
+        )
     runs, failed = _run(plan, console, accelerator)
     results = {}
-    for each in tables:
-        there = [name for name in plan.datasets if name in each.datasets]
-        if not there:
-            say(console, f"{each.name}: none of its datasets was asked for and is there")
+    for paper_table in tables:
+        datasets = [name for name in plan.datasets if name in paper_table.datasets]
+        if not datasets:
+            say(console, f"{paper_table.name}: skipped, none of its datasets was chosen and exists")
             continue
-        if each.name == "rater_agreement":
-            figures = _agreement(there, data, out, console, failed)
+        if paper_table.name == "rater_agreement":
+            values = _agreement(datasets, data, out, console, failed)
         else:
-            figures = our_figures(each, runs)
-        result = Reproduction(
-            figures, figures_table(each, figures, there), conclusions_table(each, figures, there)
-        )
-        console.print(result.table.rich())
-        _print_conclusions(result.conclusions, console)
-        _write(each, result, out)
-        say(console, f"written: {out / each.name}.md, .csv and .tex, and {each.name}_conclusions beside them")
-        results[each.name] = result
+            values = our_values(paper_table, runs)
+        results[paper_table.name] = _finish_table(paper_table, values, datasets, out, console)
     if failed:
         raise ReproduceError(
-            f"{len(failed)} failed; the rest of the tables is shown above and written:\n"
-            + "\n".join(f"  {name}: {why}" for name, why in failed.items())
+            f"{len(failed)} failed; all other results are shown above and written:\n"
+            + "\n".join(f"  {name}: {error}" for name, error in failed.items())
         )
     return results
 
@@ -105,7 +100,7 @@ def run_reproduce(
 def _run(
     plan: Plan, console: Console, accelerator: str
 ) -> tuple[dict[tuple[str, str], CaseTable], dict[str, str]]:
-    """Case tables by dataset and method, of the folds that were asked for; and what failed."""
+    """Scores by dataset and method, of the folds that the recipes ask for; and errors by failed training."""
     runs: dict[tuple[str, str], CaseTable] = {}
     failed: dict[str, str] = {}
     runnable = plan.runnable()
@@ -114,36 +109,33 @@ def _run(
     fabric = start_fabric(accelerator=accelerator)
     left = sum(folds_left(variant) for variants in runnable.values() for variant in variants)
     if left:
-        with console.status("measuring how long a step takes"):
-            seconds = estimated_seconds(plan.variants, plan.datasets, StepTimes(fabric.device))
+        with console.status("measuring the time of a training step"):
+            seconds = estimated_seconds(runnable, plan.datasets, StepTimes(fabric.device))
         say(console, f"{left} trainings to run, about {time_text(seconds)} on {fabric.device.type}")
     for dataset, variants in runnable.items():
         say(console, f"{dataset}: {len(variants)} methods")
         outcome = run_variants(variants, fabric, console)
+        failed |= {f"{dataset}/{name}": error for name, error in outcome.failed.items()}
         for variant in variants:
-            if variant.name in outcome.failed:
-                failed[f"{dataset}/{variant.name}"] = outcome.failed[variant.name]
-            else:
-                table = outcome.tables[variant.name]
-                # a run may hold more folds, from a time when more were asked for
-                asked = np.isin(table.columns["fold"], variant.recipe.data.fold_numbers)
+            if variant.name in outcome.tables:
+                columns = outcome.tables[variant.name].columns
+                # the run can have more folds, from an earlier command that asked for more
+                wanted = np.isin(columns["fold"], variant.recipe.data.fold_numbers)
                 runs[dataset, variant.name] = CaseTable(
-                    {name: column[asked] for name, column in table.columns.items()}
+                    {name: column[wanted] for name, column in columns.items()}
                 )
     return runs, failed
 
 
 def _agreement(
-    names: Sequence[str], data: Path, out: Path, console: Console, failed: dict[str, str]
-) -> Figures:
+    datasets: Sequence[str], data: Path, out: Path, console: Console, failed: dict[str, str]
+) -> TableValues:
     tables = {}
-    with Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), console=console, transient=True
-    ) as progress:
-        for name in names:
-            bar = progress.add_task(f"raters of {name}", total=None)
+    with counting_bar(console, doing="raters of", unit="cases") as progress:
+        for name in datasets:
+            bar = progress.add_task(name, total=None)
             try:
-                tables[name] = agreement_of(
+                tables[name] = agreement_scores(
                     data / name,
                     on_case=lambda done, total, bar=bar: progress.update(bar, completed=done, total=total),  # type: ignore[misc]
                 )
@@ -162,26 +154,18 @@ def _agreement(
             for name, table in tables.items()
         ]
         write_cases(concatenate(named), ReproductionFolder(out).rater_cases)
-    return agreement_figures(tables)
+    return agreement_values(tables)
 
 
-def _print_conclusions(conclusions: Table, console: Console) -> None:
-    """Two lines each: what became of it, and the numbers behind it."""
-    console.print(f"{conclusions.title} ({conclusions.note})", style="italic", highlight=False, markup=False)
-    colours = {"holds": "green", "tendency": "yellow", "fails": "red"}
-    for record in conclusions.records:
-        outcome = str(record["outcome"])
-        line = Text(f"{outcome:<9}", style=colours.get(outcome, "")).append(
-            str(record["conclusion"]), style=""
-        )
-        console.print(line)
-        numbers = f"{'':<9}ours: {record['ours']}" + (
-            f"; paper: {record['paper']}" if record["paper"] else ""
-        )
-        console.print(Text(numbers, style="dim"))
-
-
-def _write(table: PaperTable, result: Reproduction, out: Path) -> None:
+def _finish_table(
+    table: PaperTable, values: TableValues, datasets: Sequence[str], out: Path, console: Console
+) -> Reproduction:
+    """Compare a table with the paper, print and write it."""
+    result = Reproduction(
+        values, values_table(table, values, datasets), conclusions_table(table, values, datasets)
+    )
+    console.print(result.table.rich())
+    _print_conclusions(result.conclusions, console)
     out.mkdir(parents=True, exist_ok=True)
     folder = ReproductionFolder(out)
     write_table(result.table, folder.table(table.name))
@@ -189,45 +173,55 @@ def _write(table: PaperTable, result: Reproduction, out: Path) -> None:
     page = f"# {table.title}\n\n{result.table.markdown()}\n## Conclusions\n\n{result.conclusions.markdown()}"
     with atomic_write(folder.table(table.name).with_suffix(".md")) as temp_path:
         temp_path.write_text(page, encoding="utf-8")
+    say(console, f"written to {out}: {table.name} and {table.name}_conclusions, as .md, .csv and .tex")
+    return result
+
+
+def _print_conclusions(conclusions: Table, console: Console) -> None:
+    """Two lines per conclusion: the outcome, and the numbers behind it."""
+    console.print(f"{conclusions.title} ({conclusions.note})", style="italic", highlight=False, markup=False)
+    colours = {"holds": "green", "tendency": "yellow", "fails": "red"}
+    for record in conclusions.records:
+        outcome = str(record["outcome"])
+        sentence = str(record["conclusion"])
+        console.print(Text(f"{outcome:<9}", style=colours.get(outcome, "")).append(sentence, style=""))
+        numbers = f"{'':<9}ours: {record['ours']}"
+        numbers += f"; paper: {record['paper']}" if record["paper"] else ""
+        console.print(Text(numbers, style="dim"))
 
 
 def _print_list(plan: Plan, console: Console, accelerator: str) -> None:
-    """Tables, trainings (a fold each) and an estimate of time; a shared training counts in every table."""
+    """Tables, their trainings and the estimated time; a shared training counts in every table."""
     device = torch.device(
         "cuda" if accelerator in ("auto", "cuda", "gpu") and torch.cuda.is_available() else "cpu"
     )
     times = StepTimes(device)
-    rows = []
-    with console.status("measuring how long a step takes"):
-        for table in plan.tables:
-            rows.append(_listed(table.name, plan, times, table=table))
+    with console.status("measuring the time of a training step"):
+        rows = [_list_row(table.name, plan.of_table(table), plan, times) for table in plan.tables]
         if len(plan.tables) > 1:
-            rows.append(_listed("all, shared runs once", plan, times))
+            rows.append(_list_row("all, shared runs once", plan.variants, plan, times))
     note = (
-        "A training is one fold of one method. Time: steps x time of a step, measured just now on "
+        "A training is one fold of one method. Time: number of steps x time of a step, measured now on "
         f"{device.type}, without validation, prediction and reading from disk."
     )
     header = ("table", "datasets there", "trainings", "of them here", "finished", "left", "time")
-    listing = Table("Tables of the paper", header, tuple(tuple(map(Cell, row)) for row in rows), note, ({},))
-    console.print(listing.rich())
+    cells = tuple(tuple(map(Cell, row)) for row in rows)
+    console.print(Table("Tables of the paper", header, cells, note, ({},)).rich())
 
 
-def _listed(name: str, plan: Plan, times: StepTimes, *, table: PaperTable | None = None) -> tuple[str, ...]:
-    wanted = {
-        dataset: [variant for variant in variants if table is None or variant.name in table.methods(dataset)]
-        for dataset, variants in plan.variants.items()
-        if table is None or dataset in table.datasets
-    }
-    here = {dataset: variants for dataset, variants in wanted.items() if dataset in plan.datasets}
+def _list_row(
+    name: str, variants: Mapping[str, Sequence[Variant]], plan: Plan, times: StepTimes
+) -> tuple[str, ...]:
+    runnable = {dataset: variants[dataset] for dataset in variants if dataset in plan.datasets}
     total, possible = (
-        sum(len(variant.recipe.data.fold_numbers) for variants in part.values() for variant in variants)
-        for part in (wanted, here)
+        sum(len(variant.recipe.data.fold_numbers) for of_dataset in part.values() for variant in of_dataset)
+        for part in (variants, runnable)
     )
-    left = sum(folds_left(variant) for variants in here.values() for variant in variants)
-    seconds = estimated_seconds(here, {name: plan.datasets[name] for name in here}, times)
+    left = sum(folds_left(variant) for of_dataset in runnable.values() for variant in of_dataset)
+    seconds = estimated_seconds(runnable, plan.datasets, times)
     return (
         name,
-        f"{len(here)} of {len(wanted)}",
+        f"{len(runnable)} of {len(variants)}",
         str(total),
         str(possible),
         str(possible - left),

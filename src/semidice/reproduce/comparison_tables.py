@@ -1,75 +1,74 @@
-"""Ours beside the paper's: figures, three lines for each of the paper, and what became of its conclusions."""
+"""Our numbers next to the paper's: three lines per row of the paper, and which conclusions hold."""
 
 from collections.abc import Sequence
+from itertools import combinations
 
 from ..metrics.registry import SCORES
 from ..metrics.tables import Cell, Table
-from .conclusions import CONCLUSIONS, Match, best_match, close_match, order_match
-from .figures import METRICS, Figures, RowKey
-from .scores import paper_beside
+from .conclusions import CONCLUSIONS
+from .scores import comparable_paper_values
 from .tables import PaperTable
+from .values import METRICS, RowKey, TableValues
 
-# how near a figure must be to count as the paper's
+# percentage points between our number and the paper's that count as equal
 _CLOSE = 1.0
 
 
-def figures_table(table: PaperTable, ours: Figures, datasets: Sequence[str]) -> Table:
-    """Ours, below it the paper's figure and the difference, for every cell; `datasets` are those that ran.
+def values_table(table: PaperTable, ours: TableValues, datasets: Sequence[str]) -> Table:
+    """Our number, the paper's and the difference for every cell; `datasets` are those that we have.
 
-    A record a cell, with every digit, the number of cases and the run folders that it comes from.
+    One record per cell: every digit, the number of cases, and the run folders behind our number.
     """
-    paper = paper_beside(table, datasets)
+    paper = comparable_paper_values(table, datasets)
     rows: list[tuple[Cell, ...]] = []
     records: list[dict[str, object]] = []
     for key in table.paper.values:
         name, runs = _row_name(table, key, datasets)
-        lines: dict[str, list[Cell]] = {"ours": [], "paper": [], "difference": []}
+        our_line, paper_line, difference_line = [], [], []
         for column in paper.columns:
-            here, theirs = ours.value(key, column), paper.value(key, column)
-            best = {
-                "ours": column in ours.best.get(key, ()),
-                "paper": column in paper.best.get(key, ()),
-            }
-            difference = None if here is None or theirs is None else here - theirs
-            lines["ours"].append(Cell(_number(here, column), best["ours"]))
-            lines["paper"].append(Cell(_number(theirs, column), best["paper"] and theirs is not None))
-            lines["difference"].append(Cell(_number(difference, column, signed=True)))
+            our, theirs = ours.value(key, column), paper.value(key, column)
+            our_best, paper_best = (column in values.best.get(key, ()) for values in (ours, paper))
+            difference = None if our is None or theirs is None else our - theirs
+            our_line.append(Cell(_number(our, column), our_best))
+            paper_line.append(Cell(_number(theirs, column), paper_best and theirs is not None))
+            difference_line.append(Cell(_number(difference, column, signed=True)))
             records.append(
                 {
                     "table": table.name,
                     "row": key.name,
                     "metric": key.metric,
                     "column": column,
-                    "ours": here,
+                    "ours": our,
                     "paper": theirs,
                     "difference": difference,
-                    "ours_best": best["ours"] if here is not None and key in ours.best else None,
-                    "paper_best": best["paper"] if theirs is not None and paper.best.get(key) else None,
-                    "num_cases": ours.num_cases.get(key) if here is not None else None,
-                    "runs": " ".join(runs.get(column, ())) if here is not None else "",
+                    "ours_best": our_best if our is not None and key in ours.best else None,
+                    "paper_best": paper_best if theirs is not None and paper.best.get(key) else None,
+                    "num_cases": ours.num_cases.get(key) if our is not None else None,
+                    "runs": " ".join(runs.get(column, ())) if our is not None else "",
                 }
             )
         score = SCORES[METRICS[key.metric]]
         arrow = "↑" if score.higher_is_better else "↓"
-        # one column for all names: seven bandwidths and their marks fill a narrow terminal
-        heads = {"ours": f"{name}, {score.short_name} {arrow}"}
-        rows += [(Cell(heads.get(whose, f"  {whose}")), *cells) for whose, cells in lines.items()]
+        # one column for all names: a narrow terminal has no space for more beside seven bandwidths
+        rows.append((Cell(f"{name}, {score.short_name} {arrow}"), *our_line))
+        rows.append((Cell("  paper"), *paper_line))
+        rows.append((Cell("  difference"), *difference_line))
     header = ("dataset, metric (%)", *paper.columns)
     return Table(table.title, header, tuple(rows), _note(table), tuple(records))
 
 
 def _row_name(table: PaperTable, key: RowKey, datasets: Sequence[str]) -> tuple[str, dict[str, list[str]]]:
-    """The row as it is shown, and by column the run folders behind it."""
+    """The name that is shown for a row, and its run folders by column."""
     row = next((row for row in table.rows if row.key == key), None)
     if row is None:
         return key.name, {}
-    there = [dataset for dataset in row.datasets if dataset in datasets]
+    tasks = [dataset for dataset in row.datasets if dataset in datasets]
     runs = {
-        column: [f"{dataset}/{of_column[dataset]}" for dataset in there if dataset in of_column]
-        for column, of_column in row.runs.items()
+        column: [f"{dataset}/{methods[dataset]}" for dataset in tasks if dataset in methods]
+        for column, methods in row.runs.items()
     }
-    partly = len(row.datasets) > 1 and 0 < len(there) < len(row.datasets)
-    return (f"{key.name} ({len(there)} of {len(row.datasets)} tasks)" if partly else key.name), runs
+    partly = len(row.datasets) > 1 and 0 < len(tasks) < len(row.datasets)
+    return (f"{key.name} ({len(tasks)} of {len(row.datasets)} tasks)" if partly else key.name), runs
 
 
 def _note(table: PaperTable) -> str:
@@ -86,42 +85,67 @@ def _note(table: PaperTable) -> str:
     )
 
 
-def conclusions_table(table: PaperTable, ours: Figures, datasets: Sequence[str]) -> Table:
-    """Each conclusion of the paper, what became of it in our run, and how far order and marks agree."""
-    rows: list[tuple[Cell, ...]] = []
-    records: list[dict[str, object]] = []
-    beside = paper_beside(table, datasets)
-    lines = [
-        (conclusion.sentence, conclusion.judge(ours), conclusion.judge(table.paper).detail)
-        for conclusion in CONCLUSIONS[table.name]
-    ]
-    for sentence, verdict, in_paper in lines:
-        rows.append(
-            (
-                Cell(sentence),
-                Cell(verdict.outcome, verdict.outcome == "holds"),
-                Cell(verdict.detail),
-                Cell(in_paper),
-            )
-        )
-        records.append(
-            {"conclusion": sentence, "outcome": verdict.outcome, "ours": verdict.detail, "paper": in_paper}
-        )
-    matches: dict[str, Match] = {
-        "pairs of methods in the paper's order": order_match(ours, beside),
-        "cells marked as in the paper": best_match(ours, beside),
-        f"figures within {_CLOSE:g} point of the paper's": close_match(ours, beside, points=_CLOSE),
-    }
-    for sentence, match in matches.items():
-        if match.total:
-            rows.append((Cell(sentence), Cell(""), Cell(str(match)), Cell("")))
-            records.append({"conclusion": sentence, "outcome": "", "ours": str(match), "paper": ""})
+def conclusions_table(table: PaperTable, ours: TableValues, datasets: Sequence[str]) -> Table:
+    """Outcome of each of the paper's conclusions for our numbers, and how many cells agree with the paper."""
+    paper = comparable_paper_values(table, datasets)
+    lines: list[tuple[str, str, str, str]] = []
+    for sentence, judge in CONCLUSIONS[table.name].items():
+        verdict = judge(ours)
+        lines.append((sentence, verdict.outcome, verdict.detail, judge(table.paper).detail))
+    for sentence, (same, total) in {
+        "pairs of methods in the paper's order": count_same_order(ours, paper),
+        "cells marked as in the paper": count_same_marks(ours, paper),
+        f"figures within {_CLOSE:g} point of the paper's": count_close(ours, paper, points=_CLOSE),
+    }.items():
+        if total:
+            lines.append((sentence, "", f"{same} of {total}", ""))
     note = (
         "holds: significantly where the paper claims it; tendency: in the means, but not significantly; "
         "unknown: figures are missing, or no difference is significant."
     )
     header = ("conclusion of the paper", "in our run", "ours", "paper")
-    return Table(f"{table.title}: conclusions", header, tuple(rows), note, tuple(records))
+    rows = tuple(
+        (Cell(sentence), Cell(outcome, outcome == "holds"), Cell(our), Cell(theirs))
+        for sentence, outcome, our, theirs in lines
+    )
+    keys = ("conclusion", "outcome", "ours", "paper")
+    records: list[dict[str, object]] = [dict(zip(keys, line, strict=True)) for line in lines]
+    return Table(f"{table.title}: conclusions", header, rows, note, tuple(records))
+
+
+def count_same_order(ours: TableValues, paper: TableValues) -> tuple[int, int]:
+    """How many pairs of columns are in the paper's order, of how many; ties of the paper do not count."""
+    same = []
+    for key in paper.values:
+        if key.metric == "agreement":
+            continue
+        for first, second in combinations(paper.columns, 2):
+            theirs, our = paper.gain(key, first, second), ours.gain(key, first, second)
+            if our is not None and theirs:
+                same.append(our * theirs > 0)
+    return sum(same), len(same)
+
+
+def count_same_marks(ours: TableValues, paper: TableValues) -> tuple[int, int]:
+    """How many cells are marked, or not marked, as in the paper, of how many."""
+    same = [
+        (column in marks) == (column in theirs)
+        for key, marks in ours.best.items()
+        if (theirs := paper.best.get(key))
+        for column in ours.values[key]
+    ]
+    return sum(same), len(same)
+
+
+def count_close(ours: TableValues, paper: TableValues, *, points: float) -> tuple[int, int]:
+    """How many numbers are within so many points of the paper's, of how many."""
+    close = [
+        abs(value - theirs) <= points
+        for key, cells in ours.values.items()
+        for column, value in cells.items()
+        if column != "raters" and (theirs := paper.value(key, column)) is not None
+    ]
+    return sum(close), len(close)
 
 
 def _number(value: float | None, column: str, *, signed: bool = False) -> str:

@@ -1,24 +1,22 @@
-"""What is to be run: which datasets are there, and which trainings the asked tables need on them."""
+"""What must be run: which datasets exist, and which trainings the tables need on them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..data.manifest import Manifest, read_manifest
-from ..paths import DatasetFolder, RunFolder
-from ..recipes import shipped_recipes
-from ..recipes.grid import Variant
-from .figures import QUBIQ, TUMOURS
-from .methods import method_of, variant_of
-from .tables import PaperTable, paper_tables
+from ..paths import DatasetFolder, ReproductionFolder, RunFolder
+from ..recipes.grid import Variant, read_variants
+from .tables import PaperTable, grid_of, paper_tables
+from .values import QUBIQ, TUMOURS
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Trainings of tables.
+    """The trainings of the chosen tables.
 
-    variants: by dataset, teachers before students, for all datasets that were asked for. datasets: those that
-    are there. missing: what is not, a message each.
+    variants: by dataset, teachers before students, also for datasets that do not exist yet. datasets: those
+    that exist. missing: one message for each dataset that does not exist.
     """
 
     tables: tuple[PaperTable, ...]
@@ -27,19 +25,27 @@ class Plan:
     missing: tuple[str, ...]
 
     def runnable(self) -> dict[str, tuple[Variant, ...]]:
-        """Trainings on the datasets that are there."""
+        """Trainings on the datasets that exist."""
         return {name: self.variants[name] for name in self.datasets if self.variants[name]}
+
+    def of_table(self, table: PaperTable) -> dict[str, list[Variant]]:
+        """The trainings of one table by dataset, with the teachers of its students."""
+        chosen = {}
+        for dataset, variants in self.variants.items():
+            if dataset in table.datasets:
+                methods = table.methods(dataset)
+                teachers = {variant.teacher for variant in variants if variant.name in methods}
+                chosen[dataset] = [variant for variant in variants if variant.name in methods | teachers]
+        return chosen
 
 
 def chosen_tables(table: str) -> tuple[PaperTable, ...]:
-    """The table of that name, or all of them."""
+    """The table with that name, or all tables for "all"."""
     tables = paper_tables()
     if table == "all":
         return tuple(tables.values())
     if table not in tables:
-        raise ValueError(
-            f"the paper has no table {table!r}; there are {', '.join(tables)}, or all of them: all"
-        )
+        raise ValueError(f"the paper has no table {table!r}; choose one of {', '.join(tables)}, or all")
     return (tables[table],)
 
 
@@ -51,65 +57,50 @@ def make_plan(
     tasks: Sequence[str] = (),
     overrides: Sequence[str] = (),
 ) -> Plan:
-    """Everything the tables need on their datasets, or on those named in `tasks`.
+    """All trainings that the tables need on their datasets, or on those named in `tasks`.
 
-    overrides: KEY=VALUE over every recipe.
+    overrides: KEY=VALUE for every recipe.
     """
-    names = _wanted(tables, tasks)
-    datasets, missing = {}, []
-    for name in names:
+    variants, datasets, missing = {}, {}, []
+    for name in _wanted_datasets(tables, tasks):
         try:
             datasets[name] = read_manifest(data / name)
         except ValueError as error:
             missing.append(_missing_message(name, data, str(error)))
-    methods = {name: _methods_on(tables, name) for name in names}
-    known = shipped_recipes()
-    lacking: dict[str, list[str]] = {}
-    variants: dict[str, tuple[Variant, ...]] = {}
-    for name in names:
-        there = [method for method in methods[name] if method_of(method, name).recipe in known]
-        for method in methods[name]:
-            if method not in there:
-                methods_of_recipe = lacking.setdefault(method_of(method, name).recipe, [])
-                methods_of_recipe += [method] if method not in methods_of_recipe else []
+        methods = {method for table in tables for method in table.methods(name)}
         variants[name] = tuple(
-            variant_of(method, name, data=data, out=out, overrides=overrides) for method in there
+            read_variants(
+                [grid_of(name)],
+                dataset=data / name,
+                out=ReproductionFolder(out).runs(name),
+                overrides=overrides,
+                only=methods,
+            )
         )
-    missing += [
-        f"this semidice ships no recipe {recipe}: {', '.join(without)} cannot be run, their cells stay empty"
-        for recipe, without in lacking.items()
-    ]
     return Plan(tuple(tables), variants, datasets, tuple(missing))
 
 
-def _wanted(tables: Sequence[PaperTable], tasks: Sequence[str]) -> list[str]:
+def _wanted_datasets(tables: Sequence[PaperTable], tasks: Sequence[str]) -> list[str]:
     known = (*QUBIQ, *TUMOURS)
     unknown = [task for task in tasks if task not in known]
     if unknown:
-        raise ValueError(f"there is no task {', '.join(unknown)}; there are {', '.join(known)}")
+        raise ValueError(f"unknown task {', '.join(unknown)}; choose from {', '.join(known)}")
     used = [name for name in known if any(name in table.datasets for table in tables)]
     wanted = [name for name in used if name in tasks or not tasks]
     if not wanted:
         asked = " and ".join(table.name for table in tables)
-        raise ValueError(f"{asked} has nothing on {', '.join(tasks)}; it is about {', '.join(used)}")
+        raise ValueError(f"{asked} has no rows for {', '.join(tasks)}; choose from {', '.join(used)}")
     return wanted
 
 
-def _methods_on(tables: Sequence[PaperTable], dataset: str) -> list[str]:
-    """Of all tables, each once, teachers first."""
-    names = [name for table in tables if dataset in table.datasets for name in table.methods(dataset)]
-    teachers = [name for name in names if any(method_of(other, dataset).teacher == name for other in names)]
-    return list(dict.fromkeys([*teachers, *names]))
-
-
 def _missing_message(name: str, data: Path, error: str) -> str:
-    raw, out, task = ("LITS_DIR" if name == "lits" else "KITS_DIR"), data / name, ""
-    source = name
     if name in QUBIQ:
-        source, raw, out, task = "qubiq", "QUBIQ_DIR", data, f" --task {name}"
-    looked_for = DatasetFolder(data / name).manifest
-    what = f"{looked_for} cannot be used: {error}" if looked_for.exists() else f"looked for {looked_for}"
-    return f"no dataset {name}: {what}; make it with: semidice prepare {source} {raw} {out}{task}"
+        command = f"semidice prepare qubiq QUBIQ_DIR {data} --task {name}"
+    else:
+        command = f"semidice prepare {name} {name.upper()}_DIR {data / name}"
+    manifest = DatasetFolder(data / name).manifest
+    problem = f"{manifest} cannot be used: {error}" if manifest.exists() else f"{manifest} does not exist"
+    return f"no dataset {name}: {problem}; make it with: {command}"
 
 
 def folds_left(variant: Variant) -> int:

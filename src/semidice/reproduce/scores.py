@@ -1,30 +1,37 @@
-"""Our figures, from the case tables of the runs.
+"""Our numbers, from the scores of each case.
 
-A cell is the mean over the cases that all methods of its line have scores of. A line over several datasets
-is the mean of their means, each dataset counting the same; its cases s are moved and stretched to
+A cell is the mean over the cases for which all methods of the row have a score. A row over several datasets
+is the mean of the means of the datasets: each dataset counts the same. For the tests, the scores s of such a
+row are moved and stretched to
 
     s' = M + (s - m_t) N / (T n_t)       m_t mean of dataset t with n_t cases, M mean of the T means, N cases
 
-whose mean is M and whose resampled mean has the variance of resampling within each dataset, so the tests of
-`metrics.statistics` hold for it. Cases of one patient are drawn together, over the tasks of QUBIQ too.
+Their mean is M, and their resampled mean has the variance of resampling within each dataset, so the tests of
+`metrics.statistics` hold. Cases of one patient are drawn together, also across the tasks of QUBIQ.
+
+Rater agreement needs no training: it is the mean Dice of each rater against the majority vote, on the masks
+of the prepared datasets. Cases with only one rater are left out.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
-from ..metrics.cases import CaseTable, PairedScores, concatenate
+from ..metrics.cases import CaseRow, CaseTable, PairedScores, concatenate
 from ..metrics.statistics import Comparison, compare_scores, resampling_unit
-from .figures import METRICS, Figures, RowKey
+from ..report.check import check_dataset
 from .tables import PaperTable, Row
+from .values import METRICS, RowKey, TableValues
 
-# (dataset, method) to the scores of the run
+# (dataset, method) -> scores of the run
 Runs = Mapping[tuple[str, str], CaseTable]
 
 
-def our_figures(table: PaperTable, runs: Runs) -> Figures:
-    """The table filled with what the runs scored; cells without a run are left out."""
+def our_values(table: PaperTable, runs: Runs) -> TableValues:
+    """The table filled from the scores of the runs, without the cells that have no run."""
     values: dict[RowKey, dict[str, float]] = {}
     superior: dict[RowKey, frozenset[tuple[str, str]]] = {}
     best: dict[RowKey, frozenset[str]] = {}
@@ -40,36 +47,38 @@ def our_figures(table: PaperTable, runs: Runs) -> Figures:
         num_cases[row.key] = len(scores.cases)
         comparison = _compared(scores)
         if comparison is not None:
-            superior[row.key] = _superior(comparison)
+            names = comparison.methods
+            pairs = zip(*np.nonzero(comparison.superior()), strict=True)
+            superior[row.key] = frozenset((names[better], names[worse]) for better, worse in pairs)
             best[row.key] = frozenset(comparison.best())
-    return Figures(table.paper.columns, values, superior, best, num_cases)
+    return TableValues(table.paper.columns, values, superior, best, num_cases)
 
 
 def row_scores(row: Row, runs: Runs) -> PairedScores | None:
-    """Scores of a line with a column of the table as method; None if there are none.
+    """Scores of one row; the methods are the columns of the table. None if no column has scores.
 
-    A column without a run on one of the datasets that others have is left out.
+    A column is left out if it has no run on a dataset for which another column has one.
     """
     metric = METRICS[row.key.metric]
     scored = {key for key, table in runs.items() if metric in table.metrics}
-    there = [
+    datasets = [
         dataset
         for dataset in row.datasets
-        if any((dataset, of_column.get(dataset, "")) in scored for of_column in row.runs.values())
+        if any((dataset, methods.get(dataset, "")) in scored for methods in row.runs.values())
     ]
     columns = [
         column
-        for column, of_column in row.runs.items()
-        if there and all((dataset, of_column.get(dataset, "")) in scored for dataset in there)
+        for column, methods in row.runs.items()
+        if datasets and all((dataset, methods.get(dataset, "")) in scored for dataset in datasets)
     ]
     if not columns:
         return None
     parts = []
-    for dataset in there:
+    for dataset in datasets:
         tables = [_renamed(runs[dataset, row.runs[column][dataset]], column) for column in columns]
         part = concatenate(tables).paired(metric, methods=columns, missing="drop")
         if part.cases:
-            parts.append(_prefixed(part, dataset))
+            parts.append(_with_dataset_name(part, dataset))
     return _pooled(parts) if parts else None
 
 
@@ -77,8 +86,8 @@ def _renamed(table: CaseTable, method: str) -> CaseTable:
     return CaseTable({**table.columns, "method": np.full(len(table), method)})
 
 
-def _prefixed(scores: PairedScores, dataset: str) -> PairedScores:
-    """Names that do not occur in another dataset; tasks of one folder of QUBIQ share their patients."""
+def _with_dataset_name(scores: PairedScores, dataset: str) -> PairedScores:
+    """Cases and patients with names that no other dataset has; tasks of one QUBIQ folder share patients."""
     family = dataset.partition("_task")[0]
     return scores._replace(
         cases=tuple(f"{dataset}/{case}" for case in scores.cases),
@@ -104,37 +113,59 @@ def _pooled(parts: Sequence[PairedScores]) -> PairedScores:
 
 
 def _compared(scores: PairedScores) -> Comparison | None:
-    """Tests of all pairs; None where there is nothing to compare, or one patient alone."""
+    """Tests of all pairs; None if there is only one method or only one patient."""
     if len(scores.methods) < 2 or len(set(scores.patients)) < 2:
         return None
     return compare_scores(scores, unit=resampling_unit(scores.patients, scores.cases))
 
 
-def _superior(comparison: Comparison) -> frozenset[tuple[str, str]]:
-    better, worse = np.nonzero(comparison.superior())
-    return frozenset(
-        (comparison.methods[i], comparison.methods[j]) for i, j in zip(better, worse, strict=True)
+def agreement_scores(
+    dataset: Path, *, on_case: Callable[[int, int], object] = lambda _, __: None
+) -> CaseTable:
+    """Dice of each rater on each case, with the rater as method; a ValueError if the dataset has problems."""
+    report = check_dataset(dataset, on_case=on_case)
+    if report.problems:
+        raise ValueError(
+            f"{dataset} has {len(report.problems)} problems, the first: {report.problems[0]}; "
+            f"run `semidice check {dataset}`"
+        )
+    return CaseTable.from_rows(
+        CaseRow(case.name, case.patient, -1, rater, "mean", "dice_score", float(dice))
+        for case, scores in zip(report.dataset.cases, report.agreement.tolist(), strict=True)
+        for rater, dice in zip(report.dataset.manifest.raters, scores, strict=True)
+        if not math.isnan(dice)
     )
 
 
-def paper_beside(table: PaperTable, datasets: Sequence[str]) -> Figures:
-    """The paper's figures to compare ours with, where ours are of these datasets alone.
+def agreement_values(tables: Mapping[str, CaseTable]) -> TableValues:
+    """For each dataset: number of raters, and the mean over raters of their means over cases."""
+    values, num_cases = {}, {}
+    for dataset, table in tables.items():
+        means = [float(table.select(method=rater).columns["value"].mean()) for rater in table.methods]
+        key = RowKey(dataset, "agreement")
+        values[key] = {"raters": float(len(means)), "dice": 100 * sum(means) / len(means)}
+        num_cases[key] = len(set(table.columns["case"].tolist()))
+    return TableValues(("raters", "dice"), values, num_cases=num_cases)
 
-    A row over all tasks of QUBIQ becomes the mean of the tasks that are there, without marks; where the paper
-    has no figures of the tasks, it is left out.
+
+def comparable_paper_values(table: PaperTable, datasets: Sequence[str]) -> TableValues:
+    """The paper's numbers to compare with ours, if we only have these datasets.
+
+    A row over all tasks of QUBIQ becomes the mean of the tasks that we have, without marks. It is empty if
+    the paper has no numbers of single tasks.
     """
     paper = table.paper
     values = dict(paper.values)
     best = dict(paper.best)
     for row in table.rows:
-        there = [dataset for dataset in row.datasets if dataset in datasets]
-        if len(row.datasets) < 2 or len(there) in (0, len(row.datasets)):
+        tasks = [dataset for dataset in row.datasets if dataset in datasets]
+        if len(row.datasets) < 2 or len(tasks) in (0, len(row.datasets)):
             continue
-        of_tasks = [paper.values.get(RowKey(task, row.key.metric), {}) for task in there]
+        task_cells = [paper.values.get(RowKey(task, row.key.metric), {}) for task in tasks]
         values[row.key] = {
-            column: float(np.mean([cells[column] for cells in of_tasks]))
+            column: float(np.mean([cells[column] for cells in task_cells]))
             for column in paper.columns
-            if all(column in cells for cells in of_tasks)
+            if all(column in cells for cells in task_cells)
         }
         best[row.key] = frozenset()
     return replace(paper, values=values, best=best)

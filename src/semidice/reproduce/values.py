@@ -1,7 +1,8 @@
-"""The figures of a table, ours or the paper's: a number for each row, metric and column, and what is marked.
+"""The numbers of one table, ours or the paper's: one value per row and column, and the marked columns.
 
-All numbers are in percent but the number of raters. A method is superior to another if the difference is
-significant; of the paper it is known of the marked methods against the others alone.
+All numbers are percentages, except the number of raters. A method is superior to another if the difference is
+significant. The paper only tells which methods are marked, so there each marked method counts as superior to
+each method that is not marked.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,7 +31,7 @@ NETWORKS = (
     "unet_mobilenet_v2",
     "deeplabv3plus_resnet18",
 )
-# the paper's metrics to names of `metrics.registry.SCORES`
+# metric of the paper -> name in `metrics.registry.SCORES`
 METRICS = {
     "dice": "dice_score",
     "bdice": "binarized_dice_score",
@@ -40,18 +41,18 @@ METRICS = {
 
 
 class RowKey(NamedTuple):
-    """A line of a table: of which dataset or network, and which metric."""
+    """What a row of a table shows: a dataset (`lits`, `all`) or `NETWORK on DATASET`, and a metric."""
 
     name: str
     metric: str
 
 
 @dataclass(frozen=True)
-class Figures:
-    """What a table holds.
+class TableValues:
+    """The numbers of one table.
 
-    values: by row and column, without the cells that are empty. superior: pairs of columns, the first of
-    which is significantly better. best: columns to which none is superior. num_cases: behind a row of ours.
+    values: by row and column, without empty cells. superior: pairs of columns; the first is significantly
+    better than the second. best: the columns to which no other is superior. num_cases: cases behind our rows.
     """
 
     columns: tuple[str, ...]
@@ -61,22 +62,23 @@ class Figures:
     num_cases: Mapping[RowKey, int] = field(default_factory=dict)
 
     def value(self, row: RowKey, column: str) -> float | None:
+        """The number in a cell; None if the cell is empty."""
         return self.values.get(row, {}).get(column)
 
     def gain(self, row: RowKey, better: str, worse: str) -> float | None:
-        """How much better one column is than another; None where a cell is empty."""
+        """How much better the first column is than the second; None if a cell is empty."""
         first, second = self.value(row, better), self.value(row, worse)
         if first is None or second is None:
             return None
         return first - second if higher_is_better(METRICS[row.metric]) else second - first
 
     def present(self, rows: Iterable[RowKey]) -> list[RowKey]:
-        """Those of the rows that have a figure."""
+        """Those of the rows that have at least one number."""
         return [key for key in rows if self.values.get(key)]
 
 
 def column_name(column: object) -> str:
-    """A column as it is written; bandwidths as in the paper.
+    """The name of a column; bandwidths are written as in the paper.
 
     >>> column_name("dml1"), column_name(5e-05), column_name(0)
     ('dml1', '5e-5', '0')
@@ -88,23 +90,23 @@ def column_name(column: object) -> str:
 
 @cache
 def paper_yaml() -> dict[str, Any]:
-    """What paper.yaml holds."""
+    """The content of paper.yaml."""
     text = (resources.files("semidice") / "reproduce" / "paper.yaml").read_text(encoding="utf-8")
     content: dict[str, Any] = parse_yaml(text, "paper.yaml")
     return content
 
 
 @cache
-def paper_figures(table: str) -> Figures:
-    """The paper's own figures of a table.
+def paper_values(table: str) -> TableValues:
+    """The paper's numbers of a table.
 
-    >>> paper_figures("kde_bandwidth").value(RowKey("lits", "dice"), "1e-3")
+    >>> paper_values("kde_bandwidth").value(RowKey("lits", "dice"), "1e-3")
     60.3
     """
     content, marked = paper_yaml()[table], paper_yaml()["marked"].get(table, {})
     if table == "rater_agreement":
         values = {RowKey(task, "agreement"): dict(cells) for task, cells in content.items()}
-        return Figures(("raters", "dice"), values)
+        return TableValues(("raters", "dice"), values)
     lines: dict[RowKey, tuple[Sequence[float | None], Sequence[Any]]] = {}
     for name, line in content.items():
         if name == "columns":
@@ -124,12 +126,12 @@ def paper_figures(table: str) -> Figures:
         else:
             metric = "bdice" if (table, name) == ("sdl_against_dml", "qubiq") else "dice"
             lines[RowKey(name, metric)] = (line, marked[name])
-    return _marked_figures(tuple(map(column_name, content["columns"])), lines)
+    return _from_marks(tuple(map(column_name, content["columns"])), lines)
 
 
-def _marked_figures(
+def _from_marks(
     columns: tuple[str, ...], lines: Mapping[RowKey, tuple[Sequence[float | None], Sequence[Any]]]
-) -> Figures:
+) -> TableValues:
     values, superior, best = {}, {}, {}
     for key, (numbers, marks) in lines.items():
         cells = {name: number for name, number in zip(columns, numbers, strict=True) if number is not None}
@@ -138,4 +140,4 @@ def _marked_figures(
         superior[key] = frozenset(
             (better, worse) for better in best[key] for worse in cells if worse not in best[key]
         )
-    return Figures(columns, values, superior, best)
+    return TableValues(columns, values, superior, best)
