@@ -26,9 +26,9 @@ from rich.progress import track
 
 from semidice.data.augment import AugmentOptions
 from semidice.data.batches import Batches, Feed
-from semidice.data.dataset import Dataset, Kind
+from semidice.data.dataset import Dataset
 from semidice.data.label_making import LabelOptions
-from semidice.data.manifest import Manifest, Scan
+from semidice.data.manifest import Kind, Manifest, Scan
 from semidice.data.packing import pack_classes
 from semidice.data.phantom import make_phantom
 from semidice.paths import DatasetFolder

@@ -130,7 +130,7 @@ def prepare(
     """
     with _reported("prepare"):
         from .data.phantom import PhantomOptions
-        from .data.prepare import run_prepare
+        from .data.prepare import PrepareRequest, run_prepare
 
         phantom = None
         if source == "phantom":
@@ -142,11 +142,7 @@ def prepare(
         if len(paths) != (expected := 1 if source == "phantom" else 2):
             names = "OUT_DIR" if expected == 1 else "RAW_DIR OUT_DIR"
             raise ValueError(f"{source} needs {names}; got {len(paths)} folders")
-        run_prepare(
-            source,
-            paths[0],
-            paths[-1],
-            console=Console(),
+        request = PrepareRequest(
             tasks=task or (),
             size="raw" if size == "raw" else _size(size),
             window=window,
@@ -156,6 +152,7 @@ def prepare(
             workers=workers,
             phantom=phantom,
         )
+        run_prepare(source, paths[0], paths[-1], request, console=Console())
 
 
 def _size(text: str | None) -> tuple[int, int] | None:

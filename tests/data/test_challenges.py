@@ -20,7 +20,8 @@ from raw_trees import (
     write_nifti,
 )
 
-from semidice.data.sources import find_datasets, read_scan
+from semidice.data.sources import find_datasets
+from semidice.data.sources.scan import read_scan
 
 
 @pytest.mark.parametrize("layout", ["outer", "inner", "flat"])
@@ -107,11 +108,11 @@ def test_qubiq_tasks_can_be_chosen_and_unknown_ones_are_named(tmp_path):
     chosen = find_datasets("qubiq", tmp_path, tasks=["kidney", "prostate_task2"])
     assert [dataset.name for dataset in chosen] == ["prostate_task2", "kidney"]
     with pytest.raises(
-        ValueError, match="no task brain_growth; found prostate_task1, prostate_task2, kidney"
+        ValueError, match="no task brain_growth; choose from prostate_task1, prostate_task2, kidney"
     ):
         find_datasets("qubiq", tmp_path, tasks=["kidney", "brain_growth"])
     make_lits(tmp_path / "lits")
-    with pytest.raises(ValueError, match="source lits has no tasks to choose from; got kidney"):
+    with pytest.raises(ValueError, match="source lits has no tasks: leave out --task; got kidney"):
         find_datasets("lits", tmp_path / "lits", tasks=["kidney"])
 
 
@@ -214,7 +215,7 @@ def test_kits_has_its_slices_first_and_counts_cases_without_a_segmentation(tmp_p
 
 def test_kits_without_any_segmentation_says_so(tmp_path):
     make_kits(tmp_path, num_cases=0, num_unlabelled=3)
-    with pytest.raises(ValueError, match="the 3 cases that were found have no mask"):
+    with pytest.raises(ValueError, match="3 cases were found, but none has a mask"):
         find_datasets("kits", tmp_path)
 
 
@@ -226,8 +227,8 @@ def test_a_lits_volume_without_a_partner_or_in_two_formats_is_named(tmp_path):
     (dataset,) = find_datasets("lits", tmp_path)
     assert names(dataset) == ["volume-0", "volume-10"]
     lonely, headless, twice = dataset.problems
-    assert "volume-1.nii has no segmentation beside it" in lonely
-    assert "segmentation-2.nii.gz has no volume beside it" in headless
+    assert "volume-1.nii has no segmentation next to it" in lonely
+    assert "segmentation-2.nii.gz has no volume next to it" in headless
     assert "volume-3 occurs twice" in twice
     assert "volume-3.nii.gz" in twice
 
@@ -236,14 +237,12 @@ def test_a_kits_segmentation_without_its_image_is_named(tmp_path):
     make_kits(tmp_path)
     (tmp_path / "case_00002" / "imaging.nii.gz").unlink()
     (problem,) = problems("kits", tmp_path)
-    assert "case_00002/segmentation.nii.gz has no imaging beside it" in problem
+    assert "case_00002/segmentation.nii.gz has no imaging next to it" in problem
 
 
 def test_a_label_that_lits_does_not_have_is_named_when_it_is_read(tmp_path):
     dataset = only("lits", make_lits(tmp_path))
     mask = dataset.scans[0].masks["reference"]
     write_nifti(mask, np.full((*SIZE, DEPTH), 3, dtype=np.uint8))
-    with pytest.raises(
-        ValueError, match=r"segmentation-0\.nii\.gz holds 3; the values of the classes are 0, 1, 2"
-    ):
+    with pytest.raises(ValueError, match=r"segmentation-0\.nii\.gz holds 3; its values must be 0, 1, 2"):
         read_scan(dataset, dataset.scans[0])

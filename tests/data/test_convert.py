@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from semidice.data.convert import convert_scan
 from semidice.data.options import PrepareOptions
 from semidice.data.packing import unpack_classes
-from semidice.data.raw import ScanArrays
+from semidice.data.prepare.convert import convert_scan
+from semidice.data.sources.scan import ScanArrays
 
 RATERS = ("a", "b", "c")
 # float32 intensities are rounded once before they are rounded to a level
@@ -166,7 +166,7 @@ def test_the_truth_is_kept_as_it_is_or_resized_to_probabilities_of_the_same_mass
         (np.full((1, 4, 4), 7, dtype=np.uint8), {}, "channel 1 is 7 everywhere"),
         (np.stack([noise(4, 4), np.zeros((4, 4), np.float32)]), {}, "channel 2 is 0 everywhere"),
         (noise(1, 4, 4, low=0, high=1), {"window": (50, 90)}, r"none of them in the window \(50, 90\)"),
-        (noise(1, 4, 4, low=500, high=900), {"window": (50, 90)}, "give another --window"),
+        (noise(1, 4, 4, low=500, high=900), {"window": (50, 90)}, "choose another --window"),
         (np.array([[[0, 1, np.nan, 2]]], dtype=np.float32), {}, "channel 1 holds values that are not finite"),
         (np.array([[[0, 1, 3, np.inf]]], dtype=np.float32), {}, "channel 1 holds values that are not finite"),
     ],

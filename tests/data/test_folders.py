@@ -25,7 +25,8 @@ from raw_trees import (
 )
 
 from semidice.data.prepare import prepare_dataset
-from semidice.data.sources import find_datasets, read_scan
+from semidice.data.sources import find_datasets
+from semidice.data.sources.scan import read_scan
 
 
 @pytest.mark.parametrize("num_channels", [1, 4])
@@ -58,7 +59,7 @@ def test_a_decathlon_json_that_does_not_say_enough_is_named(tmp_path, change, me
 
 def test_a_decathlon_json_that_is_no_json_is_named_and_a_folder_of_tasks_is_pointed_into(tmp_path):
     make_decathlon(tmp_path / "Task01_Brain")
-    with pytest.raises(ValueError, match=r"one task is prepared at a time, such as .*Task01_Brain"):
+    with pytest.raises(ValueError, match=r"prepare one task at a time, such as .*Task01_Brain"):
         find_datasets("decathlon", tmp_path)
     (tmp_path / "Task01_Brain" / "dataset.json").write_text("{")
     with pytest.raises(ValueError, match=r"dataset\.json cannot be read"):
@@ -180,8 +181,8 @@ def test_every_case_of_nnunet_that_is_not_whole_is_told(tmp_path):
         ({"labels": {"background": 0, "a": "one"}}, "cannot be read"),
         ({"labels": {"background": 0, "a": -1}}, "-1"),
         ({"labels": None}, "cannot be read"),
-        ({"channel_names": {"1": "T1", "2": "T2"}}, "channels are counted from 0"),
-        ({"channel_names": {}}, "channels are counted from 0"),
+        ({"channel_names": {"1": "T1", "2": "T2"}}, "channels must count from 0"),
+        ({"channel_names": {}}, "channels must count from 0"),
         ({"channel_names": None}, "cannot be read"),
         ({"file_ending": ".mha"}, r"file_ending '\.mha'.*convert.*\.nii\.gz"),
         ({"file_ending": None}, "cannot be read"),
@@ -206,7 +207,7 @@ def test_without_its_ignore_label_an_nnunet_dataset_leaves_out_the_cases_that_ho
     raw = only("nnunet", tmp_path / "raw")
     prepared = prepare_dataset(raw, tmp_path / "data", workers=1, skip_bad=True)
     (problem,) = prepared.left_out
-    assert "brain_002.nii.gz holds 2; the values of the classes are 0, 1" in problem
+    assert "brain_002.nii.gz holds 2; its values must be 0, 1" in problem
 
 
 def test_version_1_of_nnunet_is_read_and_a_decathlon_task_is_sent_to_its_source(tmp_path):
@@ -228,13 +229,13 @@ def test_images_of_nnunet_without_a_channel_in_their_names_are_told(tmp_path):
         path.rename(path.with_name(path.name.replace("_0000", "")))
     found = problems("nnunet", tmp_path)
     assert len(found) == 4
-    assert "brain_001.nii.gz has no channel in its name: CASE_0000.nii.gz" in found[0]
+    assert "brain_001.nii.gz has no channel in its name: rename it to CASE_0000.nii.gz" in found[0]
     assert f"brain_002.nii.gz has no image {images / 'brain_002_0000.nii.gz'}" in found[3]
 
 
 def test_a_folder_of_nnunet_datasets_is_pointed_into(tmp_path):
     make_nnunet(tmp_path / "Dataset001_Brain")
-    with pytest.raises(ValueError, match=r"prepared at a time, such as .*Dataset001_Brain"):
+    with pytest.raises(ValueError, match=r"one task at a time, such as .*Dataset001_Brain"):
         find_datasets("nnunet", tmp_path)
 
 
@@ -242,7 +243,7 @@ def test_channels_of_nnunet_that_lie_elsewhere_are_named(tmp_path):
     dataset = only("nnunet", make_nnunet(tmp_path))
     path = tmp_path / "imagesTr" / "brain_001_0001.nii.gz"
     write_nifti(path, load(path), np.diag([0.7, 0.8, 5, 1]))
-    with pytest.raises(ValueError, match=r"brain_001_0001.* does not lie where image .*brain_001_0000"):
+    with pytest.raises(ValueError, match=r"brain_001_0001.* is not aligned with image .*brain_001_0000"):
         read_scan(dataset, dataset.scans[0])
 
 
@@ -461,7 +462,7 @@ def test_an_image_without_masks_and_a_mask_without_image_are_named_and_the_other
     assert len(dataset.problems) == 5
     assert f"image {tmp_path / 'images' / 'case1.png'} has no mask" in told
     assert f"mask {tmp_path / 'raters' / 'a' / 'case4.png'} has no image" in told
-    assert "case4.jpg is not read: convert it" in told
+    assert "case4.jpg cannot be used: convert it" in told
     assert "more is a folder" in told
     assert "rater 'd' has no mask" in told
 
@@ -505,7 +506,7 @@ def test_colours_are_three_channels_and_a_grey_image_among_them_is_named(tmp_pat
     assert dataset.channels == ("red", "green", "blue")
     assert read_scan(dataset, dataset.scans[1]).image.shape == (3, *SIZE)
     with pytest.raises(
-        ValueError, match=r"case1\.png has shape \(40, 36\); expected 2 axes of space and 3 ch"
+        ValueError, match=r"case1\.png has shape \(40, 36\); expected 2 spatial axes and 3 ch"
     ):
         read_scan(dataset, dataset.scans[0])
 

@@ -13,8 +13,9 @@ from raw_trees import (
     without_rights,
 )
 
-from semidice.data.listing import natural_order, safe_name, walk
-from semidice.data.sources import find_datasets, read_scan
+from semidice.data.sources import find_datasets
+from semidice.data.sources.listing import natural_order, safe_name, walk
+from semidice.data.sources.scan import read_scan
 from semidice.paths import check_name
 
 
@@ -64,7 +65,7 @@ def test_a_folder_that_may_not_be_listed_is_named():
         raw.chmod(0o444)
         with (
             without_rights(),
-            pytest.raises(ValueError, match=r"raw.* may not be looked at: change its perm"),
+            pytest.raises(ValueError, match=r"no permission to look at .*raw.*: change its perm"),
         ):
             find_datasets("lits", raw)
         for folder in (raw, locked):

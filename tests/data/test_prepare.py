@@ -14,34 +14,43 @@ from preparing import PHANTOM, a_folder, a_phantom, fails_at, files_in, prepare,
 from raw_trees import make_kits, make_lits
 
 from semidice.data.dataset import Dataset
-from semidice.data.phantom import make_phantom
+from semidice.data.phantom import PhantomOptions, make_phantom
 from semidice.data.prepare import PrepareError
-from semidice.data.sources import find_datasets, read_scan
-from semidice.data.workers import WorkerDiedError, Workers
+from semidice.data.prepare.workers import WorkerDiedError, Workers
+from semidice.data.sources import find_datasets
+from semidice.data.sources.scan import read_scan
 
 # what a run that is killed or stopped prepares: readers are slow, so that there is a middle to be hit
 SLOW_RUN = """
 import time
 from pathlib import Path
 from semidice.data.phantom import PhantomOptions
-from semidice.data.prepare import prepare_dataset
-from semidice.data.sources import find_datasets, read_scan
+from semidice.data.prepare import prepare_dataset, scan
+from semidice.data.sources import find_datasets
 
-def slowly(dataset, scan):
+read_scan = scan.read_scan
+
+def slowly(*arguments):
     time.sleep({seconds})
-    return read_scan(dataset, scan)
+    return read_scan(*arguments)
+
+# processes that are spawned import this file too
+scan.read_scan = slowly
 
 if __name__ == "__main__":
     phantom = PhantomOptions(num_cases=6, size=(24, 32), num_raters=3)
     (raw,) = find_datasets("phantom", Path("raw"), phantom=phantom)
-    prepare_dataset(raw, Path("out"), workers={workers}, reader=slowly)
+    prepare_dataset(raw, Path("out"), workers={workers})
 """
 
 
-def dies_at_case_3(dataset, scan):
-    if scan.name == "case0003":
-        os._exit(1)
-    return read_scan(dataset, scan)
+class DyingPhantom(PhantomOptions):
+    """A phantom that ends the process that makes its case 3."""
+
+    def make_case(self, number):
+        if number == 3:
+            os._exit(1)
+        return super().make_case(number)
 
 
 def test_a_phantom_reads_back_as_it_was_made(tmp_path):
@@ -123,7 +132,7 @@ def test_a_scan_without_foreground_gives_no_case_and_is_told(tmp_path):
     assert prepared.without_foreground == ("case_00001",)
     assert [scan.name for scan in prepared.manifest.scans] == ["case_00000", "case_00002"]
     assert prepare(raw, tmp_path / "out").already
-    with pytest.raises(PrepareError, match="holds foreground, so there is no case: try --slices all"):
+    with pytest.raises(PrepareError, match="has foreground, so there is no case: use --slices all"):
         prepare(replace(raw, scans=raw.scans[1:2]), tmp_path / "other")
 
 
@@ -167,7 +176,7 @@ def test_a_finished_dataset_whose_raw_files_or_arrays_changed_is_kept_and_all_ch
         prepare(replace(raw, scans=scans), out)
     assert sorted(told.value.problems) == [
         f"case1 is in {out}, but no longer in {tmp_path / 'raw'}",
-        "case4: raters/a/case4.png has changed since, or came or went",
+        "case4: raters/a/case4.png was changed, added or removed since",
         "case5: masks/case5.npy is not the file that was prepared",
         "case6: the patient was case6 and is now another",
         "new: it is not in the dataset, but can be prepared now",
@@ -280,7 +289,7 @@ def test_killed_or_stopped_with_several_processes_none_is_left_and_it_continues(
 @pytest.mark.slow
 def test_a_process_that_dies_is_told_with_the_scans_it_may_have_died_of(tmp_path):
     with pytest.raises(PrepareError, match=r"a process died while it prepared .*case0003") as told:
-        prepare(a_phantom(), tmp_path / "out", workers=2, reader=dies_at_case_3)
+        prepare(replace(a_phantom(), phantom=DyingPhantom(**vars(PHANTOM))), tmp_path / "out", workers=2)
     assert "--workers 1" in told.value.advice
     # no more than there are processes
     assert str(told.value).count("case000") <= 2
@@ -319,7 +328,7 @@ def test_two_runs_at_once_do_not_write_into_each_other(tmp_path):
     told = []
 
     def meanwhile(dataset, scan):
-        with pytest.raises(PrepareError, match=r"another `semidice prepare` is at work in .*wait"):
+        with pytest.raises(PrepareError, match=r"another `semidice prepare` is working in .*wait"):
             prepare(a_phantom(), tmp_path / "out", overrides={"size": (8, 8)})
         told.append(scan.name)
         return read_scan(dataset, scan)

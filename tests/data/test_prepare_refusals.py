@@ -14,9 +14,8 @@ from preparing import PHANTOM, a_folder, a_phantom, fails_at, files_in, prepare,
 from raw_trees import AFFINE, make_folder, make_kits, make_qubiq, write_nifti
 from rich.console import Console
 
-from semidice.data import scan_job
 from semidice.data.dataset import Dataset
-from semidice.data.prepare import PrepareError, run_prepare
+from semidice.data.prepare import PrepareError, PrepareRequest, run_prepare
 
 
 def test_all_problems_of_all_scans_come_at_once_with_the_files_and_a_way_out(tmp_path):
@@ -62,7 +61,7 @@ def test_a_mask_with_another_affine_is_a_problem_of_its_case_alone(tmp_path):
         prepare(dataset, tmp_path / "out")
     (problem,) = told.value.problems
     image = tmp_path / "raw/images/case4.nii.gz"
-    assert problem.startswith(f"case4: mask {path} does not lie where image {image} does: ")
+    assert problem.startswith(f"case4: mask {path} is not aligned with image {image}: ")
     assert "it is moved by (0, -12, 0) mm" in problem
     prepared = prepare(dataset, tmp_path / "out", skip_bad=True)
     assert prepared.left_out == (problem,)
@@ -81,7 +80,7 @@ def test_where_nothing_can_be_prepared_skipping_does_not_help(tmp_path):
     reader = fails_at("case0000", MemoryError())
     with pytest.raises(PrepareError, match="no scan in raw can be prepared") as told:
         prepare(raw, tmp_path / "out", reader=reader, skip_bad=True)
-    assert told.value.problems == ("case0000: there is not enough memory for it: use fewer --workers",)
+    assert told.value.problems == ("case0000: there is not enough memory: use fewer --workers",)
     with pytest.raises(PrepareError, match="one odd thing"):
         prepare(replace(raw, scans=(), problems=("one odd thing",)), tmp_path / "out")
 
@@ -127,7 +126,7 @@ def taken_by_a_loop(tmp_path):
 def taken_by_other_files(tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out/notes.txt").write_text("mine")
-    return "out is not empty, and holds no prepared dataset"
+    return "out contains files that `prepare` did not write"
 
 
 def taken_by_a_damaged_dataset(tmp_path):
@@ -139,13 +138,13 @@ def taken_by_a_damaged_dataset(tmp_path):
 def work_folder_taken(tmp_path):
     (tmp_path / ".out.part").mkdir()
     (tmp_path / ".out.part/notes.txt").write_text("mine")
-    return r".out.part/notes.txt stands where .*out is prepared.*\nremove it, or choose another folder"
+    return r".out.part/notes.txt was not written by `prepare`.*\nremove it, or choose another folder"
 
 
 def work_folder_is_a_link(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / ".out.part").symlink_to("elsewhere")
-    return ".out.part stands where"
+    return ".out.part was not written by `prepare`"
 
 
 @pytest.mark.parametrize(
@@ -198,14 +197,16 @@ def test_a_folder_that_may_not_be_written_is_named(tmp_path, monkeypatch, number
         raise OSError(number, os.strerror(number), str(path))
 
     monkeypatch.setattr(Path, "mkdir", refuse)
-    with pytest.raises(PrepareError, match=f"out: {os.strerror(number)}; choose a folder you may write to"):
+    with pytest.raises(
+        PrepareError, match=f"out: {os.strerror(number)}; choose a folder that you may write to"
+    ):
         prepare(a_phantom(), tmp_path / "out")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="permissions do not keep the superuser out")
 def test_a_read_only_folder_is_named(tmp_path):
     (tmp_path / "read_only").mkdir(mode=0o555)
-    with pytest.raises(PrepareError, match="Permission denied; choose a folder you may write to"):
+    with pytest.raises(PrepareError, match="Permission denied; choose a folder that you may write to"):
         prepare(a_phantom(), tmp_path / "read_only/out")
 
 
@@ -228,13 +229,13 @@ def test_a_full_disk_stops_it_at_once_with_the_file_and_it_continues_when_there_
 ):
     raw = a_phantom()
     names = []
-    monkeypatch.setattr(scan_job.np, "save", FullDisk(room=7))
+    monkeypatch.setattr(np, "save", FullDisk(room=7))
     with pytest.raises(PrepareError) as told:
         prepare(raw, tmp_path / "out", reader=reads(names))
     monkeypatch.undo()
     assert str(told.value) == (
         f"cannot write {tmp_path / '.out.part/dataset/masks/case0002.npy'}: No space left on device; "
-        "make room and run the same command again: it continues with the scans that are finished"
+        "free some space and run the same command again: it continues after the finished scans"
     )
     assert names == ["case0000", "case0001", "case0002"]
     assert not (tmp_path / "out").exists()
@@ -254,7 +255,7 @@ def test_a_disk_that_is_full_for_the_small_files_leaves_no_dataset(tmp_path, mon
         return real(path, *arguments, **options)
 
     monkeypatch.setattr(Path, "write_text", write_text)
-    with pytest.raises(PrepareError, match="No space left on device; make room"):
+    with pytest.raises(PrepareError, match="No space left on device; free some space"):
         prepare(a_phantom(), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -276,7 +277,8 @@ def test_options_that_mean_nothing_are_refused(tmp_path, overrides, message):
 def run(*arguments, **options):
     """What the command prints."""
     printed = io.StringIO()
-    run_prepare(*arguments, console=Console(file=printed, width=300), **({"workers": 1} | options))
+    request = PrepareRequest(**({"workers": 1} | options))
+    run_prepare(*arguments, request, console=Console(file=printed, width=300))
     return printed.getvalue()
 
 
@@ -323,8 +325,8 @@ def test_a_phantom_needs_no_raw_folder(tmp_path):
 def test_the_summary_tells_of_sizes_that_were_not_applied_and_scans_without_mask(tmp_path):
     raw = make_kits(tmp_path / "raw", num_cases=2, num_unlabelled=1)
     printed = run("kits", raw, tmp_path / "out", slices="none")
-    assert "size was not applied: volumes keep theirs" in printed
-    assert "no mask, hence not read: 1 scan" in printed
+    assert "size was not applied: volumes keep their size" in printed
+    assert "because they have no mask: 1 scan" in printed
     assert "6 x 40 x 36" in printed
 
 
@@ -332,8 +334,9 @@ def test_ctrl_c_says_that_the_same_command_continues(tmp_path, monkeypatch):
     def stop(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("semidice.data.prepare.prepare_dataset", stop)
+    monkeypatch.setattr("semidice.data.prepare.command.prepare_dataset", stop)
     printed = io.StringIO()
+    console = Console(file=printed, width=300)
     with pytest.raises(KeyboardInterrupt):
-        run_prepare("phantom", tmp_path, tmp_path / "out", console=Console(file=printed, width=300))
-    assert "stopped; the scans that are finished are kept: the same command continues" in printed.getvalue()
+        run_prepare("phantom", tmp_path, tmp_path / "out", PrepareRequest(), console=console)
+    assert "stopped; the finished scans are kept: the same command continues" in printed.getvalue()

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from raw_trees import AFFINE, SIZE, ellipsoids, without_rights, write_nifti, write_picture
 
-from semidice.data.readers import file_shape, mask_values, read_image, read_mask, stem_of, suffix_of
+from semidice.data.sources.readers import file_shape, mask_values, read_image, read_mask, stem_of, suffix_of
 
 IMAGE, MASKS = ellipsoids(0, SIZE)
 VOLUME, _ = ellipsoids(0, (*SIZE, 6))
@@ -27,7 +27,7 @@ def test_a_nifti_has_the_values_spacing_affine_and_digest_that_others_find(tmp_p
     assert read.values.dtype == (np.uint8 if dtype == np.uint8 else np.float32)
     assert read.spacing_mm == (0.7, 0.8, 2.5)
     np.testing.assert_array_equal(read.affine, expected.affine)
-    assert read.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert read.sha256 == (hashlib.sha256(path.read_bytes()).hexdigest(),)
 
 
 def test_axes_are_not_reoriented_even_if_the_affine_turns_them(tmp_path):
@@ -264,7 +264,7 @@ def test_one_constant_channel_among_others_is_no_error(tmp_path):
     ("dtype", "message"),
     [
         (np.complex64, "voxels are complex64"),
-        (np.dtype([("R", "u1"), ("G", "u1"), ("B", "u1")]), "real numbers are expected"),
+        (np.dtype([("R", "u1"), ("G", "u1"), ("B", "u1")]), "one real number per voxel is expected"),
     ],
 )
 def test_complex_and_coloured_niftis_are_refused(tmp_path, dtype, message):
@@ -367,7 +367,7 @@ def test_a_missing_file_a_folder_and_a_link_to_itself_are_named(tmp_path):
         "broken.png": "there is no file",
         "folder.png": "Is a directory",
         "loop.png": "symbolic links",
-        "case.jpg": "is not read",
+        "case.jpg": "cannot be read: images and masks must be",
     }.items():
         with pytest.raises(ValueError, match=message) as caught:
             read_image(tmp_path / name, num_axes=2)
@@ -377,16 +377,19 @@ def test_a_missing_file_a_folder_and_a_link_to_itself_are_named(tmp_path):
 def test_a_file_that_may_not_be_read_is_named(tmp_path):
     path = write_nifti(tmp_path / "case.nii.gz", IMAGE)
     path.chmod(0)
-    with without_rights(), pytest.raises(ValueError, match=r"case\.nii\.gz may not be read: change its perm"):
+    with (
+        without_rights(),
+        pytest.raises(ValueError, match=r"no permission to read .*case\.nii\.gz: change its perm"),
+    ):
         read_image(path, num_axes=2)
 
 
 @pytest.mark.parametrize(
     ("shape", "num_axes", "num_channels", "message"),
     [
-        ((40, 36, 6), 2, 1, r"shape \(40, 36, 6\); expected 2 axes of space"),
-        ((40, 36), 3, 1, r"shape \(40, 36\); expected 3 axes of space"),
-        ((40, 36), 2, 4, r"expected 2 axes of space and 4 channels last"),
+        ((40, 36, 6), 2, 1, r"shape \(40, 36, 6\); expected 2 spatial axes"),
+        ((40, 36), 3, 1, r"shape \(40, 36\); expected 3 spatial axes"),
+        ((40, 36), 2, 4, r"expected 2 spatial axes and 4 channels last"),
         ((40, 36, 3), 2, 4, "has 3 channels; expected 4"),
         ((4, 40, 36), 2, 4, "has 36 channels; expected 4"),
     ],

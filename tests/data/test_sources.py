@@ -28,7 +28,8 @@ from raw_trees import (
 )
 
 from semidice.data.phantom import PhantomOptions, make_phantom
-from semidice.data.sources import SOURCES, find_datasets, read_scan
+from semidice.data.sources import SOURCES, find_datasets
+from semidice.data.sources.scan import read_scan
 from semidice.paths import check_name
 
 MAKERS = {
@@ -87,7 +88,7 @@ def test_the_same_files_give_the_same_datasets_whatever_order_the_disk_lists_the
 
 def test_every_source_says_what_it_looks_for_and_an_unknown_one_is_refused(tmp_path):
     assert set(SOURCES) == {*MAKERS, "phantom"}
-    with pytest.raises(ValueError, match="no source 'nifti'; it is one of qubiq, lits, kits"):
+    with pytest.raises(ValueError, match=r"one of qubiq, lits, kits.*; got 'nifti'"):
         find_datasets("nifti", tmp_path)
 
 
@@ -219,16 +220,17 @@ def reordered(affine, space, order, flipped=()):
 def test_a_mask_that_lies_elsewhere_is_named_with_both_files_what_differs_and_a_way_out(
     tmp_path, image, mask, words
 ):
-    with pytest.raises(ValueError, match="does not lie where") as told:
+    with pytest.raises(ValueError, match="is not aligned with") as told:
         read_pair(tmp_path, image, mask)
     everywhere = np.stack(np.indices(SPACE), axis=-1)
     apart = np.linalg.norm(apply_affine(mask, everywhere) - apply_affine(image, everywhere), axis=-1).max()
     assert str(told.value).startswith(
-        f"mask {tmp_path}/masks/case1.nii.gz does not lie where image {tmp_path}/images/case1.nii.gz does: "
+        f"mask {tmp_path}/masks/case1.nii.gz is not aligned with image {tmp_path}/images/case1.nii.gz: "
         f"voxels are up to {float(f'{apart:.3g}'):g} mm apart, {words}; "
     )
     assert str(told.value).endswith(
-        "; resample it to the image's grid, or use --ignore-placement if only the headers are wrong"
+        "; it must be aligned with its image to within 0.1 voxel: resample it to the image's grid, or use "
+        "--ignore-placement if only the headers are wrong"
     )
 
 
@@ -244,9 +246,9 @@ def test_axes_in_another_order_are_refused_and_not_brought_into_order(
     tmp_path, order, flipped, words, affine
 ):
     space = (20, 20, 20)
-    with pytest.raises(ValueError, match="does not lie where") as told:
+    with pytest.raises(ValueError, match="is not aligned with") as told:
         read_pair(tmp_path, affine, reordered(affine, space, order, flipped), space)
-    assert f" mm apart, {words}; resample it" in str(told.value)
+    assert f" mm apart, {words}; it must be aligned" in str(told.value)
 
 
 @pytest.mark.parametrize("affine", [AFFINE, OBLIQUE])
@@ -256,7 +258,7 @@ def test_a_mask_may_be_off_by_a_tenth_of_the_smallest_spacing(tmp_path, affine):
         read_pair(tmp_path / "far", affine, moved(affine, 0, 0, 0.0712))
     # small differences that add up in a corner, none of which is too much by itself
     skewed = moved(affine * [1.0004, 1, 1, 1], 0.05, 0.04, 0.02)
-    with pytest.raises(ValueError, match=r"voxels are up to 0\.07\d* mm apart; resample it"):
+    with pytest.raises(ValueError, match=r"voxels are up to 0\.07\d* mm apart; it must be aligned"):
         read_pair(tmp_path / "corner", affine, skewed)
 
 
@@ -339,7 +341,7 @@ def test_files_of_one_channel_each_must_lie_in_the_same_place(tmp_path):
     both = type(first)(first.name, first.patient, (*first.image, *second.image), first.masks)
     assert read_scan(joined, both).image.shape[0] == 2
     write_nifti(second.image[0], ellipsoids(0, SIZE)[0], moved(AFFINE, 5, 0, 0))
-    with pytest.raises(ValueError, match=r"image .*case2.* does not lie where image .*case1.*\(5, 0, 0\) mm"):
+    with pytest.raises(ValueError, match=r"image .*case2.* not aligned with image .*case1.*\(5, 0, 0\) mm"):
         read_scan(joined, both)
 
 
@@ -364,7 +366,7 @@ def test_a_phantom_has_its_defaults_and_its_options_belong_to_it_alone(tmp_path)
     dataset = only("phantom", tmp_path)
     assert len(dataset.scans) == 60
     assert names(dataset)[:2] == ["case0000", "case0001"]
-    with pytest.raises(ValueError, match="options of a phantom were given, but the source is lits"):
+    with pytest.raises(ValueError, match="options of a phantom need the source phantom; got source lits"):
         find_datasets("lits", tmp_path, phantom=PhantomOptions())
 
 

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from semidice.data.workers import WorkerDiedError, Workers
+from semidice.data.prepare.workers import WorkerDiedError, Workers
 
 
 def squared(number):

@@ -816,7 +816,7 @@ def test_a_case_without_one_of_its_channels_or_with_one_elsewhere_is_named(two_c
     for words in (
         f"case 'brain_001' has no file {source / 'brain_001_0001.nii.gz'} for channel FLAIR",
         f"case 'brain_002' has no file {source / 'brain_002_0000.nii.gz'} for channel T1",
-        f"{source / 'brain_003_0001.nii.gz'} does not lie where image {source / 'brain_003_0000.nii.gz'}",
+        f"{source / 'brain_003_0001.nii.gz'} is not aligned with image {source / 'brain_003_0000.nii.gz'}",
         "copy the header of the first",
         "brain_004_0002.nii.gz has",
     ):

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from semidice.data.dataset import Dataset
 from semidice.data.manifest import read_manifest
-from semidice.data.prepare import run_prepare
+from semidice.data.prepare import PrepareRequest, run_prepare
 from semidice.metrics import read_cases
 from semidice.metrics.cases import CaseRow, CaseTable
 from semidice.metrics.statistics import compare_scores
@@ -65,11 +65,11 @@ def reproduce(table, data, out, **options):
 def data(tmp_path_factory):
     """Two tasks of QUBIQ, LiTS and KiTS, prepared as the messages say."""
     raw, out = tmp_path_factory.mktemp("raw"), tmp_path_factory.mktemp("data")
-    options = {"console": a_console(), "size": (32, 32), "workers": 1}
+    console, small = a_console(), PrepareRequest(size=(32, 32), workers=1)
     qubiq = make_qubiq(raw / "qubiq", datasets=("brain-tumor", "kidney"), num_cases=8)
-    run_prepare("qubiq", qubiq, out, tasks=TASKS, **options)
-    run_prepare("lits", make_lits(raw / "lits", num_cases=4), out / "lits", **options)
-    run_prepare("kits", make_kits(raw / "kits", num_cases=4), out / "kits", **options)
+    run_prepare("qubiq", qubiq, out, dataclasses.replace(small, tasks=TASKS), console=console)
+    run_prepare("lits", make_lits(raw / "lits", num_cases=4), out / "lits", small, console=console)
+    run_prepare("kits", make_kits(raw / "kits", num_cases=4), out / "kits", small, console=console)
     return out
 
 
@@ -792,10 +792,9 @@ def test_a_method_that_fails_is_reported_and_the_others_are_shown(data, tmp_path
 def test_all_seven_tasks_and_five_networks_run(tmp_path):
     console = a_console()
     qubiq = make_qubiq(tmp_path / "qubiq")
-    run_prepare("qubiq", qubiq, tmp_path / "data", console=console, size=(64, 64), workers=1)
-    run_prepare(
-        "lits", make_lits(tmp_path / "lits"), tmp_path / "data" / "lits", console=console, size=(64, 64)
-    )
+    request = PrepareRequest(size=(64, 64), workers=1)
+    run_prepare("qubiq", qubiq, tmp_path / "data", request, console=console)
+    run_prepare("lits", make_lits(tmp_path / "lits"), tmp_path / "data" / "lits", request, console=console)
     options = {"overrides": ["model.weights=none", "augment.crop=[64, 64]", *QUICK[1:]]}
     results, _ = reproduce("lits_kits", tmp_path / "data", tmp_path / "out", **options)
     names = {key.name for key in results["lits_kits"].values.values}

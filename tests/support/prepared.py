@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from semidice.data.dataset import INTENSITY_UNITS, Dataset
+from semidice.data.dataset import Dataset
+from semidice.data.intensities import INTENSITY_UNITS
 from semidice.data.manifest import Manifest, Scan
 from semidice.data.packing import pack_classes
 from semidice.data.phantom import make_phantom

@@ -1,13 +1,15 @@
-"""Small datasets to prepare, readers that go wrong, and the bytes of a folder."""
+"""Small datasets to prepare, readers that fail, and the bytes of a folder."""
 
 import hashlib
 from pathlib import Path
+from unittest.mock import patch
 
 from raw_trees import make_folder
 
 from semidice.data.phantom import PhantomOptions
 from semidice.data.prepare import prepare_dataset
-from semidice.data.sources import find_datasets, read_scan
+from semidice.data.sources import find_datasets
+from semidice.data.sources.scan import read_scan
 
 PHANTOM = PhantomOptions(num_cases=6, size=(24, 32), num_raters=3)
 
@@ -31,12 +33,14 @@ def a_folder(root, **options):
     return raw
 
 
-def prepare(raw, out, **options):
-    return prepare_dataset(raw, out, **({"workers": 1} | options))
+def prepare(raw, out, *, reader=read_scan, **options):
+    """Prepare in this process; reader replaces the function that reads a scan."""
+    with patch("semidice.data.prepare.scan.read_scan", reader):
+        return prepare_dataset(raw, out, **({"workers": 1} | options))
 
 
 def reads(names, reader=read_scan):
-    """A reader that notes in `names` which scans were read."""
+    """A reader that adds the name of each scan to `names`."""
 
     def noting(dataset, scan):
         names.append(scan.name)

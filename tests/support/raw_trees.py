@@ -15,8 +15,8 @@ import nibabel
 import numpy as np
 from PIL import Image
 
-from semidice.data.raw import RawDataset
 from semidice.data.sources import find_datasets
+from semidice.data.sources.raw import RawDataset
 
 # real data and the paper's figures, where they are
 SHARED = Path(__file__).parents[3] / "shared"

@@ -6,18 +6,14 @@ Arrays are memory-mapped, so opening costs nothing and a case is read when it is
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from jaxtyping import Bool, Float32, UInt8
 
 from ..paths import DatasetFolder
-from .manifest import Manifest, Scan, read_manifest
+from .intensities import INTENSITY_UNITS
+from .manifest import Kind, Manifest, Scan, read_manifest
 from .packing import unpack_case
-
-Kind = Literal["images", "masks", "truth"]
-# stored value times this is the intensity in [0, 1]
-INTENSITY_UNITS = {"uint8": 1 / 255, "int16": 1 / 32767}
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,9 @@ import numpy as np
 from jaxtyping import Float32, UInt8
 
 from ..paths import DatasetFolder
-from .dataset import INTENSITY_UNITS, Dataset, Kind
-from .manifest import Manifest, Scan
+from .dataset import Dataset
+from .intensities import INTENSITY_UNITS
+from .manifest import Kind, Manifest, Scan
 from .packing import num_planes
 
 # float32 sums of a few classes, each rounded once

@@ -12,9 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from ..paths import DatasetFolder, check_name
 
-SCHEMA_VERSION = 1
-
-
+Kind = Literal["images", "masks", "truth"]
 Name = Annotated[str, AfterValidator(check_name)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
@@ -41,9 +39,7 @@ class Scan(_Record):
     raw_shape: tuple[int, ...] = Field(description="of the raw image's space, before slicing and resizing")
     raters: tuple[str, ...] = Field(description="those who looked at this scan")
     inputs: dict[str, Sha256] = Field(description="raw file, relative to the raw folder, and its SHA-256")
-    arrays: dict[Literal["images", "masks", "truth"], Sha256] = Field(
-        description="kind of each stored array, and the SHA-256 of its file"
-    )
+    arrays: dict[Kind, Sha256] = Field(description="kind of each stored array, and the SHA-256 of its file")
 
     def case_names(self) -> tuple[str, ...]:
         """The scan's name, or one for each slice."""

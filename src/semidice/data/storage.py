@@ -16,7 +16,8 @@ from jaxtyping import Bool, Float32, Int64, Integer, Shaped, UInt8
 from torch import Tensor
 
 from ..arrays import SIZE_MULTIPLE
-from .dataset import INTENSITY_UNITS, Dataset
+from .dataset import Dataset
+from .intensities import INTENSITY_UNITS, scale_and_shift
 from .packing import num_planes, unpack_classes
 
 # Linux lets a process map 65 000 files
@@ -137,11 +138,10 @@ class Storage:
             torch.tensor(numbers, dtype=torch.float32, device=device)
             for numbers in (manifest.mean, manifest.std)
         )
-        # stored * scale + shift is (intensity - mean) / std
-        ones = [1] * len(self.space)
         units = torch.from_numpy(self.reader.units).to(device)
-        self.scale = (units.view(-1, 1) / self.std).view(len(dataset), -1, *ones)
-        self.shift = (-self.mean / self.std).view(-1, *ones)
+        scale, shift = scale_and_shift(units.view(-1, 1), self.mean, self.std)
+        ones = [1] * len(self.space)
+        self.scale, self.shift = scale.view(len(dataset), -1, *ones), shift.view(-1, *ones)
         total = len(dataset) * self.reader.bytes_per_case()
         self.resident = total <= free_memory(self.device) // 2 if resident is None else resident
         self.images: Tensor | None = None

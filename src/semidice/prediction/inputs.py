@@ -1,6 +1,6 @@
 """Files to predict: found, read, and prepared like the dataset of the run.
 
-Intensities go through `data.convert` with the options of that dataset, rounding included, so that a network
+Intensities follow `data.intensities` with the options of that dataset, rounding included, so that a network
 gets the same values as in training. A volume is cut into slices along the dataset's slice axis, even if the
 dataset holds whole volumes; its intensities are scaled over the whole volume. If one axis of a NIfTI has
 length 1, it is the slice axis. The slices of a TIFF are its pages, unless the dataset was cut along another
@@ -20,12 +20,11 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor
 
-from ..data.convert import convert_scan
-from ..data.dataset import INTENSITY_UNITS
-from ..data.nnunet import channel_file, channel_of
-from ..data.raw import ScanArrays
-from ..data.readers import NIFTI_SUFFIXES, SUFFIXES, file_shape, stem_of, suffix_of
-from ..data.sources import joined, read_channels
+from ..data.intensities import INTENSITY_UNITS, scale_and_shift
+from ..data.prepare.convert import convert_image
+from ..data.sources.nnunet import channel_file, channel_of
+from ..data.sources.readers import NIFTI_SUFFIXES, SUFFIXES, file_shape, stem_of, suffix_of
+from ..data.sources.scan import read_channels
 from ..runs.run import DatasetFacts
 
 
@@ -62,8 +61,8 @@ class InputImage:
         """Some of the slices, normalised with the mean and standard deviation of the run's dataset."""
         unit = INTENSITY_UNITS[self.stored.dtype.name]
         mean, std = (torch.tensor(numbers).view(-1, 1, 1) for numbers in (facts.mean, facts.std))
-        # the same order of operations as in `data.storage`, so that the bits equal those of training
-        return torch.from_numpy(self.stored[slices].astype(np.float32)) * (unit / std) - mean / std
+        scale, shift = scale_and_shift(unit, mean, std)
+        return torch.from_numpy(self.stored[slices].astype(np.float32)) * scale + shift
 
     def on_file_grid(self, prob: Float32[np.ndarray, "S C H W"]) -> Float32[np.ndarray, "C *space"]:
         """The slices, stacked along their axis in the file."""
@@ -122,30 +121,21 @@ def read_input(case: InputCase, facts: DatasetFacts, *, slice_axis: int | None =
     channels_in_file = num_channels if len(case.files) == 1 else 1
     space = _nifti_space(path, channels_in_file) if is_nifti else file_shape(path)[0]
     num_axes = max(2, len(space))
-    images = read_channels(
-        case.files,
-        num_axes=num_axes,
-        num_channels=num_channels,
-        ignore_placement=facts.prepare_options.ignore_placement,
-        remedy="copy the header of the first",
-    )
-    image = images[0]
+    remedy = "" if facts.prepare_options.ignore_placement else "copy the header of the first"
+    image = read_channels(case.files, num_axes=num_axes, num_channels=num_channels, remedy=remedy)
     space = image.values.shape[1:]
     axis = None if num_axes == 2 else _slice_axis(space, facts, slice_axis, is_nifti=is_nifti)
-    options = facts.prepare_options
+    options, slices = facts.prepare_options, None
     if axis is not None:
-        options = options.model_copy(update={"slices": "all", "slice_axis": axis})
-    no_masks = np.zeros((0, *space), dtype=np.uint8)
-    scan = ScanArrays(image=joined(images), masks=no_masks, raters=(), spacing_mm=image.spacing_mm)
+        options, slices = options.model_copy(update={"slice_axis": axis}), tuple(range(space[axis]))
     try:
-        converted = convert_scan(scan, options=options, raters=(), num_classes=len(facts.class_names))
+        stored = convert_image(image.values, options, slices=slices)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-    assert converted is not None
     height, width = (length for number, length in enumerate(space) if number != axis)
     return InputImage(
         case=case,
-        stored=converted.images,
+        stored=stored,
         size=(height, width),
         space=space,
         slice_axis=axis,

@@ -27,7 +27,7 @@ import numpy as np
 from jaxtyping import Float32, UInt8
 from PIL import Image
 
-from ..data.readers import NIFTI_SUFFIXES, suffix_of
+from ..data.sources.readers import NIFTI_SUFFIXES, suffix_of
 from ..paths import PredictionFolder, atomic_write
 from .inputs import InputCase, InputImage
 

@@ -13,7 +13,8 @@ from jaxtyping import Bool, Float, Float32, UInt8
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from ..data.dataset import INTENSITY_UNITS, Dataset
+from ..data.dataset import Dataset
+from ..data.intensities import INTENSITY_UNITS
 from .figures import draw_outlines, line_style, new_figure
 from .images import ShownSlice
 

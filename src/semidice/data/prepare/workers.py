@@ -1,8 +1,8 @@
-"""One task over many items in several processes, so that neither Ctrl-C nor a crash leaves anything running.
+"""Runs one task over many items in several processes; after Ctrl-C or a crash no process keeps running.
 
-As many items are under way as there are workers, no more are queued: when a process dies, the items it may
-have died of are known. Ctrl-C reaches this process only, waits for the items under way and starts no more.
-Killed with SIGKILL, this process takes its workers with it.
+No more items are submitted than there are workers. So if a process dies, the items that it may have died of
+are known. Only this process reacts to Ctrl-C: it waits for the running items and starts no more. If this
+process is killed (SIGKILL), its workers end too.
 """
 
 import multiprocessing
@@ -23,17 +23,17 @@ Result = TypeVar("Result")
 
 
 class WorkerDiedError(RuntimeError, Generic[Item]):
-    """A worker process ended without an answer; `items` were under way."""
+    """A worker process ended without a result; `items` were running."""
 
     def __init__(self, items: tuple[Item, ...]) -> None:
-        super().__init__(f"a worker process died; under way were {items}")
+        super().__init__(f"a worker process died while these were running: {items}")
         self.items = items
 
 
 class Workers:
-    """`number` processes that are started when there is work and end with the `with` block.
+    """`number` processes, which start with the first work and end with the `with` block.
 
-    number: None for one for each CPU; with 0 or 1 everything runs in this process.
+    number: None for one per CPU; with 0 or 1 everything runs in this process.
     """
 
     def __init__(self, number: int | None = None) -> None:
@@ -53,19 +53,19 @@ class Workers:
     def each(
         self, task: Callable[[Item], Result], items: Iterable[Item]
     ) -> Generator[tuple[Item, Result], None, None]:
-        """Items and what the task returned for them, as they are done; tasks and items must pickle."""
-        waiting = list(items)
-        if min(self.number, len(waiting)) <= 1:
-            for item in waiting:
+        """Pairs of an item and its result, in the order in which they finish; tasks and items must pickle."""
+        pending = list(items)
+        if min(self.number, len(pending)) <= 1:
+            for item in pending:
                 yield item, task(item)
             return
-        waiting.reverse()
+        pending.reverse()
         executor = self._started()
         running: dict[Future[Result], Item] = {}
         try:
-            while waiting or running:
-                while waiting and len(running) < self.number:
-                    item = waiting.pop()
+            while pending or running:
+                while pending and len(running) < self.number:
+                    item = pending.pop()
                     running[executor.submit(task, item)] = item
                 done, _ = wait(running, return_when=FIRST_COMPLETED)
                 for future in done:
@@ -82,7 +82,7 @@ class Workers:
 
     def _started(self) -> ProcessPoolExecutor:
         if self._executor is None:
-            # spawn: a fork of a process with torch's threads may hang
+            # spawn, because a fork of a process with torch's threads may hang
             context = multiprocessing.get_context("spawn")
             self._executor = ProcessPoolExecutor(self.number, mp_context=context, initializer=_start_worker)
         return self._executor
@@ -94,12 +94,12 @@ class Workers:
 
 
 def _num_cpus() -> int:
-    # those this process may use, which a scheduler or a container may have limited
+    # the CPUs of this process, which a scheduler or a container may have limited
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _start_worker() -> None:
-    # the terminal sends Ctrl-C to every process of the command, but one answer to it is enough
+    # the terminal sends Ctrl-C to all processes of the command; only the main one reacts
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     threading.Thread(target=_end_with_parent, daemon=True).start()

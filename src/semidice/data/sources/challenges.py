@@ -1,26 +1,27 @@
-"""The paper's benchmarks in their published layouts: QUBIQ, LiTS, KiTS19.
+"""The public challenges QUBIQ, LiTS and KiTS19 in their published layouts.
 
-Folders around the cases differ from copy to copy, so cases are looked for at any depth, by their names.
+The folders around the cases differ between copies, so cases are found at any depth, by their names.
 """
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from ..options import PrepareOptions
 from .listing import distinct_scans, rater_names, walk
-from .options import PrepareOptions
 from .raw import RawDataset, RawScan
 
-# Soft tissue of the abdomen, level 40 and width 400 HU: fat around a kidney (-100) is dark, its tissue (30
-# without contrast agent, up to about 200 with it) is graded, and bone and air are cut off.
+# Soft tissue of the abdomen, level 40 and width 400 HU. Fat around a kidney (-100) is dark. Kidney tissue
+# (30 without contrast agent, up to about 200 with it) is in the middle. Bone and air are clipped.
 _ABDOMEN = (-160.0, 240.0)
 _SIZE = (256, 256)
 
 
 @dataclass(frozen=True)
 class _QubiqFolder:
-    """One folder of QUBIQ: its dataset's name, which gets a task number where there are several."""
+    """One folder of QUBIQ, and the name of its dataset, which gets a number if there are several tasks."""
 
     name: str
     num_tasks: int = 1
@@ -29,8 +30,8 @@ class _QubiqFolder:
     volumes: bool = False
 
 
-# In the order of the paper's tables. The release does not say which sequence each channel of brain-tumor is.
-# Volumes have their slices first; it is not said either whether their values are HU, so they have no window.
+# In the order of the paper's tables. The release does not say which sequence each channel of brain-tumor is,
+# nor whether the values of volumes are HU, so these have no window. Volumes have their slices first.
 _QUBIQ = {
     "prostate": _QubiqFolder("prostate", num_tasks=2),
     "brain-growth": _QubiqFolder("brain_growth"),
@@ -47,8 +48,8 @@ _SPLIT = re.compile(r"(?<![a-z])(train|val|test)", re.IGNORECASE)
 
 
 @dataclass
-class _Found:
-    """What is found of one dataset while folders are walked."""
+class _Collected:
+    """Scans and problems of one dataset, collected while walking through the folders."""
 
     scans: list[RawScan] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -56,29 +57,30 @@ class _Found:
 
 
 def find_qubiq(raw: Path) -> list[RawDataset]:
-    """A dataset for each task: prostate_task1, prostate_task2, brain_growth, brain_tumor_task1 to 3, kidney.
+    """One dataset per task: prostate_task1, prostate_task2, brain_growth, brain_tumor_task1 to 3, kidney.
 
-    Also pancreas and pancreatic_lesion of the release of 2021, where they are. Cases of Training and
-    Validation are merged and named after them, as both count from 1. A rater without a file did not look.
+    Also pancreas and pancreatic_lesion of the release of 2021, if they are present. Cases of Training and
+    Validation are merged; the split becomes part of their name, because both count from 1. A rater without
+    a file did not look at the case.
     """
-    found: dict[tuple[str, int], _Found] = {}
+    collected: dict[tuple[str, int], _Collected] = {}
     tasks_of: dict[str, set[int]] = {}
     cases = [case for folder, files in walk(raw) if (case := _qubiq_case(raw, folder, files)) is not None]
     for case in cases:
         tasks_of.setdefault(case.dataset, set()).update(case.masks or {1})
     for case in cases:
         for task in tasks_of[case.dataset]:
-            _add_qubiq_case(found.setdefault((case.dataset, task), _Found()), case, task)
+            _add_qubiq_case(collected.setdefault((case.dataset, task), _Collected()), case, task)
     order = list(_QUBIQ)
     return [
-        _qubiq_dataset(raw, folder, task, found[folder, task])
-        for folder, task in sorted(found, key=lambda key: (order.index(key[0]), key[1]))
+        _qubiq_dataset(raw, folder, task, collected[folder, task])
+        for folder, task in sorted(collected, key=lambda key: (order.index(key[0]), key[1]))
     ]
 
 
 @dataclass(frozen=True)
 class _QubiqCase:
-    """One case folder: its image files (one, if all is well), and by task and rater its mask files."""
+    """One case folder: its image files (there should be one), and its mask files by task and rater."""
 
     dataset: str
     name: str
@@ -100,7 +102,7 @@ def _qubiq_case(raw: Path, folder: Path, files: Sequence[Path]) -> _QubiqCase | 
     if match is None or not (images or masks):
         return None
     below = folder.relative_to(raw).parts[:-1]
-    # raw may be the dataset's own folder, or Training in it
+    # raw may be the folder of the dataset, or Training in it
     above = raw.absolute().parts[-2:]
     outer = [re.sub("[_ ]", "-", part.lower()) for part in reversed([*above, *below])]
     dataset = next((part for part in outer if part in _QUBIQ), None)
@@ -114,33 +116,33 @@ def _qubiq_case(raw: Path, folder: Path, files: Sequence[Path]) -> _QubiqCase | 
     return _QubiqCase(dataset, name, patient, folder, images, masks, is_test)
 
 
-def _add_qubiq_case(found: _Found, case: _QubiqCase, task: int) -> None:
+def _add_qubiq_case(collected: _Collected, case: _QubiqCase, task: int) -> None:
     by_rater = case.masks.get(task, {})
     masks = {rater: paths[0] for rater, paths in by_rater.items()}
     twice = [paths for paths in [case.images, *by_rater.values()] if len(paths) > 1]
     if twice:
         files = " and ".join(path.name for path in twice[0])
-        found.problems.append(f"{case.folder} holds both {files}: keep one")
+        collected.problems.append(f"{case.folder} holds both {files}: keep one")
     elif not case.images and masks:
-        found.problems.append(f"{case.folder} holds masks but no image.nii.gz: add it, or remove the folder")
+        collected.problems.append(
+            f"{case.folder} holds masks but no image.nii.gz: add it, or remove the folder"
+        )
     elif not masks and case.is_test:
-        found.num_skipped += 1
+        collected.num_skipped += 1
     elif not masks:
         wanted = f"task{task:02d}_segNN.nii.gz"
-        found.problems.append(
+        collected.problems.append(
             f"{case.folder} holds no mask {wanted} of any rater: add one, or remove the folder"
         )
     else:
-        found.scans.append(RawScan(case.name, case.patient, (case.images[0],), masks))
+        collected.scans.append(RawScan(case.name, case.patient, (case.images[0],), masks))
 
 
-def _qubiq_dataset(raw: Path, folder: str, task: int, found: _Found) -> RawDataset:
+def _qubiq_dataset(raw: Path, folder: str, task: int, collected: _Collected) -> RawDataset:
     known = _QUBIQ[folder]
     name = known.name if known.num_tasks == task == 1 else f"{known.name}_task{task}"
-    scans, same = distinct_scans(found.scans)
-    options = PrepareOptions(size=_SIZE, window=known.window)
-    if known.volumes:
-        options = PrepareOptions(size=_SIZE, window=known.window, slices="all", slice_axis=0)
+    scans, name_problems = distinct_scans(collected.scans)
+    slicing: dict[str, Any] = {"slices": "all", "slice_axis": 0} if known.volumes else {}
     return RawDataset(
         name=name,
         source="qubiq",
@@ -149,9 +151,9 @@ def _qubiq_dataset(raw: Path, folder: str, task: int, found: _Found) -> RawDatas
         raters=rater_names(scans),
         channels=known.channels,
         scans=scans,
-        options=options,
-        problems=(*found.problems, *same),
-        num_skipped=found.num_skipped,
+        options=PrepareOptions(size=_SIZE, window=known.window, **slicing),
+        problems=(*collected.problems, *name_problems),
+        num_skipped=collected.num_skipped,
         num_axes=3 if known.volumes else 2,
     )
 
@@ -163,19 +165,19 @@ def find_lits(raw: Path) -> list[RawDataset]:
         for path in paths:
             if match := re.fullmatch(r"(volume|segmentation)-(\d+)\.nii(?:\.gz)?", path.name, re.IGNORECASE):
                 files[match[1].lower()].setdefault(int(match[2]), []).append(path)
-    found = _Found()
+    collected = _Collected()
     for number in sorted(files["volume"].keys() | files["segmentation"].keys()):
         images, masks = files["volume"].get(number, []), files["segmentation"].get(number, [])
-        _add_volume(found, f"volume-{number}", images, masks, wanted=("volume", "segmentation"))
-    return _tumour_dataset("lits", raw, found, window=(-60.0, 140.0), slice_axis=2)
+        _add_volume(collected, f"volume-{number}", images, masks, wanted=("volume", "segmentation"))
+    return _tumour_dataset("lits", raw, collected, window=(-60.0, 140.0), slice_axis=2)
 
 
 def find_kits(raw: Path) -> list[RawDataset]:
     """case_NNNNN/imaging.nii.gz and segmentation.nii.gz: tumour (2) against kidney (1) and the rest (0).
 
-    Cases without a segmentation, of which the release has 90, are counted and passed over.
+    Cases without a segmentation, of which the release has 90, are counted and skipped.
     """
-    found = _Found()
+    collected = _Collected()
     for folder, paths in walk(raw):
         if not re.fullmatch(r"case_\d+", folder.name, re.IGNORECASE):
             continue
@@ -184,48 +186,49 @@ def find_kits(raw: Path) -> list[RawDataset]:
             for kind in ("imaging", "segmentation")
         )
         if images and not masks:
-            found.num_skipped += 1
+            collected.num_skipped += 1
         elif images or masks:
-            _add_volume(found, folder.name.lower(), images, masks, wanted=("imaging", "segmentation"))
-    return _tumour_dataset("kits", raw, found, window=(-200.0, 300.0), slice_axis=0)
+            _add_volume(collected, folder.name.lower(), images, masks, wanted=("imaging", "segmentation"))
+    return _tumour_dataset("kits", raw, collected, window=(-200.0, 300.0), slice_axis=0)
 
 
 def _add_volume(
-    found: _Found, name: str, images: Sequence[Path], masks: Sequence[Path], *, wanted: tuple[str, str]
+    collected: _Collected,
+    name: str,
+    images: Sequence[Path],
+    masks: Sequence[Path],
+    *,
+    wanted: tuple[str, str],
 ) -> None:
     for paths in (images, masks):
         if len(paths) > 1:
             files = " and ".join(str(path) for path in paths)
-            found.problems.append(f"{name} occurs twice, as {files}: keep one")
+            collected.problems.append(f"{name} occurs twice, as {files}: keep one")
             return
     if images and masks:
-        found.scans.append(RawScan(name, name, (images[0],), {"reference": masks[0]}))
+        collected.scans.append(RawScan(name, name, (images[0],), {"reference": masks[0]}))
         return
-    there, missing = (images[0], wanted[1]) if images else (masks[0], wanted[0])
-    found.problems.append(f"{there} has no {missing} beside it: add it, or remove the file")
+    path, missing = (images[0], wanted[1]) if images else (masks[0], wanted[0])
+    collected.problems.append(f"{path} has no {missing} next to it: add it, or remove the file")
 
 
 def _tumour_dataset(
-    source: str, raw: Path, found: _Found, *, window: tuple[float, float], slice_axis: int
+    source: str, raw: Path, collected: _Collected, *, window: tuple[float, float], slice_axis: int
 ) -> list[RawDataset]:
-    scans, same = distinct_scans(found.scans)
-    if not (scans or same or found.problems or found.num_skipped):
-        return []
+    scans, name_problems = distinct_scans(collected.scans)
     return [
         RawDataset(
-            name="",
             source=source,
             root=raw,
             class_names=("background", "tumour"),
-            raters=("reference",),
             channels=("CT",),
             scans=scans,
             options=PrepareOptions(
                 size=(512, 512), window=window, slices="foreground", slice_axis=slice_axis
             ),
             class_of_value={0: 0, 1: 0, 2: 1},
-            problems=(*found.problems, *same),
-            num_skipped=found.num_skipped,
+            problems=(*collected.problems, *name_problems),
+            num_skipped=collected.num_skipped,
             num_axes=3,
         )
     ]

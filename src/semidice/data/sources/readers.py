@@ -1,11 +1,12 @@
-"""One raw file to an array: NIfTI (.nii, .nii.gz), PNG, TIFF; a ValueError names the file and what to do.
+"""Reads one raw file into an array: NIfTI (.nii, .nii.gz), PNG, TIFF.
 
-Axes stay as the file has them, so that a prediction can be written back voxel by voxel: a NIfTI is not
-reoriented, a picture is (rows, columns), a TIFF of several pages is a volume with its pages first. Only axes
-of length 1 are dropped, last ones first, until there are as many as the dataset has; channels, the last axis
-of a NIfTI or the colours of a picture, go to the front. Transparency is not looked at, and Pillow reads
-colours of 16 bits as 8. Pictures have 1 mm pixels: what they say of their resolution is about printing.
-Where voxels lie is known of a NIfTI whose header sets its qform, its sform or both, and of nothing else.
+This module alone decides what an image file and a mask file may be; a ValueError names the file and says
+what to do. Axes keep the order of the file, so that a prediction can be written back voxel by voxel: a NIfTI
+is not reoriented, a picture is (rows, columns), a TIFF of several pages is a volume with its pages first.
+Axes of length 1 are dropped, the last ones first, until as many are left as the dataset has. Channels (the
+last axis of a NIfTI, the colours of a picture) move to the front. Transparency is ignored. Pillow reads
+16-bit colours as 8-bit. Pictures have 1 mm pixels, because their resolution is meant for printing.
+The position of the voxels is known only for a NIfTI whose header sets its qform, its sform or both.
 """
 
 import gzip
@@ -32,25 +33,27 @@ PICTURE_SUFFIXES = (".png", ".tif", ".tiff")
 SUFFIXES = NIFTI_SUFFIXES + PICTURE_SUFFIXES
 _MM = {"meter": 1000.0, "mm": 1.0, "micron": 0.001, "unknown": 1.0}
 _NIFTI_CLASSES = {348: nibabel.Nifti1Image, 540: nibabel.Nifti2Image}
+_GREY_MODES = ("1", "L", "LA", "La", "I", "F", "I;16", "I;16B", "I;16L", "I;16N")
 
 
 @dataclass(frozen=True)
 class ImageFile:
-    """Raw intensities of one file, and the spacing along its axes of space; affine only of a NIfTI.
+    """Raw intensities, the spacing along the spatial axes, and the affine of a NIfTI.
 
-    placements: where its header says that the voxels lie: by the sform, by the qform, or nowhere.
+    placements: the positions of the voxels by the sform and the qform, as far as the header sets them.
+    sha256: of each file that the image was read from.
     """
 
     values: UInt8[np.ndarray, "channels *space"] | Float32[np.ndarray, "channels *space"]
     spacing_mm: tuple[float, ...]
     affine: np.ndarray | None
     placements: tuple[Placement, ...]
-    sha256: str
+    sha256: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class MaskFile:
-    """Class indices of one file; placements as of an image."""
+    """Class indices in one file; placements as in `ImageFile`."""
 
     classes: UInt8[np.ndarray, "*space"]
     placements: tuple[Placement, ...]
@@ -59,9 +62,9 @@ class MaskFile:
 
 @dataclass(frozen=True)
 class _Stored:
-    """What a file holds, axes and dtype as stored; spacing for each axis. Colours are the last axis.
+    """The content of a file, with its axes and dtype; colours are the last axis.
 
-    affines_mm: those that the header declares, the one that nibabel takes first.
+    spacing_mm: for each axis. affines_mm: those that the header sets, the one that nibabel uses first.
     """
 
     values: np.ndarray
@@ -73,7 +76,7 @@ class _Stored:
 
 
 def suffix_of(path: Path) -> str:
-    """The suffix by which a file is read, in lower case, and "" for one that is not read.
+    """The suffix that decides how a file is read, in lower case; "" for a file that cannot be read.
 
     >>> suffix_of(Path("case.1.NII.gz")), suffix_of(Path("notes.txt"))
     ('.nii.gz', '')
@@ -83,51 +86,51 @@ def suffix_of(path: Path) -> str:
 
 
 def stem_of(path: Path) -> str:
-    """The file's name without the suffix by which it is read."""
+    """The file name without that suffix."""
     return path.name[: len(path.name) - len(suffix_of(path))]
 
 
 def read_image(path: Path, *, num_axes: int, num_channels: int = 1) -> ImageFile:
-    """The image in a file of `num_axes` axes of space; uint8 where the file holds that, else float32.
+    """The image in a file, with `num_axes` spatial axes: uint8 if the file holds uint8, else float32.
 
-    A value that is not finite, and an image that is the same everywhere, are errors.
+    Values that are not finite, and an image with one value everywhere, are errors.
     """
     stored = _read(path, palette_to_colours=True)
     values, spacing, placements = _arrange(path, stored, num_axes=num_axes, num_channels=num_channels)
     if values.dtype == np.bool_:
         values = values * np.uint8(255)
     elif values.dtype != np.uint8:
-        # what float32 cannot hold becomes infinite, and is named below
+        # values too large for float32 become infinite, which is an error below
         with np.errstate(over="ignore", invalid="ignore"):
             values = values.astype(np.float32, order="C")
         num_bad = values.size - int(np.isfinite(values).sum())
         if num_bad:
             raise ValueError(
                 f"{path} holds NaN or infinite values in {num_bad} of {values.size} voxels: repair it, for "
-                f"example with the lowest finite value there"
+                f"example with the lowest finite value"
             )
     if values.min() == values.max():
-        raise ValueError(f"{path} is {values.flat[0]:g} everywhere: it shows nothing; export it again")
-    return ImageFile(np.ascontiguousarray(values), spacing, stored.affine, placements, stored.sha256)
+        raise ValueError(f"{path} is {values.flat[0]:g} everywhere: it has no contrast; export it again")
+    return ImageFile(np.ascontiguousarray(values), spacing, stored.affine, placements, (stored.sha256,))
 
 
 def read_mask(path: Path, *, num_axes: int, class_of_value: Mapping[int, int] | None = None) -> MaskFile:
-    """Class indices in a file of `num_axes` axes of space.
+    """Class indices in a file, with `num_axes` spatial axes.
 
-    class_of_value: what each value in the file means; None: everything above 0 is class 1. Values that are
-    fractions, negative or not declared are errors. Whole numbers stored as floats are taken as such.
+    class_of_value: the class of each value in the file; None: every value above 0 is class 1. Fractions,
+    negative values and values without a class are errors. Floats that are whole numbers are allowed.
     """
     stored = _read(path, palette_to_colours=False)
-    values, _, placements = _arrange(path, _one_colour(path, stored), num_axes=num_axes, num_channels=1)
+    values, _, placements = _arrange(path, _grey(path, stored), num_axes=num_axes, num_channels=1)
     classes = _classes(path, _whole_numbers(path, values[0]), class_of_value)
     return MaskFile(np.ascontiguousarray(classes), placements, stored.sha256)
 
 
 def mask_values(path: Path) -> tuple[int, ...]:
     """The distinct values in a mask file, ascending: whole numbers, 0 or more."""
-    stored = _one_colour(path, _read(path, palette_to_colours=False))
+    stored = _grey(path, _read(path, palette_to_colours=False))
     values = _whole_numbers(path, stored.values)
-    # a table of 65536 flags is far quicker than sorting the voxels of a volume
+    # a table of 65536 flags is much faster than sorting the voxels of a volume
     if values.max() < 2**16:
         seen = np.zeros(2**16, dtype=bool)
         seen[values] = True
@@ -136,7 +139,10 @@ def mask_values(path: Path) -> tuple[int, ...]:
 
 
 def file_shape(path: Path) -> tuple[tuple[int, ...], int]:
-    """Lengths of a file's axes other than 1, and how many colours it has (1 if none), from its header."""
+    """Lengths of a file's axes without those of length 1, and its number of colours (1 if grey).
+
+    Only the header is read.
+    """
     with _opened(path) as file:
         try:
             if suffix_of(path) in NIFTI_SUFFIXES:
@@ -159,7 +165,7 @@ def _read(path: Path, *, palette_to_colours: bool) -> _Stored:
             if suffix_of(path) in NIFTI_SUFFIXES:
                 return _read_nifti(path, file, sha256)
             values, has_colours = _read_picture(file, palette_to_colours=palette_to_colours)
-        # neither library has a common error for what it cannot read: nibabel alone raises nine kinds
+        # the libraries have no common error for a damaged file: nibabel alone raises nine kinds
         except Exception as error:
             raise _unreadable(path, error) from error
     spacing = (1.0,) * (values.ndim - has_colours)
@@ -168,13 +174,13 @@ def _read(path: Path, *, palette_to_colours: bool) -> _Stored:
 
 def _opened(path: Path) -> BufferedReader:
     if not suffix_of(path):
-        raise ValueError(f"{path} is not read: images and masks are {', '.join(SUFFIXES)}")
+        raise ValueError(f"{path} cannot be read: images and masks must be {', '.join(SUFFIXES)}")
     try:
         file = path.open("rb")
     except FileNotFoundError as error:
-        raise ValueError(f"there is no file {path}: it, or what it links to, is missing") from error
+        raise ValueError(f"there is no file {path}: it, or the file it links to, is missing") from error
     except PermissionError as error:
-        raise ValueError(f"{path} may not be read: change its permissions") from error
+        raise ValueError(f"no permission to read {path}: change its permissions") from error
     except OSError as error:
         raise _unreadable(path, error) from error
     if not file.read(1):
@@ -189,12 +195,12 @@ def _unreadable(path: Path, error: Exception) -> ValueError:
     if isinstance(error, UnidentifiedImageError):
         reason = "it is neither PNG nor TIFF"
     elif isinstance(error, MemoryError):
-        reason = "there is not enough memory for the voxels its header speaks of"
+        reason = "there is not enough memory for as many voxels as its header declares"
     return ValueError(f"cannot read {path}: {reason}; copy or export it again")
 
 
 def _nifti(path: Path, file: BufferedReader) -> Any:
-    """The NIfTI image in an open file, its voxels not yet read."""
+    """The NIfTI image in an open file; its voxels are not read yet."""
     is_gzip = file.read(2) == b"\x1f\x8b"
     file.seek(0)
     wants_gzip = suffix_of(path) == ".nii.gz"
@@ -208,7 +214,7 @@ def _nifti(path: Path, file: BufferedReader) -> Any:
     if kind is None:
         raise ValueError("it is not a NIfTI file")
     stream.seek(0)
-    # nibabel mends headers with small faults and says so on the terminal, in the middle of a progress bar
+    # nibabel repairs small faults of headers and logs that to the terminal, into the progress bar
     level = nibabel_log.level
     nibabel_log.setLevel(logging.CRITICAL + 1)
     try:
@@ -221,20 +227,20 @@ def _read_nifti(path: Path, file: BufferedReader, sha256: str) -> _Stored:
     image = _nifti(path, file)
     dtype = image.get_data_dtype()
     if dtype.kind not in "iuf":
-        raise ValueError(f"its voxels are {dtype}; real numbers are expected, one a voxel")
+        raise ValueError(f"its voxels are {dtype}; one real number per voxel is expected")
     affine = np.asarray(image.affine, dtype=np.float64)
     if not np.isfinite(affine).all():
         raise ValueError("its affine is not finite")
     values = np.asanyarray(image.dataobj)
     if isinstance(values, np.memmap):
-        # a file that changes later must not change what was read
+        # a copy: a later change of the file must not change the array
         values = np.array(values)
     stream = image.file_map["image"].fileobj
-    # gzip compares its checksum only at the very end, which voxels alone do not reach
+    # gzip compares its checksum at the end of the stream, which is after the last voxel
     while isinstance(stream, gzip.GzipFile) and stream.read(2**20):
         pass
     unit = _MM.get(image.header.get_xyzt_units()[0], 1.0)
-    # through text, so that what float32 holds of 0.7 is 0.7 and not 0.699999988
+    # through text, so that the float32 number 0.7 becomes 0.7 and not 0.699999988
     zooms = [abs(float(str(zoom))) * unit for zoom in image.header.get_zooms()]
     spacing = tuple(zoom if np.isfinite(zoom) and zoom > 0 else 1.0 for zoom in zooms)
     affines_mm = tuple(np.diag([unit, unit, unit, 1.0]) @ declared for declared in _declared_affines(image))
@@ -242,9 +248,9 @@ def _read_nifti(path: Path, file: BufferedReader, sha256: str) -> _Stored:
 
 
 def _declared_affines(image: Any) -> list[np.ndarray]:
-    """The sform and the qform, as far as their codes say that they mean something."""
+    """The sform and the qform, if their codes are set and they are finite."""
     affines = [image.get_sform(coded=True)[0]]
-    # beside an sform, nibabel does not look whether the qform is a rotation
+    # nibabel does not check that the qform is a rotation if there is an sform
     with suppress(ValueError, HeaderDataError):
         affines.append(image.get_qform(coded=True)[0])
     return [
@@ -252,11 +258,8 @@ def _declared_affines(image: Any) -> list[np.ndarray]:
     ]
 
 
-_GREY_MODES = ("1", "L", "LA", "La", "I", "F", "I;16", "I;16B", "I;16L", "I;16N")
-
-
 def _read_picture(file: BufferedReader, *, palette_to_colours: bool) -> tuple[np.ndarray, bool]:
-    """Pixels, several pages stacked first, and whether the last axis is red, green and blue."""
+    """Pixels, with the pages of a TIFF as first axis, and whether the last axis is red, green, blue."""
     with Image.open(file, formats=("PNG", "TIFF")) as picture:
         num_pages = getattr(picture, "n_frames", 1)
         if num_pages > 1 and picture.format != "TIFF":
@@ -274,7 +277,7 @@ def _read_picture(file: BufferedReader, *, palette_to_colours: bool) -> tuple[np
 
 def _pixels(picture: Image.Image, *, palette_to_colours: bool) -> np.ndarray:
     if picture.mode in ("P", "PA") and not palette_to_colours:
-        # a mask drawn with a palette holds class numbers; its colours are for the eye
+        # the indices of a palette are the class numbers of a mask
         return np.array(picture.getchannel(0))
     if picture.mode in ("LA", "La"):
         return np.array(picture.getchannel(0))
@@ -286,7 +289,7 @@ def _pixels(picture: Image.Image, *, palette_to_colours: bool) -> np.ndarray:
 def _arrange(
     path: Path, stored: _Stored, *, num_axes: int, num_channels: int
 ) -> tuple[np.ndarray, tuple[float, ...], tuple[Placement, ...]]:
-    """Values (channels, *space), and of the axes of space their spacing and where they lie."""
+    """Values (channels, *space), and the spacing and the positions of the spatial axes."""
     shape = stored.values.shape
     has_channels = stored.has_colours or num_channels > 1
     kept = list(range(len(shape)))
@@ -296,7 +299,7 @@ def _arrange(
     values = stored.values.reshape([shape[axis] for axis in kept])
     if values.ndim != num_axes + has_channels or not values.size:
         channels = f" and {num_channels} channels last" if has_channels else ""
-        raise ValueError(f"{path} has shape {shape}; expected {num_axes} axes of space{channels}")
+        raise ValueError(f"{path} has shape {shape}; expected {num_axes} spatial axes{channels}")
     axes = kept[:num_axes]
     spacing = tuple(stored.spacing_mm[axis] for axis in axes)
     # an affine has no column for a fourth axis
@@ -309,8 +312,8 @@ def _arrange(
     return np.moveaxis(values, -1, 0), spacing, placements
 
 
-def _one_colour(path: Path, stored: _Stored) -> _Stored:
-    """The same without colours, for a grey mask that was saved as red, green and blue."""
+def _grey(path: Path, stored: _Stored) -> _Stored:
+    """The content without colours, for a grey mask that was saved as red, green and blue."""
     if not stored.has_colours:
         return stored
     grey = stored.values[..., 0]
@@ -326,16 +329,16 @@ def _whole_numbers(path: Path, values: np.ndarray) -> np.ndarray:
     if values.dtype == np.bool_:
         return values.astype(np.uint8)
     if values.dtype.kind == "f":
-        # also true of NaN
+        # NaN counts as a fraction here
         fractions = values[values != np.rint(values)]
         if fractions.size:
             raise ValueError(
-                f"mask {path} holds fractions such as {fractions[0]:.6g}: it was resampled, or is no mask; "
-                f"threshold it and save whole numbers"
+                f"mask {path} holds fractions such as {fractions[0]:.6g}: it was resampled, or it is not "
+                f"a mask; threshold it and save whole numbers"
             )
     low, high = values.min(), values.max()
     if low < 0 or high >= 2**31:
-        raise ValueError(f"mask {path} holds values from {low:g} to {high:g}; class values are 0 or more")
+        raise ValueError(f"mask {path} holds values from {low:g} to {high:g}; class values must be 0 or more")
     return values.astype(np.int32) if values.dtype.kind == "f" else values
 
 
@@ -346,10 +349,11 @@ def _classes(path: Path, values: np.ndarray, class_of_value: Mapping[int, int] |
     declared = np.zeros(len(table) + 1, dtype=bool)
     for value, label in class_of_value.items():
         table[value], declared[value] = label, True
-    inside = values if values.max() < len(table) else np.minimum(values, len(table))
-    if not declared[inside].all():
-        unknown = ", ".join(f"{value:g}" for value in np.unique(values[~declared[inside]])[:5])
+    # every value that is too large looks up the last flag, which is False
+    index = values if values.max() < len(table) else np.minimum(values, len(table))
+    if not declared[index].all():
+        unknown = ", ".join(f"{value:g}" for value in np.unique(values[~declared[index]])[:5])
         expected = ", ".join(str(value) for value in sorted(class_of_value))
-        raise ValueError(f"mask {path} holds {unknown}; the values of the classes are {expected}")
-    classes: np.ndarray = table[inside]
+        raise ValueError(f"mask {path} holds {unknown}; its values must be {expected}")
+    classes: np.ndarray = table[index]
     return classes

@@ -1,4 +1,4 @@
-"""Files and cases in folders: in natural order, each folder once, under names that can be file names."""
+"""Lists files and folders in natural order, and gives scans distinct names that are safe as file names."""
 
 import os
 import re
@@ -8,14 +8,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from ..paths import check_name
+from ...paths import check_name
 from .raw import RawScan
 
 NaturalKey = tuple[tuple[tuple[int, str], ...], str]
 
 
 def natural_order(name: str) -> NaturalKey:
-    """Sorting key that takes digits by their value, so that case10 comes after case9.
+    """A key for sorting that compares numbers by value, so that case10 comes after case9.
 
     >>> sorted(["case10", "case9", "case09"], key=natural_order)
     ['case09', 'case9', 'case10']
@@ -25,7 +25,7 @@ def natural_order(name: str) -> NaturalKey:
 
 
 def visible(folder: Path) -> list[Path]:
-    """What is in a folder, in natural order, without hidden files: macOS leaves ._case1.png and the like."""
+    """Paths in a folder, in natural order, without hidden ones: macOS writes files such as ._case1.png."""
     try:
         names = [name for name in os.listdir(folder) if not name.startswith(".")]
     except OSError as error:
@@ -34,24 +34,24 @@ def visible(folder: Path) -> list[Path]:
 
 
 def is_folder(path: Path) -> bool:
-    """Whether the path is, or leads to, a folder; not for a broken link, an error where one may not know."""
+    """Whether the path is a folder, or a link to one; a ValueError without the permission to look."""
     try:
         return stat.S_ISDIR(path.stat().st_mode)
     except PermissionError as error:
-        raise ValueError(f"{path} may not be looked at: change its permissions") from error
+        raise ValueError(f"no permission to look at {path}: change its permissions") from error
     except OSError:
         return False
 
 
 def walk(root: Path) -> Iterator[tuple[Path, list[Path]]]:
-    """Each folder at and below `root`, and its files, in natural order; none hidden.
+    """`root`, each folder below it, and their files, in natural order and without hidden ones.
 
-    Links are followed, but a folder that several lead to, such as one that leads back to itself, comes once.
+    Links are followed. Each folder comes once, also if several links lead to it or links form a loop.
     """
     seen = set()
-    waiting = [root]
-    while waiting:
-        folder = waiting.pop()
+    pending = [root]
+    while pending:
+        folder = pending.pop()
         entries = visible(folder)
         status = folder.stat()
         if (status.st_dev, status.st_ino) in seen:
@@ -62,42 +62,43 @@ def walk(root: Path) -> Iterator[tuple[Path, list[Path]]]:
         for entry in entries:
             (folders if is_folder(entry) else files).append(entry)
         yield folder, files
-        # links last: a folder is known by its own name rather than by a link to it
+        # links last: a folder gets its own path rather than that of a link to it
         folders.sort(key=lambda entry: entry.is_symlink())
-        waiting.extend(reversed(folders))
+        pending.extend(reversed(folders))
 
 
 def safe_name(name: str) -> str:
-    """The name as a file can have it everywhere: accents dropped, other signs replaced by _.
+    """A name that is safe as a file name: accents are dropped, other characters replaced by _.
 
     >>> safe_name("Müller: 2.Scan")
     'Muller_ 2.Scan'
     """
-    plain = "".join(sign for sign in unicodedata.normalize("NFKD", name) if not unicodedata.combining(sign))
+    plain = "".join(char for char in unicodedata.normalize("NFKD", name) if not unicodedata.combining(char))
     plain = re.sub(r"[^A-Za-z0-9_.+=,@ -]", "_", plain).lstrip(". ")
     return check_name(plain[:150].rstrip() or "_")
 
 
 def distinct_scans(scans: Iterable[RawScan]) -> tuple[tuple[RawScan, ...], list[str]]:
-    """Scans in natural order under safe names, without those whose name occurs twice, and a message for each.
+    """Scans in natural order with safe names, and a problem for each name that occurs more than once.
 
-    Two names that differ in case alone are the same: not every file system tells them apart.
+    Names that differ only in upper and lower case count as the same, as they do on some file systems.
     """
     by_name: dict[str, list[RawScan]] = {}
     for scan in scans:
         by_name.setdefault(safe_name(scan.name).casefold(), []).append(scan)
-    kept, problems = [], []
+    distinct, problems = [], []
     for same in by_name.values():
-        if len(same) == 1:
-            kept.append(same[0])
-            continue
-        files = ", ".join(str(scan.image[0]) for scan in same)
         name = safe_name(same[0].name)
-        problems.append(f"{len(same)} images would be case {name!r}: {files}; rename or remove all but one")
-    renamed = [replace(scan, name=safe_name(scan.name)) for scan in kept]
-    return tuple(sorted(renamed, key=lambda scan: natural_order(scan.name))), problems
+        if len(same) == 1:
+            distinct.append(replace(same[0], name=name))
+        else:
+            files = ", ".join(str(scan.image[0]) for scan in same)
+            problems.append(
+                f"{len(same)} images would be case {name!r}: {files}; rename or remove all but one"
+            )
+    return tuple(sorted(distinct, key=lambda scan: natural_order(scan.name))), problems
 
 
 def rater_names(scans: Iterable[RawScan]) -> tuple[str, ...]:
-    """All raters of any scan, in natural order."""
+    """The raters of all scans, in natural order."""
     return tuple(sorted({rater for scan in scans for rater in scan.masks}, key=natural_order))

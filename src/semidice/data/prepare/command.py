@@ -1,0 +1,147 @@
+"""`semidice prepare`: prepares every dataset of a source, with a progress bar and a summary."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.console import Console
+from rich.progress import Progress, TaskID
+
+from ...console import counting_bar, say
+from ..integrity import enumerated
+from ..options import Slices
+from ..phantom import PhantomOptions
+from ..sources import find_datasets
+from .dataset import Prepared, PrepareError, prepare_dataset
+from .workers import Workers
+
+
+@dataclass(frozen=True)
+class PrepareRequest:
+    """What a user chose; None stands for the value of the source.
+
+    tasks: names of the QUBIQ datasets to prepare, all if empty. size "raw" keeps the size of the scans.
+    workers: as in `prepare_dataset`. phantom: what to make, for the source phantom.
+    """
+
+    tasks: Sequence[str] = ()
+    size: tuple[int, int] | Literal["raw"] | None = None
+    window: tuple[float, float] | None = None
+    slices: Slices | None = None
+    ignore_placement: bool = False
+    skip_bad: bool = False
+    workers: int | None = None
+    phantom: PhantomOptions | None = None
+
+    def overrides(self) -> dict[str, Any]:
+        """The options that replace those of the source."""
+        chosen = {
+            "size": self.size,
+            "window": self.window,
+            "slices": self.slices,
+            "ignore_placement": self.ignore_placement or None,
+        }
+        overrides: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
+        return overrides | ({"size": None} if self.size == "raw" else {})
+
+
+def run_prepare(
+    source: str, raw_dir: Path, out_dir: Path, request: PrepareRequest, *, console: Console
+) -> list[Prepared]:
+    """Prepare every dataset that the source finds in `raw_dir`, and print a summary.
+
+    A problem does not stop the other datasets: a PrepareError at the end holds all problems.
+    """
+    with (
+        Workers(request.workers) as pool,
+        counting_bar(console, doing="preparing", unit="scans") as progress,
+    ):
+        bar = progress.add_task(f"{source}: looking through its files", total=None)
+        prepared, failed = _prepare_all(source, raw_dir, out_dir, request, pool, progress, bar)
+    for dataset in prepared:
+        _print_summary(dataset, console)
+    if failed:
+        raise _joined(failed)
+    return prepared
+
+
+def _prepare_all(
+    source: str,
+    raw_dir: Path,
+    out_dir: Path,
+    request: PrepareRequest,
+    pool: Workers,
+    progress: Progress,
+    bar: TaskID,
+) -> tuple[list[Prepared], dict[str, PrepareError]]:
+    """The datasets that were prepared, and the errors of the others by name."""
+    prepared: list[Prepared] = []
+    failed: dict[str, PrepareError] = {}
+    datasets = find_datasets(
+        source,
+        raw_dir,
+        tasks=request.tasks,
+        phantom=request.phantom,
+        on_file=lambda done, total: progress.update(bar, completed=done, total=total),
+    )
+    progress.reset(bar, total=sum(len(raw.scans) for raw in datasets))
+    num_before = 0
+    for raw in datasets:
+        progress.update(bar, description=raw.name or source, completed=num_before)
+        try:
+            dataset = prepare_dataset(
+                raw,
+                out_dir / raw.name,
+                overrides=request.overrides(),
+                skip_bad=request.skip_bad,
+                workers=pool,
+                on_scan=lambda _: progress.advance(bar),
+            )
+            prepared.append(dataset)
+        except PrepareError as error:
+            failed[raw.name] = error
+        except KeyboardInterrupt:
+            say(progress.console, "stopped; the finished scans are kept: the same command continues")
+            raise
+        num_before += len(raw.scans)
+    return prepared, failed
+
+
+def _joined(failed: Mapping[str, PrepareError]) -> PrepareError:
+    """One error with the problems of all datasets."""
+    problems = [
+        f"{name}: {problem}" if name else problem
+        for name, error in failed.items()
+        for problem in error.problems
+    ]
+    return PrepareError(problems, "\n".join(dict.fromkeys(error.advice for error in failed.values())))
+
+
+def _print_summary(prepared: Prepared, console: Console) -> None:
+    manifest, path = prepared.manifest, prepared.path
+    shapes = sorted({" x ".join(map(str, scan.shape)) for scan in manifest.scans})
+    size = shapes[0] if len(shapes) == 1 else f"{len(shapes)} sizes"
+    lines = [
+        f"{path}: {_count(prepared.num_cases, 'case')} of {_count(prepared.num_patients, 'patient')}, "
+        f"{_count(len(manifest.raters), 'rater')}, {size}, classes {', '.join(manifest.class_names)}"
+    ]
+    if prepared.already:
+        lines.append("it was prepared already, with these options and from these files: nothing was changed")
+    if prepared.num_continued:
+        lines.append(f"{_count(prepared.num_continued, 'scan')} had been finished by an earlier run")
+    if prepared.without_foreground:
+        names = enumerated(prepared.without_foreground, "scan")
+        lines.append(f"left out, because no slice has foreground: {names}")
+    if manifest.options.get("size") and any(len(scan.shape) == 3 for scan in manifest.scans):
+        lines.append("size was not applied: volumes keep their size unless --slices cuts them into slices")
+    if prepared.num_unlabelled:
+        lines.append(f"left out, because they have no mask: {_count(prepared.num_unlabelled, 'scan')}")
+    lines += [f"left out: {problem}" for problem in prepared.left_out]
+    lines.append(f"next: semidice check {path}")
+    for line in lines:
+        say(console, line)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

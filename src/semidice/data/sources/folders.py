@@ -1,0 +1,300 @@
+"""Folders of images and masks, matched by file name: a user's own folder, and LIDC as PNG slices.
+
+    FOLDER/images/CASE.png           or .tif, .tiff (several pages: a volume), .nii, .nii.gz
+           raters/NAME/CASE.png      one folder per rater; no file: the rater did not look at the case
+           masks/CASE.png            instead of raters/, if there is one rater
+           cases.csv                 optional: columns case, patient; without it each case is one patient
+           classes.csv               optional: columns value, name; values with one name are one class
+
+Without classes.csv all masks are read to see which values they hold. 0 together with 1 or 255 is background
+and foreground. 0 to C - 1 are background, class_1, class_2, ... Other values are an error that asks for
+classes.csv. Pictures and NIfTI cannot be mixed: one counts rows first, the other columns.
+"""
+
+import csv
+import os
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ..options import PrepareOptions
+from .listing import distinct_scans, is_folder, natural_order, visible
+from .raw import RawDataset, RawScan
+from .readers import NIFTI_SUFFIXES, SUFFIXES, file_shape, mask_values, stem_of, suffix_of
+
+OnFile = Callable[[int, int], object]
+# without classes.csv, masks with more values are grey images or have blurred edges
+_MAX_CLASSES = 32
+# images of other formats are reported, because ignoring them would lose a case; other files are ignored
+_OTHER_IMAGES = (".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".jp2", ".dcm", ".mha", ".mhd", ".nrrd", ".npy")
+
+
+def find_folder(raw: Path, *, on_file: OnFile) -> list[RawDataset]:
+    """The dataset in a user's folder; on_file(done, total) is called for each mask that is read."""
+    scans, raters, problems = _scans_in(raw)
+    if not scans and not problems:
+        raise ValueError(f"{raw / 'images'} holds no image: use files {', '.join(SUFFIXES)}")
+    is_nifti = _is_nifti(scans)
+    table = raw / "classes.csv"
+    names, class_of_value = _declared_classes(table) if table.exists() else _seen_classes(scans, on_file)
+    num_axes, channels = space_and_channels(scans)
+    return [
+        RawDataset(
+            source="folder",
+            root=raw,
+            class_names=names,
+            raters=raters,
+            channels=channels,
+            scans=scans,
+            options=slicing_options(num_axes, is_nifti=is_nifti),
+            class_of_value=class_of_value,
+            problems=tuple(problems),
+            num_axes=num_axes,
+        )
+    ]
+
+
+def find_lidc(raw: Path) -> list[RawDataset]:
+    """LIDC as slices: images/CASE.png, raters/1..4/CASE.png, and cases.csv with the patient of each case."""
+    scans, raters, problems = _scans_in(raw)
+    if not (raw / "cases.csv").exists():
+        raise ValueError(
+            f"{raw} has no cases.csv with columns case and patient: without it, nodules of one patient would "
+            "be in several folds; use source folder if each case is a patient"
+        )
+    return [
+        RawDataset(
+            source="lidc",
+            root=raw,
+            class_names=("background", "nodule"),
+            raters=raters,
+            channels=("CT",),
+            scans=scans,
+            problems=tuple(problems),
+        )
+    ]
+
+
+def slicing_options(num_axes: int, *, is_nifti: bool) -> PrepareOptions:
+    """Volumes become slices along the axis that counts slices in their format: the last in NIfTI."""
+    if num_axes == 2:
+        return PrepareOptions()
+    return PrepareOptions(slices="all", slice_axis=2 if is_nifti else 0)
+
+
+def matched_scans(images: Path, raters: Mapping[str, Path]) -> tuple[list[RawScan], list[str]]:
+    """One scan for each image that has a mask, and the problems of the other files.
+
+    Each case is a patient of its own.
+    """
+    image_of, problems = files_by_name(images)
+    masks_of: dict[str, dict[str, list[Path]]] = {}
+    for rater, folder in raters.items():
+        by_case, rater_problems = files_by_name(folder)
+        problems += rater_problems
+        if not by_case:
+            problems.append(f"rater {rater!r} has no mask in {folder}: add some, or remove the folder")
+        for case, paths in by_case.items():
+            masks_of.setdefault(case, {})[rater] = paths
+    scans = []
+    for case in sorted(image_of.keys() | masks_of.keys(), key=natural_order):
+        pictures, by_rater = image_of.get(case, []), masks_of.get(case, {})
+        twice = [paths for paths in [pictures, *by_rater.values()] if len(paths) > 1]
+        if twice:
+            files = " and ".join(str(path) for path in twice[0])
+            problems.append(f"case {case!r} has two files, {files}: keep one")
+        elif not pictures:
+            mask = next(iter(by_rater.values()))[0]
+            problems.append(f"mask {mask} has no image {images / case} ({', '.join(SUFFIXES)}): add it")
+        elif not by_rater:
+            folders = ", ".join(str(folder) for folder in raters.values())
+            problems.append(f"image {pictures[0]} has no mask in {folders}: add one, or remove the image")
+        else:
+            masks = {rater: paths[0] for rater, paths in by_rater.items()}
+            scans.append(RawScan(case, case, (pictures[0],), masks))
+    return scans, problems
+
+
+def files_by_name(
+    folder: Path, suffixes: Sequence[str] = SUFFIXES
+) -> tuple[dict[str, list[Path]], list[str]]:
+    """Files with these suffixes by their name without suffix, and problems of other images and folders."""
+    files: dict[str, list[Path]] = {}
+    problems = []
+    for path in visible(folder):
+        if is_folder(path):
+            problems.append(f"{path} is a folder: put its files into {folder} itself")
+        elif suffix_of(path) in suffixes:
+            # macOS stores an accent as a separate character
+            files.setdefault(unicodedata.normalize("NFC", stem_of(path)), []).append(path)
+        elif suffix_of(path) or path.suffix.lower() in _OTHER_IMAGES:
+            problems.append(f"{path} cannot be used: convert it to {' or '.join(suffixes)}, or remove it")
+    return files, problems
+
+
+def space_and_channels(scans: Sequence[RawScan]) -> tuple[int, tuple[str, ...]]:
+    """Number of spatial axes, and names of the channels, by the headers of the files that can be read."""
+    shapes: set[tuple[int, int]] = set()
+    for scan in scans:
+        try:
+            image, colours = file_shape(scan.image[0])
+            mask, _ = file_shape(next(iter(scan.masks.values())))
+        except ValueError:
+            # reported when the scan is read
+            continue
+        is_multichannel = len(image) == len(mask) + 1 and image[:-1] == mask
+        shapes.add((len(mask), image[-1] if is_multichannel else colours))
+    # a volume of one slice is still a volume; a scan that differs is reported when it is read
+    num_axes, num_channels = max(shapes, default=(2, 1))
+    if num_axes > 3:
+        raise ValueError(f"masks must have 2 axes, or 3 for volumes; got {num_axes} in {scans[0].masks}")
+    names = {1: ("intensity",), 3: ("red", "green", "blue")}
+    numbered = tuple(f"channel_{number}" for number in range(1, num_channels + 1))
+    return max(num_axes, 2), names.get(num_channels, numbered)
+
+
+def _scans_in(raw: Path) -> tuple[tuple[RawScan, ...], tuple[str, ...], list[str]]:
+    """Scans of a user's folder, names of its raters, and problems."""
+    images, raters = _image_and_rater_folders(raw)
+    matched, problems = matched_scans(images, raters)
+    with_patients, table_problems = _with_patients(matched, raw / "cases.csv")
+    scans, name_problems = distinct_scans(with_patients)
+    return scans, tuple(raters), problems + table_problems + name_problems
+
+
+def _image_and_rater_folders(raw: Path) -> tuple[Path, dict[str, Path]]:
+    images, raters, masks = raw / "images", raw / "raters", raw / "masks"
+    if not is_folder(images) or not (is_folder(raters) or is_folder(masks)):
+        content = ", ".join(path.name for path in visible(raw)[:10]) or "nothing"
+        raise ValueError(f"{raw} must hold {images} and {raters}/NAME (or {masks}); it holds {content}")
+    if is_folder(raters) and is_folder(masks):
+        raise ValueError(
+            f"{raw} holds both raters and masks: masks is for a single rater; remove one of them"
+        )
+    if is_folder(masks):
+        return images, {"masks": masks}
+    folders = {path.name: path for path in visible(raters) if is_folder(path)}
+    if not folders:
+        raise ValueError(f"{raters} holds no folder: put the masks into {raters}/NAME/CASE.png")
+    return images, folders
+
+
+def _with_patients(scans: Sequence[RawScan], table: Path) -> tuple[list[RawScan], list[str]]:
+    """Scans with the patients of cases.csv, and problems; cases without a row are left out.
+
+    No scan is returned if the table cannot be read: a guess could put one patient into two folds.
+    """
+    # a broken link is a problem, no table is not
+    if not os.path.lexists(table):
+        return list(scans), []
+    try:
+        rows = _rows(table, ("case", "patient"))
+    except ValueError as error:
+        return [], [str(error)]
+    patients: dict[str, str] = {}
+    for row in rows:
+        case = unicodedata.normalize("NFC", stem_of(Path(row["case"])))
+        if patients.setdefault(case, row["patient"]) != row["patient"]:
+            return [], [f"{table} has two patients for case {case!r}: keep one row"]
+    return [replace(scan, patient=patients[scan.name]) for scan in scans if scan.name in patients], [
+        f"{table} has no row for case {scan.name!r} ({scan.image[0]}): add one"
+        for scan in scans
+        if scan.name not in patients
+    ]
+
+
+def _rows(table: Path, columns: tuple[str, str]) -> list[dict[str, str]]:
+    """Rows of a CSV table with these columns, separated by commas or semicolons.
+
+    A value may occur only once in the first column.
+    """
+    try:
+        text = table.read_text(encoding="utf-8-sig")
+        header = text.partition("\n")[0]
+        delimiter = ";" if ";" in header and "," not in header else ","
+        lines = [header.lower(), *text.splitlines()[1:]]
+        records = list(csv.DictReader(lines, delimiter=delimiter, skipinitialspace=True))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"cannot read {table}: {error}; save it as CSV in UTF-8") from error
+    expected = " and ".join(columns)
+    if not records or not set(columns) <= records[0].keys():
+        raise ValueError(f"{table} needs columns {expected}, and a row; its first line is {header.strip()!r}")
+    rows: dict[str, dict[str, str]] = {}
+    for number, record in enumerate(records, start=2):
+        row = {name: (record[name] or "").strip() for name in columns}
+        if not all(row.values()):
+            raise ValueError(f"{table} has no {expected} in line {number}: {record}")
+        key = row[columns[0]]
+        if key in rows:
+            raise ValueError(f"{table} has {columns[0]} {key!r} twice: keep one row")
+        rows[key] = row
+    return list(rows.values())
+
+
+def _declared_classes(table: Path) -> tuple[tuple[str, ...], dict[int, int]]:
+    """Class names, and the class of each value, from classes.csv; 0 is background if it has no row."""
+    names_of: dict[int, str] = {}
+    for row in _rows(table, ("value", "name")):
+        if not row["value"].isdecimal() or int(row["value"]) >= 2**16:
+            raise ValueError(f"{table} has value {row['value']!r}; use whole numbers from 0 to 65535")
+        names_of[int(row["value"])] = row["name"]
+    names_of.setdefault(0, "background")
+    # without repetition, in the order of the values
+    names = tuple(dict.fromkeys(names_of[value] for value in sorted(names_of)))
+    if not 2 <= len(names) <= 256:
+        raise ValueError(f"{table} declares {len(names)} classes with background; 2 to 256 are possible")
+    return names, {value: names.index(name) for value, name in names_of.items()}
+
+
+def _seen_classes(scans: Sequence[RawScan], on_file: OnFile) -> tuple[tuple[str, ...], dict[int, int]]:
+    """Class names, and the class of each value, from the values in all masks; see the module."""
+    files = [path for scan in scans for path in scan.masks.values()]
+    first_with: dict[int, Path] = {}
+    not_binary: list[tuple[Path, tuple[int, ...]]] = []
+    for done, path in enumerate(files, start=1):
+        try:
+            values = mask_values(path)
+        except ValueError:
+            # reported when the scan is read
+            continue
+        finally:
+            on_file(done, len(files))
+        for value in values:
+            first_with.setdefault(value, path)
+        if not set(values) <= {0, 1} and not set(values) <= {0, 255}:
+            not_binary.append((path, values))
+    if not not_binary:
+        return ("background", "foreground"), {0: 0, 1: 1, 255: 1}
+    highest = max(first_with)
+    remedy = "write classes.csv with columns value and name next to images"
+    if highest >= _MAX_CLASSES:
+        path, values = not_binary[0]
+        shown = ", ".join(str(value) for value in values[:8]) + (", ..." if len(values) > 8 else "")
+        raise ValueError(
+            f"mask {path} holds {shown} (highest value of all masks: {highest}); without classes.csv, masks "
+            f"must hold 0 and 1, 0 and 255, or classes from 0 to at most {_MAX_CLASSES - 1}: "
+            f"threshold them, or {remedy}"
+        )
+    missing = [value for value in range(1, highest) if value not in first_with]
+    if missing:
+        raise ValueError(
+            f"mask {first_with[highest]} holds {highest}, but no mask holds {missing[0]}: "
+            f"if that is right, {remedy}"
+        )
+    names = ("background", *(f"class_{value}" for value in range(1, highest + 1)))
+    return names, {value: value for value in range(highest + 1)}
+
+
+def _is_nifti(scans: Sequence[RawScan]) -> bool:
+    """Whether the files are NIfTI; a ValueError if only some are."""
+    by_format: dict[bool, Path] = {}
+    for scan in scans:
+        for path in (*scan.image, *scan.masks.values()):
+            by_format.setdefault(suffix_of(path) in NIFTI_SUFFIXES, path)
+    if len(by_format) == 2:
+        raise ValueError(
+            f"NIfTI and pictures are mixed, such as {by_format[True]} and {by_format[False]}: "
+            "the order of their axes differs; save all files in one format"
+        )
+    return True in by_format
