@@ -9,7 +9,7 @@ for the terminal, when they are asked for. `metrics.accumulators` needs torchmet
 
 from .bins import CalibrationBins, calibration_bins, calibration_error, classwise_calibration_error
 from .cases import CaseRow, CaseTable, concatenate, read_cases, write_cases
-from .decision import decide
+from .decision import decide, volume_ml
 from .density import kde_calibration_error
 from .raters import generalised_energy_distance, level_masks, rater_agreement_table, rater_dice_score
 from .registry import higher_is_better
@@ -23,7 +23,6 @@ from .scores import (
     negative_log_likelihood,
     soft_dice_score,
     volume_error_ml,
-    volume_ml,
 )
 from .statistics import Comparison, compare_cases, compare_scores, holm
 from .surfaces import hausdorff_error_mm, surface_dice_score

@@ -22,8 +22,8 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from ..arrays import check_choice
-from .decision import check_scored
-from .slabs import Slab, check_sums_to_one, slabs
+from .checks import check_scored, check_sums_to_one
+from .slabs import Slab, slabs
 
 Binning = Literal["equal_width", "equal_mass"]
 Confidence = Literal["top_class", "classwise"]

@@ -1,48 +1,27 @@
-"""From probabilities to a decision, and the check that a target can be scored at all.
+"""From probabilities to a decision: masks, class maps, and volumes in millilitres.
 
-A hard metric compares decided masks. The rule: one channel is foreground where prob > threshold (1/2 unless
-told otherwise; a tie is background, as in `labels.majority_label`); several channels take the most probable
-class, the lowest at a tie; several sigmoid channels are thresholded each with decision="threshold".
-A target is never decided on behalf of the user: a soft label given to a hard metric is an error.
-
-Unlike losses, metrics read values on every device: a synchronisation per case costs nothing here.
+The rule: one channel is foreground where prob > threshold (1/2 by default; a tie is background, as in
+`labels.majority_label`). Several channels take the most probable class, the lowest one at a tie. Several
+sigmoid channels are each compared with the threshold if decision="threshold".
+A volume is a number of voxels, or a sum of probabilities, times the volume of a voxel.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import torch
+from jaxtyping import Float, Integer
 from torch import Tensor
 
-from ..arrays import (
-    check_choice,
-    check_prediction,
-    check_target,
-    check_unit_range,
-    describe,
-    one_hot,
-    values_are_readable,
-)
+from ..arrays import check_choice, check_prediction, one_hot
+from .checks import nan_without_voxels
 
 Decision = Literal["argmax", "threshold"]
-
-
-def check_scored(
-    prob: Tensor, target: Tensor, *, valid: Tensor | None = None, ignore_index: int | None = None
-) -> Tensor | None:
-    """Raise unless prob and target keep the contract of `arrays`; `valid` with `ignore_index` folded in."""
-    check_prediction(prob, "none")
-    valid = check_target(prob, target, valid=valid, ignore_index=ignore_index)
-    if not values_are_readable(prob):
-        _check_unit_range_on_device("prediction", prob)
-        if target.is_floating_point():
-            counted = target if valid is None else target.masked_fill(~valid.unsqueeze(1), 0)
-            _check_unit_range_on_device("target", counted)
-    return valid
+VolumeOf = Literal["mask", "probability"]
 
 
 def chosen_rule(decision: Decision | None, num_channels: int) -> Decision:
-    """The rule that applies: the one named, or threshold for one channel and argmax for several.
+    """The rule that applies: `decision`, or if it is None threshold for one channel and argmax for several.
 
     >>> chosen_rule(None, 1), chosen_rule(None, 3)
     ('threshold', 'argmax')
@@ -55,15 +34,45 @@ def chosen_rule(decision: Decision | None, num_channels: int) -> Decision:
     return decision
 
 
+def decided_classes(
+    prob: Float[Tensor, "N C *space"], *, threshold: float | None = None
+) -> Integer[Tensor, "N *space"]:
+    """Class map of the most probable class of each voxel, the lowest one at a tie; uint8 up to 256 classes.
+
+    With a threshold, a voxel is foreground if its foreground classes together have a higher probability; it
+    gets the most probable of them. For two classes, argmax equals the threshold 0.5.
+
+    >>> prob = torch.tensor([[[0.5, 0.6, 0.2], [0.1, 0.1, 0.5], [0.4, 0.3, 0.3]]])
+    >>> decided_classes(prob), decided_classes(prob, threshold=0.45)
+    (tensor([[0, 0, 1]], dtype=torch.uint8), tensor([[2, 0, 1]], dtype=torch.uint8))
+    """
+    num_classes = prob.shape[1]
+    first = 0 if threshold is None else 1
+    highest = prob[:, first]
+    dtype = torch.uint8 if num_classes <= 256 else torch.int64
+    classes = torch.full_like(highest, first, dtype=dtype)
+    # comparisons one class after the other are several times faster than argmax on a CPU
+    for number in range(first + 1, num_classes):
+        higher = prob[:, number] > highest
+        classes.masked_fill_(higher, number)
+        highest = torch.where(higher, prob[:, number], highest)
+    if threshold is None:
+        return classes
+    foreground = prob[:, 1]
+    for number in range(2, num_classes):
+        foreground = foreground + prob[:, number]
+    return torch.where(foreground > threshold, classes, 0)
+
+
 def decided_masks(prob: Tensor, *, rule: Decision, threshold: float) -> Iterator[Tensor]:
-    """Bool (N, *space) for each channel in turn: where it is decided for. One mask in memory at a time."""
-    classes = prob.argmax(1) if rule == "argmax" else None
+    """The decided mask, bool (N, *space), of each channel in turn; one mask is in memory at a time."""
+    classes = decided_classes(prob) if rule == "argmax" else None
     for channel in range(prob.shape[1]):
         yield prob[:, channel] > threshold if classes is None else classes == channel
 
 
 def decide(prob: Tensor, *, decision: Decision | None = None, threshold: float = 0.5) -> Tensor:
-    """Float32 masks (N, C, *space) of 0 and 1: what a hard metric compares, or a next step can store.
+    """Float32 masks (N, C, *space) of 0 and 1, as hard metrics compare them.
 
     >>> decide(torch.tensor([[0.2, 0.5, 0.3]])), decide(torch.tensor([[0.5]]))
     (tensor([[0., 1., 0.]]), tensor([[0.]]))
@@ -71,46 +80,54 @@ def decide(prob: Tensor, *, decision: Decision | None = None, threshold: float =
     check_prediction(prob, "none")
     if chosen_rule(decision, prob.shape[1]) == "threshold":
         return (prob > threshold).float()
-    return one_hot(prob.argmax(1), prob.shape[1]).float()
+    return one_hot(decided_classes(prob), prob.shape[1]).float()
 
 
-def check_hard_target(
-    metric: str, target: Tensor, *, rule: Decision, valid: Tensor | None, whole: Tensor | None = None
-) -> None:
-    """Raise if a float target holds a value between 0 and 1, or is no one-hot label where classes exclude.
+def volume_ml(
+    prob: Tensor,
+    *,
+    spacing_mm: Sequence[float] | Tensor,
+    of: VolumeOf = "mask",
+    decision: Decision | None = None,
+    threshold: float = 0.5,
+    valid: Tensor | None = None,
+) -> Float[Tensor, "N C"]:
+    """Volume of each case and class in ml: of the decided mask, or expected from the probabilities.
 
-    whole: what the message describes, if `target` is a part of it.
+    spacing_mm: the three sides of a voxel, or (N, 3), one triple per case; a 2D image needs its slice
+    thickness. of: "mask" counts decided voxels, "probability" sums prob, which is unbiased if prob is
+    calibrated. A case without a valid voxel has NaN.
+
+    >>> float(volume_ml(torch.full((1, 1, 10, 10, 10), 0.4), spacing_mm=(1, 1, 2), of="probability"))
+    0.800000011920929
     """
-    whole = target if whole is None else whole
-    if not target.is_floating_point():
-        return
-    counted = target if valid is None else torch.where(valid.unsqueeze(1), target, 0)
-    between = (counted != 0) & (counted != 1)
-    if bool(between.any()):
-        value = float(counted[between][0])
+    check_choice("of", of, VolumeOf)
+    check_prediction(prob, "none")
+    per_voxel = voxel_ml(spacing_mm, num_cases=len(prob)).to(prob.device)
+    if of == "probability":
+        voxels = [sum_voxels(prob[:, channel], valid) for channel in range(prob.shape[1])]
+    else:
+        rule = chosen_rule(decision, prob.shape[1])
+        voxels = [sum_voxels(mask, valid) for mask in decided_masks(prob, rule=rule, threshold=threshold)]
+    return nan_without_voxels((torch.stack(voxels, 1) * per_voxel).float(), valid)
+
+
+def sum_voxels(mass: Tensor, valid: Tensor | None) -> Float[Tensor, " N"]:
+    """Float64 sum over the valid voxels of a mask, or of probabilities, (N, *space)."""
+    mass = mass if valid is None else torch.where(valid, mass, 0)
+    return mass.reshape(len(mass), -1).sum(1, dtype=torch.float64)
+
+
+def voxel_ml(spacing_mm: Sequence[float] | Tensor, *, num_cases: int = 1) -> Float[Tensor, "N 1"]:
+    """Volume of a voxel in ml, float64, of each case, from three sides or one triple per case.
+
+    >>> float(voxel_ml((1.0, 1.0, 5.0)))
+    0.005
+    """
+    spacing = torch.as_tensor(spacing_mm, dtype=torch.float64)
+    if tuple(spacing.shape) not in ((3,), (num_cases, 3)) or not bool((spacing > 0).all()):
         raise ValueError(
-            f"{metric} needs a hard target, 0 and 1 or class indices; got a soft label {describe(whole)} "
-            f"with values such as {value:.4g}: decide yourself, by labels.majority_label(masks) or "
-            "(target > 0.5).float(), or use soft_dice_score or binarized_dice_score"
+            f"spacing_mm needs three positive sides of a voxel, or (N, 3) = ({num_cases}, 3); got "
+            f"{spacing.tolist()}: give a 2D image its slice thickness as the third"
         )
-    if rule == "threshold":
-        return
-    total = counted.sum(1)
-    wrong = total != 1 if valid is None else (total != 1) & valid
-    if bool(wrong.any()):
-        raise ValueError(
-            f"{metric} takes the most probable class, so a float target must be one-hot; got "
-            f"{describe(whole)} where {int(wrong.sum())} voxels hold no class or several: pass class "
-            "indices, or decision='threshold' if each channel is a mask of its own"
-        )
-
-
-def _check_unit_range_on_device(name: str, tensor: Tensor) -> None:
-    check_unit_range(name, torch.stack(tensor.aminmax()).cpu())
-
-
-def cases_with_voxels(prob: Tensor, valid: Tensor | None) -> Tensor:
-    """Bool (N,): whether a case has a valid voxel; the score of one that has none is NaN."""
-    if valid is None:
-        return torch.ones(len(prob), dtype=torch.bool, device=prob.device)
-    return valid.flatten(1).any(1) if valid.ndim > 1 else valid
+    return (spacing.prod(-1) / 1000).expand(num_cases).unsqueeze(1)

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..calibration.keypoints import sample_keys, take_keys
 from ..calibration.recalibration import Kind
 from ..calibration.recalibration import kde_calibration_error as error_of_points
-from .decision import check_scored
+from .checks import check_scored
 
 # of a larger case, this many voxels are drawn first: sorting all of a volume would take seconds and gigabytes
 MAX_VOXELS = 1 << 20

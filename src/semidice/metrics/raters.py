@@ -19,7 +19,7 @@ from ..arrays import check_prediction, describe
 from ..labels.makers import RaterAgreement, rater_agreement
 from ..overlap.stats import OverlapStats, tversky_index
 from .cases import CaseRow, CaseTable
-from .decision import cases_with_voxels
+from .checks import nan_without_voxels
 from .scores import HardOptions, dice_score, foreground_mean
 
 # voxels of a chunk: the products of float32 masks stay exact, and the copies small
@@ -70,7 +70,7 @@ def generalised_energy_distance(
     distance = torch.stack(distances)
     # where the two are the same, rounding leaves 1e-16 of either sign
     distance = torch.where(distance < 1e-12, 0, distance).float()
-    return torch.where(cases_with_voxels(masks, valid), distance, torch.nan)
+    return nan_without_voxels(distance, valid)
 
 
 def level_masks(

@@ -1,35 +1,35 @@
-"""Scores of each case: overlap, binarised and soft overlap, Brier, likelihood, and volume in millilitres.
+"""Scores of each case against a hard or a soft target.
 
     dice_score, iou_score        Dice and IoU of decided masks; hard target       the paper's Dice
     binarized_dice_score         mean Dice at the thresholds 0.1, ..., 0.9        the paper's BDice (QUBIQ)
     soft_dice_score              1 - DML1: sum min(x, y) / sum (x + y)/2          1 exactly at x = y
     brier_error                  mean over voxels of sum_c (x_c - y_c)^2 / 2
     negative_log_likelihood      mean over voxels of -sum_c y_c log x_c, in nats
-    volume_ml, volume_error_ml   voxels or probability mass times the voxel's volume
+    truth_error                  mean over voxels of |x - p*|, p* the true probability
+    volume_error_ml              difference of volumes in millilitres (`decision.volume_ml`)
 
-prob (N, C, *space) in [0, 1]; target, `valid` and `ignore_index` keep the contract of `arrays`; one channel
-is a foreground of its own. Overlap comes out per case and class, (N, C); the mean over the foreground is
-`foreground_mean`. A case without a valid voxel scores NaN, not 1: nothing was seen of it.
+prob is (N, C, *space) in [0, 1]; target, `valid` and `ignore_index` follow the contract of `arrays`; one
+channel is the foreground. Overlap scores are per case and class, (N, C); `foreground_mean` averages over the
+foreground classes. A case without a valid voxel scores NaN, not 1, because nothing is known about it.
 Left out: calibration (`bins`), raters (`raters`), distances (`surfaces`), tables of cases (`cases`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal, TypedDict, Unpack
+from typing import TypedDict, Unpack
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..arrays import check_choice, check_prediction, one_hot
+from ..arrays import one_hot
 from ..losses.cross_entropy import soft_cross_entropy
 from ..overlap.stats import OverlapStats, tversky_index, unchecked_overlap_stats
-from .decision import Decision, cases_with_voxels, check_hard_target, check_scored, chosen_rule, decided_masks
-from .slabs import Slab, check_sums_to_one, slabs
-
-VolumeOf = Literal["mask", "probability"]
+from .checks import check_hard_target, check_scored, check_sums_to_one, nan_without_voxels
+from .decision import Decision, VolumeOf, chosen_rule, decided_masks, sum_voxels, volume_ml, voxel_ml
+from .slabs import Slab, slabs
 
 THRESHOLDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-# 3/10 summed in another order is off by a rounding error and must not change sides of the threshold 0.3
+# 0.3 as a mean of 10 raters has a rounding error, which must not decide on which side of 0.3 it is
 _AT_THRESHOLD = 1e-6
 
 
@@ -47,10 +47,11 @@ def dice_score(prob: Tensor, target: Tensor, **options: Unpack[HardOptions]) -> 
     """Dice 2 tp / (2 tp + fp + fn) of each case and class, of decided masks; the paper's Dice column.
 
     Options:
-        decision: threshold (one channel), argmax (several), or the one named; see `decision`.
-        threshold: foreground is prob above it, for the rule threshold; 0.5.
-        empty: score where neither prediction nor target has the class; 1. NaN leaves it out of means.
-        valid, ignore_index: what does not count, as everywhere.
+        decision: "threshold" or "argmax"; by default threshold for one channel, argmax for several.
+        threshold: foreground is where prob is above it; 0.5 by default.
+        empty: score where neither prediction nor target has the class; 1 by default. NaN leaves it out of
+            means.
+        valid, ignore_index: voxels that do not count; see `arrays`.
 
     The target must be hard: class indices, or floats of 0 and 1. A soft one is a ValueError.
 
@@ -82,9 +83,9 @@ def binarized_dice_score(
 ) -> Float[Tensor, "N C"]:
     """Mean over thresholds t of the Dice of prob > t and target > t: BDice, the QUBIQ metric (paper, sec. 4).
 
-    Exactly 1 where prob equals the soft label; conversely, 1 means that no threshold tells them apart. A
-    value within 1e-6 of a threshold is at it, so not above. At a threshold where neither is there it counts
-    `empty`; NaN leaves that threshold out. The paper's column is the foreground channel.
+    Exactly 1 if prob equals the soft label; conversely, 1 means that no threshold separates them. A value
+    within 1e-6 of a threshold counts as equal to it, so not above. A threshold that neither passes counts as
+    `empty`; NaN leaves it out. The paper's column is the foreground channel.
 
     >>> soft = torch.tensor([[[0.0, 0.35, 0.65, 1.0]]])
     >>> float(binarized_dice_score(soft, soft)), round(float(binarized_dice_score(soft.round(), soft)), 4)
@@ -98,12 +99,12 @@ def binarized_dice_score(
     def above(slab: Slab) -> Iterator[OverlapStats]:
         for level in levels:
             for channel in range(prob.shape[1]):
-                ours, theirs = slab.prob[:, channel] > level, _channel(slab.target, channel) > level
-                yield _stats(ours, theirs, slab.valid)
+                target_mask = _channel(slab.target, channel) > level
+                yield _stats(slab.prob[:, channel] > level, target_mask, slab.valid)
 
     index = _index(_over_slabs(prob, target, valid, above), alpha=0.5, empty=empty)
     per_level = index.view(len(prob), len(levels), prob.shape[1])
-    return _seen(per_level.nanmean(1), prob, valid)
+    return nan_without_voxels(per_level.nanmean(1), valid)
 
 
 def soft_dice_score(
@@ -116,7 +117,7 @@ def soft_dice_score(
 ) -> Float[Tensor, "N C"]:
     """1 - DML1 of each case and class: sum of min(x, y) over the mean of both sums; 1 exactly at x = y.
 
-    For hard prob and target it is their Dice. `empty` is the score where both are 0 throughout.
+    For hard prob and target it is their Dice. `empty` is the score where both are 0 everywhere.
 
     >>> soft = torch.tensor([[[0.2, 0.7]]])
     >>> float(soft_dice_score(soft, soft)), round(float(soft_dice_score(soft, soft.round())), 4)
@@ -128,7 +129,7 @@ def soft_dice_score(
         for channel in range(prob.shape[1]):
             yield _stats(slab.prob[:, channel], _channel(slab.target, channel), slab.valid)
 
-    return _seen(_index(_over_slabs(prob, target, valid, soft), alpha=0.5, empty=empty), prob, valid)
+    return nan_without_voxels(_index(_over_slabs(prob, target, valid, soft), alpha=0.5, empty=empty), valid)
 
 
 def brier_error(
@@ -136,7 +137,7 @@ def brier_error(
 ) -> Float[Tensor, " N"]:
     """Mean over a case's voxels of sum_c (x_c - y_c)^2 / 2, in [0, 1]; 0 exactly at the (soft) label.
 
-    The half makes one sigmoid channel and its two-class softmax the same number, (x - y)^2. Sums in float64.
+    The factor 1/2 makes one sigmoid channel equal to its two-class softmax, (x - y)^2. Sums are float64.
 
     >>> float(brier_error(torch.tensor([[[0.75]]]), torch.tensor([[[1.0]]])))
     0.0625
@@ -163,9 +164,9 @@ def negative_log_likelihood(
 ) -> Float[Tensor, " N"]:
     """Mean over a case's voxels of -sum_c y_c log x_c, in nats; lower is better.
 
-    Against a soft label it is smallest at x = y, where it is the label's entropy, not 0. A probability of
-    exactly 0 counts as the smallest normal float, so it costs 87 nats and not infinity. One channel: the
-    binary cross entropy.
+    Against a soft label the minimum is at x = y, and equals the entropy of the label, not 0. A probability of
+    exactly 0 counts as the smallest normal float, so it costs 87 nats and not infinity. For one channel it is
+    the binary cross entropy.
 
     >>> round(float(negative_log_likelihood(torch.tensor([[[0.5]]]), torch.tensor([[[1.0]]]))), 4)
     0.6931
@@ -198,35 +199,6 @@ def truth_error(
     return (prob - truth).abs().flatten(2).mean(2, dtype=torch.float64).float()
 
 
-def volume_ml(
-    prob: Tensor,
-    *,
-    spacing_mm: Sequence[float] | Tensor,
-    of: VolumeOf = "mask",
-    decision: Decision | None = None,
-    threshold: float = 0.5,
-    valid: Tensor | None = None,
-) -> Float[Tensor, "N C"]:
-    """Volume of each case and class in ml: of the decided mask, or expected from the probabilities.
-
-    spacing_mm: the three sides of a voxel, or (N, 3), one triple a case; for a 2D image with its slice
-    thickness. of: "mask" counts decided voxels, "probability" sums prob, which is unbiased if prob is
-    calibrated. A case without a valid voxel has NaN.
-
-    >>> float(volume_ml(torch.full((1, 1, 10, 10, 10), 0.4), spacing_mm=(1, 1, 2), of="probability"))
-    0.800000011920929
-    """
-    check_choice("of", of, VolumeOf)
-    check_prediction(prob, "none")
-    voxel_ml = _voxel_ml(spacing_mm, prob)
-    if of == "probability":
-        voxels = [_sum_valid(prob[:, channel], valid) for channel in range(prob.shape[1])]
-    else:
-        rule = chosen_rule(decision, prob.shape[1])
-        voxels = [_sum_valid(mask, valid) for mask in decided_masks(prob, rule=rule, threshold=threshold)]
-    return _seen((torch.stack(voxels, 1) * voxel_ml).float(), prob, valid)
-
-
 def volume_error_ml(
     prob: Tensor,
     target: Tensor,
@@ -240,7 +212,7 @@ def volume_error_ml(
 ) -> Float[Tensor, "N C"]:
     """Absolute difference in ml between the volume of prob, as in `volume_ml`, and that of the target.
 
-    of="mask" needs a hard target; of="probability" takes a soft one, whose volume is its sum.
+    of="mask" needs a hard target. of="probability" also takes a soft one, whose volume is its sum.
 
     >>> prob, target = torch.full((1, 1, 10, 10, 10), 0.4), torch.ones(1, 1, 10, 10, 10)
     >>> float(volume_error_ml(prob, target, spacing_mm=(1, 1, 1)))
@@ -248,18 +220,18 @@ def volume_error_ml(
     """
     valid = check_scored(prob, target, valid=valid, ignore_index=ignore_index)
     if of == "mask":
-        check_hard_target(
-            "volume_error_ml(of='mask')", target, rule=chosen_rule(decision, prob.shape[1]), valid=valid
-        )
+        one_hot = chosen_rule(decision, prob.shape[1]) == "argmax"
+        check_hard_target("volume_error_ml(of='mask')", target, one_hot=one_hot, valid=valid)
     predicted = volume_ml(
         prob, spacing_mm=spacing_mm, of=of, decision=decision, threshold=threshold, valid=valid
     )
-    voxels = [_sum_valid(_channel(target, channel), valid) for channel in range(prob.shape[1])]
-    return (predicted - torch.stack(voxels, 1) * _voxel_ml(spacing_mm, prob)).abs().float()
+    voxels = [sum_voxels(_channel(target, channel), valid) for channel in range(prob.shape[1])]
+    per_voxel = voxel_ml(spacing_mm, num_cases=len(prob)).to(prob.device)
+    return (predicted - torch.stack(voxels, 1) * per_voxel).abs().float()
 
 
 def foreground_mean(scores: Float[Tensor, "N C"]) -> Float[Tensor, " N"]:
-    """Mean of each case's scores over classes 1, 2, ...; of one channel, that channel. NaN is left out.
+    """Mean of the scores of each case over classes 1, 2, ...; one channel is its own mean. NaN is left out.
 
     >>> foreground_mean(torch.tensor([[0.9, 0.5, 0.7], [0.9, float("nan"), 0.7]]))
     tensor([0.6000, 0.7000])
@@ -283,61 +255,44 @@ def _decided_index(
     rule = chosen_rule(decision, prob.shape[1])
 
     def decided(slab: Slab) -> Iterator[OverlapStats]:
-        check_hard_target(metric, slab.target, rule=rule, valid=slab.valid, whole=target)
+        check_hard_target(metric, slab.target, one_hot=rule == "argmax", valid=slab.valid, full_target=target)
         for channel, mask in enumerate(decided_masks(slab.prob, rule=rule, threshold=threshold)):
             yield _stats(mask, _channel(slab.target, channel), slab.valid)
 
-    return _seen(_index(_over_slabs(prob, target, valid, decided), alpha=alpha, empty=empty), prob, valid)
+    stats = _over_slabs(prob, target, valid, decided)
+    return nan_without_voxels(_index(stats, alpha=alpha, empty=empty), valid)
 
 
 def _over_slabs(
     prob: Tensor, target: Tensor, valid: Tensor | None, stats_of: Callable[[Slab], Iterator[OverlapStats]]
 ) -> OverlapStats:
-    """Statistics of whole cases (N, columns) in float64, from the columns (n,) that each slab has.
+    """Statistics of all cases (N, columns) in float64, from the columns (n,) of each slab.
 
-    A slab's float32 counts are exact, which those of a volume of more than 2^24 voxels would not be.
+    Float32 counts of a slab are exact; those of a volume with more than 2^24 voxels would not be.
     """
-    totals: list[Tensor] = []
+    total: Tensor | None = None
     for slab in slabs(prob, target, valid):
         columns = [torch.stack(column) for column in stats_of(slab)]
-        found = torch.stack(columns, -1).double()
-        if not totals:
-            totals.append(found.new_zeros(3, len(prob), found.shape[-1]))
-        totals[0][:, slab.first_case : slab.first_case + found.shape[1]] += found
-    return OverlapStats(*totals[0])
+        of_slab = torch.stack(columns, -1).double()
+        if total is None:
+            total = of_slab.new_zeros(3, len(prob), of_slab.shape[-1])
+        total[:, slab.first_case : slab.first_case + of_slab.shape[1]] += of_slab
+    assert total is not None
+    return OverlapStats(*total)
 
 
-def _stats(ours: Tensor, theirs: Tensor, valid: Tensor | None) -> OverlapStats:
-    """tp, fp and fn (n,) of one channel of a slab, masks or probabilities (n, v)."""
-    ours, theirs = (side.float() if side.dtype == torch.bool else side for side in (ours, theirs))
-    stats = unchecked_overlap_stats(ours.unsqueeze(1), theirs.unsqueeze(1), form="min", valid=valid)
+def _stats(prob: Tensor, target: Tensor, valid: Tensor | None) -> OverlapStats:
+    """tp, fp and fn (n,) of one channel of a slab; both are masks or probabilities (n, v)."""
+    prob, target = (part.float() if part.dtype == torch.bool else part for part in (prob, target))
+    stats = unchecked_overlap_stats(prob.unsqueeze(1), target.unsqueeze(1), form="min", valid=valid)
     return OverlapStats(*(part.squeeze(1) for part in stats))
 
 
 def _channel(target: Tensor, channel: int) -> Tensor:
-    """A channel (n, v) of a slab's target, or the mask of a class."""
+    """One channel of a soft target, or the mask of one class of a class map."""
     return target[:, channel] if target.is_floating_point() else target == channel
 
 
 def _index(stats: OverlapStats, *, alpha: float, empty: float) -> Float[Tensor, "N C"]:
-    nothing = stats.tp + stats.fp + stats.fn == 0
-    return torch.where(nothing, empty, tversky_index(stats, alpha=alpha, beta=alpha)).float()
-
-
-def _seen(scores: Float[Tensor, "N C"], prob: Tensor, valid: Tensor | None) -> Float[Tensor, "N C"]:
-    return torch.where(cases_with_voxels(prob, valid).unsqueeze(1), scores, torch.nan)
-
-
-def _sum_valid(mass: Tensor, valid: Tensor | None) -> Float[Tensor, " N"]:
-    mass = mass if valid is None else torch.where(valid, mass, 0)
-    return mass.reshape(len(mass), -1).sum(1, dtype=torch.float64)
-
-
-def _voxel_ml(spacing_mm: Sequence[float] | Tensor, prob: Tensor) -> Float[Tensor, "N 1"]:
-    spacing = torch.as_tensor(spacing_mm, dtype=torch.float64, device=prob.device)
-    if tuple(spacing.shape) not in ((3,), (len(prob), 3)) or not bool((spacing > 0).all()):
-        raise ValueError(
-            f"spacing_mm needs three positive sides of a voxel, or (N, 3) = ({len(prob)}, 3); got "
-            f"{spacing.tolist()}: give a 2D image its slice thickness as the third"
-        )
-    return (spacing.prod(-1) / 1000).expand(len(prob)).unsqueeze(1)
+    is_empty = stats.tp + stats.fp + stats.fn == 0
+    return torch.where(is_empty, empty, tversky_index(stats, alpha=alpha, beta=alpha)).float()

@@ -1,7 +1,7 @@
-"""Slabs: a case cut into pieces of bounded size, so that a metric of a volume needs no copy of it.
+"""Slabs: cases cut into pieces of bounded size, so that a metric of a volume needs no copy of the volume.
 
-A slab is some whole cases, or a part of one case. Every metric that sums over voxels goes through here; the
-sum over slabs is the sum over voxels.
+A slab is several complete cases, or a part of one case. Metrics sum over the voxels of each slab, and then
+over slabs.
 """
 
 from collections.abc import Iterator
@@ -11,14 +11,12 @@ import torch
 from jaxtyping import Bool, Float, Integer
 from torch import Tensor
 
-from ..arrays import describe
-
-# Floats of a slab, all channels together. On the CPU the most that torch handles without waking its threads:
-# the slab stays in cache, and on a busy machine no operation waits for a thread that was put to sleep.
+# Floats of a slab, all channels together. On the CPU this is the largest size that torch processes with one
+# thread: the slab stays in the cache, and on a busy machine no operation waits for other threads.
 SLAB_SIZE = 1 << 15
 SLAB_SIZE_GPU = 1 << 21
 
-# prob, target and valid with their axes of space
+# prob, target and valid, each with its axes of space
 Piece = tuple[Tensor, Tensor, Tensor | None]
 
 
@@ -27,7 +25,7 @@ class Slab(NamedTuple):
 
     first_case: int
     prob: Float[Tensor, "n C v"]
-    # class indices, or a label a channel
+    # class indices, or one label per channel
     target: Integer[Tensor, "n v"] | Float[Tensor, "n C v"]
     valid: Bool[Tensor, "n v"] | None
 
@@ -35,9 +33,9 @@ class Slab(NamedTuple):
 def slabs(
     prob: Float[Tensor, "N C *space"], target: Tensor, valid: Tensor | None, *, size: int | None = None
 ) -> Iterator[Slab]:
-    """Slabs that together hold every voxel once, of at most `size` floats (or one voxel's channels).
+    """Slabs that together hold every voxel once, of at most `size` floats, but one voxel or more.
 
-    Half precision becomes float32 slab by slab. The contract of `arrays` must have been checked.
+    Half precision becomes float32 slab by slab. The inputs must already be checked.
 
     >>> [tuple(slab.prob.shape) for slab in slabs(torch.rand(3, 1, 4), torch.rand(3, 1, 4), None, size=8)]
     [(2, 1, 4), (1, 1, 4)]
@@ -47,15 +45,15 @@ def slabs(
     step = max(1, size // (num_channels * torch.Size(space).numel()))
     for first in range(0, num_cases, step):
         cases = slice(first, first + step)
-        whole = prob[cases], target[cases], None if valid is None else valid[cases]
-        for piece in _cut(whole, len(space), size):
+        complete = prob[cases], target[cases], None if valid is None else valid[cases]
+        for piece in _cut(complete, len(space), size):
             yield _slab(first, *piece)
 
 
 def _cut(piece: Piece, num_axes: int, size: int) -> Iterator[Piece]:
-    """The piece, or what is left of it after cutting its longest axis of space again and again."""
+    """The piece, or smaller ones made by cutting its longest axis of space until each has `size` floats."""
     prob, target, valid = piece
-    # counted from the back, an axis of space has the same number with and without a channel axis
+    # a negative index means the same axis of space with and without a channel axis
     axis = max(range(-num_axes, 0), key=lambda number: prob.shape[number], default=0)
     if prob.numel() <= size or axis == 0 or prob.shape[axis] == 1:
         yield piece
@@ -75,19 +73,3 @@ def _slab(first_case: int, prob: Tensor, target: Tensor, valid: Tensor | None) -
     return Slab(
         first_case, prob, target.reshape(shape), None if valid is None else valid.reshape(num_cases, -1)
     )
-
-
-def check_sums_to_one(prob: Float[Tensor, "n C v"], valid: Bool[Tensor, "n v"] | None) -> None:
-    """Raise unless the channels of a several-channel slab are probabilities of classes that exclude."""
-    if prob.shape[1] == 1:
-        return
-    # bfloat16 keeps 8 bits, so softmax of many classes may be off by a percent
-    off = (prob.sum(1) - 1).abs() > 2e-2
-    if valid is not None:
-        off &= valid
-    if bool(off.any()):
-        came = float(prob.sum(1)[off][0])
-        raise ValueError(
-            f"probabilities of classes must sum to one over the channels; got {describe(prob)} with a sum of "
-            f"{came:.4g}: apply softmax, or score each sigmoid channel on its own, prob[:, c : c + 1]"
-        )

@@ -22,7 +22,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .decision import Decision, cases_with_voxels, check_hard_target, check_scored, chosen_rule, decided_masks
+from .checks import check_hard_target, check_scored, nan_without_voxels
+from .decision import Decision, chosen_rule, decided_masks
 
 
 def hausdorff_error_mm(
@@ -110,7 +111,7 @@ def _each_class(
     if prob.ndim not in (4, 5):
         raise ValueError(f"{metric} needs images or volumes, (N, C, *space); got {tuple(prob.shape)}")
     rule = chosen_rule(decision, prob.shape[1])
-    check_hard_target(metric, target, rule=rule, valid=valid)
+    check_hard_target(metric, target, one_hot=rule == "argmax", valid=valid)
     spacing = _spacing(metric, spacing_mm, prob)
     scores = torch.empty(prob.shape[:2], device=prob.device)
     for channel, mask in enumerate(decided_masks(prob, rule=rule, threshold=threshold)):
@@ -121,7 +122,7 @@ def _each_class(
             # MONAI wants a case axis and a channel axis, and measures on the CPU or with cuCIM
             one = (mask[case][None, None], reference[case][None, None])
             scores[case, channel] = measure(*one, spacing[case])
-    return torch.where(cases_with_voxels(prob, valid).unsqueeze(1), scores, torch.nan)
+    return nan_without_voxels(scores, valid)
 
 
 def _spacing(metric: str, spacing_mm: Sequence[float] | Tensor, prob: Tensor) -> list[list[float]]:

@@ -16,12 +16,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float32, UInt8
+from jaxtyping import Float32
 from rich.console import Console
 from torch import Tensor, nn
 
 from ..console import counting_bar, say
 from ..data.resample import resize_probability
+from ..metrics.decision import decided_classes
 from ..networks.systems import network_probability
 from ..runs.run import TrainedRun, open_run
 from .inputs import InputCase, InputImage, find_inputs, read_input
@@ -33,7 +34,7 @@ from .windows import windowed_probability
 class PredictOptions:
     """How files are predicted.
 
-    fold: use the network of one fold; None averages all finished folds. threshold: see `decide_classes`.
+    fold: use the network of one fold; None averages all finished folds. threshold: see `decided_classes`.
     window, overlap, batch_size: see `windows.windowed_probability`. slice_axis: of volumes; None takes the
     axis of the dataset. device: None takes a GPU if there is one. overwrite: predict finished inputs again.
     """
@@ -95,24 +96,6 @@ def _scaled(on_work: Callable[[float], object], factor: float) -> Callable[[floa
     return lambda share: on_work(factor * share)
 
 
-def decide_classes(
-    prob: Float32[np.ndarray, "C *space"], threshold: float | None
-) -> UInt8[np.ndarray, "*space"]:
-    """The most probable class of each voxel, the lowest one at a tie; with a threshold see below.
-
-    With a threshold, a voxel is foreground if its foreground classes together have a higher probability; it
-    gets the most probable of them. For two classes, argmax equals the threshold 0.5.
-
-    >>> prob = np.array([[0.5, 0.6, 0.2], [0.1, 0.1, 0.5], [0.4, 0.3, 0.3]], dtype=np.float32)
-    >>> decide_classes(prob, None), decide_classes(prob, 0.45)
-    (array([0, 0, 1], dtype=uint8), array([2, 0, 1], dtype=uint8))
-    """
-    classes: np.ndarray = prob.argmax(0)
-    if threshold is not None:
-        classes = np.where(prob[1:].sum(0) > threshold, 1 + prob[1:].argmax(0), 0)
-    return classes.astype(np.uint8)
-
-
 def run_predict(
     run: Path, inputs: Sequence[Path], out: Path, options: PredictOptions, *, console: Console
 ) -> None:
@@ -150,7 +133,8 @@ def _predict_all(
                 try:
                     image = read_input(case, facts, slice_axis=options.slice_axis)
                     prob = ensemble.predict(image, on_work=lambda share: progress.advance(bar, share))
-                    folder.write(image, prob, decide_classes(prob, options.threshold))
+                    classes = decided_classes(torch.from_numpy(prob)[None], threshold=options.threshold)
+                    folder.write(image, prob, classes[0].numpy())
                 except torch.OutOfMemoryError:
                     errors.append(
                         f"{case.path}: the device's memory is too small; lower --batch-size or --window"

@@ -28,6 +28,7 @@ from jaxtyping import Float32, UInt8
 from PIL import Image
 
 from ..data.sources.readers import NIFTI_SUFFIXES, suffix_of
+from ..metrics.decision import voxel_ml
 from ..paths import PredictionFolder, atomic_write
 from .inputs import InputCase, InputImage
 
@@ -139,11 +140,11 @@ def volumes_of(
 ) -> list[Volume]:
     """One row per foreground class."""
     sides = image.spacing_mm or ()
-    voxel_ml = float(np.prod(sides)) / 1000 if len(sides) == 3 else None
+    per_voxel = float(voxel_ml(sides)) if len(sides) == 3 else None
     rows = []
     for number, class_name in enumerate(class_names[1:], 1):
         voxels = float((mask == number).sum()), float(prob[number].sum(dtype=np.float64))
-        mask_ml, expected_ml = ("" if voxel_ml is None else f"{n * voxel_ml:.6g}" for n in voxels)
+        mask_ml, expected_ml = ("" if per_voxel is None else f"{n * per_voxel:.6g}" for n in voxels)
         rows.append(
             Volume(
                 case=image.case.name,
