@@ -19,7 +19,7 @@ from .data.folds import read_folds
 from .data.phantom import PhantomOptions
 from .data.prepare import prepare_dataset
 from .data.sources import find_datasets
-from .labels.makers import ReferenceLabels
+from .labels.raters import read_raters
 from .metrics.bins import CalibrationBins, calibration_bins
 from .metrics.cases import write_cases
 from .metrics.registry import display_scale
@@ -165,9 +165,7 @@ def _overlays(dataset: Dataset, runs: Mapping[str, TrainedRun], num_cases: int =
 def _reliability(dataset: Dataset, runs: Mapping[str, TrainedRun]) -> dict[str, CalibrationBins]:
     """Bins over all voxels of the dataset, against the majority, as the paper's ECE."""
     masks = torch.stack([torch.from_numpy(dataset.masks(number)) for number in range(len(dataset))])
-    reference = ReferenceLabels(
-        masks, num_classes=dataset.num_classes, present=torch.from_numpy(dataset.present)
-    )
+    reference = read_raters(masks, dataset.num_classes, torch.from_numpy(dataset.present), batched=True)
     bins = {}
     for name, run in runs.items():
         prob = torch.stack(

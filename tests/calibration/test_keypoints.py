@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scipy import ndimage, stats
 
 from semidice.calibration.keypoints import calibration_region, sample_keys, take_keys
-from semidice.labels.boundary import boundary_band
+from semidice.labels.smoothing import boundary_band
 
 
 def class_counts(target, keys):

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from semidice.data import label_making
 from semidice.data.label_making import LabelOptions, LabelTables, Maker, Smoothing, make_labels
-from semidice.labels.makers import (
+from semidice.labels import (
     boundary_smooth_label,
     dice_weighted_label,
     majority_label,
@@ -37,7 +37,7 @@ every_smoothing = pytest.mark.parametrize("smoothing", get_args(Smoothing))
 
 
 def label_of_case(dataset, number, maker, smoothing, rater):
-    """The label of one case at its own size, by the functions of `semidice.labels.makers`."""
+    """The label of one case at its own size, by the functions of `semidice.labels`."""
     masks, present = dataset.masks(number), dataset.present[number]
     if maker == "random":
         label = mean_label(masks[rater : rater + 1], num_classes=dataset.num_classes)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import ndimage
 
 from semidice.data.phantom import make_phantom
-from semidice.labels.makers import (
+from semidice.labels import (
     boundary_smooth_label,
     dice_weighted_label,
     dice_weights,

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from semidice.labels.makers import rater_agreement
+from semidice.labels import rater_agreement
 from semidice.metrics import agreement
 from semidice.metrics.agreement import AgreementBatches, drawn_voxels
 
@@ -22,7 +22,8 @@ def test_batches_give_what_one_case_at_a_time_gives_and_are_bounded(monkeypatch)
         return rater_agreement(batch, **options)
 
     monkeypatch.setattr(agreement, "rater_agreement", recorded)
-    batches = AgreementBatches(len(masks) + 1, 4, num_classes=3, batch_size=3000)
+    monkeypatch.setattr(agreement, "BATCH_SIZE", 3000)
+    batches = AgreementBatches(len(masks) + 1, 4, num_classes=3)
     for number, (case, there) in enumerate(zip(masks, present, strict=True)):
         batches.add(number, drawn_voxels(case * there.reshape(-1, *[1] * (case.ndim - 1))), present=there)
     found = batches.finish()
@@ -44,7 +45,8 @@ def test_a_batch_is_full_before_it_is_too_large(monkeypatch):
         return rater_agreement(batch, **options)
 
     monkeypatch.setattr(agreement, "rater_agreement", recorded)
-    batches = AgreementBatches(7, 4, batch_size=1300)
+    monkeypatch.setattr(agreement, "BATCH_SIZE", 1300)
+    batches = AgreementBatches(7, 4)
     for number in range(7):
         batches.add(number, np.ones((4, 100), dtype=bool), present=np.ones(4, dtype=bool))
     assert (batches.finish().majority == 1).all()

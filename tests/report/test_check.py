@@ -19,7 +19,7 @@ from rich.console import Console
 
 from semidice.data.integrity import enumerated
 from semidice.data.packing import pack_classes, unpack_case, unpack_classes
-from semidice.labels.makers import rater_agreement
+from semidice.labels import rater_agreement
 from semidice.report.check import check_dataset
 from semidice.report.check_command import CheckError, rater_table, run_check, summary_table
 

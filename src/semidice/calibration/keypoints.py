@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float32, Int64
 from torch import Tensor
 
 from ..arrays import check_prediction, check_target, describe, values_are_readable
-from ..labels.boundary import boundary_band
+from ..labels.smoothing import boundary_band
 
 # sorts after every class, and leaves the lower 32 bits to the random draw
 _NO_CLASS = 2**30

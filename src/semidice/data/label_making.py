@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
 from ..arrays import one_hot
-from ..labels.makers import (
+from ..labels import (
     boundary_smooth_label,
     dice_weighted_label,
     majority_label,

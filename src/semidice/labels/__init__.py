@@ -1,23 +1,16 @@
-"""From raters' masks to one soft label.
+"""From the masks of several raters to one soft label.
 
-raters      masks read and checked, in the shapes that users have
-makers      majority, mean, weighted, STAPLE, smoothed: one function each
-boundary    the band of voxels around a label's boundary
+raters      masks read and checked; their majority and mean, which predictions are scored against
+makers      majority, mean, weighted, random rater: one function each
+staple      the hidden truth behind the raters
+smoothing   labels made softer; the band of voxels around class boundaries
+agreement   Dice of raters against the majority and each other
 """
 
-from .makers import (
-    boundary_smooth_label,
-    dice_weighted_label,
-    dice_weights,
-    majority_label,
-    mean_label,
-    random_rater_label,
-    rater_agreement,
-    smooth_label,
-    spatially_smooth_label,
-    staple,
-    staple_label,
-)
+from .agreement import dice_weights, rater_agreement
+from .makers import dice_weighted_label, majority_label, mean_label, random_rater_label
+from .smoothing import boundary_smooth_label, smooth_label, spatially_smooth_label
+from .staple import staple, staple_label
 
 __all__ = [
     "boundary_smooth_label",

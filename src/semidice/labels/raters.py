@@ -1,7 +1,7 @@
-"""Raters' masks and labels as a user holds them, numpy or torch, checked and brought to one shape.
+"""Masks of raters, and labels, read from numpy or torch arrays: checked, with a case axis.
 
-`labels` says what comes in and what goes out; here is how it is read. Every refusal is a ValueError that
-names what came. Values are looked at on the CPU only (`arrays.values_are_readable`).
+`makers` describes the arrays. Every error is a ValueError that names what was passed. Values are read on the
+CPU only (`arrays.values_are_readable`).
 """
 
 import math
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Integer, UInt8
+from jaxtyping import Bool, Float, Integer, UInt8
 from torch import Tensor
 
 from ..arrays import check_unit_range, describe, one_hot, values_are_readable
@@ -22,7 +22,10 @@ Present = np.ndarray | Tensor | Sequence[Any]
 
 @dataclass(frozen=True)
 class Raters:
-    """What the raters of N cases chose: class maps, 0 for absent raters, and who is present."""
+    """What the raters of N cases chose: class maps, 0 for absent raters, and which raters are present.
+
+    `majority` and `mean` are the reference labels that predictions are scored against.
+    """
 
     classes: Integer[Tensor, "N R *space"]
     present: Bool[Tensor, "N R"]
@@ -35,9 +38,29 @@ class Raters:
         votes = votes.view(num_cases, num_raters, self.num_classes, *space)
         return votes * self.present.view(num_cases, num_raters, *[1] * (votes.ndim - 2))
 
+    def majority(self) -> Integer[Tensor, "N *space"]:
+        """The class that most present raters chose, the lowest at a tie."""
+        # argmax returns the first of equal counts
+        return self.votes().sum(1).argmax(1)
+
+    def mean(self) -> Float[Tensor, "N C *space"]:
+        """The share of the present raters that chose each class."""
+        return self.weighted_mean(self.present.float())
+
+    def weighted_mean(self, weight: Float[Tensor, "N R"]) -> Float[Tensor, "N C *space"]:
+        """Weighted mean of the votes; exactly 0 or 1 where all raters agree."""
+        votes = self.votes()
+        weight = weight.view(*weight.shape, *[1] * (votes.ndim - 2))
+        # one rater after the other: the same votes give the same bits at every position in memory
+        total = votes[:, 0] * weight[:, 0]
+        for rater in range(1, votes.shape[1]):
+            total = total + votes[:, rater] * weight[:, rater]
+        # divided by the sum over classes, not of weights: their rounding may differ, and x / (x + 0) is 1
+        return total / total.sum(1, keepdim=True)
+
 
 def to_input_type(result: Tensor, like: Array | Sequence[Array], batched: bool) -> Array:
-    """The result without the case axis unless batched, as the kind of array that came in."""
+    """The result as numpy or torch, like the input; without the case axis unless batched."""
     result = result if batched else result[0]
     first = like if isinstance(like, (Tensor, np.ndarray)) else like[0]
     if isinstance(first, Tensor):
@@ -45,7 +68,7 @@ def to_input_type(result: Tensor, like: Array | Sequence[Array], batched: bool) 
     return result.numpy()
 
 
-def _came(array: object) -> str:
+def _described(array: object) -> str:
     return f"{array.dtype} {array.shape}" if isinstance(array, np.ndarray) else describe(array)
 
 
@@ -55,16 +78,16 @@ def read_raters(
     present: Present | None,
     batched: bool,
 ) -> Raters:
-    """Class maps (N, R, *space) and presence (N, R), or a ValueError that says what came."""
+    """The raters of masks (N, R, *space), or (R, *space) if not batched; a ValueError names wrong masks."""
     stacked = _stack(masks, batched)
     axes = "(N, R, *space)" if batched else "(R, *space)"
     if stacked.ndim < (2 if batched else 1) or stacked.numel() == 0:
         raise ValueError(f"masks must be {axes} with at least one rater and voxel; got {describe(stacked)}")
     stacked = stacked if batched else stacked.unsqueeze(0)
-    there = _read_present(present, stacked, batched)
-    # what stands in the place of an absent rater is neither checked nor counted
+    flags = _read_present(present, stacked, batched)
+    # the mask of an absent rater is neither checked nor counted
     if present is not None:
-        stacked = stacked * there.view(*there.shape, *[1] * (stacked.ndim - 2))
+        stacked = stacked * flags.view(*flags.shape, *[1] * (stacked.ndim - 2))
     if num_classes is None:
         _check_binary(stacked)
         num_classes = 2
@@ -79,8 +102,8 @@ def read_raters(
             raise ValueError(
                 f"masks hold class indices {int(low)} to {int(high)}, but there are {num_classes} classes"
             )
-    # one_hot counts classes in the dtype of the map
-    return Raters(classes.long() if num_classes > 256 else classes, there, num_classes)
+    # one_hot numbers the classes in the dtype of the map
+    return Raters(classes.long() if num_classes > 256 else classes, flags, num_classes)
 
 
 def _stack(masks: Array | Sequence[Array], batched: bool) -> Tensor:
@@ -89,19 +112,19 @@ def _stack(masks: Array | Sequence[Array], batched: bool) -> Tensor:
         return _integers(masks)
     shapes = list(dict.fromkeys(str(tuple(mask.shape)) for mask in masks))
     if len(shapes) != 1:
-        came = f"shapes {', '.join(shapes)}: resample them to one grid" if shapes else "an empty list"
-        raise ValueError(f"masks of one case need one shape; got {came}")
+        got = f"shapes {', '.join(shapes)}: resample them to one grid" if shapes else "an empty list"
+        raise ValueError(f"masks of one case need one shape; got {got}")
     return torch.stack([_integers(mask) for mask in masks], 1 if batched else 0)
 
 
 def _integers(masks: np.ndarray | Tensor) -> Tensor:
     if isinstance(masks, np.ndarray) and masks.dtype.kind in "biu":
-        kept = masks.dtype if masks.dtype in (np.bool_, np.uint8) else np.int64
-        # a copy: torch takes neither read-only arrays, nor negative strides, nor the other byte order
-        return torch.from_numpy(np.array(masks, dtype=kept, order="C"))
+        dtype = masks.dtype if masks.dtype in (np.bool_, np.uint8) else np.int64
+        # a copy: torch accepts neither read-only arrays, nor negative strides, nor a foreign byte order
+        return torch.from_numpy(np.array(masks, dtype=dtype, order="C"))
     if isinstance(masks, np.ndarray) or masks.is_floating_point() or masks.is_complex():
         raise ValueError(
-            f"masks must be bool, or integers that are class indices; got {_came(masks)}: "
+            f"masks must be bool, or integers that are class indices; got {_described(masks)}: "
             "use masks > 0.5 for probabilities"
         )
     return masks if masks.dtype in (torch.bool, torch.uint8) else masks.long()
@@ -113,7 +136,7 @@ def _read_present(present: Present | None, masks: Tensor, batched: bool) -> Bool
     flags = present if isinstance(present, Tensor) else torch.from_numpy(np.array(present))
     expected = tuple(masks.shape[:2] if batched else masks.shape[1:2])
     if flags.dtype != torch.bool or tuple(flags.shape) != expected:
-        raise ValueError(f"present must be bool {expected}, one flag a rater; got {describe(flags)}")
+        raise ValueError(f"present must be bool {expected}, one flag per rater; got {describe(flags)}")
     flags = flags if batched else flags.unsqueeze(0)
     if values_are_readable(flags) and not bool(flags.any(1).all()):
         absent = (~flags.any(1)).nonzero().flatten().tolist()
@@ -123,29 +146,29 @@ def _read_present(present: Present | None, masks: Tensor, batched: bool) -> Bool
 
 
 def _check_binary(masks: Tensor) -> None:
-    """Raise unless `masks` are bool, or uint8 seen to hold only 0 and 1."""
+    """Raise unless `masks` are bool, or readable uint8 of 0 and 1."""
     if masks.dtype == torch.bool:
         return
-    came = f"got {describe(masks)}"
+    got = f"got {describe(masks)}"
     if masks.dtype == torch.uint8 and values_are_readable(masks):
         if int(masks.max()) <= 1:
             return
         values = np.unique(masks.numpy()).tolist()
-        came += f" with values {', '.join(map(str, values[:8]))}{', ...' if len(values) > 8 else ''}"
+        got += f" with values {', '.join(map(str, values[:8]))}{', ...' if len(values) > 8 else ''}"
     raise ValueError(
-        f"masks without num_classes must be bool, or on the CPU uint8 of 0 and 1; {came}: "
-        "use masks > 0 if they are non-binary masks such as 0 and 255, num_classes=... if they are class maps"
+        f"masks without num_classes must be bool, or on the CPU uint8 of 0 and 1; {got}: "
+        "use masks > 0 for binary masks such as 0 and 255, num_classes=... for class maps"
     )
 
 
 def read_label(label: np.ndarray | Tensor, batched: bool, has_space: bool = False) -> Tensor:
-    """The label as float32 (N, C, *space), or a ValueError that says what came."""
+    """The label as float32 (N, C, *space); a ValueError if it is not a label."""
     axes = "(N, C, *space)" if batched else "(C, *space)"
     is_float = label.dtype.kind == "f" if isinstance(label, np.ndarray) else label.is_floating_point()
     num_space = label.ndim - (2 if batched else 1)
     if not is_float or not int(has_space) <= num_space <= (3 if has_space else math.inf):
         limit = ", one to three axes of space" if has_space else ""
-        raise ValueError(f"label must be floats {axes}{limit}; got {_came(label)}")
+        raise ValueError(f"label must be floats {axes}{limit}; got {_described(label)}")
     if isinstance(label, np.ndarray):
         label = torch.from_numpy(np.array(label, dtype=np.float32, order="C"))
     soft = (label if batched else label.unsqueeze(0)).float()
@@ -165,11 +188,11 @@ def read_label(label: np.ndarray | Tensor, batched: bool, has_space: bool = Fals
 def read_valid(
     valid: np.ndarray | Tensor | None, soft: Tensor, batched: bool
 ) -> Bool[Tensor, "N *space"] | None:
-    """The flags of a label (N, C, *space) with their case axis, or a ValueError that says what came."""
+    """The flags (N, *space) of a label (N, C, *space); a ValueError if they do not fit."""
     if valid is None:
         return None
     flags = valid if isinstance(valid, Tensor) else torch.from_numpy(np.array(valid))
     expected = (*soft.shape[:1], *soft.shape[2:]) if batched else tuple(soft.shape[2:])
     if flags.dtype != torch.bool or tuple(flags.shape) != expected:
-        raise ValueError(f"valid must be bool {expected}, one flag a voxel; got {describe(flags)}")
+        raise ValueError(f"valid must be bool {expected}, one flag per voxel; got {describe(flags)}")
     return flags if batched else flags.unsqueeze(0)

@@ -7,11 +7,12 @@ Everything named here needs torch and numpy alone, except MONAI for distances, p
 for the terminal, when they are asked for. `metrics.accumulators` needs torchmetrics and is imported by name.
 """
 
+from .agreement import rater_agreement_table
 from .bins import CalibrationBins, calibration_bins, calibration_error, classwise_calibration_error
 from .cases import CaseRow, CaseTable, concatenate, read_cases, write_cases
 from .decision import decide, volume_ml
 from .density import kde_calibration_error
-from .raters import generalised_energy_distance, level_masks, rater_agreement_table, rater_dice_score
+from .raters import generalised_energy_distance, level_masks, rater_dice_score
 from .registry import higher_is_better
 from .resampling import paired_bootstrap, permutation_test
 from .scores import (

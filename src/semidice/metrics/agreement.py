@@ -1,22 +1,29 @@
-"""Agreement of raters over many cases of any size: `labels.rater_agreement`, in batches of bounded memory.
+"""Agreement of raters over many cases: `labels.rater_agreement` of each case, as scores or as a case table.
 
-Voxels that nobody drew change no Dice score. So a case comes down to the voxels that somebody drew, and
-cases of different sizes are compared together, the shorter ones filled up with background.
+    AgreementBatches        scores of many cases of any size, in batches of bounded memory
+    rater_agreement_table   a case table with each rater as a method
+
+Voxels that nobody drew change no Dice score. So a case is reduced to the voxels that somebody drew, and
+cases of different sizes are compared together after padding with background.
 """
+
+import math
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float32, Shaped
 from torch import Tensor
 
-from ..labels.makers import RaterAgreement, rater_agreement
+from ..labels.agreement import RaterAgreement, rater_agreement
+from .cases import CaseRow, CaseTable
 
 # Voxels of all raters and foreground classes that are compared at once: about 100 MB of intermediate copies.
 BATCH_SIZE = 2**22
 
 
 def drawn_voxels(masks: Shaped[np.ndarray, "R *space"]) -> Shaped[np.ndarray, "R V"]:
-    """What each rater says of the voxels that any of them drew.
+    """The values of all raters at the voxels that any of them drew.
 
     >>> drawn_voxels(np.array([[[0, 2], [0, 1]], [[0, 2], [0, 0]]]))
     array([[2, 1],
@@ -27,28 +34,25 @@ def drawn_voxels(masks: Shaped[np.ndarray, "R *space"]) -> Shaped[np.ndarray, "R
 
 
 class AgreementBatches:
-    """Collects masks case by case; the scores stand in `majority` and `pairwise` after `finish`.
+    """Collects masks case by case; `finish` returns the scores of all cases.
 
-    majority, pairwise: Dice as in `RaterAgreement` with a case axis in front; NaN for an absent rater, and
-    for a case that was not added. batch_size: voxels of a batch of several cases.
+    The scores are those of `RaterAgreement` with a case axis in front. They are NaN for an absent rater, and
+    for a case that was not added.
     """
 
-    def __init__(
-        self, num_cases: int, num_raters: int, *, num_classes: int = 2, batch_size: int = BATCH_SIZE
-    ) -> None:
-        self.majority: Float32[Tensor, "N R"] = torch.full((num_cases, num_raters), torch.nan)
-        self.pairwise: Float32[Tensor, "N R R"] = torch.full((num_cases, num_raters, num_raters), torch.nan)
+    def __init__(self, num_cases: int, num_raters: int, *, num_classes: int = 2) -> None:
+        self._majority: Float32[Tensor, "N R"] = torch.full((num_cases, num_raters), torch.nan)
+        self._pairwise: Float32[Tensor, "N R R"] = torch.full((num_cases, num_raters, num_raters), torch.nan)
         self._num_classes = num_classes
-        self._batch_size = batch_size
         self._waiting: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        # not 0: empty against empty is a question too, and needs a voxel to be asked of
+        # not 0: comparing two empty masks needs a voxel
         self._longest = 1
 
     def add(self, number: int, drawn: Shaped[np.ndarray, "R V"], *, present: Bool[np.ndarray, " R"]) -> None:
-        """Take in case `number`: `drawn_voxels` of bool masks or class maps, and who looked at it."""
-        # all are filled up to the longest, so one large case must not join many small ones
+        """Add case `number`: `drawn_voxels` of bool masks or class maps, and which raters looked at it."""
+        # every case of a batch is padded to the longest, so a large case must not join many small ones
         longest = max(self._longest, drawn.shape[1])
-        if (len(self._waiting) + 1) * len(drawn) * (self._num_classes - 1) * longest > self._batch_size:
+        if (len(self._waiting) + 1) * len(drawn) * (self._num_classes - 1) * longest > BATCH_SIZE:
             self._compare()
         self._waiting[number] = (drawn, present)
         self._longest = max(self._longest, drawn.shape[1])
@@ -56,15 +60,15 @@ class AgreementBatches:
     def finish(self) -> RaterAgreement[Tensor]:
         """The scores of all cases."""
         self._compare()
-        return RaterAgreement(self.majority, self.pairwise)
+        return RaterAgreement(self._majority, self._pairwise)
 
     def _compare(self) -> None:
         if not self._waiting:
             return
-        masks = np.zeros((len(self._waiting), self.majority.shape[1], self._longest), dtype=np.uint8)
+        masks = np.zeros((len(self._waiting), self._majority.shape[1], self._longest), dtype=np.uint8)
         for row, (drawn, _) in zip(masks, self._waiting.values(), strict=True):
             row[:, : drawn.shape[1]] = drawn
-        present = np.stack([there for _, there in self._waiting.values()])
+        present = np.stack([flags for _, flags in self._waiting.values()])
         scores: RaterAgreement[Tensor] = rater_agreement(
             torch.from_numpy(masks),
             num_classes=self._num_classes,
@@ -72,6 +76,42 @@ class AgreementBatches:
             batched=True,
         )
         numbers = list(self._waiting)
-        self.majority[numbers], self.pairwise[numbers] = scores.majority, scores.pairwise
+        self._majority[numbers], self._pairwise[numbers] = scores.majority, scores.pairwise
         self._waiting.clear()
         self._longest = 1
+
+
+def rater_agreement_table(
+    cases: Iterable[tuple[str, str, Tensor | Sequence[Tensor | None]]],
+    *,
+    num_classes: int | None = None,
+    rater_names: Iterable[str] | None = None,
+) -> CaseTable:
+    """Dice of each rater against the majority, one row per case and rater: the paper's Table "ratio".
+
+    cases: (case, patient, masks (R, *space)) one after the other. In a list of masks, None stands for a rater
+    who did not look at the case. The paper's figure is the mean of the column `value`.
+
+    >>> masks = torch.tensor([[True, True, False], [True, True, False], [False, True, True]])
+    >>> rater_agreement_table([("case1", "patient1", masks)]).columns["value"].tolist()
+    [1.0, 1.0, 0.5]
+    """
+    names = None if rater_names is None else tuple(rater_names)
+    rows: list[CaseRow] = []
+    for case, patient, masks in cases:
+        drawn = {number: mask for number, mask in enumerate(masks) if mask is not None}
+        agreement: RaterAgreement[Tensor] = rater_agreement(list(drawn.values()), num_classes=num_classes)
+        raters = [f"rater {number + 1}" if names is None else names[number] for number in drawn]
+        rows += agreement_rows(case, patient, raters, agreement.majority)
+    return CaseTable.from_rows(rows)
+
+
+def agreement_rows(
+    case: str, patient: str, raters: Sequence[str], dice: Float32[Tensor, " R"]
+) -> list[CaseRow]:
+    """Rows of the case table for the raters of one case; a rater with NaN has no row."""
+    return [
+        CaseRow(case, patient, -1, rater, "mean", "dice_score", value)
+        for rater, value in zip(raters, dice.tolist(), strict=True)
+        if not math.isnan(value)
+    ]

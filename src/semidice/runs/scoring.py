@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..data.dataset import Dataset
-from ..labels.makers import ReferenceLabels
+from ..labels.raters import read_raters
 from ..metrics.accumulators import CaseScores
 from ..metrics.cases import CaseTable
 from ..metrics.registry import SCORES, ScoredBatch, ScoreFunction
@@ -64,7 +64,7 @@ def score_fold(
         prob = torch.from_numpy(_stacked(dataset, batch, predictions)).to(device)
         masks = torch.from_numpy(np.stack([dataset.masks(number) for number in batch])).to(device)
         present = torch.from_numpy(dataset.present[batch]).to(device)
-        reference = ReferenceLabels(masks, num_classes=dataset.num_classes, present=present)
+        reference = read_raters(masks, dataset.num_classes, present, batched=True)
         scores.update(
             prob,
             reference.majority(),

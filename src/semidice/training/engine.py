@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.tensorboard import SummaryWriter
 
 from ..data.batches import Batches, CaseBatch, WholeCases
-from ..labels.makers import ReferenceLabels
+from ..labels.raters import read_raters
 from ..metrics.accumulators import CaseScores
 from ..metrics.registry import higher_is_better
 from ..networks.checkpoint import Checkpoint, CheckpointWriter, checkpoint_tensors, write_checkpoint
@@ -224,9 +224,7 @@ class _FoldTrainer:
         scores = CaseScores(names, class_names=class_names, method=self.recipe.name).to(self.fabric.device)
         cases = self.fold_run.validation_cases[self.fabric.global_rank :: self.fabric.world_size]
         for batch, prob in self._predictions(cases):
-            reference = ReferenceLabels(
-                batch.masks, num_classes=self.dataset.num_classes, present=batch.present
-            )
+            reference = read_raters(batch.masks, self.dataset.num_classes, batch.present, batched=True)
             scores.update(
                 prob,
                 reference.majority(),

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from ...data.dataset import Dataset
-from ...labels.makers import ReferenceLabels
+from ...labels.raters import read_raters
 from ...metrics.bins import CalibrationBins, calibration_bins
 from ...metrics.cases import CaseTable
 from ...metrics.registry import display_scale
@@ -84,10 +84,11 @@ def count_bins(
     dataset = predictions.dataset
     for done, number in enumerate(numbers, start=1):
         case = dataset.cases[number].name
-        target = ReferenceLabels(
+        target = read_raters(
             torch.from_numpy(dataset.masks(number))[None],
-            num_classes=dataset.num_classes,
-            present=torch.from_numpy(dataset.present[number : number + 1]),
+            dataset.num_classes,
+            torch.from_numpy(dataset.present[number : number + 1]),
+            batched=True,
         ).majority()
         for method, prob in zip(predictions.runs, predictions.of(number), strict=True):
             bins = calibration_bins(torch.from_numpy(prob)[None], target)

@@ -1,0 +1,131 @@
+"""Labels made softer: everywhere, in a band around class boundaries, or by a Gaussian filter over space."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool
+from torch import Tensor
+
+from ..arrays import describe
+from .raters import Array, read_label, read_valid, to_input_type
+
+_MAX_POOL = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
+
+
+def smooth_label(label: Array, *, eps: float, batched: bool = False) -> Array:
+    """(1 - eps) label + eps / C: a share `eps` of every voxel is spread evenly over the classes.
+
+    eps in [0, 1]: 0 keeps the label, 1 makes all classes equal.
+
+    >>> smooth_label(np.array([[1.0, 0.0], [0.0, 1.0]]), eps=0.2)[1].round(3)
+    array([0.1, 0.9], dtype=float32)
+    """
+    return to_input_type(_smoothed(read_label(label, batched), eps), label, batched)
+
+
+def boundary_smooth_label(
+    label: Array,
+    *,
+    eps: float = 0.5,
+    width: int = 3,
+    valid: Array | None = None,
+    batched: bool = False,
+) -> Array:
+    """The label smoothed by `eps` in a band around class boundaries, and unchanged elsewhere.
+
+    A voxel is in the band if the cube of `width` voxels per side around it holds more than one class, where
+    the class of a voxel is its most probable one, the lowest at a tie. The cube ends at the border of the
+    image. So width 3 takes one voxel on each side of a boundary, diagonals included, width 5 two, and width 1
+    none. The width is odd. valid: bool (*space) or (N, *space), False outside the image.
+
+    >>> label = np.stack([[1.0, 1.0, 1.0, 0.0], [0.0, 0.0, 0.0, 1.0]])
+    >>> boundary_smooth_label(label)[1]
+    array([0.  , 0.  , 0.25, 0.75], dtype=float32)
+    """
+    soft = read_label(label, batched, has_space=True)
+    if width < 1 or width % 2 == 0:
+        raise ValueError(f"width must be odd and 1 or more, so that the cube has a centre; got {width}")
+    inside = read_valid(valid, soft, batched)
+    near = boundary_band(soft.argmax(1), width=width // 2, valid=inside).unsqueeze(1)
+    return to_input_type(torch.where(near, _smoothed(soft, eps), soft), label, batched)
+
+
+def spatially_smooth_label(
+    label: Array, *, sigma: float = 1.0, valid: Array | None = None, batched: bool = False
+) -> Array:
+    """The label filtered with a Gaussian over its one to three axes of space.
+
+    sigma: standard deviation in voxels, above 0; the filter ends at int(4 sigma + 0.5) voxels. Near the
+    border the weights inside the image are scaled to sum to one, so values outside do not matter.
+    valid: bool (*space) or (N, *space), False outside the image, where the label is not changed.
+
+    >>> spatially_smooth_label(np.array([[1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 1.0]]), sigma=0.5)[1].round(2)
+    array([0.  , 0.11, 0.89, 1.  ], dtype=float32)
+    """
+    soft = read_label(label, batched, has_space=True)
+    if not 0 < sigma < math.inf:
+        raise ValueError(f"sigma must be above 0, in voxels; got {sigma}")
+    flags = read_valid(valid, soft, batched)
+    inside = None if flags is None else flags.unsqueeze(1)
+    filtered = soft if inside is None else soft * inside
+    for axis in range(2, soft.ndim):
+        filtered = _gaussian_along(filtered, axis, sigma)
+    # the sum over the classes is the weight inside the image
+    filtered = filtered / filtered.sum(1, keepdim=True)
+    return to_input_type(filtered if inside is None else torch.where(inside, filtered, soft), label, batched)
+
+
+def boundary_band(
+    class_map: Tensor, *, width: int, valid: Bool[Tensor, "N *space"] | None = None
+) -> Bool[Tensor, "N *space"]:
+    """True at voxels whose window of 2 width + 1 voxels along each axis holds more than one class.
+
+    class_map is integers (N, *space) with one to three axes of space. The window ends at the border of the
+    image, which is not a boundary. So two touching regions have a band of `width` voxels on each side, in the
+    maximum norm; width 0 gives no band. Every number counts as a class, also one that means "ignore". Voxels
+    where `valid` is False are in no window and in no band.
+
+    >>> boundary_band(torch.tensor([[0, 0, 0, 1, 1, 1]]), width=2)
+    tensor([[False,  True,  True,  True,  True, False]])
+    """
+    dims = class_map.ndim - 1
+    if class_map.is_floating_point() or class_map.dtype == torch.bool or dims not in _MAX_POOL:
+        raise ValueError(
+            f"class_map must be integers (N, *space), space of one to three axes; got {describe(class_map)}: "
+            "use .long() for a mask, .argmax(1) for a soft label"
+        )
+    if width < 0:
+        raise ValueError(f"width must be 0 voxels or more; got {width}")
+    # the largest class and minus the smallest, pooled together; float32 is exact up to 2^24
+    extremes = torch.stack([class_map, -class_map], dim=1).float()
+    if valid is not None:
+        extremes = extremes.masked_fill(~valid.unsqueeze(1), -torch.inf)
+    for axis in range(dims):
+        # one axis after the other: a cube of 7 voxels per side costs 21 comparisons instead of 343
+        kernel, padding = [1] * dims, [0] * dims
+        kernel[axis], padding[axis] = 2 * width + 1, width
+        extremes = _MAX_POOL[dims](extremes, kernel, stride=1, padding=padding)
+    band = extremes[:, 0] != -extremes[:, 1]
+    return band if valid is None else band & valid
+
+
+def _smoothed(soft: Tensor, eps: float) -> Tensor:
+    if not 0 <= eps <= 1:
+        raise ValueError(f"eps must lie in [0, 1]; got {eps}")
+    return (1 - eps) * soft + eps / soft.shape[1]
+
+
+def _gaussian_along(soft: Tensor, axis: int, sigma: float) -> Tensor:
+    """Gaussian filter along one axis, zero outside. A convolution might be rounded to TF32 on a GPU."""
+    length = soft.shape[axis]
+    radius = int(4 * sigma + 0.5)
+    weights = [math.exp(-0.5 * (shift / sigma) ** 2) for shift in range(radius + 1)]
+    total = weights[0] + 2 * sum(weights[1:])
+    filtered = soft * (weights[0] / total)
+    for shift in range(1, min(radius, length - 1) + 1):
+        inside = length - shift
+        for start, source in ((shift, 0), (0, shift)):
+            shifted = soft.narrow(axis, source, inside)
+            filtered.narrow(axis, start, inside).add_(shifted, alpha=weights[shift] / total)
+    return filtered
