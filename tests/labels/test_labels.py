@@ -429,7 +429,7 @@ def test_masks_may_come_as_bytes_as_class_maps_as_a_list_or_read_only(maker):
     [
         ([np.ones((4, 4), bool), np.ones((4, 5), bool)], {}, r"one shape; got shapes \(4, 4\), \(4, 5\)"),
         ([], {}, "one shape; got an empty list"),
-        (np.array([[0, 255]], np.uint8), {}, "uint8.* with values 0, 255: use masks > 0 .* non-binary"),
+        (np.array([[0, 255]], np.uint8), {}, "uint8.* with values 0, 255: use masks > 0 for binary masks"),
         (np.array([[0, 1]]), {}, r"must be bool.*got int64 \(1, 1, 2\).*num_classes="),
         (np.ones((2, 3)), {}, r"must be bool, or integers.*got float64 \(2, 3\): use masks > 0.5"),
         (torch.ones(2, 3), {}, r"must be bool, or integers.*got float32 \(2, 3\)"),
