@@ -13,14 +13,14 @@ Rater agreement needs no training: it is the mean Dice of each rater against the
 of the prepared datasets. Cases with only one rater are left out.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from ..metrics.cases import CaseRow, CaseTable, PairedScores, concatenate
+from ..metrics.agreement import agreement_rows
+from ..metrics.cases import CaseTable, PairedScores, concatenate
 from ..metrics.statistics import Comparison, compare_scores, resampling_unit
 from ..report.check import check_dataset
 from .tables import PaperTable, Row
@@ -129,11 +129,11 @@ def agreement_scores(
             f"{dataset} has {len(report.problems)} problems, the first: {report.problems[0]}; "
             f"run `semidice check {dataset}`"
         )
+    raters = report.dataset.manifest.raters
     return CaseTable.from_rows(
-        CaseRow(case.name, case.patient, -1, rater, "mean", "dice_score", float(dice))
-        for case, scores in zip(report.dataset.cases, report.agreement.tolist(), strict=True)
-        for rater, dice in zip(report.dataset.manifest.raters, scores, strict=True)
-        if not math.isnan(dice)
+        row
+        for case, dice in zip(report.dataset.cases, report.agreement, strict=True)
+        for row in agreement_rows(case.name, case.patient, raters, dice)
     )
 
 
