@@ -1,12 +1,12 @@
-"""The command line. Each command reads a folder, writes a folder and can be rerun alone.
+"""The command line. Each command reads a folder and writes a folder, and can be run again on its own.
 
-What a command needs is imported when it runs, so that --help and shell completion answer at once.
+A command imports what it needs when it runs, so that --help and shell completion answer without delay.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -14,17 +14,32 @@ from rich.console import Console
 from . import __version__
 
 app = typer.Typer(
-    help="Train, distil and judge image segmentation with soft labels.\n\n"
-    "A first tour: semidice demo. With data of your own: prepare, check, train, predict.",
+    help="Train, distil and evaluate image segmentation with soft labels.\n\n"
+    "For a first try: semidice demo. With your own data: prepare, check, train, predict.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_show_locals=False,
 )
 
+# arguments and options that several commands share, or that are long
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", help="KEY=VALUE: change an option of the recipe. Repeatable.")
+]
+Accelerator = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Source = Annotated[
+    str,
+    typer.Argument(
+        metavar="SOURCE",
+        help="Layout of the raw data: qubiq, lits, kits, lidc, decathlon, nnunet, folder or phantom.",
+    ),
+]
+PreparedDataset = Annotated[Path, typer.Argument(help="Folder written by `semidice prepare`.")]
+MovedDataset = Annotated[Path | None, typer.Option(help="Folder of the dataset, if it was moved.")]
+
 
 @contextmanager
 def _reported(command: str) -> Iterator[None]:
-    """What went wrong in one message and exit code 1; 130 when interrupted."""
+    """Print an error as one message and exit with code 1; with code 130 after an interrupt."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -35,8 +50,8 @@ def _reported(command: str) -> Iterator[None]:
         name = error.filename2 or error.filename
         _fail(command, f"{name}: {error.strerror}" if name else str(error))
     except KeyboardInterrupt:
-        how = "the same command with --resume" if command == "train" else "the same command"
-        typer.echo(f"semidice {command}: interrupted; {how} goes on from here", err=True)
+        again = "the same command with --resume" if command == "train" else "the same command"
+        typer.echo(f"semidice {command}: interrupted; {again} continues from here", err=True)
         raise typer.Exit(130) from None
 
 
@@ -45,8 +60,8 @@ def _fail(command: str, message: str) -> None:
     raise typer.Exit(1) from None
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"semidice {__version__}")
         raise typer.Exit
 
@@ -65,14 +80,15 @@ def demo(
     out: Annotated[Path, typer.Option("-o", "--out", help="Folder for data, runs and figures.")] = Path(
         "demo_out"
     ),
-    cases: Annotated[int, typer.Option(min=10, help="Phantom slices.")] = 80,
+    cases: Annotated[int, typer.Option(min=10, help="Number of phantom images.")] = 80,
     epochs: Annotated[int, typer.Option(min=1, help="Epochs of each training.")] = 120,
     folds: Annotated[int, typer.Option(min=2, help="Folds of the cross-validation.")] = 2,
 ) -> None:
-    """The paper's point in minutes: four labels and losses, cross-validated on phantoms, compared by case.
+    """Compare four methods on simulated images in a few minutes.
 
-    Raters of the phantoms disagree by a probability that is known. Prints the table with significance marks,
-    and writes overlays and reliability curves. Interrupted, the same command goes on.
+    The methods differ in label and loss. They are cross-validated on phantoms, for which the true probability
+    of each voxel is known. Prints a table of scores with significance marks, and writes overlays, reliability
+    curves and a report page. After an interrupt, the same command continues.
 
     Example: **semidice demo -o demo_out**
     """
@@ -84,47 +100,37 @@ def demo(
 
 @app.command()
 def prepare(
-    source: Annotated[
-        str,
-        typer.Argument(
-            help="qubiq, lits, kits, lidc, decathlon, nnunet, folder or phantom.", metavar="SOURCE"
-        ),
-    ],
-    paths: Annotated[
-        list[Path],
-        typer.Argument(help="RAW_DIR OUT_DIR; OUT_DIR alone for phantom.", metavar="[RAW_DIR] OUT_DIR"),
-    ],
+    source: Source,
+    paths: Annotated[list[Path], typer.Argument(metavar="[RAW_DIR] OUT_DIR", help="phantom: only OUT_DIR.")],
     task: Annotated[
-        list[str] | None,
-        typer.Option(help="Of QUBIQ, such as prostate_task1; may be given again. All if none."),
+        list[str] | None, typer.Option(help="QUBIQ: only this task, such as prostate_task1. Repeatable.")
     ] = None,
     size: Annotated[
-        str | None, typer.Option(help="Rows x columns of every image, such as 256x256; raw keeps the scan's.")
+        str | None, typer.Option(help="Resize to ROWSxCOLUMNS, such as 256x256; raw: keep the size.")
     ] = None,
     window: Annotated[
         tuple[float, float] | None, typer.Option(help="Raw values that become 0 and 1, such as -60 140.")
     ] = None,
     slices: Annotated[
-        str | None, typer.Option(help="What becomes of volumes: none, all, or foreground slices.")
+        str | None, typer.Option(help="How to cut volumes: none, all slices, or foreground slices only.")
     ] = None,
     ignore_placement: Annotated[
-        bool,
-        typer.Option("--ignore-placement", help="Take masks by shape alone, wherever headers put them."),
+        bool, typer.Option("--ignore-placement", help="Do not check that headers align masks and images.")
     ] = False,
-    skip_bad: Annotated[bool, typer.Option(help="Leave out scans that have problems.")] = False,
+    skip_bad: Annotated[bool, typer.Option(help="Skip scans that have problems.")] = False,
     workers: Annotated[
-        int | None, typer.Option(min=0, help="Processes; one for each CPU if left out.")
+        int | None, typer.Option(min=0, help="Number of processes. Default: one per CPU.")
     ] = None,
-    cases: Annotated[int, typer.Option(min=1, help="Slices of a phantom.")] = 60,
-    raters: Annotated[int, typer.Option(min=1, help="Raters of a phantom.")] = 4,
-    classes: Annotated[int, typer.Option(min=2, help="Classes of a phantom.")] = 2,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of a phantom.")] = 0,
+    cases: Annotated[int, typer.Option(min=1, help="phantom: number of images.")] = 60,
+    raters: Annotated[int, typer.Option(min=1, help="phantom: number of raters.")] = 4,
+    classes: Annotated[int, typer.Option(min=2, help="phantom: number of classes.")] = 2,
+    seed: Annotated[int, typer.Option(min=0, help="phantom: random seed.")] = 0,
 ) -> None:
-    """Turn raw scans and raters' masks into a dataset: checked arrays and a manifest.
+    """Check raw scans and raters' masks, and write them as a dataset: arrays and a manifest.
 
-    A folder of your own holds images/CASE and raters/NAME/CASE, or masks/CASE, as PNG, TIFF or NIfTI, and if
-    you like cases.csv with columns case and patient. A raw dataset of nnU-Net is taken as it is, with
-    imagesTr/CASE_0000, a file a channel, and labelsTr/CASE. Interrupted, the same command goes on.
+    Your own folder contains images/CASE and raters/NAME/CASE, or masks/CASE, as PNG, TIFF or NIfTI. A file
+    cases.csv with columns case and patient is optional. A raw nnU-Net dataset needs no changes: one file
+    imagesTr/CASE_0000 per channel, and labelsTr/CASE. After an interrupt, the same command continues.
 
     Example: **semidice prepare folder my_scans data --size 256x256**
     """
@@ -133,18 +139,15 @@ def prepare(
         from .data.prepare import PrepareRequest, run_prepare
 
         phantom = None
+        image_size = _size(size)
         if source == "phantom":
-            side = _size(None if size == "raw" else size) or (64, 64)
-            phantom = PhantomOptions(
-                num_cases=cases, num_raters=raters, num_classes=classes, seed=seed, size=side
-            )
-            size = None
-        if len(paths) != (expected := 1 if source == "phantom" else 2):
-            names = "OUT_DIR" if expected == 1 else "RAW_DIR OUT_DIR"
-            raise ValueError(f"{source} needs {names}; got {len(paths)} folders")
+            phantom_size = image_size if isinstance(image_size, tuple) else (64, 64)
+            phantom = PhantomOptions(cases, phantom_size, raters, classes, seed)
+            image_size = None
+        raw, out = _folders(source, paths)
         request = PrepareRequest(
             tasks=task or (),
-            size="raw" if size == "raw" else _size(size),
+            size=image_size,
             window=window,
             slices=_choice("--slices", slices, ("none", "all", "foreground")),  # type: ignore[arg-type]
             ignore_placement=ignore_placement,
@@ -152,16 +155,26 @@ def prepare(
             workers=workers,
             phantom=phantom,
         )
-        run_prepare(source, paths[0], paths[-1], request, console=Console())
+        run_prepare(source, raw, out, request, console=Console())
 
 
-def _size(text: str | None) -> tuple[int, int] | None:
-    if text is None:
-        return None
-    sides = text.lower().split("x")
-    if len(sides) != 2 or not all(side.isdecimal() and int(side) > 0 for side in sides):
+def _folders(source: str, paths: list[Path]) -> tuple[Path, Path]:
+    """RAW_DIR and OUT_DIR; they are the same for phantoms."""
+    expected = ["OUT_DIR"] if source == "phantom" else ["RAW_DIR", "OUT_DIR"]
+    if len(paths) != len(expected):
+        raise ValueError(
+            f"{source} needs {' '.join(expected)}; got {len(paths)} folders: {' '.join(map(str, paths))}"
+        )
+    return paths[0], paths[-1]
+
+
+def _size(text: str | None) -> tuple[int, int] | Literal["raw"] | None:
+    if text is None or text == "raw":
+        return text  # type: ignore[return-value]
+    lengths = text.lower().split("x")
+    if len(lengths) != 2 or not all(length.isdecimal() and int(length) > 0 for length in lengths):
         raise ValueError(f"--size must be ROWSxCOLUMNS, such as 256x256, or raw; got {text!r}")
-    return int(sides[0]), int(sides[1])
+    return int(lengths[0]), int(lengths[1])
 
 
 def _choice(option: str, value: str | None, known: tuple[str, ...]) -> str | None:
@@ -172,16 +185,16 @@ def _choice(option: str, value: str | None, known: tuple[str, ...]) -> str | Non
 
 @app.command()
 def check(
-    dataset: Annotated[Path, typer.Argument(help="Folder that `semidice prepare` wrote.")],
+    dataset: PreparedDataset,
     sheet: Annotated[
         Path | None,
-        typer.Option("-o", "--out", help="PNG with outlines of all raters; beside the dataset if left out."),
+        typer.Option("-o", "--out", help="PNG with the outlines of all raters. Default: DATASET_check.png."),
     ] = None,
 ) -> None:
-    """Verify a prepared dataset, say what is in it and how far raters agree, and draw a contact sheet.
+    """Verify a prepared dataset, show its content and the agreement of its raters, and draw an overview.
 
-    Hashes, shapes, ranges, empty masks, and images that occur under two patients. Exit code 1 if anything is
-    wrong.
+    Checks hashes, shapes, value ranges, empty masks, and images that two patients share. The exit code is 1
+    if a problem is found.
 
     Example: **semidice check data**
     """
@@ -194,24 +207,22 @@ def check(
 @app.command()
 def train(
     recipe: Annotated[
-        str, typer.Argument(help="A YAML file, or the name of a shipped recipe, such as quick.")
+        str, typer.Argument(help="YAML file or name of a shipped recipe, such as quick or uniform_dml1.")
     ],
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="Run folder; runs/NAME of the recipe if left out.")
+        Path | None, typer.Option("-o", "--out", help="Run folder. Default: runs/NAME, NAME from the recipe.")
     ] = None,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", help="KEY=VALUE over the recipe; may be given again.")
-    ] = None,
-    resume: Annotated[bool, typer.Option(help="Go on with a run that is there.")] = False,
-    accelerator: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    devices: Annotated[int, typer.Option(min=1, help="Devices of each machine.")] = 1,
-    nodes: Annotated[int, typer.Option(min=1, help="Machines.")] = 1,
-    strategy: Annotated[str, typer.Option(help="auto, or ddp for several processes.")] = "auto",
+    overrides: Overrides = None,
+    resume: Annotated[bool, typer.Option(help="Continue an existing run.")] = False,
+    accelerator: Accelerator = "auto",
+    devices: Annotated[int, typer.Option(min=1, help="Devices per machine.")] = 1,
+    nodes: Annotated[int, typer.Option(min=1, help="Number of machines.")] = 1,
+    strategy: Annotated[str, typer.Option(help="auto, or ddp for several devices.")] = "auto",
 ) -> None:
-    """Train and cross-validate a recipe: every case is scored by the model that never saw its patient.
+    """Train and cross-validate a recipe. Each case is scored by a network that never saw its patient.
 
-    Writes recipe, folds, logs, checkpoints, predictions and the table of scores. Killed at any moment,
-    --resume ends with the weights of a run that was never stopped.
+    Writes the recipe, folds, logs, checkpoints, predictions and a table of scores. A run can be stopped at
+    any time; with --resume it ends with the same weights as a run that was never stopped.
 
     Example: **semidice train quick --set data.dataset=data --set schedule.epochs=30 -o runs/first**
     """
@@ -237,14 +248,14 @@ def train(
 def evaluate(
     run: Annotated[Path, typer.Argument(help="Run folder.")],
     metrics: Annotated[
-        list[str] | None, typer.Option("--metric", help="A score of docs/metrics.md; may be given again.")
+        list[str] | None, typer.Option("--metric", help="Name of a score, see docs/metrics.md. Repeatable.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", help=".parquet or .csv file for the table.")
+        Path | None, typer.Option("-o", "--out", help="File for the table, .parquet or .csv.")
     ] = None,
-    dataset: Annotated[Path | None, typer.Option(help="Where the dataset is now, if it has moved.")] = None,
+    dataset: MovedDataset = None,
 ) -> None:
-    """Score a run again from its stored predictions, with other metrics if you like.
+    """Score the stored predictions of a run again, also with other metrics.
 
     Example: **semidice evaluate runs/first --metric dice_score --metric hausdorff_error_mm -o scores.csv**
     """
@@ -260,30 +271,31 @@ def predict(
     inputs: Annotated[list[Path], typer.Argument(help="Images, NIfTI volumes, or folders of them.")],
     out: Annotated[Path, typer.Option("-o", "--out", help="Folder for probabilities, masks and volumes.")],
     fold: Annotated[
-        int | None, typer.Option(min=0, help="One fold's network; the mean of all folds if left out.")
+        int | None, typer.Option(min=0, help="Use the network of one fold. Default: mean of all folds.")
     ] = None,
     threshold: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Of the foreground; the likeliest class if left out.")
+        float | None,
+        typer.Option(min=0, max=1, help="Threshold of the foreground. Default: most likely class."),
     ] = None,
     window: Annotated[
-        int, typer.Option(min=64, help="Larger images are predicted in overlapping windows of this side.")
+        int, typer.Option(min=64, help="Larger images are predicted in overlapping windows of this size.")
     ] = 1024,
     overlap: Annotated[
-        float, typer.Option(min=0, max=0.9, help="Share of a window that the next covers.")
+        float, typer.Option(min=0, max=0.9, help="Fraction of a window that the next window covers.")
     ] = 0.25,
-    batch_size: Annotated[int, typer.Option(min=1, help="Slices at a time.")] = 8,
+    batch_size: Annotated[int, typer.Option(min=1, help="Number of slices predicted at once.")] = 8,
     slice_axis: Annotated[
         int | None,
-        typer.Option(min=0, max=2, help="Axis that counts the slices, if not that of the dataset."),
+        typer.Option(min=0, max=2, help="Axis along which volumes are cut. Default: as in the dataset."),
     ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; a GPU if there is one.")] = None,
-    overwrite: Annotated[bool, typer.Option(help="Make again what is there.")] = False,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda. Default: cuda if available.")] = None,
+    overwrite: Annotated[bool, typer.Option(help="Predict again where output files exist.")] = False,
 ) -> None:
-    """Predict new images or volumes: probabilities and masks on their own grid, and volumes in ml.
+    """Predict new images or volumes: probabilities and masks in the grid of the input, and volumes in ml.
 
-    NIfTI gives NIfTI with the input's affine, PNG gives PNG. Several channels are in one file, or in files
-    CASE_0000, CASE_0001, ..., of which one brings the others. The volumes are also expected ones, from the
-    probabilities. What is there already is skipped.
+    NIfTI input gives NIfTI output with the same affine; PNG input gives PNG output. Several channels are in
+    one file, or in files CASE_0000, CASE_0001, ...: name any one of them. volumes.csv also has the expected
+    volumes, computed from the probabilities. Existing output is kept.
 
     Example: **semidice predict runs/first scan.nii.gz more_scans -o predictions**
     """
@@ -305,26 +317,24 @@ def predict(
 
 @app.command()
 def compare(
-    dataset: Annotated[Path, typer.Argument(help="Folder that `semidice prepare` wrote.")],
+    dataset: PreparedDataset,
     recipes: Annotated[
         list[str],
-        typer.Argument(help="Grid or recipe files, or names of shipped ones: labels, distillation."),
+        typer.Argument(help="Grids and recipes: YAML files or shipped names, such as labels, distillation."),
     ],
     out: Annotated[Path, typer.Option("-o", "--out", help="Folder for the runs and tables.")],
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", help="KEY=VALUE over all recipes; may be given again.")
-    ] = None,
+    overrides: Overrides = None,
     metrics: Annotated[
         list[str] | None,
-        typer.Option("--metric", help="Compare by this score; may be given again. All if none."),
+        typer.Option("--metric", help="Score to compare. Repeatable. Default: all scores."),
     ] = None,
-    accelerator: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    accelerator: Accelerator = "auto",
 ) -> None:
-    """Which label and loss serve my data, by how much, and is it real?
+    """Find out which label and loss are best on your data, by how much, and whether it is significant.
 
-    Runs every recipe over the same folds, skipping what is finished, then compares them case by case: the
-    best set of each score, and every pair with its confidence interval and p-value. A recipe that fails is
-    reported and the others finish.
+    Trains every recipe on the same folds; finished folds are kept. Then compares the recipes case by case:
+    the best methods of each score, and the difference of each pair with confidence interval and p-value. If a
+    recipe fails, the others continue.
 
     Example: **semidice compare data labels -o comparison --set schedule.epochs=50**
     """
@@ -338,16 +348,19 @@ def compare(
 
 @app.command()
 def report(
-    paths: Annotated[list[Path], typer.Argument(help="Run folders, or a folder that compare wrote.")],
-    out: Annotated[Path, typer.Option("-o", "--out", help="The page.")] = Path("report.html"),
-    dataset: Annotated[Path | None, typer.Option(help="Where the dataset is now, if it has moved.")] = None,
+    paths: Annotated[
+        list[Path], typer.Argument(help="Run folders, or a folder written by `semidice compare`.")
+    ],
+    out: Annotated[Path, typer.Option("-o", "--out", help="HTML file to write.")] = Path("report.html"),
+    dataset: MovedDataset = None,
     title: Annotated[str | None, typer.Option(help="Heading of the page.")] = None,
-    max_cases: Annotated[int, typer.Option(min=1, help="Cases with pictures, best and worst first.")] = 100,
+    max_cases: Annotated[
+        int, typer.Option(min=1, help="Number of cases with images; best and worst first.")
+    ] = 100,
 ) -> None:
-    """One page that answers the question: scores, significance, calibration, curves, and all cases to see.
+    """Write one HTML page about runs: scores, significance, calibration, curves, and images of the cases.
 
-    The page needs no network. Figures as PNG and SVG, and tables as CSV, Markdown and LaTeX, are written
-    beside it.
+    The page works offline. Figures (PNG, SVG) and tables (CSV, Markdown, LaTeX) are written next to it.
 
     Example: **semidice report comparison -o report.html**
     """
@@ -369,31 +382,32 @@ def report(
 @app.command()
 def reproduce(
     table: Annotated[
-        str, typer.Argument(help="A table of the paper, as --list shows them, or all.", metavar="[TABLE]")
+        str,
+        typer.Argument(help="A table of the paper (--list shows their names), or all.", metavar="[TABLE]"),
     ] = "all",
     data: Annotated[
-        Path, typer.Option(help="Folder of prepared datasets: prostate_task1, ..., lits, kits.")
+        Path, typer.Option(help="Folder with the prepared datasets: prostate_task1, ..., lits, kits.")
     ] = Path("data"),
     out: Annotated[Path, typer.Option("-o", "--out", help="Folder for runs and tables.")] = Path(
         "reproduce_out"
     ),
     show: Annotated[
-        bool, typer.Option("--list", help="Show tables, number of runs and time; start nothing.")
+        bool, typer.Option("--list", help="Show tables, number of trainings and time, and stop.")
     ] = False,
-    epochs: Annotated[int | None, typer.Option(min=1, help="Instead of the paper's 150 or 60.")] = None,
-    folds: Annotated[int | None, typer.Option(min=1, help="Run the first so many folds.")] = None,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Epochs, instead of the paper's 150 or 60.")
+    ] = None,
+    folds: Annotated[int | None, typer.Option(min=1, help="Run only the first N folds.")] = None,
     tasks: Annotated[
-        list[str] | None, typer.Option("--task", help="A dataset, such as kidney; may be given again.")
+        list[str] | None, typer.Option("--task", help="A dataset, such as kidney. Repeatable.")
     ] = None,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", help="KEY=VALUE over all recipes; may be given again.")
-    ] = None,
-    accelerator: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    overrides: Overrides = None,
+    accelerator: Accelerator = "auto",
 ) -> None:
-    """The paper's tables: run what is missing, print ours beside theirs, and say which conclusions hold.
+    """Run the paper's tables again: print our numbers next to the paper's, and which conclusions hold.
 
-    Datasets are looked for in --data, as `semidice prepare qubiq RAW data` and `semidice prepare lits RAW
-    data/lits` make them. Interrupted, the same command goes on.
+    Expects prepared datasets in --data, made with `semidice prepare qubiq RAW data` and `semidice prepare
+    lits RAW data/lits`. Only missing trainings are run. After an interrupt, the same command continues.
 
     Example: **semidice reproduce qubiq_labels --data data --task kidney --epochs 20**
     """
