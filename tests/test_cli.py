@@ -79,7 +79,7 @@ try:
     main()
 except SystemExit as stop:
     assert stop.code == 0
-print([name for name in ("torch", "numpy", "matplotlib", "pydantic") if name in sys.modules])
+print([name for name in ("torch", "numpy", "matplotlib") if name in sys.modules])
 """
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path
@@ -145,8 +145,8 @@ def test_the_commands_of_the_readme_work_on_a_folder_of_a_user(tmp_path):
         ),
         (("train", "quick", "--set", "loss.fom=min", "-o", "run"), "did you mean loss.form?"),
         (("train", "quick", "--set", "data.dataset=nowhere", "-o", "run"), "there is no folder"),
-        (("evaluate", "nowhere"), "nowhere is no run folder"),
-        (("predict", "nowhere", "x.png", "-o", "out"), "nowhere is no run folder"),
+        (("evaluate", "nowhere"), "nowhere is not a run folder"),
+        (("predict", "nowhere", "x.png", "-o", "out"), "nowhere is not a run folder"),
         (("compare", "nowhere", "labels", "-o", "out"), "there is no folder"),
         (("report", "nowhere"), "there is no folder nowhere"),
     ],
