@@ -1,0 +1,106 @@
+"""Is the loss as fast as before? Two checkouts take turns on one GPU, and their times are divided.
+
+    python benchmarks/compare_speed.py OLD_CHECKOUT NEW_CHECKOUT [--turns 3]
+
+Each turn is a process of its own per checkout. It times the forward and backward pass of `SegmentationLoss`
+as a CUDA graph (the kernels alone) and called from Python in one thread (kernels and host). The table shows
+the smallest time over all turns, and NEW / OLD: 1.00 is as fast, below 1 is faster.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from gpu import need_gpu
+from timing import seconds_in_turns, seconds_of_graph
+
+import semidice
+
+SHAPES = [
+    (8, 2, 256, 256),
+    (8, 2, 512, 512),
+    (2, 14, 128, 128, 128),
+    (8, 19, 512, 1024),
+    (8, 40, 512, 512),
+    (4, 150, 512, 512),
+    (1, 400, 512, 512),
+    (1, 1200, 256, 256),
+]
+Times = dict[str, dict[str, float]]
+
+
+def measure() -> Times:
+    """Seconds of this process's semidice, by row and by way of calling."""
+    times: Times = {}
+    loss = semidice.SegmentationLoss()
+    for shape in SHAPES:
+        for dtype in (torch.float32, torch.bfloat16):
+            for kind in ("soft", "hard"):
+                generator = torch.Generator(device="cuda").manual_seed(0)
+                logits = torch.randn(shape, device="cuda", generator=generator).to(dtype).requires_grad_()
+                if kind == "soft":
+                    target = torch.randn(shape, device="cuda", generator=generator).softmax(1)
+                else:
+                    space = (shape[0], *shape[2:])
+                    target = torch.randint(0, shape[1], space, device="cuda", generator=generator)
+                    target = target.to(torch.uint8 if shape[1] < 256 else torch.int16)
+
+                def both(logits: torch.Tensor = logits, target: torch.Tensor = target) -> None:
+                    logits.grad = None
+                    loss(logits, target).backward()
+
+                graphed = seconds_of_graph(both)
+                assert graphed is not None, "the loss cannot be captured as a CUDA graph"
+                with torch.autograd.set_multithreading_enabled(False):
+                    called = seconds_in_turns({"both": both})["both"]
+                name = f"{'x'.join(map(str, shape))} {str(dtype).removeprefix('torch.')} {kind}"
+                times[name] = {"graphed": graphed, "called": called}
+                print(
+                    f"  {name}: {1e3 * graphed:.3f} ms graphed, {1e3 * called:.3f} ms called", file=sys.stderr
+                )
+    return times
+
+
+def measured_in(checkout: Path) -> Times:
+    """`measure` in a process that imports the sources of `checkout`."""
+    paths = [str(checkout / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+    command = [sys.executable, __file__, "--measure"]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    times: Times = json.loads(done.stdout)
+    return times
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("checkouts", nargs="*", type=Path, metavar="CHECKOUT", help="the old and the new one")
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    need_gpu()
+    if arguments.measure:
+        print(json.dumps(measure()))
+        return
+    if len(arguments.checkouts) != 2:
+        parser.error(f"expected two checkouts, the old and the new one; got {len(arguments.checkouts)}")
+    turns: list[list[Times]] = [[], []]
+    for turn in range(arguments.turns):
+        for number, checkout in enumerate(arguments.checkouts):
+            print(f"turn {turn + 1} of {arguments.turns}: {checkout}", file=sys.stderr, flush=True)
+            turns[number].append(measured_in(checkout))
+    print("| shape, logits, target | graphed ms old | new | new / old | called ms old | new | new / old |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
+    for name in turns[0][0]:
+        cells = []
+        for way in ("graphed", "called"):
+            old, new = (1e3 * min(times[name][way] for times in of_checkout) for of_checkout in turns)
+            cells += [f"{old:.3f}", f"{new:.3f}", f"{new / old:.2f}"]
+        print(f"| {name} | {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    main()
