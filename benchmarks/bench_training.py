@@ -30,7 +30,7 @@ from semidice.data.dataset import Dataset
 from semidice.data.phantom import PhantomOptions
 from semidice.data.prepare import prepare_dataset
 from semidice.data.sources import find_datasets
-from semidice.networks.models import build_model
+from semidice.networks.build import build_model
 from semidice.recipes import Recipe
 from semidice.training.crossvalidation import start_run
 from semidice.training.engine import train_fold

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import semidice
 from semidice.metrics.registry import SCORES
-from semidice.networks.models import build_model
+from semidice.networks.build import build_model
 from semidice.recipes import (
     Recipe,
     SegmentationLossOptions,

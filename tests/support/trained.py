@@ -9,8 +9,8 @@ from torch import nn
 from semidice.data.dataset import Dataset
 from semidice.data.folds import split_folds, write_folds
 from semidice.metrics.cases import write_cases
+from semidice.networks.build import build_model
 from semidice.networks.checkpoint import checkpoint_tensors, write_checkpoint
-from semidice.networks.models import build_model
 from semidice.networks.systems import network_probability
 from semidice.paths import RunFolder
 from semidice.recipes import Recipe, write_recipe

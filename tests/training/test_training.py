@@ -222,7 +222,7 @@ def test_a_checkpoint_that_is_cut_off_while_written_leaves_the_last_good_one(tmp
 def test_a_file_that_is_no_checkpoint_is_named(tmp_path):
     path = tmp_path / "last.safetensors"
     path.write_bytes(b"\x80\x04pickle")
-    with pytest.raises(ValueError, match=rf"{path} is no checkpoint"):
+    with pytest.raises(ValueError, match=rf"{path} is not a complete checkpoint"):
         Checkpoint(path)
 
 

@@ -4,9 +4,9 @@
     optimiser/K/NAME     state of parameter K, such as its momentum
     metadata "progress"  JSON: the step, the best score so far
 
-Nothing is pickled, so a file from a stranger can be opened. A file is written whole under another name and
-renamed: killed at any moment, the last good one is still there. There is no state of random generators,
-since every draw of the engine is a function of the seed and the step.
+Nothing is pickled, so a file from a stranger can be opened. A file is written under a temporary name and then
+renamed: if the process is killed, the previous checkpoint is still complete. States of random generators are
+not stored, because every random draw of a training is a function of the seed and the step.
 """
 
 import json
@@ -26,7 +26,7 @@ from ..paths import atomic_write
 
 
 def checkpoint_tensors(model: nn.Module, optimiser: torch.optim.Optimizer | None = None) -> dict[str, Tensor]:
-    """Copies of all that a checkpoint holds, on the device where it is: a GPU has made them in a moment."""
+    """Copies of all tensors of a checkpoint, on their own device: on a GPU, copying them is fast."""
     tensors = {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
     if optimiser is not None:
         for number, parameter in enumerate(_parameters(optimiser)):
@@ -39,7 +39,7 @@ def checkpoint_tensors(model: nn.Module, optimiser: torch.optim.Optimizer | None
 
 
 def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], progress: Mapping[str, Any]) -> None:
-    """Write copies from `checkpoint_tensors` with the progress they belong to."""
+    """Write the tensors of `checkpoint_tensors` and the progress of the training."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as temp_path:
         on_cpu = {name: tensor.cpu() for name, tensor in tensors.items()}
@@ -47,22 +47,21 @@ def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], progress: Mappin
 
 
 class Checkpoint:
-    """A checkpoint file: its progress is read at once, its tensors when they are asked for."""
+    """The content of a checkpoint file: progress and tensors, on the CPU."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
             with safe_open(path, framework="pt") as file:
                 self.progress: dict[str, Any] = json.loads((file.metadata() or {})["progress"])
-                names = file.keys()
-                self.tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in names}
+                self.tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except FileNotFoundError:
             raise ValueError(f"there is no checkpoint {path}") from None
         except (SafetensorError, OSError, KeyError, json.JSONDecodeError) as error:
-            raise ValueError(f"{path} is no checkpoint of semidice, or not a whole one: {error}") from error
+            raise ValueError(f"{path} is not a complete checkpoint of semidice: {error}") from error
 
     def load_model(self, model: nn.Module) -> None:
-        """Put the weights into a model of the same make; a ValueError says where they differ."""
+        """Load the weights into a model of the same architecture; a ValueError names the differences."""
         weights = {
             name.removeprefix("model/"): tensor
             for name, tensor in self.tensors.items()
@@ -74,7 +73,7 @@ class Checkpoint:
             raise ValueError(f"{self.path} holds the weights of another model: {error}") from error
 
     def load_optimiser(self, optimiser: torch.optim.Optimizer) -> None:
-        """Put the optimiser's state back; its options come from the recipe."""
+        """Load the state of the optimiser; its options come from the recipe."""
         for number, parameter in enumerate(_parameters(optimiser)):
             prefix = f"optimiser/{number}/"
             state = {
@@ -82,21 +81,21 @@ class Checkpoint:
                 for name, tensor in self.tensors.items()
                 if name.startswith(prefix)
             }
-            # a scalar such as Adam's count of steps stays where the optimiser keeps it
             optimiser.state[parameter] = {
                 name: _like(tensor, parameter)
                 if tensor.ndim
-                else tensor.to(_home_of_scalars(optimiser, parameter))
+                else tensor.to(_scalar_device(optimiser, parameter))
                 for name, tensor in state.items()
             }
 
 
 def _like(tensor: Tensor, parameter: Tensor) -> Tensor:
-    """The tensor on the parameter's device and in its memory format, which decides the order of sums."""
+    """The tensor on the parameter's device and in its memory format, on which the order of sums depends."""
     return torch.empty_like(parameter, dtype=tensor.dtype).copy_(tensor)
 
 
-def _home_of_scalars(optimiser: torch.optim.Optimizer, parameter: Tensor) -> torch.device:
+def _scalar_device(optimiser: torch.optim.Optimizer, parameter: Tensor) -> torch.device:
+    """The device on which an optimiser keeps a scalar, such as Adam's number of steps."""
     group = next(group for group in optimiser.param_groups if any(parameter is p for p in group["params"]))
     on_device = group.get("fused") or group.get("capturable")
     return parameter.device if on_device else torch.device("cpu")
@@ -107,10 +106,10 @@ def _parameters(optimiser: torch.optim.Optimizer) -> list[Tensor]:
 
 
 class CheckpointWriter:
-    """Writes checkpoints in a thread, one after the other, while training goes on.
+    """Writes checkpoints one after the other in a thread, while training continues.
 
-    `put` copies and returns; the copies leave a GPU on a stream of their own. `close` waits for what is under
-    way. An error of the thread, such as a full disk, is raised by the next `put` or `close`.
+    `put` copies the tensors and returns; a separate stream moves the copies off a GPU. `close` waits for the
+    thread. An error of the thread, such as a full disk, is raised by the next `put` or `close`.
     """
 
     def __init__(self) -> None:
@@ -126,8 +125,8 @@ class CheckpointWriter:
         optimiser: torch.optim.Optimizer | None,
         progress: Mapping[str, Any],
     ) -> None:
-        """Copy the state of now, and have it written."""
-        self._raise()
+        """Copy the current state and write it in the thread."""
+        self._raise_error()
         tensors = checkpoint_tensors(model, optimiser)
         device = next(iter(tensors.values())).device
         if device.type != "cuda":
@@ -144,20 +143,20 @@ class CheckpointWriter:
         self._jobs.put(write)
 
     def close(self) -> None:
-        """Wait until everything is on the disk."""
+        """Wait until all checkpoints are on the disk."""
         self._jobs.put(None)
         self._thread.join()
-        self._raise()
+        self._raise_error()
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             try:
                 job()
-            # kept for the thread that trains: nobody sees what is raised here
+            # stored, because an exception in this thread would not reach the training
             except BaseException as error:
                 self._error = error
 
-    def _raise(self) -> None:
+    def _raise_error(self) -> None:
         if self._error is not None:
             error, self._error = self._error, None
             raise error

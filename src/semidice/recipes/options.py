@@ -72,7 +72,7 @@ class DataOptions(_Section):
 
 
 class ModelOptions(_Section):
-    """The network; see `models.build_model`."""
+    """The network; see `networks.build.build_model`."""
 
     architecture: str = Field(
         default="unet", description="of segmentation_models_pytorch, such as deeplabv3plus; or small_unet"
@@ -88,7 +88,7 @@ class ModelOptions(_Section):
     )
 
     def build_options(self) -> dict[str, Any]:
-        """Keyword arguments of `models.build_model` but for the numbers of channels and classes."""
+        """Keyword arguments of `networks.build.build_model` but for the numbers of channels and classes."""
         return {**self.model_dump(exclude={"options"}), **self.options}
 
     @field_validator("options")

@@ -18,7 +18,7 @@ import torch
 
 from ..arrays import SIZE_MULTIPLE
 from ..data.manifest import Manifest
-from ..networks.models import build_model
+from ..networks.build import build_model
 from ..recipes import Recipe
 from ..recipes.grid import Variant
 from .plan import folds_left

@@ -1,11 +1,11 @@
-"""The network that a recipe trains: as it is, or inside one of the systems."""
+"""The network that a recipe trains: a plain network, or one of the systems."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
 
-from ..models import build_model
+from ..build import build_model
 from .mc_dropout import MCDropout
 from .mrnet import MRNet
 from .multi_head import MultiHead
@@ -23,17 +23,20 @@ def build_network(
     num_raters: int | None,
     seed: int,
 ) -> nn.Module:
-    """The network of the system `name`, in training mode, on the CPU; of `standard`, `build_model`'s.
+    """The system `name`, in training mode, on the CPU; `standard` is the network of `build_model` alone.
 
-    model: further arguments of `build_model`. num_raters: of the dataset, for multi_head and mrnet. seed: of
-    the channels that mc_dropout drops; initial values come from torch's generator, as in `build_model`.
+    model: the other arguments of `build_model`. dropout, num_samples: of mc_dropout. num_raters: of the
+    dataset, for multi_head and mrnet. seed: of the channels that mc_dropout drops at prediction; initial
+    values come from torch's default generator, as in `build_model`.
     """
     raters = num_raters or 1
     if name in ("multi_head", "mrnet") and num_raters is None:
-        raise ValueError(f"system {name} needs the number of raters of the dataset, which is not known")
+        raise ValueError(f"system {name} needs the number of raters of the dataset, which is unknown")
     if name == "mrnet" and raters < 2:
-        raise ValueError("system mrnet learns from raters who differ: it needs a dataset with two or more")
-    # heads of one convolution are channels of it
+        raise ValueError(
+            "system mrnet learns from differences between raters: it needs a dataset with two or more"
+        )
+    # the heads are channels of one convolution
     num_outputs = num_classes * raters if name == "multi_head" else num_classes
     network = build_model(num_channels=num_channels, num_classes=num_outputs, **model)
     if name == "mc_dropout":

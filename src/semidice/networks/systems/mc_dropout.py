@@ -2,12 +2,12 @@
 
     prob = 1/T sum_t softmax(network with dropout t)
 
-As published: dropout in training, and at prediction too, where each draw is a network from an approximate
-posterior and their predictions are averaged; all other layers as at prediction. Where it is put follows
-Bayesian SegNet (Kendall et al., BMVC 2017): the deepest layers, with probability 1/2.
-Decided here: whole channels, of the two deepest levels of the encoder. The channels that a draw drops are the
-same for all images, and come from the recipe's seed on the CPU. So a prediction depends on neither batch,
-device nor process, neighbouring windows are of the same networks, and the encoder runs once.
+Published: dropout in training and also at prediction. Each draw at prediction is a network from an
+approximate posterior; the predictions of the draws are averaged. All other layers are in eval mode. Dropout
+is applied as in Bayesian SegNet (Kendall et al., BMVC 2017): in the deepest layers, with probability 1/2.
+Decided here: whole channels of the two deepest levels of the encoder are dropped. A draw drops the same
+channels of all images; they are drawn on the CPU from the seed of the recipe. So a prediction does not depend
+on batch, device or process, all windows of an image see the same networks, and the encoder runs once.
 """
 
 import torch
@@ -32,11 +32,11 @@ class MCDropout(System):
         generator = torch.Generator().manual_seed(seed)
         for level, channels in enumerate(self.trunk.level_channels[-_NUM_LEVELS:]):
             kept = torch.rand(num_samples, channels, generator=generator) >= dropout
-            # not in checkpoints: the recipe has what they are made of
+            # not in checkpoints: they follow from the recipe
             self.register_buffer(f"scale{level}", kept.float() / (1 - dropout), persistent=False)
 
     def forward(self, image: Float[Tensor, "N channels H W"]) -> Float[Tensor, "N C H W"]:
-        """Logits, in training with channels dropped anew for each image."""
+        """Logits; in training, each image has its own dropped channels."""
         levels = self.trunk.encode(image)
         deepest = [F.dropout2d(level, self.dropout, self.training) for level in levels[-_NUM_LEVELS:]]
         return self.trunk.predict(self.trunk.decode([*levels[:-_NUM_LEVELS], *deepest]))

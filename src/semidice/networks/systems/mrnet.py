@@ -1,13 +1,13 @@
-"""MRNet (Ji et al., CVPR 2021): a prediction for any weighting of the raters, refined where they differ.
+"""MRNet (Ji et al., CVPR 2021): a prediction for any weights of the raters, refined where the raters differ.
 
-    EIM   deepest features, and rater weights v as state of a ConvLSTM, one step --> decoder --> coarse
-    MRM   image and coarse prediction --> what each rater would have drawn
-    MPM   their standard deviation and the coarse probability attend to the decoder's features --> final
+    EIM   deepest features, and rater weights v as the state of a ConvLSTM, one step --> decoder --> coarse
+    MRM   image and coarse prediction --> the mask that each rater would draw
+    MPM   their standard deviation and the coarse probability weight the decoder's features --> final
 
-From the paper's description and the authors' released code: an image is trained on under three weightings,
-equal, random (whole numbers 1 to 10, normalised) and one rater alone, which count 3 : 2 : 1; coarse and final
-learn sum_r v_r (what rater r drew), MRM what each rater drew; a module learns from its own loss alone, what
-it is given is detached; it predicts with equal weights.
+From the paper and the authors' released code: each image is trained with three sets of rater weights: equal,
+random (whole numbers 1 to 10, normalised) and one rater alone. Their losses count 3 : 2 : 1. The coarse and
+the final prediction learn sum_r v_r (mask of rater r); MRM learns the mask of each rater. Each module learns
+from its own loss alone; its inputs are detached. Prediction uses equal weights.
 Decided here: the recipe's network and a ConvLSTM of at most 512 channels; MRM is a small_unet with a head for
 each rater; MPM blurs with a fixed Gaussian; one optimiser; the recipe's loss in place of cross entropy;
 absent raters have weight 0. `label` of the recipe is not used. Reasons are in docs/systems.md.
@@ -21,20 +21,20 @@ from jaxtyping import Bool, Float, Float32
 from torch import Tensor, nn
 
 from ...losses.segmentation import SegmentationLoss
-from ..models import SmallUNet
+from ..small_unet import SmallUNet
 from .system import System, TrainingLabels, rater_losses, sum_of
 from .trunk import Trunk
 
-# of the three weightings in `draw_weights`
+# how much the losses of the three sets of weights in `draw_weights` count
 _SHARES = (3 / 6, 2 / 6, 1 / 6)
-_WIDEST_STATE = 512
-_WIDTH = 64
-# of the blur, in pixels; 31 taps hold three of them either side
+_MAX_STATE_CHANNELS = 512
+_NUM_REFINED = 64
+# of the blur, in pixels: 31 taps reach three standard deviations to each side
 _SIGMA, _REACH = 5.0, 15
 
 
 class MRNetOutput(NamedTuple):
-    """Logits under K weightings of the raters, those of a weighting side by side."""
+    """Logits for K sets of rater weights; "images" is K x N, the N images of one set are adjacent."""
 
     weight: Float32[Tensor, "K N R"]
     coarse: Float[Tensor, "images C H W"]
@@ -43,7 +43,7 @@ class MRNetOutput(NamedTuple):
 
 
 class MRNet(System):
-    """network: gives the coarse prediction, with the weights of the raters in its deepest level."""
+    """network: makes the coarse prediction; the rater weights enter its deepest level."""
 
     needs_raters: ClassVar[bool] = True
 
@@ -58,7 +58,7 @@ class MRNet(System):
     def forward(
         self, image: Float[Tensor, "N channels H W"], present: Bool[Tensor, "N R"] | None = None
     ) -> MRNetOutput:
-        """In training under the three weightings of `draw_weights`, else under equal weights."""
+        """Logits for the three sets of weights of `draw_weights`; in eval mode, for equal weights."""
         if present is None:
             present = torch.ones(len(image), self.num_raters, dtype=torch.bool, device=image.device)
         weight = draw_weights(present) if self.training else _normalised(present.float()).unsqueeze(0)
@@ -67,9 +67,9 @@ class MRNet(System):
     def weighted(
         self, image: Float[Tensor, "N channels H W"], weight: Float32[Tensor, "K N R"]
     ) -> MRNetOutput:
-        """All outputs under given weights, which sum to one over the raters."""
+        """Logits for the given weights, which sum to one over the raters."""
         num_weightings = len(weight)
-        # the encoder does not know the weights, so it runs once
+        # the encoder does not depend on the weights, so it runs once
         levels = [level.repeat(num_weightings, 1, 1, 1) for level in self.trunk.encode(image)]
         levels[-1] = self.inference(levels[-1], weight.flatten(0, 1))
         features = self.trunk.decode(levels)
@@ -106,18 +106,18 @@ class MRNet(System):
     def probability(
         self, image: Float[Tensor, "N channels H W"], weight: Float32[Tensor, "N R"] | None = None
     ) -> Float32[Tensor, "N C H W"]:
-        """The final prediction; weight: of the raters, by default equal."""
+        """The final prediction; weight: of each rater, by default equal."""
         if weight is None:
             weight = torch.full((len(image), self.num_raters), 1 / self.num_raters, device=image.device)
         return self.weighted(image, weight.unsqueeze(0)).final.float().softmax(1)
 
 
 class ExpertiseInference(nn.Module):
-    """EIM: one step of a ConvLSTM from the embedded weights as its state, with the features as its input."""
+    """EIM: one step of a ConvLSTM. Its state is the embedded weights, its input the deepest features."""
 
     def __init__(self, channels: int, num_raters: int) -> None:
         super().__init__()
-        width = min(channels, _WIDEST_STATE)
+        width = min(channels, _MAX_STATE_CHANNELS)
         self.embed = nn.Conv2d(num_raters, width, 3, padding=1)
         self.gates = nn.Conv2d(2 * width, 4 * width, 3, padding=1)
         self.narrow: nn.Module = nn.Conv2d(channels, width, 1) if width < channels else nn.Identity()
@@ -135,12 +135,12 @@ class ExpertiseInference(nn.Module):
 
 
 class Perception(nn.Module):
-    """MPM: features weighted by where raters would differ and by the coarse prediction, then a last layer."""
+    """MPM: features weighted by the raters' differences and by the coarse prediction, then a last layer."""
 
     def __init__(self, num_features: int, num_classes: int) -> None:
         super().__init__()
-        self.refine = nn.Sequential(_block(num_features, _WIDTH), _block(_WIDTH, _WIDTH))
-        self.last = nn.Conv2d(2 * (num_classes - 1) * _WIDTH, num_classes, 3, padding=1)
+        self.refine = nn.Sequential(_block(num_features, _NUM_REFINED), _block(_NUM_REFINED, _NUM_REFINED))
+        self.last = nn.Conv2d(2 * (num_classes - 1) * _NUM_REFINED, num_classes, 3, padding=1)
         steps = torch.arange(-_REACH, _REACH + 1, dtype=torch.float32)
         taps = torch.exp(-0.5 * (steps / _SIGMA) ** 2)
         self.register_buffer("taps", taps / taps.sum(), persistent=False)
@@ -155,7 +155,7 @@ class Perception(nn.Module):
         if features.shape[2:] != size:
             features = F.interpolate(features, size, mode="bilinear")
         features = self.refine(features)
-        # a rater alone has no deviation; over all of them it is at most one half
+        # correction=0: the deviation of a single rater is 0
         differ = raters[:, :, 1:].std(1, correction=0)
         attention = self._attention(torch.cat([prob[:, 1:], differ], 1)).to(features.dtype)
         weighted = features.unsqueeze(1) * (1 + attention.unsqueeze(2))
@@ -163,7 +163,7 @@ class Perception(nn.Module):
         return logits
 
     def _attention(self, maps: Float32[Tensor, "N maps H W"]) -> Float[Tensor, "N maps H W"]:
-        """The map or its blur scaled to [0, 1], whichever is more: what is near counts too."""
+        """The larger of each map and its blur scaled to [0, 1], so that pixels near it count too."""
         taps: Tensor = self.get_buffer("taps")
         single = maps.flatten(0, 1).unsqueeze(1)
         blurred = F.conv2d(single, taps.view(1, 1, -1, 1), padding=(_REACH, 0))
@@ -173,26 +173,26 @@ class Perception(nn.Module):
 
 
 def draw_weights(present: Bool[Tensor, "N R"]) -> Float32[Tensor, "3 N R"]:
-    """Weights of the raters present in each image: equal, at random, and one of them alone.
+    """Three sets of weights of the raters present in each image: equal, random, and one rater alone.
 
-    From the default generator of the device.
+    Random numbers come from the default generator of the device.
     """
-    there = present.float()
+    is_present = present.float()
     numbers = torch.rand(2, *present.shape, device=present.device)
-    random = (1 + (10 * numbers[0]).floor()) * there
-    # the highest number among those present; an absent one has less than all of them
-    chosen = (numbers[1] + there).argmax(1, keepdim=True)
-    alone = torch.zeros_like(there).scatter(1, chosen, 1.0)
-    return torch.stack([_normalised(there), _normalised(random), alone])
+    random = (1 + (10 * numbers[0]).floor()) * is_present
+    # the highest number among the raters present; + 1 for them keeps absent raters below
+    chosen = (numbers[1] + is_present).argmax(1, keepdim=True)
+    alone = torch.zeros_like(is_present).scatter(1, chosen, 1.0)
+    return torch.stack([_normalised(is_present), _normalised(random), alone])
 
 
 def fused_label(
     raters: Float32[Tensor, "N R C H W"], weight: Float32[Tensor, "N R"]
 ) -> Float32[Tensor, "N C H W"]:
-    """What the raters drew, averaged with weights."""
-    drawn = zip(raters.unbind(1), weight.unbind(1), strict=True)
-    fused = sum_of([mask * share.view(-1, 1, 1, 1) for mask, share in drawn])
-    # weights may add up to one and a rounding
+    """The weighted mean of the raters' masks."""
+    pairs = zip(raters.unbind(1), weight.unbind(1), strict=True)
+    fused = sum_of([mask * share.view(-1, 1, 1, 1) for mask, share in pairs])
+    # by rounding, the weights may sum to a little more than one
     return fused.clamp(max=1)
 
 

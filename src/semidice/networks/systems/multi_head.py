@@ -1,12 +1,12 @@
-"""A head for each rater (after Guan et al., AAAI 2018): one network, whose last layer there is once a rater.
+"""A head for each rater (after Guan et al., AAAI 2018): one network with one last layer per rater.
 
-    loss = mean over raters of loss(head r, what rater r drew)      prob = mean over raters of softmax(head r)
+    loss = mean over raters of loss(head r, mask of rater r)      prob = mean over raters of softmax(head r)
 
-As published: everything up to the last layer is shared, each head learns from its own rater alone, cases that
-a rater did not look at leave his head as it is, and the answer is the mean of the heads.
-Decided here: segmentation in place of classification, hence a last layer with as many channels as raters and
-classes together; the recipe's loss for each head; equal weights of the heads, which the authors also learn.
-`label` of the recipe is not used.
+Published: all layers but the last are shared. Each head learns from its own rater alone. A case that a rater
+did not annotate does not change the head of this rater. The prediction is the mean of the heads.
+Decided here: segmentation in place of classification, so the last layer has (raters x classes) channels; the
+recipe's loss for each head; equal weights of the heads, which the authors also learn. `label` of the recipe
+is not used.
 """
 
 from typing import ClassVar
@@ -19,7 +19,7 @@ from .system import System, TrainingLabels, rater_losses
 
 
 class MultiHead(System):
-    """network: with `num_raters * num_classes` output channels, those of a rater side by side."""
+    """network: with `num_raters * num_classes` output channels; the classes of a rater are adjacent."""
 
     needs_raters: ClassVar[bool] = True
 
@@ -30,7 +30,7 @@ class MultiHead(System):
     def forward(
         self, image: Float[Tensor, "N channels *space"], present: Bool[Tensor, "N R"] | None = None
     ) -> Float[Tensor, "N R C *space"]:
-        """Logits of each head; who looked matters to the loss alone."""
+        """Logits of each head; `present` is used by the loss alone."""
         logits: Tensor = self.network(image)
         heads: Tensor = logits.unflatten(1, (self.num_raters, -1))
         return heads

@@ -3,13 +3,14 @@
     prob_c = relu(a_c) / max of relu(a) over the image        c a foreground class
     loss   = adaptive wing loss of prob_c against the soft mask, mean over classes and valid voxels
 
-As published: soft masks stay soft through augmentation, the last activation is a normalised ReLU, the loss is
-the adaptive wing loss (Wang et al., ICCV 2019) with the values of its paper, alpha 2.1, omega 14, epsilon 1,
-theta 0.5; omega only scales it, as a learning rate does.
-Decided here: the maximum is of each image, so that a prediction does not depend on others in its batch; the
-background is what classes leave, and where they exceed one together they are divided by their sum. Channel 0
-of the network, and `loss` of the recipe, are not used. Left out: weights of voxels near landmarks of a face.
-By its definition every image with a positive value has a voxel of probability one, be there a lesion or not.
+Published: soft masks stay soft through augmentation, the last activation is a normalised ReLU, the loss is
+the adaptive wing loss (Wang et al., ICCV 2019) with the values of its paper: alpha 2.1, omega 14, epsilon 1,
+theta 0.5. (omega only scales the loss, as a learning rate does.)
+Decided here: the maximum is taken over each image, so a prediction does not depend on the other images of its
+batch. The background is one minus the sum of the classes; if this sum exceeds one, the classes are divided by
+it. Channel 0 of the network and `loss` of the recipe are not used. Left out: weights of voxels near landmarks
+of a face. By definition, every image with a positive value has a voxel of probability one, with or without a
+lesion.
 """
 
 from jaxtyping import Bool, Float, Float32
@@ -19,18 +20,18 @@ from ...losses.segmentation import SegmentationLoss
 from ...overlap.stats import sum_across_processes
 from .system import System, TrainingLabels
 
-# below it an image has no foreground; dividing by less would make gradients overflow
-_SMALLEST = 1e-6
+# an image whose maximum is below has no foreground; dividing by less would make gradients overflow
+_MIN_MAXIMUM = 1e-6
 
 
 def normalised_relu(activation: Float[Tensor, "N classes *space"]) -> Float[Tensor, "N classes *space"]:
-    """The positive part divided by its maximum in each image; where classes exceed one, by their sum.
+    """The positive part divided by its maximum in each image; if classes sum to more than 1, by their sum.
 
-    An image without a positive value is 0 everywhere, and so is its gradient.
+    For an image without a positive value, all probabilities and gradients are 0.
     """
     positive = activation.relu()
     highest = positive.amax(tuple(range(1, positive.ndim)), keepdim=True)
-    share = positive / highest.clamp_min(_SMALLEST)
+    share = positive / highest.clamp_min(_MIN_MAXIMUM)
     return share / share.sum(1, keepdim=True).clamp_min(1)
 
 
@@ -63,7 +64,7 @@ def adaptive_wing_loss(
 
 
 class SoftSeg(System):
-    """A network whose foreground channels are regressed onto the soft label."""
+    """A network whose foreground channels are fitted to the soft label by regression."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()

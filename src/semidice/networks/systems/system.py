@@ -1,11 +1,11 @@
-"""What a system is to the engine: a network that knows its losses and its way from an image to a probability.
+"""The interface of a system: a network that defines its own losses and its own probability.
 
     output = system(image)  or  system(image, present) if it needs raters     under the recipe's precision
     total, parts = system.losses(output, labels, loss)                        in float32
     prob = system.probability(image)                                          in eval mode, without gradients
 
-A network of `models` that is trained as it is, the system `standard`, is none of these: its loss is the
-recipe's, its probability the softmax. Nothing here waits for the device, so a step can be recorded.
+The system `standard` is not a `System` but a plain network of `build_model`: its loss is the recipe's, its
+probability the softmax. Nothing here waits for the device, so a step can be recorded as a CUDA graph.
 """
 
 from abc import ABC, abstractmethod
@@ -24,7 +24,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class TrainingLabels(NamedTuple):
-    """The labels of a batch, as `data.batches.Batch` has them; the last two for systems that need raters."""
+    """The labels of a batch, as in `data.batches.Batch`; the last two are for systems that need raters."""
 
     target: Float32[Tensor, "N C *space"]
     valid: Bool[Tensor, "N *space"]
@@ -32,14 +32,14 @@ class TrainingLabels(NamedTuple):
     present: Bool[Tensor, "N R"] | None = None
 
     def of_raters(self) -> tuple[Float32[Tensor, "N R C *space"], Bool[Tensor, "N R"]]:
-        """What the raters drew, and who looked; a ValueError if the batch was made without."""
+        """The masks of the raters, and which of them annotated; a ValueError if the batch has no raters."""
         if self.raters is None or self.present is None:
-            raise ValueError("this system needs what each rater drew: make batches with with_raters=True")
+            raise ValueError("this system needs the mask of each rater: make batches with with_raters=True")
         return self.raters, self.present
 
 
 class System(nn.Module, ABC):
-    """A network with losses and a probability of its own; one that lacks either cannot be made."""
+    """A network with its own losses and its own probability."""
 
     needs_raters: ClassVar[bool] = False
 
@@ -47,11 +47,11 @@ class System(nn.Module, ABC):
     def losses(
         self, output: Any, labels: TrainingLabels, loss: SegmentationLoss
     ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
-        """What is minimised, and its terms by name, detached, for a log. loss: the recipe's."""
+        """The loss to minimise, and its detached terms by name for the log. loss: the recipe's."""
 
     @abstractmethod
     def probability(self, image: Float[Tensor, "N channels *space"]) -> Float32[Tensor, "N C *space"]:
-        """Class probabilities of normalised images; a function of weights, seed and image alone."""
+        """Class probabilities of normalised images; they depend on weights, seed and image alone."""
 
 
 def network_probability(
@@ -85,26 +85,26 @@ def rater_losses(
     valid: Bool[Tensor, "N *space"],
     loss: SegmentationLoss,
 ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
-    """The loss of each rater's prediction against what he drew, averaged over raters.
+    """The loss of each rater's prediction against the rater's mask, averaged over raters.
 
-    A rater weighs as much as the images of the batch he has looked at; one who did not look at an image adds
-    nothing to the loss or its gradient there.
+    The weight of a rater is the number of annotated images in the batch. An image that a rater did not
+    annotate adds nothing to the loss or gradient of this rater.
     """
-    seen = sum_across_processes(present.sum(0).float())
-    # a case has at least one rater
-    share = seen / seen.sum()
+    num_annotated = sum_across_processes(present.sum(0).float())
+    # not 0 / 0: every case has at least one rater
+    share = num_annotated / num_annotated.sum()
     space = [1] * (valid.ndim - 1)
     totals, terms = [], []
     for rater in range(logits.shape[1]):
-        looked = valid & present[:, rater].view(-1, *space)
-        total, parts = loss(logits[:, rater], raters[:, rater], looked, parts=True)
+        annotated = valid & present[:, rater].view(-1, *space)
+        total, parts = loss(logits[:, rater], raters[:, rater], annotated, parts=True)
         totals.append(share[rater] * total)
         terms.append({name: share[rater] * part for name, part in parts.items()})
     return sum_of(totals), {name: sum_of([part[name] for part in terms]) for name in terms[0]}
 
 
 def sum_of(parts: list[Tensor]) -> Tensor:
-    """Their sum, first to last."""
+    """The sum of the parts, added from first to last."""
     total = parts[0]
     for part in parts[1:]:
         total = total + part

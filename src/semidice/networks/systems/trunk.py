@@ -1,7 +1,8 @@
-"""A network of `models` taken apart: image --encode--> levels --decode--> features --predict--> logits.
+"""A network split into three parts: image --encode--> levels --decode--> features --predict--> logits.
 
-Holds for small_unet and for every architecture of smp that is an encoder, a decoder and a last layer; others,
-such as dpt, are refused by name. Level 0 of smp is the image itself.
+Works with small_unet and with every architecture of smp that consists of an encoder, a decoder and a last
+layer. Other architectures, such as dpt, are refused by name. Level 0 of an encoder of smp is the image
+itself.
 """
 
 from collections.abc import Sequence
@@ -10,11 +11,11 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ..models import SmallUNet
+from ..small_unet import SmallUNet
 
 
 class Trunk(nn.Module):
-    """The parts of a network. level_channels: of each level; num_features: what the last layer is given."""
+    """The parts of a network. level_channels: of each level. num_features: inputs of the last layer."""
 
     def __init__(self, network: Any) -> None:
         super().__init__()
@@ -33,7 +34,7 @@ class Trunk(nn.Module):
         return list(network.encode(image) if isinstance(network, SmallUNet) else network.encoder(image))
 
     def decode(self, levels: Sequence[Tensor]) -> Float[Tensor, "N features h w"]:
-        """What the last layer is given; in some architectures smaller than the image."""
+        """The input of the last layer; in some architectures smaller than the image."""
         network, levels = self.network, list(levels)
         features: Tensor = (
             network.decode(levels) if isinstance(network, SmallUNet) else network.decoder(levels)
@@ -41,7 +42,7 @@ class Trunk(nn.Module):
         return features
 
     def predict(self, features: Float[Tensor, "N features h w"]) -> Float[Tensor, "N C H W"]:
-        """Logits of the image's size."""
+        """Logits in the size of the image."""
         logits: Tensor = self.network.segmentation_head(features)
         return logits
 
@@ -51,6 +52,6 @@ def _check_parts(network: nn.Module) -> None:
 
     if not isinstance(network, SegmentationModel) or type(network).forward is not SegmentationModel.forward:
         raise ValueError(
-            f"this system needs an architecture with an encoder, a decoder and a last layer that can be run "
-            f"one by one, such as unet; {type(network).__name__} is none"
+            "this system needs an architecture with an encoder, a decoder and a last layer that can be run "
+            f"one by one, such as unet; got {type(network).__name__}"
         )
