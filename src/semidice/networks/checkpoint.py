@@ -10,10 +10,8 @@ not stored, because every random draw of a training is a function of the seed an
 """
 
 import json
-import queue
-import threading
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ..paths import atomic_write
+
+# checkpoints in memory that are not written yet; beyond that, training waits
+_MAX_WAITING = 2
 
 
 def checkpoint_tensors(model: nn.Module, optimiser: torch.optim.Optimizer | None = None) -> dict[str, Tensor]:
@@ -54,7 +55,8 @@ class Checkpoint:
         try:
             with safe_open(path, framework="pt") as file:
                 self.progress: dict[str, Any] = json.loads((file.metadata() or {})["progress"])
-                self.tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                names = file.keys()
+                self.tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in names}
         except FileNotFoundError:
             raise ValueError(f"there is no checkpoint {path}") from None
         except (SafetensorError, OSError, KeyError, json.JSONDecodeError) as error:
@@ -109,14 +111,12 @@ class CheckpointWriter:
     """Writes checkpoints one after the other in a thread, while training continues.
 
     `put` copies the tensors and returns; a separate stream moves the copies off a GPU. `close` waits for the
-    thread. An error of the thread, such as a full disk, is raised by the next `put` or `close`.
+    thread. An error of the thread, such as a full disk, is raised by a later `put`, or by `close`.
     """
 
     def __init__(self) -> None:
-        self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue(2)
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._work, name="checkpoints", daemon=True)
-        self._thread.start()
+        self._thread = ThreadPoolExecutor(1, "checkpoints")
+        self._jobs: list[Future[None]] = []
 
     def put(
         self,
@@ -126,37 +126,33 @@ class CheckpointWriter:
         progress: Mapping[str, Any],
     ) -> None:
         """Copy the current state and write it in the thread."""
-        self._raise_error()
+        self._wait(_MAX_WAITING)
         tensors = checkpoint_tensors(model, optimiser)
         device = next(iter(tensors.values())).device
-        if device.type != "cuda":
-            self._jobs.put(partial(write_checkpoint, path, tensors, dict(progress)))
-            return
-        copied = torch.cuda.Event()
-        copied.record()
-
-        def write() -> None:
-            with torch.cuda.stream(torch.cuda.Stream(device)):
-                copied.wait()
-                write_checkpoint(path, tensors, progress)
-
-        self._jobs.put(write)
+        copied = torch.cuda.Event() if device.type == "cuda" else None
+        if copied is not None:
+            copied.record()
+        self._jobs.append(self._thread.submit(_write_copies, path, tensors, dict(progress), copied))
 
     def close(self) -> None:
         """Wait until all checkpoints are on the disk."""
-        self._jobs.put(None)
-        self._thread.join()
-        self._raise_error()
+        try:
+            self._wait(0)
+        finally:
+            self._thread.shutdown()
 
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            try:
-                job()
-            # stored, because an exception in this thread would not reach the training
-            except BaseException as error:
-                self._error = error
+    def _wait(self, max_waiting: int) -> None:
+        """Wait until at most so many jobs are not finished; raise the error of a finished one."""
+        while self._jobs and (len(self._jobs) > max_waiting or self._jobs[0].done()):
+            self._jobs.pop(0).result()
 
-    def _raise_error(self) -> None:
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
+
+def _write_copies(
+    path: Path, tensors: Mapping[str, Tensor], progress: Mapping[str, Any], copied: torch.cuda.Event | None
+) -> None:
+    if copied is None:
+        write_checkpoint(path, tensors, progress)
+        return
+    with torch.cuda.stream(torch.cuda.Stream(next(iter(tensors.values())).device)):
+        copied.wait()
+        write_checkpoint(path, tensors, progress)

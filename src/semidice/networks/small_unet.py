@@ -36,11 +36,11 @@ class SmallUNet(nn.Module):
         self.level_channels = tuple(channels)
         in_channels = [num_channels, *channels[:-1]]
         self.down = nn.ModuleList(
-            nn.Sequential(_block(before, width, norm), _block(width, width, norm))
+            nn.Sequential(conv_block(before, width, norm), conv_block(width, width, norm))
             for before, width in zip(in_channels, channels, strict=True)
         )
         self.lift = nn.ModuleList(nn.Conv2d(below, width, 1) for width, below in pairwise(channels))
-        self.up = nn.ModuleList(_block(width, width, norm) for width in channels[:-1])
+        self.up = nn.ModuleList(conv_block(width, width, norm) for width in channels[:-1])
         self.segmentation_head: nn.Module = nn.Sequential(nn.Conv2d(channels[0], num_classes, 1))
 
     def forward(self, image: Float[Tensor, "N channels H W"]) -> Float[Tensor, "N C H W"]:
@@ -67,7 +67,8 @@ class SmallUNet(nn.Module):
         return below
 
 
-def _block(before: int, width: int, norm: str) -> nn.Sequential:
+def conv_block(before: int, width: int, norm: str = "batch") -> nn.Sequential:
+    """Convolution, normalisation ("batch" or "group"), ReLU."""
     # no bias: the normalisation would remove it
     normalise = nn.BatchNorm2d(width) if norm == "batch" else nn.GroupNorm(8, width)
     return nn.Sequential(nn.Conv2d(before, width, 3, padding=1, bias=False), normalise, nn.ReLU(inplace=True))

@@ -6,12 +6,11 @@ checkpoint continues from it. The case table of the run joins the tables of its 
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
 from lightning_fabric import Fabric
-from torch import nn
 
 from ..data.batches import WholeCases
 from ..data.dataset import Dataset
@@ -121,12 +120,18 @@ def cross_validate(
 def _predict_and_score(fold_run: FoldRun, fabric: Fabric) -> None:
     """Predict and store the validation cases, then score the stored files. Each process takes some cases."""
     recipe = fold_run.recipe
+    dataset = fold_run.dataset
     network = fold_run.run.network(fold_run.fold, device=fabric.device)
     cases = fold_run.validation_cases[fabric.global_rank :: fabric.world_size]
-    _store_predictions(fold_run, network, cases, fabric)
+    for batch in WholeCases(dataset, cases, batch_size=recipe.batch_size, device=fabric.device):
+        probs = network_probability(network, batch.image, dtype=recipe.precision.dtype).cpu()
+        for number, prob in zip(batch.case.tolist(), probs, strict=True):
+            case = dataset.cases[number]
+            inside = prob[(slice(None), *(slice(0, size) for size in case.shape))]
+            write_prediction(fold_run.folder.prediction(case.name), inside)
     # `score_fold` returns the scores of all processes
     table = score_fold(
-        fold_run.dataset,
+        dataset,
         cases,
         fold_run.folder,
         metrics=recipe.validation.metrics,
@@ -135,13 +140,3 @@ def _predict_and_score(fold_run: FoldRun, fabric: Fabric) -> None:
     )
     if fabric.is_global_zero:
         write_cases(table, fold_run.folder.cases)
-
-
-def _store_predictions(fold_run: FoldRun, network: nn.Module, cases: Sequence[int], fabric: Fabric) -> None:
-    recipe, dataset = fold_run.recipe, fold_run.dataset
-    for batch in WholeCases(dataset, cases, batch_size=recipe.batch_size, device=fabric.device):
-        probs = network_probability(network, batch.image, dtype=recipe.precision.dtype).cpu()
-        for number, prob in zip(batch.case.tolist(), probs, strict=True):
-            case = dataset.cases[number]
-            inside = prob[(slice(None), *(slice(0, size) for size in case.shape))]
-            write_prediction(fold_run.folder.prediction(case.name), inside)

@@ -1,7 +1,7 @@
-"""Batch normalisation over the batches of all processes, on a CPU too, so that two processes equal one.
+"""Batch normalisation over the batches of all processes, also on a CPU, so that two processes equal one.
 
-On a GPU torch's own synchronised layers do this. They refuse a CPU, where the same is written here with the
-differentiable sum that the losses use: mean first, then the mean square about it, as one process does.
+On a GPU, torch's own synchronised layers are used. They do not support a CPU; there, the layer below uses the
+differentiable sum of the losses: first the mean, then the mean square about it, as in one process.
 """
 
 import torch
@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from ..overlap.stats import sum_across_processes
 
 
-class _AcrossProcesses(nn.modules.batchnorm._BatchNorm):
-    """A batch norm whose training statistics are those of all processes together."""
+class _SynchronisedNorm(nn.modules.batchnorm._BatchNorm):
+    """A batch norm whose training statistics are taken over all processes."""
 
     def forward(self, batch: Tensor) -> Tensor:
         if not self.training:
@@ -46,7 +46,7 @@ class _AcrossProcesses(nn.modules.batchnorm._BatchNorm):
 
 
 def synchronise_norms(model: nn.Module, device: torch.device) -> nn.Module:
-    """The model with every batch norm taking its statistics from all processes; weights and names stay."""
+    """The model with synchronised batch norms; weights and names stay the same."""
     from timm.layers.norm_act import BatchNormAct2d, convert_sync_batchnorm
 
     if device.type == "cuda":
@@ -56,12 +56,12 @@ def synchronise_norms(model: nn.Module, device: torch.device) -> nn.Module:
         setattr(model, name, synchronise_norms(child, device))
     if isinstance(model, BatchNormAct2d):
         raise ValueError(
-            "training in several processes on a CPU is not possible with this encoder, whose batch norm and "
+            "this encoder cannot be trained in several processes on a CPU, because its batch norm and "
             "activation are one layer; use a GPU, one process, or an encoder of smp such as resnet50"
         )
     if not isinstance(model, nn.modules.batchnorm._BatchNorm):
         return model
-    layer = _AcrossProcesses(
+    layer = _SynchronisedNorm(
         model.num_features, model.eps, model.momentum, model.affine, model.track_running_stats
     )
     layer.load_state_dict(model.state_dict())

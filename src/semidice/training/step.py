@@ -1,14 +1,14 @@
-"""One optimiser step, from case numbers to new weights, with nothing in it that waits for the device.
+"""One optimiser step, from case numbers to new weights, without waiting for the device.
 
     feed (CPU) --copy--> batches.make --network--> loss --backward--> clip, update
 
-Where the device allows, the whole of it is recorded once as a CUDA graph and replayed. Random numbers come
-from the default generators, which are seeded for every step, so a step is a function of the weights, the
-seed and its number: eager or replayed, resumed or not.
+If the device allows, the step is recorded once as a CUDA graph and replayed. Random numbers come from the
+default generators, which are seeded at every step. So a step is a function of the weights, the seed and its
+number, whether it is eager, replayed or resumed.
 """
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from lightning_fabric import Fabric
@@ -16,17 +16,15 @@ from torch import Tensor, nn
 
 from ..data.batches import Batches, Feed
 from ..losses.distillation import DistillationLoss, Teacher
-from ..losses.segmentation import SegmentationLoss
 from ..networks.systems import DTYPES, System, TrainingLabels
 from ..recipes import Recipe
 
-# eager steps before a graph is recorded: libraries choose their algorithms, optimisers make their state
-_WARM_UP = 3
-_MASK = 2**63 - 1
+# eager steps before a graph is recorded: libraries choose their algorithms, optimisers create their state
+_NUM_WARM_UP = 3
 
 
 def step_seed(seed: int, fold: int, step: int, rank: int = 0) -> int:
-    """A seed of its own for every step of every fold; step -1 is that of the initial weights.
+    """A different seed for every step of every fold; step -1 seeds the initial weights.
 
     >>> step_seed(0, 0, -1) == step_seed(0, 0, -1), step_seed(0, 0, 1) == step_seed(0, 1, 0)
     (True, False)
@@ -35,15 +33,15 @@ def step_seed(seed: int, fold: int, step: int, rank: int = 0) -> int:
     for part in (seed, fold, step + 1, rank):
         mixed = ((mixed ^ part) * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) % 2**64
         mixed ^= mixed >> 29
-    return mixed & _MASK
+    return mixed % 2**63
 
 
 class TrainingStep:
-    """Runs steps: `step(feed, number)` gives the loss and its terms, on the device, in the order of `names`.
+    """`step(feed, number)` returns the loss and its terms on the device, in the order of `names`.
 
-    The values of a step stay valid until the next one. On a GPU the optimiser leaves the weights as they are
-    from the first loss on that is not finite; `engine` reads that some steps later and stops.
-    system: what `network` trains, where its losses are its own.
+    The returned tensor is valid until the next step. On a GPU, the optimiser stops changing the weights at
+    the first loss that is not finite; `engine` reads the losses some steps later and stops the training.
+    system: the system inside `network`, if it defines its own losses.
     """
 
     def __init__(
@@ -59,20 +57,14 @@ class TrainingStep:
         fold: int,
         system: System | None = None,
     ) -> None:
-        self.system = system
         self.recipe, self.fabric, self.network, self.optimiser = recipe, fabric, network, optimiser
         self.batches, self.teacher, self.num_steps, self.fold = batches, teacher, num_steps, fold
-        self.device = fabric.device
+        self.system, self.device = system, fabric.device
         self.names: tuple[str, ...] = ()
-        self.mix = recipe.loss.build(sync=fabric.world_size > 1).to(self.device)
-        self.loss: SegmentationLoss | DistillationLoss = self.mix
+        self.loss = recipe.loss.build(sync=fabric.world_size > 1).to(self.device)
         if recipe.teacher is not None:
-            self.loss = DistillationLoss(
-                self.mix,
-                label_weight=recipe.teacher.label_weight,
-                teacher_weight=recipe.teacher.teacher_weight,
-                terms=recipe.teacher.terms,
-            )
+            weights = recipe.teacher.model_dump(include={"label_weight", "teacher_weight", "terms"})
+            self.distillation_loss = DistillationLoss(self.loss, **weights)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=recipe.precision.dtype == "fp16")
         self.diverged = torch.zeros((), device=self.device)
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -80,25 +72,24 @@ class TrainingStep:
         self._feed: Feed | None = None
         self._parts = torch.zeros(0, device=self.device)
         if self.device.type == "cuda" and not self.scaler.is_enabled():
-            # fused optimisers look at this on the device, as they do for a gradient scaler
+            # fused optimisers read these on the device, as they do with a gradient scaler
             self.optimiser.found_inf = self.diverged  # type: ignore[attr-defined]
             self.optimiser.grad_scale = None  # type: ignore[attr-defined]
 
     def __call__(self, feed: Feed, number: int) -> Tensor:
         self._set_rate(number)
-        torch.manual_seed(step_seed(self.recipe.seed, self.fold, number, self.fabric.global_rank))
+        seed = step_seed(self.recipe.seed, self.fold, number, self.fabric.global_rank)
+        torch.manual_seed(seed)
         self._feed = self._on_device(feed)
+        if self._graph is None and self._uses_graph() and self._num_eager >= _NUM_WARM_UP:
+            self._record()
+            # recording runs nothing, but it may have advanced the generators
+            torch.manual_seed(seed)
         if self._graph is not None:
             self._graph.replay()
-            return self._parts
-        if self._uses_graph() and self._num_eager >= _WARM_UP:
-            self._graph = self._recorded()
-            # recording runs nothing; the seed is set anew because it may have moved the generator
-            torch.manual_seed(step_seed(self.recipe.seed, self.fold, number, self.fabric.global_rank))
-            self._graph.replay()
-            return self._parts
-        self._num_eager += 1
-        self._parts = self._run()
+        else:
+            self._num_eager += 1
+            self._parts = self._run()
         return self._parts
 
     def rate(self, number: int) -> float:
@@ -120,10 +111,10 @@ class TrainingStep:
             return feed
         if self._feed is None:
             return feed.to(self.device)
-        # the same memory at every step: a graph reads where it was recorded
-        for place, part in zip(self._feed, feed, strict=True):
-            if place is not None and part is not None:
-                place.copy_(part, non_blocking=True)
+        # the same memory at every step: a graph reads the memory it was recorded with
+        for target, part in zip(self._feed, feed, strict=True):
+            if target is not None and part is not None:
+                target.copy_(part, non_blocking=True)
         return self._feed
 
     def _uses_graph(self) -> bool:
@@ -131,36 +122,34 @@ class TrainingStep:
         possible = self.device.type == "cuda" and self.fabric.world_size == 1 and not self.scaler.is_enabled()
         if wanted is True and not possible:
             raise ValueError(
-                "precision.graph: true needs one GPU and fp32 or bf16; auto takes a graph where it can"
+                "precision.graph: true needs one GPU and fp32 or bf16; auto uses a graph if it is possible"
             )
         return wanted is not False and possible
 
-    def _recorded(self) -> torch.cuda.CUDAGraph:
+    def _record(self) -> None:
         torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
             self._parts = self._run()
-        return graph
 
     def _autocast(self) -> AbstractContextManager[object]:
         dtype = DTYPES[self.recipe.precision.dtype]
         if dtype == torch.float32:
             return nullcontext()
-        # a cast that was kept from the recording would never be made again
+        # no cache: a graph would replay without a cast that was cached before the recording
         return torch.autocast(self.device.type, dtype, cache_enabled=False)
 
     def _run(self) -> Tensor:
         assert self._feed is not None
         batch = self.batches.make(self._feed)
         accumulate = self.recipe.optimiser.accumulate
-        used = [batch.image, batch.target, batch.valid]
-        used += [part for part in (batch.raters, batch.present) if part is not None]
-        pieces = zip(*(part.chunk(accumulate) for part in used), strict=True)
+        tensors = [batch.image, batch.target, batch.valid]
+        tensors += [tensor for tensor in (batch.raters, batch.present) if tensor is not None]
+        pieces = zip(*(tensor.chunk(accumulate) for tensor in tensors), strict=True)
         values: list[Tensor] = []
         self.optimiser.zero_grad(set_to_none=True)
         for number, piece in enumerate(pieces):
-            last = number == accumulate - 1
-            with self._delayed(not last):
+            with self._sync_gradients(number == accumulate - 1):
                 total, parts = self._losses(*piece)
                 self.fabric.backward(self.scaler.scale(total) / accumulate)
             values.append(torch.stack([total.detach(), *parts.values()]).float())
@@ -178,25 +167,23 @@ class TrainingStep:
         raters: Tensor | None = None,
         present: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        image = image.to(memory_format=torch.channels_last) if self._channels_last() else image
+        if self.recipe.precision.channels_last:
+            image = image.to(memory_format=torch.channels_last)
         with self._autocast():
             logits = self.network(image) if present is None else self.network(image, present)
         if self.system is not None:
-            return self.system.losses(logits, TrainingLabels(target, valid, raters, present), self.mix)
+            return self.system.losses(logits, TrainingLabels(target, valid, raters, present), self.loss)
         if self.teacher is None:
             return self.loss(logits, target, valid, parts=True)  # type: ignore[no-any-return]
         with self._autocast():
-            soft = self.teacher(image, target, valid)
-        return self.loss(logits, target, soft, valid, parts=True)  # type: ignore[no-any-return]
+            soft_target = self.teacher(image, target, valid)
+        return self.distillation_loss(logits, target, soft_target, valid, parts=True)  # type: ignore[no-any-return]
 
-    def _channels_last(self) -> bool:
-        return self.recipe.precision.channels_last
-
-    def _delayed(self, delay: bool) -> AbstractContextManager[object]:
-        """Whether processes wait with adding up gradients, until the last piece of a batch."""
+    def _sync_gradients(self, sync: bool) -> AbstractContextManager[object]:
+        """Whether a backward pass adds up the gradients of all processes; only the last piece does."""
         if self.fabric.world_size == 1:
             return nullcontext()
-        return self.fabric.no_backward_sync(self.network, enabled=delay)  # type: ignore[arg-type]
+        return self.fabric.no_backward_sync(self.network, enabled=not sync)  # type: ignore[arg-type]
 
     def _update(self) -> None:
         clip = self.recipe.optimiser.clip_norm
@@ -210,20 +197,11 @@ class TrainingStep:
 
 
 def build_optimiser(recipe: Recipe, model: nn.Module, device: torch.device) -> torch.optim.Optimizer:
-    """SGD or AdamW over all parameters; on a GPU fused, with the rate in its memory, fit for a graph."""
+    """SGD or AdamW over all parameters; on a GPU fused, with the rate in GPU memory for a graph."""
     options = recipe.optimiser
     on_gpu = device.type == "cuda"
     rate: float | Tensor = torch.tensor(options.lr, device=device) if on_gpu else options.lr
-    make: dict[str, Callable[[], torch.optim.Optimizer]] = {
-        "sgd": lambda: torch.optim.SGD(
-            model.parameters(),
-            lr=rate,
-            momentum=options.momentum,
-            weight_decay=options.weight_decay,
-            fused=on_gpu,
-        ),
-        "adamw": lambda: torch.optim.AdamW(
-            model.parameters(), lr=rate, weight_decay=options.weight_decay, fused=on_gpu, capturable=on_gpu
-        ),
-    }
-    return make[options.name]()
+    shared: Any = {"lr": rate, "weight_decay": options.weight_decay, "fused": on_gpu}
+    if options.name == "sgd":
+        return torch.optim.SGD(model.parameters(), momentum=options.momentum, **shared)
+    return torch.optim.AdamW(model.parameters(), capturable=on_gpu, **shared)

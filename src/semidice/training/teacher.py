@@ -33,16 +33,11 @@ def load_teacher(fold_run: FoldRun, batches: Batches, device: torch.device) -> T
         fold_run.folder.path.mkdir(parents=True, exist_ok=True)
         with atomic_write(fold_run.folder.teacher) as temp_path:
             temp_path.write_text(json.dumps({"temperature": temperature}) + "\n")
+    not_of_teacher = {"run", "temperature", "label_weight", "teacher_weight", "terms"}
     return Teacher(
         network,
-        calibration=options.calibration,
         temperature=1.0 if isinstance(temperature, str) else temperature,
-        bandwidth=options.bandwidth,
-        num_keys=options.num_keys,
-        width=options.width,
-        keys_per_image=options.keys_per_image,
-        keys_from=options.keys_from,
-        reweight_keys=options.reweight_keys,
+        **options.model_dump(exclude=not_of_teacher),
     ).to(device)
 
 

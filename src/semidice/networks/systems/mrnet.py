@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float, Float32
 from torch import Tensor, nn
 
 from ...losses.segmentation import SegmentationLoss
-from ..small_unet import SmallUNet
+from ..small_unet import SmallUNet, conv_block
 from .system import System, TrainingLabels, rater_losses, sum_of
 from .trunk import Trunk
 
@@ -139,7 +139,9 @@ class Perception(nn.Module):
 
     def __init__(self, num_features: int, num_classes: int) -> None:
         super().__init__()
-        self.refine = nn.Sequential(_block(num_features, _NUM_REFINED), _block(_NUM_REFINED, _NUM_REFINED))
+        self.refine = nn.Sequential(
+            conv_block(num_features, _NUM_REFINED), conv_block(_NUM_REFINED, _NUM_REFINED)
+        )
         self.last = nn.Conv2d(2 * (num_classes - 1) * _NUM_REFINED, num_classes, 3, padding=1)
         steps = torch.arange(-_REACH, _REACH + 1, dtype=torch.float32)
         taps = torch.exp(-0.5 * (steps / _SIGMA) ** 2)
@@ -198,9 +200,3 @@ def fused_label(
 
 def _normalised(weight: Float32[Tensor, "N R"]) -> Float32[Tensor, "N R"]:
     return weight / weight.sum(1, keepdim=True)
-
-
-def _block(before: int, width: int) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Conv2d(before, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True)
-    )
