@@ -13,8 +13,7 @@ from semidice.compare import CompareError, comparisons_of, run_compare, run_vari
 from semidice.metrics import read_cases
 from semidice.recipes import read_recipe
 from semidice.recipes.grid import folder_name, read_variants, shipped_grids
-from semidice.report.page import run_report
-from semidice.runs.predictions import read_prediction
+from semidice.report.page import PageOptions, run_report
 
 QUICK = """
 recipe: quick
@@ -182,9 +181,7 @@ def test_moved_and_run_again_nothing_is_trained_and_the_result_is_the_same(
     assert list(one.rows()) == list(other.rows())
     student = read_recipe(moved / "student" / "recipe.yaml")
     assert (student.teacher.run, student.data.dataset) == (moved / "uniform", data)
-    page = run_report(
-        [moved], tmp_path / "report.html", console, read_prediction=read_prediction, figures=False
-    ).page
+    page = run_report([moved], tmp_path / "report.html", console, PageOptions(figures=False)).page
     assert "student" in page.read_text()
 
 

@@ -365,18 +365,10 @@ def report(
     Example: **semidice report comparison -o report.html**
     """
     with _reported("report"):
-        from .report.page import run_report
-        from .runs.predictions import read_prediction
+        from .report.page import PageOptions, run_report
 
-        run_report(
-            paths,
-            out,
-            Console(),
-            read_prediction=read_prediction,
-            dataset=dataset,
-            title=title,
-            max_cases=max_cases,
-        )
+        options = PageOptions(title=title, max_cases=max_cases)
+        run_report(paths, out, Console(), options, dataset=dataset)
 
 
 @app.command()

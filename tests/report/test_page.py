@@ -25,7 +25,7 @@ from synthetic_runs import METRICS, write_runs
 
 from semidice.metrics import CaseRow, CaseTable, compare_cases, read_cases
 from semidice.metrics.tables import p_text
-from semidice.report.page import run_report
+from semidice.report.page import PageOptions, run_report
 from semidice.report.page.answer import compare_all, headline
 from semidice.report.page.runs import find_runs
 from semidice.runs.predictions import read_prediction, write_prediction
@@ -143,7 +143,7 @@ def test_tables_beside_the_page_hold_all_digits_and_the_whole_case_table(built):
     for stem in ("means", *(f"pairs_{metric}" for metric in SHOWN_METRICS)):
         assert {path.suffix for path in beside.glob(f"{stem}.*")} == {".csv", ".md", ".tex"}
     assert "\\begin{tabular}" in (beside / "means.tex").read_text()
-    assert set(built.report.beside) == set(beside.iterdir())
+    assert set(built.report.files) == set(beside.iterdir())
 
 
 def test_figures_beside_the_page_are_png_and_svg(tmp_path):
@@ -191,19 +191,19 @@ def scored(means, *, metric="dice_score", noise=0.01, num_cases=20):
         (
             {"A": 0.9, "B": 0.8},
             {"A": 0.1, "B": 0.1},
-            "A is best: significantly ahead of every other method by dice_score, and by no score is another "
-            "significantly better.",
+            "A is best: significantly ahead of every other method by dice_score, and no other method is "
+            "significantly better by any score.",
         ),
         (
             {"A": 0.9, "B": 0.9, "C": 0.8},
             {"A": 0.1, "B": 0.2, "C": 0.1},
-            "A is the only method that no other beats significantly by any score.",
+            "A is the only method that no other method beats significantly by any score.",
         ),
         (
             {"A": 0.9, "B": 0.9, "C": 0.5},
             {"A": 0.1, "B": 0.1, "C": 0.2},
-            "A and B are beaten significantly by no other method, by any score; between them the cases do "
-            "not decide.",
+            "No other method is significantly better than A and B by any score; these cases do not decide "
+            "between them.",
         ),
         (
             {"A": 0.9, "B": 0.9},
@@ -214,20 +214,20 @@ def scored(means, *, metric="dice_score", noise=0.01, num_cases=20):
         (
             {"A": 0.9, "B": 0.8},
             {"A": 0.2, "B": 0.1},
-            "It depends on the score: every method is beaten significantly by some. Significantly ahead of "
-            "every other method: A by dice_score; B by brier_error.",
+            "It depends on the score: every method is significantly worse than another by some score. "
+            "Significantly ahead of every other method: A by dice_score; B by brier_error.",
         ),
         (
             {"A": 0.9, "B": 0.9, "C": 0.8},
             {"A": 0.2, "B": 0.2, "C": 0.1},
-            "It depends on the score: every method is beaten significantly by some. Significantly ahead of "
-            "every other method: C by brier_error.",
+            "It depends on the score: every method is significantly worse than another by some score. "
+            "Significantly ahead of every other method: C by brier_error.",
         ),
         (
             {"A": 0.9, "B": 0.9, "C": 0.8, "D": 0.8},
             {"A": 0.2, "B": 0.2, "C": 0.1, "D": 0.1},
-            "It depends on the score: every method is beaten significantly by some. In the best set of most "
-            "of them: A, B, C and D (1 of 2).",
+            "It depends on the score: every method is significantly worse than another by some score. Most "
+            "often in the best set: A, B, C and D (by 1 of 2 scores).",
         ),
     ],
 )
@@ -291,7 +291,7 @@ def test_an_unfinished_run_is_left_out_of_a_comparison_and_refused_alone(small, 
     found = find_runs([tmp_path / "runs"])
     assert list(found.runs) == [NAMES[0]]
     assert found.notices == ("The run method1 is not finished and is left out.",)
-    with pytest.raises(ValueError, match="method1 is not finished: go on with `semidice train --resume`"):
+    with pytest.raises(ValueError, match="method1 is not finished: continue with `semidice train --resume`"):
         find_runs([second.path])
     first.cases.unlink()
     with pytest.raises(ValueError, match=r"no run in .*runs is finished"):
@@ -338,9 +338,9 @@ def test_a_folder_that_is_no_run_is_named(small, tmp_path, path, message):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("just words", "must hold the options of a recipe; got str"),
-        ("name: a", "does not say data.dataset"),
-        ("a: [", "cannot read .*recipe.yaml"),
+        ("just words", r"recipe\.yaml: expected options such as .* got str"),
+        ("name: a", r"recipe\.yaml: data\.dataset: missing"),
+        ("a: [", r"recipe\.yaml line 1, column 5: not YAML"),
     ],
 )
 def test_a_recipe_that_is_none_is_named(small, text, message):
@@ -358,7 +358,7 @@ def test_a_prediction_that_was_not_the_one_scored_is_noticed(small, tmp_path):
     with pytest.raises(ValueError, match=words):
         build(runs, dataset, tmp_path / "report.html")
     write_prediction(path, np.full((2, 8, 8), 0.5, np.float32))
-    with pytest.raises(ValueError, match=r"has shape \(2, 8, 8\), but .* says \(2, 32, 32\)"):
+    with pytest.raises(ValueError, match=r"has shape \(2, 8, 8\), but the case has \(2, 32, 32\) in "):
         build(runs, dataset, tmp_path / "report.html")
 
 
@@ -382,7 +382,7 @@ def test_a_run_without_stored_predictions_has_its_scores_on_the_page(small, tmp_
     ("options", "message"),
     [
         ({"out": "report.pdf"}, "ends in .html; got"),
-        ({"max_cases": -1}, "max_cases of 0 or more; got 2 and -1"),
+        ({"max_cases": -1}, "max_cases must be 0 or more; got -1"),
     ],
 )
 def test_what_cannot_be_a_page_is_refused(small, tmp_path, options, message):
@@ -396,15 +396,8 @@ def test_the_command_says_where_everything_is_and_finds_a_dataset_that_was_moved
     moved = dataset.folder.path.rename(tmp_path / "moved")
     console = Console(file=io.StringIO(), width=200)
     out = tmp_path / "new" / "report.html"
-    run_report(
-        [run.path for run in runs.values()],
-        out,
-        console,
-        read_prediction=read_prediction,
-        dataset=moved,
-        figures=False,
-        title="Mine",
-    )
+    options = PageOptions(title="Mine", figures=False)
+    run_report([run.path for run in runs.values()], out, console, options, dataset=moved)
     words = console.file.getvalue()
     assert f"wrote {out} (0." in words
     assert f"tables and figures to {out.parent / 'report_files'}" in words

@@ -10,8 +10,8 @@ from synthetic_runs import METRICS, write_runs
 
 from semidice.metrics import CaseTable, read_cases
 from semidice.metrics.registry import display_scale
-from semidice.report.page import build_page
-from semidice.runs.predictions import read_prediction
+from semidice.report.page import PageOptions, build_page
+from semidice.runs.run import open_run
 
 NAMES = ("majority + SDL", "uniform + SDL", "uniform + DML1")
 RESAMPLES = 1000
@@ -19,9 +19,10 @@ SHOWN_METRICS = ("dice_score", "binarized_dice_score", "calibration_error", "bri
 CLASS_OF = {"calibration_error": "all", "brier_error": "all"}
 
 
-def build(runs, dataset, out, **options):
-    options = {"figures": False, "num_resamples": RESAMPLES} | options
-    return build_page(runs, dataset, out, read_prediction=read_prediction, **options)
+def build(runs, dataset, out, *, on_step=lambda *_: None, **options):
+    options = PageOptions(**{"figures": False, "num_resamples": RESAMPLES} | options)
+    opened = {name: open_run(run) for name, run in runs.items()}
+    return build_page(opened, dataset, out, options, on_step=on_step)
 
 
 class Built:

@@ -13,8 +13,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..paths import atomic_write
 from .registry import display_scale
 from .statistics import Comparison, Correction
 
@@ -79,6 +81,15 @@ class Table:
         writer.writeheader()
         writer.writerows(self.records)
         return file.getvalue()
+
+    def write(self, path: Path) -> list[Path]:
+        """Write the table as CSV, Markdown and LaTeX; path: without a suffix. The files that were written."""
+        texts = {".csv": self.csv(), ".md": self.markdown(), ".tex": self.latex()}
+        files = {path.with_name(f"{path.name}{suffix}"): text for suffix, text in texts.items()}
+        for file, text in files.items():
+            with atomic_write(file) as temp_path:
+                temp_path.write_text(text, encoding="utf-8")
+        return list(files)
 
     def rich(self) -> "RichTable":
         """For `rich.print`: best cells are bold, green, and marked with a star."""

@@ -26,6 +26,7 @@ from .options import (
     TeacherOptions,
     ValidationOptions,
     differing_keys,
+    flat_options,
     option_fields,
 )
 from .provenance import versions
@@ -42,6 +43,7 @@ __all__ = [
     "TeacherOptions",
     "ValidationOptions",
     "differing_keys",
+    "flat_options",
     "option_fields",
     "read_recipe",
     "shipped_recipes",

@@ -326,23 +326,27 @@ def option_fields(section: type[BaseModel] = Recipe, prefix: str = "") -> Iterat
                 yield from option_fields(inner, f"{prefix}{name}.")
 
 
+def flat_options(recipe: Recipe) -> dict[str, Any]:
+    """Every option of a recipe by its key, such as `loss.form`, with values as in a recipe file."""
+    return dict(_flattened(recipe.model_dump(mode="json")))
+
+
 def differing_keys(one: Recipe, other: Recipe) -> list[str]:
     """Keys of the options that two recipes have different, such as `loss.form`.
 
     >>> differing_keys(*(Recipe(name=name, data={"dataset": "prepared"}) for name in ("a", "b")))
     ['name']
     """
-    ours, theirs = (dict(_flattened(recipe.model_dump())) for recipe in (one, other))
-    return [key for key in dict.fromkeys((*ours, *theirs)) if ours.get(key) != theirs.get(key)]
+    first, second = flat_options(one), flat_options(other)
+    return [key for key in dict.fromkeys((*first, *second)) if first.get(key) != second.get(key)]
 
 
 def _flattened(options: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in options.items():
-        key = f"{prefix}{name}"
-        if isinstance(value, dict) and key != "model.options":
-            yield from _flattened(value, f"{key}.")
+        if isinstance(value, dict):
+            yield from _flattened(value, f"{prefix}{name}.")
         else:
-            yield key, value
+            yield f"{prefix}{name}", value
 
 
 def nearest_hint(close: Sequence[str], known: Iterable[str]) -> str:

@@ -1,17 +1,19 @@
-"""The report: one page that says which method is best by which score, by how much, and whether it is real.
+"""The report: one page that says which method is best by which score, by how much, and with what certainty.
 
-runs      run folders found, checked to be comparable, their case tables joined
+runs      run folders: found, checked to be comparable, their case tables joined
 answer    every score compared over its cases, and the answer in words
-content   what the page is made of: numbers, bins, curves and pictures
-build     the page, and figures and tables beside it
+content   everything on the page: scores, calibration bins, curves and pictures
+records   the same as JSON for the scripts of the page
+build     the page, and the figures and tables next to it
 command   `semidice report`
-assets/   template, style and scripts, put into the page as they are
+assets/   template, style and scripts, which are copied into the page
 
-The page is a single file that asks for nothing: data and pictures are in it, and its content security policy
-forbids the rest.
+The page is a single file that loads nothing: data and pictures are inside it, and its content security policy
+forbids everything else.
 """
 
 from .build import Report, build_page
 from .command import run_report
+from .content import PageOptions
 
-__all__ = ["Report", "build_page", "run_report"]
+__all__ = ["PageOptions", "Report", "build_page", "run_report"]

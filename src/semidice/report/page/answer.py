@@ -1,7 +1,7 @@
-"""Every score compared over its cases, and the answer in words: which is best, by how much, is it real.
+"""Every score compared over its cases, and the answer in words: which is best, by how much, and is it real.
 
-A score is a metric, of the mean over classes and, with more than two classes, of each class. Cases of one
-patient are resampled together where a patient has several.
+A score is one metric of the mean over classes, or of one class if there are more than two. Cases of one
+patient are resampled together, see `metrics.statistics.resampling_unit`.
 """
 
 import re
@@ -15,7 +15,7 @@ from ...metrics.registry import display_scale, higher_is_better
 from ...metrics.statistics import Comparison, compare_scores, resampling_unit
 from ...metrics.tables import number_text, p_text
 
-# the paper's columns first; metrics that are not named here follow in the order of the table
+# the paper's columns come first; other metrics follow in the order of the table
 _ORDER = (
     "dice_score",
     "binarized_dice_score",
@@ -43,7 +43,7 @@ class Score:
 
     @property
     def is_main(self) -> bool:
-        """Over all classes, not of one of them."""
+        """Whether it is a score over all classes, not of a single class."""
         return self.paired.class_name in ("mean", "all")
 
     @property
@@ -61,7 +61,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Lead:
-    """How far the best mean is from another method's."""
+    """The difference between the best mean and that of another method."""
 
     over: str
     difference: str
@@ -72,13 +72,12 @@ class Lead:
 
 @dataclass(frozen=True)
 class Answer:
-    """One score's answer: the best mean, and its lead over the next and over the last."""
+    """The answer by one score: the best mean, and its lead over the second and over the last method."""
 
     score: Score
     leader: str
     mean: str
     interval: str
-    best: tuple[str, ...]
     leads: tuple[Lead, ...]
 
 
@@ -90,24 +89,24 @@ def compare_all(
     num_resamples: int = 10_000,
     on_metric: Callable[[int, int], object] = lambda _, __: None,
 ) -> tuple[list[Score], list[str]]:
-    """Every score that all methods have in two cases or more, and what to say of those left out."""
+    """Every score that all methods have in two cases or more, and a sentence on each score left out."""
     scores: list[Score] = []
     notices = []
     unit = resampling_unit(table.columns["patient"], table.columns["case"])
     for done, metric in enumerate(_ordered(table.metrics)):
         on_metric(done, len(table.metrics))
         of_metric = table.select(metric=metric)
-        lacking = [method for method in methods if method not in of_metric.methods]
-        if lacking:
-            notices.append(f"{metric} is left out: {', '.join(lacking)} was not scored by it.")
+        missing = [method for method in methods if method not in of_metric.methods]
+        if missing:
+            notices.append(f"{metric} is left out: {', '.join(missing)} was not scored by it.")
             continue
         if not _has_direction(metric):
             notices.append(f"{metric} is left out: its name does not say whether higher is better.")
             continue
-        there = set(of_metric.columns["class"].tolist())
-        main = ["mean"] if "mean" in there else ["all"]
-        for class_name in (*main, *(class_names[1:] if len(class_names) > 2 else ())):
-            if class_name not in there:
+        scored_classes = set(of_metric.columns["class"].tolist())
+        main_class = "mean" if "mean" in scored_classes else "all"
+        for class_name in (main_class, *(class_names[1:] if len(class_names) > 2 else ())):
+            if class_name not in scored_classes:
                 continue
             paired = table.paired(metric, class_name=class_name, methods=methods, missing="drop")
             units = paired.patients if unit == "patient" else paired.cases
@@ -137,7 +136,7 @@ def _ordered(metrics: Sequence[str]) -> list[str]:
 
 
 def answer_of(score: Score) -> Answer:
-    """Who leads by the mean, and how far ahead of the next and of the last."""
+    """The method with the best mean, and its lead over the second and over the last method."""
     comparison = score.comparison
     mean = comparison.mean if comparison.higher_is_better else -comparison.mean
     ranked = [int(number) for number in np.argsort(-mean, kind="stable")]
@@ -157,19 +156,18 @@ def answer_of(score: Score) -> Answer:
                 significant=bool(comparison.superior(level=LEVEL)[first, other]),
             )
         )
-    ends = (comparison.mean_low[first] * scale, comparison.mean_high[first] * scale)
+    low, high = (float(part[first]) * scale for part in (comparison.mean_low, comparison.mean_high))
     return Answer(
         score,
         leader=comparison.methods[first],
         mean=number_text(float(comparison.mean[first]) * scale),
-        interval=f"[{number_text(float(ends[0]))}, {number_text(float(ends[1]))}]",
-        best=comparison.best(level=LEVEL),
+        interval=f"[{number_text(low)}, {number_text(high)}]",
         leads=tuple(leads),
     )
 
 
 def headline(scores: Sequence[Score]) -> str:
-    """The answer in a sentence or two, from the best sets of the main scores."""
+    """The answer in one or two sentences, from the best sets of the main scores."""
     main = [score for score in scores if score.is_main]
     methods = main[0].comparison.methods
     best = {score.name: score.comparison.best(level=LEVEL) for score in main}
@@ -182,7 +180,7 @@ def headline(scores: Sequence[Score]) -> str:
     }
     if len(unbeaten) == len(methods):
         return (
-            f"No difference between the {_count(methods, 'method')} is significant by any score: "
+            f"No difference between the {len(methods)} methods is significant by any score: "
             f"with these cases, each of them may be the best."
         )
     if len(unbeaten) == 1:
@@ -192,14 +190,14 @@ def headline(scores: Sequence[Score]) -> str:
             return f"{winner} is best, significantly ahead of every other method by {_by_all(best)}."
         if ahead:
             return (
-                f"{winner} is best: significantly ahead of every other method by {_listed(ahead)}, and by no "
-                "score is another significantly better."
+                f"{winner} is best: significantly ahead of every other method by {_listed(ahead)}, and no "
+                "other method is significantly better by any score."
             )
-        return f"{winner} is the only method that no other beats significantly by any score."
+        return f"{winner} is the only method that no other method beats significantly by any score."
     if unbeaten:
         return (
-            f"{_listed(unbeaten)} are beaten significantly by no other method, by any score; between them "
-            "the cases do not decide."
+            f"No other method is significantly better than {_listed(unbeaten)} by any score; these cases do "
+            "not decide between them."
         )
     leading = [f"{method} by {_listed(names)}" for method, names in alone.items() if names]
     if leading:
@@ -208,8 +206,8 @@ def headline(scores: Sequence[Score]) -> str:
         counts = {method: sum(method in names for names in best.values()) for method in methods}
         most = max(counts.values())
         often = [method for method, count in counts.items() if count == most]
-        more = f"In the best set of most of them: {_listed(often)} ({most} of {len(best)})."
-    return f"It depends on the score: every method is beaten significantly by some. {more}"
+        more = f"Most often in the best set: {_listed(often)} (by {most} of {len(best)} scores)."
+    return f"It depends on the score: every method is significantly worse than another by some score. {more}"
 
 
 def _beats_all(comparison: Comparison, number: int) -> bool:
@@ -218,10 +216,6 @@ def _beats_all(comparison: Comparison, number: int) -> bool:
 
 def _by_all(best: dict[str, tuple[str, ...]]) -> str:
     return f"all {len(best)} scores" if len(best) > 1 else next(iter(best))
-
-
-def _count(things: Sequence[str], what: str) -> str:
-    return f"{len(things)} {what}{'' if len(things) == 1 else 's'}"
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -1,12 +1,11 @@
-"""The page, and the figures and tables beside it.
+"""The page, and the figures and tables next to it.
 
-report.html              the page; everything on it is in it
-report_files/means.*     the summary table as .csv, .md and .tex, and so on for every pair of methods
-             cases.csv   the scores of all cases, from which all the rest is made
+report.html              the page; it contains everything that it shows
+report_files/means.*     the summary table as .csv, .md and .tex; the same for every pair of methods
+             cases.csv   the scores of all cases, from which everything else is made
              *.png, *.svg    the figures for print
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,283 +19,171 @@ from matplotlib.figure import Figure
 
 from ... import __version__
 from ...data.dataset import Dataset
-from ...metrics.bins import CalibrationBins
-from ...metrics.cases import CaseTable, write_cases
+from ...metrics.cases import write_cases
 from ...metrics.registry import SCORES, display_scale
-from ...metrics.statistics import resampling_unit
 from ...metrics.tables import Table, means_table, number_text, p_text, pairs_table
-from ...paths import ReportFolder, RunFolder, atomic_write
+from ...paths import ReportFolder, atomic_write
+from ...runs.run import TrainedRun
 from ..case_figures import draw_case_scores, draw_reliability, draw_significance
-from ..curves import Curve, draw_curves, read_curves
+from ..curves import draw_curves
 from ..figures import COLOURS, save_figure
-from ..images import MAX_CHARACTERS, Picture, PictureLayout, make_pictures
-from .answer import LEVEL, Score, answer_of, compare_all, headline
-from .content import Predictions, ReadPrediction, choose_pictures, count_bins, page_data, with_predictions
-from .runs import check_comparable, differing_options, joined_cases
+from .answer import LEVEL, Score, answer_of, headline
+from .content import DEFAULT_OPTIONS, OnStep, PageContent, PageOptions, gather_content
+from .records import embedded_json, page_records
+from .runs import check_comparable
 
 _MAX_NAME_LENGTH = 24
 _SCRIPTS = ("dom.js", "charts.js", "cases.js", "pictures.js", "browser.js", "main.js")
 
-Step = Callable[[str, int, int], object]
-
 
 @dataclass(frozen=True)
 class Report:
-    """What was written, and what the page says of things left out."""
+    """The files that were written, and what the page says about runs and scores that were left out."""
 
     page: Path
-    beside: tuple[Path, ...]
+    files: tuple[Path, ...]
     notices: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class _Facts:
-    """What the page is about, gathered from the runs; `pictured` are the methods with stored predictions."""
-
-    dataset: Dataset
-    table: CaseTable
-    scores: Sequence[Score]
-    bins: Mapping[str, CalibrationBins]
-    curves: Mapping[str, Mapping[str, Curve]]
-    options: Mapping[str, Sequence[str]]
-    pictured: Sequence[str]
-    layout: PictureLayout | None
-    pictures: Sequence[Picture]
-    notices: tuple[str, ...]
-
-    @property
-    def main_scores(self) -> list[Score]:
-        return [score for score in self.scores if score.is_main]
-
-    @property
-    def methods(self) -> tuple[str, ...]:
-        return self.scores[0].comparison.methods
 
 
 def build_page(
-    runs: Mapping[str, RunFolder],
+    runs: Mapping[str, TrainedRun],
     dataset: Dataset,
     out: Path,
+    options: PageOptions = DEFAULT_OPTIONS,
     *,
-    read_prediction: ReadPrediction,
-    title: str | None = None,
-    max_cases: int = 100,
-    max_characters: int = MAX_CHARACTERS,
-    num_resamples: int = 10_000,
-    figures: bool = True,
     notices: Sequence[str] = (),
-    on_step: Step = lambda _, __, ___: None,
+    on_step: OnStep = lambda _, __, ___: None,
 ) -> Report:
-    """Write the report of finished runs on one dataset to `out`, an .html file, and to a folder beside it.
+    """Write the report of finished runs on one dataset to `out`, an .html file, and to a folder next to it.
 
-    runs: by the name of their method; one is enough. read_prediction: from the path of a stored prediction to
-    its probabilities (C, *space). max_cases: pictures of so many cases; the tables always have all of them.
-    max_characters: of all pictures together, which are shrunk to fit. figures: whether to draw the figures
-    beside the page, which takes longer than all the rest. notices: more to say at the top.
-    on_step(what, done, total) is called as it goes.
+    runs: by the name of their method, one or more. notices: more sentences for the top of the page.
+    on_step(name of the step, done, total) is called during the work.
     """
     if out.suffix.lower() not in (".html", ".htm"):
         raise ValueError(f"the report is a page: give it a name that ends in .html; got {out}")
-    if not runs or max_cases < 0:
-        raise ValueError(f"a report needs a run, and max_cases of 0 or more; got {len(runs)} and {max_cases}")
+    if not runs:
+        raise ValueError("a report needs one run or more; got none")
     check_comparable(runs, dataset)
-    facts = _gather(
-        runs,
-        dataset,
-        read_prediction,
-        max_cases=max_cases,
-        max_characters=max_characters,
-        num_resamples=num_resamples,
-        notices=notices,
-        on_step=on_step,
-    )
+    content = gather_content(runs, dataset, options, notices=notices, on_step=on_step)
     out.parent.mkdir(parents=True, exist_ok=True)
-    beside = ReportFolder.of(out).path
-    beside.mkdir(exist_ok=True)
-    written = [*_write_tables(facts, beside)]
-    if figures:
-        written += _write_figures(facts, beside, on_step)
-    page = _render(facts, title=title or _default_title(runs, dataset), beside=beside.name)
+    folder = ReportFolder.of(out)
+    folder.path.mkdir(exist_ok=True)
+    files = _write_tables(content, folder)
+    if options.figures:
+        files += _write_figures(content, folder.path, on_step)
+    dataset_name = dataset.folder.path.resolve().name
+    subject = next(iter(runs)) if len(runs) == 1 else f"{len(runs)} methods"
+    page = _render(content, title=options.title or f"{subject} on {dataset_name}", folder=folder)
     with atomic_write(out) as temp_path:
         temp_path.write_text(page, encoding="utf-8")
-    return Report(out, tuple(written), facts.notices)
+    return Report(out, tuple(files), content.notices)
 
 
-def _gather(
-    runs: Mapping[str, RunFolder],
-    dataset: Dataset,
-    read_prediction: ReadPrediction,
-    *,
-    max_cases: int,
-    max_characters: int,
-    num_resamples: int,
-    notices: Sequence[str],
-    on_step: Step,
-) -> _Facts:
-    table = joined_cases(runs)
-    scores, left_out = compare_all(
-        table,
-        list(runs),
-        dataset.manifest.class_names,
-        num_resamples=num_resamples,
-        on_metric=lambda *done: on_step("comparing methods", *done),
-    )
-    stored, without = with_predictions(runs)
-    fold_of_case = dict(zip(table.columns["case"].tolist(), table.columns["fold"].tolist(), strict=True))
-    predictions = Predictions(dataset, stored, fold_of_case, read_prediction)
-    names = sorted(fold_of_case) if stored else []
-    numbers = dict(zip(names, dataset.numbers_of(names), strict=True))
-    bins = count_bins(
-        predictions,
-        list(numbers.values()),
-        table,
-        on_case=lambda *done: on_step("reading predictions", *done),
-    )
-    chosen = choose_pictures(scores, numbers, most=max_cases)
-    layout = PictureLayout.of(dataset, len(stored)) if chosen else None
-    pictures = (
-        []
-        if layout is None
-        else make_pictures(
-            dataset,
-            chosen,
-            predictions.of,
-            layout,
-            max_characters=max_characters,
-            on_case=lambda *done: on_step("making pictures", *done),
-        )
-    )
-    return _Facts(
-        dataset=dataset,
-        table=table,
-        scores=scores,
-        bins=bins,
-        curves=read_curves(runs),
-        options=differing_options(runs),
-        pictured=list(stored),
-        layout=layout,
-        pictures=pictures,
-        notices=(*notices, *left_out, *without),
-    )
-
-
-def _default_title(runs: Mapping[str, RunFolder], dataset: Dataset) -> str:
-    where = dataset.folder.path.resolve().name
-    return f"{next(iter(runs))} on {where}" if len(runs) == 1 else f"{len(runs)} methods on {where}"
-
-
-def _tables(facts: _Facts) -> Iterator[tuple[str, Table]]:
-    yield "means", means_table([score.comparison for score in facts.main_scores], level=LEVEL)
-    of_classes = [score.comparison for score in facts.scores if not score.is_main]
+def _tables(content: PageContent) -> dict[str, Table]:
+    """All tables by the name of their files."""
+    tables = {"means": means_table([score.comparison for score in content.main_scores], level=LEVEL)}
+    of_classes = [score.comparison for score in content.scores if not score.is_main]
     if of_classes:
-        yield "means_by_class", means_table(of_classes, level=LEVEL, title="Mean over cases, each class")
-    for score in facts.scores:
-        if len(score.comparison.methods) > 1:
-            yield f"pairs_{score.file_name}", pairs_table(score.comparison, level=LEVEL)
+        tables["means_by_class"] = means_table(of_classes, level=LEVEL, title="Mean over cases, each class")
+    if len(content.methods) > 1:
+        for score in content.scores:
+            tables[f"pairs_{score.file_name}"] = pairs_table(score.comparison, level=LEVEL)
+    return tables
 
 
-def _write_tables(facts: _Facts, beside: Path) -> Iterator[Path]:
-    cases = ReportFolder(beside).cases
-    write_cases(facts.table, cases)
-    yield cases
-    for name, table in _tables(facts):
-        for suffix, text in ((".csv", table.csv()), (".md", table.markdown()), (".tex", table.latex())):
-            path = beside / f"{name}{suffix}"
-            with atomic_write(path) as temp_path:
-                temp_path.write_text(text, encoding="utf-8")
-            yield path
+def _write_tables(content: PageContent, folder: ReportFolder) -> list[Path]:
+    write_cases(content.table, folder.cases)
+    files = [folder.cases]
+    for name, table in _tables(content).items():
+        files += table.write(folder.path / name)
+    return files
 
 
-def _figures(facts: _Facts) -> Iterator[tuple[str, Callable[[], Figure]]]:
-    name_of = _figure_names(facts.methods)
-    names = tuple(name_of.values())
-    for score in facts.main_scores:
-        paired, comparison = score.paired._replace(methods=names), replace(score.comparison, methods=names)
+def _write_figures(content: PageContent, folder: Path, on_step: OnStep) -> list[Path]:
+    drawings = dict(_figures(content))
+    files = []
+    for done, (name, draw) in enumerate(drawings.items(), start=1):
+        figure = draw()
+        for suffix in (".png", ".svg"):
+            files.append(folder / f"{name}{suffix}")
+            save_figure(figure, files[-1])
+        on_step("drawing figures", done, len(drawings))
+    return files
+
+
+def _figures(content: PageContent) -> Iterator[tuple[str, Callable[[], Figure]]]:
+    """All figures by the name of their files, as functions that draw them."""
+    label_of = _figure_labels(content.methods)
+    labels = tuple(label_of.values())
+    for score in content.main_scores:
+        paired, comparison = score.paired._replace(methods=labels), replace(score.comparison, methods=labels)
         yield f"cases_{score.file_name}", partial(draw_case_scores, paired)
-        if len(names) > 1:
+        if len(labels) > 1:
             yield f"significance_{score.file_name}", partial(draw_significance, comparison, level=LEVEL)
     # a diagram has six lines at most
-    methods = list(facts.bins)
+    methods = list(content.bins)
     for first in range(0, len(methods), len(COLOURS)):
-        part = {name_of[method]: facts.bins[method] for method in methods[first : first + len(COLOURS)]}
+        part = {label_of[method]: content.bins[method] for method in methods[first : first + len(COLOURS)]}
         number = "" if len(methods) <= len(COLOURS) else f"_{first // len(COLOURS) + 1}"
         yield f"reliability{number}", partial(draw_reliability, part)
-    if facts.curves:
+    if content.curves:
         curves = {
-            series: {name_of[method]: curve for method, curve in of_methods.items()}
-            for series, of_methods in facts.curves.items()
+            series: {label_of[method]: curve for method, curve in of_methods.items()}
+            for series, of_methods in content.curves.items()
         }
         yield "curves", partial(draw_curves, curves)
 
 
-def _figure_names(methods: Sequence[str]) -> dict[str, str]:
-    """What the methods are called in figures: their two ends where they are long, which leave room to draw.
+def _figure_labels(methods: Sequence[str]) -> dict[str, str]:
+    """The labels of the methods in figures; of a long name, its start and its end.
 
-    >>> _figure_names(["DML1", "_a", "a uniform average of all the raters, DML1"])
+    >>> _figure_labels(["DML1", "_a", "a uniform average of all the raters, DML1"])
     {'DML1': 'DML1', '_a': ' _a', 'a uniform average of all the raters, DML1': 'a uniform a…raters, DML1'}
     """
-    names: dict[str, str] = {}
+    labels: dict[str, str] = {}
     for number, method in enumerate(methods, start=1):
         short = method if len(method) <= _MAX_NAME_LENGTH else f"{method[:11]}…{method[-12:]}"
-        # two long ones may have the same ends
-        short = f"{number}. {short}" if short in names.values() else short
-        # matplotlib takes dollars for mathematics, and leaves out labels with an underscore in front
-        names[method] = f"{' ' if short.startswith('_') else ''}{short}".replace("$", r"\$")
-    return names
+        # two long names may have the same start and end
+        short = f"{number}. {short}" if short in labels.values() else short
+        # matplotlib reads text between dollars as mathematics, and omits labels that start with an underscore
+        labels[method] = f"{' ' if short.startswith('_') else ''}{short}".replace("$", r"\$")
+    return labels
 
 
-def _write_figures(facts: _Facts, beside: Path, on_step: Step) -> Iterator[Path]:
-    drawings = dict(_figures(facts))
-    for done, (name, draw) in enumerate(drawings.items(), start=1):
-        figure = draw()
-        for suffix in (".png", ".svg"):
-            save_figure(figure, beside / f"{name}{suffix}")
-            yield beside / f"{name}{suffix}"
-        on_step("drawing figures", done, len(drawings))
-
-
-def _render(facts: _Facts, *, title: str, beside: str) -> str:
+def _render(content: PageContent, *, title: str, folder: ReportFolder) -> str:
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    data = page_data(
-        table=facts.table,
-        scores=facts.scores,
-        bins=facts.bins,
-        curves=facts.curves,
-        layout=facts.layout,
-        pictures=facts.pictures,
-        pictured_methods=facts.pictured,
-    )
-    tables = dict(_tables(facts))
-    metrics = dict.fromkeys(score.metric for score in facts.scores)
+    records = page_records(content)
+    tables = _tables(content)
+    metrics = dict.fromkeys(score.metric for score in content.scores)
     return environment.from_string(_asset("template.html")).render(
         title=title,
         version=__version__,
         style=Markup(_asset("page.css")),
         theme_script=Markup(_asset("theme.js")),
         scripts=Markup("\n".join(_asset(name) for name in _SCRIPTS)),
-        data=Markup(_embedded(data)),
-        methods=list(facts.methods),
-        num_cases=len(data["cases"]),
-        num_patients=len({case["patient"] for case in data["cases"]}),
-        folds=sorted({case["fold"] for case in data["cases"]}),
-        num_pictures=len(facts.pictures),
-        unit=resampling_unit(facts.table.columns["patient"], facts.table.columns["case"]),
-        manifest=facts.dataset.manifest,
-        dataset_name=facts.dataset.folder.path.resolve().name,
-        headline=headline(facts.scores),
-        answers=[answer_of(score) for score in facts.main_scores],
+        data=Markup(embedded_json(records)),
+        methods=list(content.methods),
+        num_cases=len(records["cases"]),
+        num_patients=len({case["patient"] for case in records["cases"]}),
+        folds=sorted({case["fold"] for case in records["cases"]}),
+        num_pictures=len(content.pictures),
+        unit=content.scores[0].comparison.unit,
+        manifest=content.dataset.manifest,
+        dataset_name=content.dataset.folder.path.resolve().name,
+        headline=headline(content.scores),
+        answers=[answer_of(score) for score in content.main_scores],
         means=tables["means"],
         means_by_class=tables.get("means_by_class"),
-        scores=facts.scores,
-        matrices=[_matrix(score) for score in facts.scores] if len(facts.methods) > 1 else [],
-        bins=facts.bins,
-        curves=list(facts.curves),
-        options=facts.options,
+        scores=content.scores,
+        matrices=[_matrix(score) for score in content.scores] if len(content.methods) > 1 else [],
+        bins=content.bins,
+        curves=list(content.curves),
+        options=content.options,
         meanings={metric: SCORES[metric].meaning for metric in metrics if metric in SCORES},
-        notices=facts.notices,
-        beside=beside,
+        notices=content.notices,
+        files_folder=folder.path.name,
         level=LEVEL,
     )
 
@@ -306,28 +193,17 @@ def _matrix(score: Score) -> list[list[dict[str, Any] | None]]:
     comparison = score.comparison
     superior = comparison.superior(level=LEVEL)
     scale = display_scale(score.metric)
-    count = range(len(comparison.methods))
-    return [
-        [
-            None
-            if row == column
-            else {
-                "difference": number_text(float(comparison.difference[row, column]) * scale, signed=True),
-                "p": p_text(float(comparison.p_holm[row, column])),
-                "kind": "better" if superior[row, column] else "worse" if superior[column, row] else "",
-            }
-            for column in count
-        ]
-        for row in count
-    ]
+    numbers = range(len(comparison.methods))
+
+    def cell(row: int, column: int) -> dict[str, Any]:
+        return {
+            "difference": number_text(float(comparison.difference[row, column]) * scale, signed=True),
+            "p": p_text(float(comparison.p_holm[row, column])),
+            "kind": "better" if superior[row, column] else "worse" if superior[column, row] else "",
+        }
+
+    return [[None if row == column else cell(row, column) for column in numbers] for row in numbers]
 
 
 def _asset(name: str) -> str:
     return (resources.files("semidice.report.page") / "assets" / name).read_text(encoding="utf-8")
-
-
-def _embedded(data: Mapping[str, Any]) -> str:
-    """JSON for a script element, which ends at the first `</`, wherever that stands."""
-    return json.dumps(data, allow_nan=False, separators=(",", ":"), ensure_ascii=False).replace(
-        "<", "\\u003c"
-    )

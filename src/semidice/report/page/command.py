@@ -1,4 +1,4 @@
-"""`semidice report`: finds the runs, builds the page behind a progress bar, and says where everything is."""
+"""`semidice report`: finds the runs, builds the page behind a progress bar, and prints the paths."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,9 +6,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from ...console import say
 from ...data.dataset import Dataset
 from .build import Report, build_page
-from .content import ReadPrediction
+from .content import DEFAULT_OPTIONS, PageOptions
 from .runs import find_runs
 
 
@@ -16,16 +17,13 @@ def run_report(
     paths: Sequence[Path],
     out: Path,
     console: Console,
+    options: PageOptions = DEFAULT_OPTIONS,
     *,
-    read_prediction: ReadPrediction,
     dataset: Path | None = None,
-    title: str | None = None,
-    max_cases: int = 100,
-    figures: bool = True,
 ) -> Report:
-    """The report of a run folder, of several, or of a folder of them, written to `out` and beside it.
+    """Write the report of run folders, or of folders of run folders, to `out` and a folder next to it.
 
-    dataset: where the runs' dataset is now, if it was moved. Other options as in `build_page`.
+    dataset: where the dataset of the runs is now, if it was moved.
     """
     found = find_runs(paths)
     with Progress(
@@ -41,19 +39,14 @@ def run_report(
             found.runs,
             Dataset(dataset or found.dataset),
             out,
-            read_prediction=read_prediction,
-            title=title,
-            max_cases=max_cases,
-            figures=figures,
+            options,
             notices=found.notices,
-            on_step=lambda what, done, total: progress.update(
-                bar, description=what, completed=done, total=total
+            on_step=lambda step, done, total: progress.update(
+                bar, description=step, completed=done, total=total
             ),
         )
     for notice in report.notices:
         console.print(notice, style="yellow", highlight=False, markup=False, soft_wrap=True)
-    size = report.page.stat().st_size / 1e6
-    console.print(f"wrote {report.page} ({size:.1f} MB)", highlight=False, markup=False, soft_wrap=True)
-    beside = f"wrote {len(report.beside)} tables and figures to {report.beside[0].parent}"
-    console.print(beside, highlight=False, markup=False, soft_wrap=True)
+    say(console, f"wrote {report.page} ({report.page.stat().st_size / 1e6:.1f} MB)")
+    say(console, f"wrote {len(report.files)} tables and figures to {report.files[0].parent}")
     return report

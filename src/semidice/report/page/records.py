@@ -1,0 +1,155 @@
+"""The content of the page as JSON records, from which the scripts of the page draw."""
+
+import base64
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import matplotlib
+import numpy as np
+
+from ...metrics.bins import CalibrationBins
+from ...metrics.registry import display_scale
+from ..curves import Curve
+from ..figures import MARKERS, line_style
+from .answer import Score
+from .content import PageContent, case_values
+
+# matplotlib's dashes, in multiples of the line width
+_DASHES = {"-": (), "--": (3.7, 1.6), "-.": (6.4, 1.6, 1.0, 1.6), ":": (1.0, 1.65)}
+
+
+def page_records(content: PageContent) -> dict[str, Any]:
+    """Everything that the scripts draw; a missing number is None."""
+    methods = content.methods
+    cases = _case_records(content)
+    number_of = {case["name"]: number for number, case in enumerate(cases)}
+    layout = None
+    if content.layout is not None:
+        layout = {
+            **asdict(content.layout),
+            "raters": _named_styles(content.layout.raters),
+            "methods": [methods.index(method) for method in content.pictured],
+        }
+    return {
+        "methods": _named_styles(methods),
+        "scores": [_score_record(score) for score in content.scores],
+        "cases": cases,
+        "reliability": [_bins_record(methods.index(method), bins) for method, bins in content.bins.items()],
+        "curves": [
+            {
+                "name": series,
+                "methods": [_curve_record(methods.index(name), curve) for name, curve in of_methods.items()],
+            }
+            for series, of_methods in content.curves.items()
+        ],
+        "layout": layout,
+        "pictures": [{**asdict(picture), "case": number_of[picture.case]} for picture in content.pictures],
+        "probability_colours": _colours("cividis"),
+    }
+
+
+def embedded_json(records: dict[str, Any]) -> str:
+    """JSON for a script element. Such an element ends at the first `</`, so `<` is escaped."""
+    text = json.dumps(records, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
+    return text.replace("<", "\\u003c")
+
+
+def _case_records(content: PageContent) -> list[dict[str, Any]]:
+    columns = content.table.columns
+    cases, first_rows = np.unique(columns["case"], return_index=True)
+    values = [
+        case_values(content.table, score.metric, score.paired.class_name) for score in content.scores
+    ]
+    return [
+        {
+            "name": str(case),
+            "patient": str(columns["patient"][row]),
+            "fold": int(columns["fold"][row]),
+            "values": [
+                [_finite(of_score.get((str(case), method))) for method in content.methods]
+                for of_score in values
+            ],
+        }
+        for case, row in zip(cases, first_rows, strict=True)
+    ]
+
+
+def _score_record(score: Score) -> dict[str, Any]:
+    return {
+        "name": score.name,
+        "heading": score.heading,
+        "scale": display_scale(score.metric),
+        "higher_is_better": score.comparison.higher_is_better,
+        "is_main": score.is_main,
+    }
+
+
+def _bins_record(method: int, bins: CalibrationBins) -> dict[str, Any]:
+    means = bins.means()
+    return {
+        "method": method,
+        "error": _finite(float(bins.error())),
+        "confidence": [_finite(value) for value in means.confidence.tolist()],
+        "accuracy": [_finite(value) for value in means.accuracy.tolist()],
+        "share": means.share.tolist(),
+    }
+
+
+def _curve_record(method: int, curve: Curve) -> dict[str, Any]:
+    values = {
+        name: [float(f"{value:.5g}") for value in getattr(curve, name)] for name in ("mean", "low", "high")
+    }
+    return {"method": method, "num_folds": curve.num_folds, "step": curve.step.tolist(), **values}
+
+
+def _named_styles(names: Sequence[str]) -> list[dict[str, Any]]:
+    return [{"name": name, **_style(number)} for number, name in enumerate(names)]
+
+
+def _style(number: int) -> dict[str, Any]:
+    """Colour, dashes and marker of a method or rater, the same as in the figures."""
+    colour, line = line_style(number)
+    dashes = _DASHES[line] if isinstance(line, str) else line[1]
+    return {
+        "colour": colour,
+        "on_light": readable_on(colour, (255, 255, 255)),
+        "on_dark": readable_on(colour, (20, 23, 26)),
+        "dashes": [2 * part for part in dashes],
+        "marker": MARKERS[number % len(MARKERS)],
+    }
+
+
+def readable_on(colour: str, background: tuple[int, int, int]) -> str:
+    """The colour, moved towards black or white until it has the contrast 3:1 that lines need (WCAG 2.1).
+
+    >>> readable_on("#0072B2", (255, 255, 255)), readable_on("#E69F00", (255, 255, 255))
+    ('#0072b2', '#c68900')
+    """
+    luminance = _luminance(np.array(background))
+    end = np.full(3, 0.0 if luminance > 0.5 else 255.0)
+    rgb = np.array([int(colour[at : at + 2], 16) for at in (1, 3, 5)], dtype=float)
+    for share in np.linspace(0, 1, 101):
+        moved = ((1 - share) * rgb + share * end).round()
+        bright, dark = sorted((_luminance(moved), luminance), reverse=True)
+        if (bright + 0.05) / (dark + 0.05) >= 3:
+            break
+    return "#" + "".join(f"{int(part):02x}" for part in moved)
+
+
+def _luminance(rgb: np.ndarray) -> float:
+    share = rgb / 255
+    linear = np.where(share <= 0.04045, share / 12.92, ((share + 0.055) / 1.055) ** 2.4)
+    return float(linear @ [0.2126, 0.7152, 0.0722])
+
+
+def _colours(name: str) -> str:
+    """The 256 colours of a colour map as bytes of red, green and blue, in base64."""
+    colours = matplotlib.colormaps[name](np.linspace(0, 1, 256), bytes=True)[:, :3]
+    return base64.b64encode(colours.tobytes()).decode()
+
+
+def _finite(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else value
