@@ -1,10 +1,11 @@
-"""`semidice compare`: variants run over the same folds, then one comparison of all that finished.
+"""`semidice compare`: variants are trained over the same folds, then all finished ones are compared.
 
     OUT/NAME/           the run of a variant
         cases.parquet   scores of every case by every method
         means.*, pairs_METRIC.*   tables as Markdown, LaTeX and CSV
 
-A variant that fails is told at the end and does not stop the others. Run again, finished folds are kept.
+A variant that fails does not stop the others; its error is reported at the end. A second call skips the
+finished folds.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,8 +18,8 @@ from rich.console import Console
 from .console import say, training_bars
 from .metrics.cases import CaseTable, concatenate, write_cases
 from .metrics.statistics import Comparison, compare_cases, resampling_unit
-from .metrics.tables import Table, means_table, pairs_table
-from .paths import ComparisonFolder, atomic_write
+from .metrics.tables import means_table, pairs_table
+from .paths import ComparisonFolder
 from .recipes.grid import Variant
 from .runs.run import TrainedRun
 from .training.command import RunBar, start_fabric
@@ -26,20 +27,29 @@ from .training.crossvalidation import cross_validate, start_run
 
 
 class CompareError(ValueError):
-    """Some variants failed: which ones, and why."""
+    """Some variants failed; the message names them and their errors."""
 
 
 @dataclass
 class Outcome:
-    """What became of the variants: tables of those that finished, errors of those that did not."""
+    """The result of all variants: case tables and runs of the finished ones, errors of the failed ones."""
 
     tables: dict[str, CaseTable] = field(default_factory=dict)
     runs: dict[str, TrainedRun] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
 
     def table(self) -> CaseTable:
-        """All scores, with the variants' names as methods."""
+        """All scores; the methods are the names of the variants."""
         return concatenate(self.tables.values()).sorted()
+
+    def raise_if_failed(self) -> None:
+        """A CompareError that names the failed variants, if there are any."""
+        if self.failed:
+            total = len(self.failed) + len(self.runs)
+            raise CompareError(
+                f"{len(self.failed)} of {total} variants failed; the others are finished:\n"
+                + "\n".join(f"  {name}: {error}" for name, error in self.failed.items())
+            )
 
 
 def run_variants(
@@ -49,7 +59,7 @@ def run_variants(
     *,
     on_finished: Callable[[Variant], object] = lambda _: None,
 ) -> Outcome:
-    """Train every variant that is not finished, behind a bar for each."""
+    """Train every variant that is not finished, with one progress bar for each."""
     outcome = Outcome()
     width = max(len(variant.name) for variant in variants)
     with training_bars(console, width=width) as progress:
@@ -58,7 +68,7 @@ def run_variants(
             bar = bars[variant.name]
             try:
                 _run_variant(variant, outcome, fabric, bar)
-            # one bad recipe must not cost the others their night
+            # a wrong recipe must not stop the others
             except Exception as error:
                 outcome.failed[variant.name] = str(error) or type(error).__name__
                 bar.show_failed()
@@ -78,10 +88,10 @@ def _run_variant(variant: Variant, outcome: Outcome, fabric: Fabric, bar: RunBar
 
 
 def comparisons_of(table: CaseTable, metrics: Sequence[str] | None = None) -> dict[str, Comparison]:
-    """Every metric of the table compared over its cases, by patient where a patient has several."""
-    chosen = metrics if metrics is not None else table.metrics
+    """The comparison of all methods by each metric; None takes all metrics of the table."""
     unit = resampling_unit(table.columns["patient"], table.columns["case"])
-    return {metric: compare_cases(table, metric, unit=unit, missing="drop") for metric in chosen}
+    metrics = table.metrics if metrics is None else metrics
+    return {metric: compare_cases(table, metric, unit=unit, missing="drop") for metric in metrics}
 
 
 def run_compare(
@@ -92,7 +102,7 @@ def run_compare(
     metrics: Sequence[str] | None = None,
     accelerator: str = "auto",
 ) -> Mapping[str, Comparison]:
-    """Run, compare, print and write; a CompareError at the end if a variant failed."""
+    """Train, compare, print and write; a CompareError at the end if a variant failed."""
     fabric = start_fabric(accelerator=accelerator)
     outcome = run_variants(variants, fabric, console)
     comparisons: dict[str, Comparison] = {}
@@ -102,31 +112,13 @@ def run_compare(
         folder = ComparisonFolder(out)
         write_cases(table, folder.cases)
         comparisons = comparisons_of(table, metrics)
-        tables = tables_of(comparisons, folder)
-        for each in tables.values():
-            console.print(each.rich())
-        for path, each in tables.items():
-            write_table(each, path)
+        tables = {folder.means: means_table(list(comparisons.values()), intervals=False)}
+        for metric, comparison in comparisons.items():
+            if len(comparison.methods) > 1:
+                tables[folder.pairs(metric)] = pairs_table(comparison)
+        for path, shown in tables.items():
+            console.print(shown.rich())
+            shown.write(path)
         say(console, f"tables and every score: {out}; next: semidice report {out} -o report.html")
-    if outcome.failed:
-        raise CompareError(
-            f"{len(outcome.failed)} of {len(variants)} variants failed; the others are finished:\n"
-            + "\n".join(f"  {name}: {why}" for name, why in outcome.failed.items())
-        )
+    outcome.raise_if_failed()
     return comparisons
-
-
-def tables_of(comparisons: Mapping[str, Comparison], folder: ComparisonFolder) -> dict[Path, Table]:
-    """The table of means, and one of pairs for each metric, by their paths without a suffix."""
-    means = means_table(list(comparisons.values()), intervals=False)
-    pairs = {
-        folder.pairs(metric): pairs_table(one) for metric, one in comparisons.items() if len(one.methods) > 1
-    }
-    return {folder.means: means, **pairs}
-
-
-def write_table(table: Table, path: Path) -> None:
-    """The table as Markdown, LaTeX and CSV beside each other."""
-    for suffix, text in {".md": table.markdown(), ".tex": table.latex(), ".csv": table.csv()}.items():
-        with atomic_write(path.with_suffix(suffix)) as temp_path:
-            temp_path.write_text(text, encoding="utf-8")

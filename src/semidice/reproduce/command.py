@@ -18,7 +18,7 @@ import torch
 from rich.console import Console
 from rich.text import Text
 
-from ..compare import run_variants, write_table
+from ..compare import run_variants
 from ..console import counting_bar, say
 from ..metrics.cases import CaseTable, concatenate, write_cases
 from ..metrics.tables import Cell, Table
@@ -168,8 +168,8 @@ def _finish_table(
     _print_conclusions(result.conclusions, console)
     out.mkdir(parents=True, exist_ok=True)
     folder = ReproductionFolder(out)
-    write_table(result.table, folder.table(table.name))
-    write_table(result.conclusions, folder.conclusions(table.name))
+    result.table.write(folder.table(table.name))
+    result.conclusions.write(folder.conclusions(table.name))
     page = f"# {table.title}\n\n{result.table.markdown()}\n## Conclusions\n\n{result.conclusions.markdown()}"
     with atomic_write(folder.table(table.name).with_suffix(".md")) as temp_path:
         temp_path.write_text(page, encoding="utf-8")

@@ -190,9 +190,9 @@ def count_bins(
             scored, stored = errors.get((case, method)), float(bins.error()[0])
             if scored is not None and abs(scored - stored) > _TOLERANCE:
                 raise ValueError(
-                    f"{method} has calibration_error {scored:.6f} of case {case} in its table, but the stored "
-                    f"prediction gives {stored:.6f}: the dataset or the prediction has changed since; run "
-                    f"`semidice evaluate {run.folder.path}`"
+                    f"{method} has calibration_error {scored:.6f} of case {case} in its table, but its "
+                    f"stored prediction has {stored:.6f}: the dataset or the prediction has changed since; "
+                    f"run `semidice evaluate {run.folder.path}`"
                 )
             of_case = bins.over_cases()
             total[method] = total[method] + of_case if method in total else of_case

@@ -60,9 +60,7 @@ def embedded_json(records: dict[str, Any]) -> str:
 def _case_records(content: PageContent) -> list[dict[str, Any]]:
     columns = content.table.columns
     cases, first_rows = np.unique(columns["case"], return_index=True)
-    values = [
-        case_values(content.table, score.metric, score.paired.class_name) for score in content.scores
-    ]
+    values = [case_values(content.table, score.metric, score.paired.class_name) for score in content.scores]
     return [
         {
             "name": str(case),

@@ -123,8 +123,6 @@ def joined_cases(runs: Mapping[str, TrainedRun]) -> CaseTable:
     for method, run in runs.items():
         table = run.case_table()
         if len(table) == 0:
-            raise ValueError(
-                f"{run.folder.cases} has no scores: run `semidice evaluate {run.folder.path}`"
-            )
+            raise ValueError(f"{run.folder.cases} has no scores: run `semidice evaluate {run.folder.path}`")
         tables.append(CaseTable({**table.columns, "method": np.full(len(table), method)}))
     return concatenate(tables)
