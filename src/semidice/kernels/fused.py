@@ -110,8 +110,8 @@ class _FusedMixture(torch.autograd.Function):
     ) -> tuple[Tensor, tuple[Tensor | None]]:
         plan, copies = planned
         tensors = flat_tensors(prediction, target, valid) if copies else (prediction, target, valid)
-        _, region, *weights = options
-        floats = (region.alpha, region.beta, region.gamma, region.smooth, *weights)
+        _, region, entropy_weight, region_weight = options
+        floats = (region.alpha, region.beta, region.gamma, region.smooth, entropy_weight, region_weight)
         total, terms, kept = plan.losses(*tensors, class_weight, floats)
         # copies are made again in the backward pass: they would take memory until then
         ctx.save_for_backward(prediction, target, valid, class_weight, *kept)

@@ -31,7 +31,6 @@ def soft_cross_entropy(
     that class indices and their one-hot label give the same number. sigmoid: the binary cross entropy of
     each channel, averaged over channels with weights w_c. Without a valid voxel it is 0.
 
-    >>> import torch
     >>> round(float(soft_cross_entropy(torch.tensor([[0.5, 0.5]]), torch.tensor([[0.5, 0.5]]))), 4)
     0.6931
     """

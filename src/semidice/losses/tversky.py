@@ -198,5 +198,6 @@ def _region_loss(
         valid = check_target(
             prediction, target, activation=activation, valid=valid, ignore_index=ignore_index
         )
-    alone = MixtureOptions(activation, options, cross_entropy_weight=0.0, region_weight=1.0)
+    # weights of the cross entropy and of the region loss
+    alone = MixtureOptions(activation, options, 0.0, 1.0)
     return segmentation_losses(prediction, target, valid, alone, class_weight=class_weight, parts=False).total

@@ -1,0 +1,109 @@
+"""Second derivatives of the losses, with the Triton kernels and by the definition.
+
+Without a GPU the kernels run in Triton's interpreter, on the CPU.
+"""
+
+import pytest
+import torch
+from laws import FORMS, class_map, random_logits, soft_label
+
+import semidice
+from semidice import DiceLoss, DistillationLoss, SegmentationLoss, TverskyLoss, use_kernels
+
+pytest.importorskip("triton")
+from semidice.kernels import fused
+
+ON_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if ON_GPU else "cpu"
+pytestmark = pytest.mark.gpu if ON_GPU else []
+
+LOSSES = {
+    **{form: SegmentationLoss(DiceLoss(form=form)) for form in FORMS},
+    "weighted": SegmentationLoss(DiceLoss(class_weight=[1.0, 2.0, 3.0])),
+    "without cross entropy": SegmentationLoss(cross_entropy_weight=0.0),
+    "without a region loss": SegmentationLoss(region_weight=0.0),
+    "focal, over images": TverskyLoss(alpha=0.7, beta=0.3, gamma=2.0, over="image", smooth=0.5),
+    "log, over classes": TverskyLoss(alpha=0.7, beta=0.3, log=True, over="class", classes="present"),
+    "sigmoid": SegmentationLoss(DiceLoss(activation="sigmoid", background=False)),
+}
+
+
+@pytest.fixture
+def fused_calls(monkeypatch):
+    """The calls of the fused mixture; without a GPU the kernels are made to apply to CPU tensors."""
+    if not ON_GPU:
+        monkeypatch.setattr(
+            "semidice.kernels.fused_applies", lambda prediction, target: semidice.kernels._enabled
+        )
+    calls = []
+    fused_mixture = fused.fused_mixture
+
+    def counted(*args, **options):
+        calls.append(args)
+        return fused_mixture(*args, **options)
+
+    monkeypatch.setattr(fused, "fused_mixture", counted)
+    return calls
+
+
+def derivatives(loss, logits, target, *args):
+    """The loss, its gradient, and the gradient of a function of that gradient."""
+    free = logits.to(DEVICE).requires_grad_()
+    total = loss(free, target.to(DEVICE), *args)
+    # the square gives the backward pass an incoming gradient that has a derivative as well
+    (gradient,) = torch.autograd.grad(total.square(), free, create_graph=True)
+    weights = random_logits(*gradient.shape, seed=5).to(gradient)
+    (second,) = torch.autograd.grad((gradient * weights).sum() + gradient.square().sum(), free)
+    return total.detach(), gradient.detach(), second
+
+
+def assert_equal_derivatives(loss, *batch):
+    ours = derivatives(loss, *batch)
+    try:
+        use_kernels(False)
+        theirs = derivatives(loss, *batch)
+    finally:
+        use_kernels(True)
+    assert torch.count_nonzero(theirs[2]) > 0
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_second_derivatives_of_the_kernels_are_those_of_the_definition(name, fused_calls):
+    logits, target = random_logits(2, 3, 21), soft_label(2, 3, 21)
+    assert_equal_derivatives(LOSSES[name].to(DEVICE), logits, target)
+    assert len(fused_calls) == 1
+
+
+def test_second_derivatives_of_masked_class_indices_and_of_strided_logits(fused_calls):
+    logits, target = random_logits(2, 3, 5, 14)[..., ::2], class_map((2, 5, 7), 3)
+    valid = (random_logits(2, 5, 7, seed=6) > -1).to(DEVICE)
+    assert_equal_derivatives(SegmentationLoss(), logits, target, valid)
+    assert len(fused_calls) == 1
+
+
+def test_second_derivatives_of_deep_supervision_and_distillation(fused_calls):
+    logits, target = random_logits(2, 3, 6, 8), class_map((2, 6, 8), 3)
+    teacher = soft_label(2, 3, 6, 8).to(DEVICE)
+
+    def loss(logits, target):
+        return DistillationLoss()([logits, logits[..., ::2, ::2]], target, teacher)
+
+    assert_equal_derivatives(loss, logits, target)
+    assert len(fused_calls) == 4
+
+
+def test_second_derivatives_pass_the_numerical_check_in_float64():
+    """The definition, which the kernels fall back to, is right."""
+    logits = random_logits(1, 3, 4, dtype=torch.float64).to(DEVICE).requires_grad_()
+    target = soft_label(1, 3, 4, dtype=torch.float64).to(DEVICE)
+    loss = SegmentationLoss(DiceLoss(form="product"))
+    assert torch.autograd.gradgradcheck(lambda free: loss(free, target), (logits,))
+
+
+def test_a_plain_backward_pass_does_not_use_the_definition(fused_calls, monkeypatch):
+    monkeypatch.delattr(fused, "losses_of")
+    logits = random_logits(2, 3, 21).to(DEVICE).requires_grad_()
+    SegmentationLoss()(logits, soft_label(2, 3, 21).to(DEVICE)).backward()
+    assert torch.isfinite(logits.grad).all()
+    assert len(fused_calls) == 1
