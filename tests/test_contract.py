@@ -1,5 +1,6 @@
 """The target contract: what is refused, and that the message names what came and the way out."""
 
+import jaxtyping
 import pytest
 import torch
 from laws import class_map, random_logits, soft_label
@@ -29,7 +30,7 @@ REFUSED = {
         random_logits(2, 3, 4, 5),
         PROB,
         {},
-        "logits go in with activation='softmax'",
+        "for logits, use activation='softmax'",
     ),
     "wrong channels": (
         PROB,
@@ -59,7 +60,7 @@ REFUSED = {
     "empty space": (PROB[..., :0], PROB[..., :0], {}, "prediction is empty"),
     "an integer prediction": (INDEX, INDEX, {}, r"prediction must be a float tensor.*int64"),
     "a prediction without classes": (PROB[0, 0, 0], PROB[0, 0, 0], {}, r"float tensor \(N, C, \*space\)"),
-    "class indices for one channel": (PROB[:, :1], INDEX, {}, "one-channel prediction takes a float target"),
+    "class indices for one channel": (PROB[:, :1], INDEX, {}, "one-channel prediction needs a float target"),
 }
 
 
@@ -87,7 +88,7 @@ def test_softmax_over_one_channel_is_refused():
 
 
 def test_a_sigmoid_network_refuses_class_indices():
-    with pytest.raises(ValueError, match="takes a float target"):
+    with pytest.raises(ValueError, match="needs a float target"):
         DiceLoss(activation="sigmoid")(random_logits(2, 3, 4, 5), INDEX)
 
 
@@ -112,6 +113,7 @@ def test_another_device_is_named():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"form": "max"}, "form must be one of 'min', 'product', 'squared', 'relaxed'; got 'max'"),
         ({"over": "voxel"}, "over must be one of 'batch', 'image', 'class'; got 'voxel'"),
         ({"classes": "some"}, "classes must be one of 'all', 'present'"),
         ({"alpha": -0.1}, "alpha must be 0 or more; got -0.1"),
@@ -124,7 +126,9 @@ def test_another_device_is_named():
     ],
     ids=str,
 )
-def test_an_option_out_of_range_is_refused_when_the_loss_is_made(options, message):
+def test_an_option_out_of_range_is_refused_when_the_loss_is_made(options, message, monkeypatch):
+    # outside of tests nothing checks annotations before the loss does
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     with pytest.raises(ValueError, match=message):
         TverskyLoss(**{"alpha": 0.7, "beta": 0.3, **options})
 

@@ -1,14 +1,14 @@
-"""Axes, and the checks that every loss, label maker and metric applies to what a user passes.
+"""The axes of arrays, and the checks that every loss, label maker and metric applies to its arguments.
 
 Axes: N case or image, C class, R rater, K key point, *space the voxel axes (none, one, two or three).
 
 The target contract, the same everywhere:
   integers (N, *space)     class indices
-  floats   (N, C, *space)  soft labels, or one mask a channel for sigmoid networks
-  `valid`  (N, *space)     bool, False where a voxel does not count; or `ignore_index` for class indices
-Anything else is a ValueError that says what came and what to do.
+  floats   (N, C, *space)  soft labels, or one mask per channel for sigmoid networks
+  `valid`  (N, *space)     bool, False for a voxel that does not count; or `ignore_index` for class indices
+Anything else is a ValueError that says what was passed and what to do.
 
-Shapes and dtypes are always checked. Values are checked where reading them is free of a device
+Shapes and dtypes are always checked. Values are checked only if reading them needs no device
 synchronisation: on the CPU, outside a compiled graph.
 """
 
@@ -21,12 +21,12 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 Activation = Literal["softmax", "sigmoid", "none"]
-# of the sides of an image that goes into a network, which halves it up to five times
+# a network halves an image up to five times, so its sides must be multiples of this
 SIZE_MULTIPLE = 32
 
 
 def describe(tensor: object) -> str:
-    """Dtype and shape of a tensor in words for an error message: `float32 (2, 3, 64, 64)`."""
+    """Dtype and shape of a tensor for an error message: `float32 (2, 3, 64, 64)`."""
     if not isinstance(tensor, Tensor):
         return type(tensor).__name__
     return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
@@ -40,35 +40,38 @@ def check_choice(name: str, value: object, choices: Any) -> None:
 
 
 def values_are_readable(tensor: Tensor) -> bool:
-    """True where looking at values costs no device synchronisation, no graph break and no vmap error."""
+    """Whether values can be read without a device synchronisation, a graph break or an error of vmap."""
     if tensor.device.type != "cpu" or torch.compiler.is_compiling():
         return False
     return not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def check_unit_range(name: str, tensor: Tensor, valid: Tensor | None = None) -> None:
-    """Raise unless every (valid) value lies in [0, 1]; NaN does not. Silent where values cannot be read."""
+    """Raise unless every valid value lies in [0, 1]; NaN does not. No check if values are not readable."""
     if not values_are_readable(tensor):
         return
     if valid is not None:
         tensor = tensor.masked_fill(~valid.unsqueeze(1), 0)
     low, high = tensor.detach().aminmax()
-    # NaN fails both comparisons, so it lands here as well.
     if low >= 0 and high <= 1:
         return
+    # NaN fails both comparisons
     if low.isnan():
-        raise ValueError(f"{name} holds NaN in {int(tensor.isnan().sum())} of {tensor.numel()} values")
-    hint = "; logits go in with activation='softmax' or 'sigmoid'" if name == "prediction" else ""
+        num_nan = int(tensor.isnan().sum())
+        raise ValueError(
+            f"{name} holds NaN in {num_nan} of {tensor.numel()} values; every value must lie in [0, 1]"
+        )
+    hint = ": for logits, use activation='softmax' or 'sigmoid'" if name == "prediction" else ""
     raise ValueError(f"{name} must lie in [0, 1]; got values from {low:.4g} to {high:.4g}{hint}")
 
 
 def check_prediction(prediction: Tensor, activation: Activation) -> None:
-    """Raise unless `prediction` is a non-empty float tensor (N, C, *space) that `activation` can take."""
+    """Raise unless `prediction` is a non-empty float tensor (N, C, *space) that fits `activation`."""
     check_choice("activation", activation, Activation)
     if not isinstance(prediction, Tensor) or not prediction.is_floating_point() or prediction.ndim < 2:
         raise ValueError(f"prediction must be a float tensor (N, C, *space); got {describe(prediction)}")
     if prediction.numel() == 0:
-        raise ValueError(f"prediction is empty: {describe(prediction)}; skip batches that hold nothing")
+        raise ValueError(f"prediction is empty: {describe(prediction)}; skip batches without voxels")
     if activation == "softmax" and prediction.size(1) == 1:
         raise ValueError(
             f"softmax over one channel is 1 everywhere; got prediction {describe(prediction)}: "
@@ -86,11 +89,13 @@ def check_target(
     valid: Tensor | None = None,
     ignore_index: int | None = None,
 ) -> Tensor | None:
-    """Raise unless `target` and `valid` keep the contract; return `valid` with `ignore_index` folded in."""
+    """Raise unless `target` and `valid` follow the contract; return `valid` without the ignored voxels."""
     if not isinstance(target, Tensor):
         raise ValueError(f"target must be a tensor; got {describe(target)}")
     if target.device != prediction.device:
-        raise ValueError(f"target is on {target.device} but prediction on {prediction.device}")
+        raise ValueError(
+            f"target is on {target.device} but prediction on {prediction.device}: move one of them"
+        )
     if valid is not None:
         _check_valid(prediction, valid)
     if target.is_floating_point():
@@ -101,7 +106,7 @@ def check_target(
     if target.dtype == torch.bool or target.is_complex():
         raise ValueError(
             f"target must hold integers (class indices) or floats (soft labels); got {describe(target)}: "
-            "use .float() for one mask a channel, .long() for class indices"
+            "use .float() for one mask per channel, .long() for class indices"
         )
     _check_class_map(prediction, target, activation)
     valid = fold_ignored(target, valid, ignore_index)
@@ -110,7 +115,7 @@ def check_target(
 
 
 def fold_ignored(target: Tensor, valid: Tensor | None, ignore_index: int | None) -> Tensor | None:
-    """`valid`, less the voxels whose class index is `ignore_index`; an error for a soft target."""
+    """`valid` without the voxels whose class index is `ignore_index`; an error for a soft target."""
     if ignore_index is None:
         return valid
     if target.is_floating_point():
@@ -119,7 +124,9 @@ def fold_ignored(target: Tensor, valid: Tensor | None, ignore_index: int | None)
             "pass valid=..., bool (N, *space)"
         )
     if valid is not None and valid.shape != target.shape:
-        raise ValueError(f"valid must be bool {tuple(target.shape)} as the target; got {describe(valid)}")
+        raise ValueError(
+            f"valid must be bool {tuple(target.shape)}, the shape of the target; got {describe(valid)}"
+        )
     counted = target != ignore_index
     return counted if valid is None else valid & counted
 
@@ -128,38 +135,40 @@ def _check_valid(prediction: Tensor, valid: Tensor) -> None:
     space_shape = (prediction.shape[0], *prediction.shape[2:])
     if valid.dtype != torch.bool or tuple(valid.shape) != space_shape:
         raise ValueError(
-            f"valid must be bool {space_shape}, one flag a voxel and no channel axis; got {describe(valid)}"
+            f"valid must be bool {space_shape}, one flag per voxel and no channel axis; got {describe(valid)}"
         )
     if valid.device != prediction.device:
-        raise ValueError(f"valid is on {valid.device} but prediction on {prediction.device}")
+        raise ValueError(
+            f"valid is on {valid.device} but prediction on {prediction.device}: move one of them"
+        )
 
 
 def _check_soft_target(prediction: Tensor, target: Tensor) -> None:
     if target.shape != prediction.shape:
-        came = f"got target {describe(target)} for prediction {describe(prediction)}"
+        got = f"got target {describe(target)} for prediction {describe(prediction)}"
         if target.shape == prediction.shape[:1] + prediction.shape[2:]:
             raise ValueError(
-                f"a float target needs a class axis; {came}: "
+                f"a float target needs a class axis; {got}: "
                 "use .long() for class indices, .unsqueeze(1) for the one channel of a sigmoid network"
             )
         if target.ndim == prediction.ndim and target.shape[2:] == prediction.shape[2:]:
-            raise ValueError(f"target and prediction differ in images or channels; {came}")
-        raise ValueError(f"target and prediction differ in shape; {came}")
+            raise ValueError(f"target and prediction differ in images or channels; {got}")
+        raise ValueError(f"target and prediction differ in shape; {got}")
 
 
 def _check_class_map(prediction: Tensor, target: Tensor, activation: Activation) -> None:
     is_map = target.shape == prediction.shape[:1] + prediction.shape[2:]
     if is_map and activation != "sigmoid" and prediction.size(1) > 1:
         return
-    came = f"got target {describe(target)} for prediction {describe(prediction)}"
+    got = f"got target {describe(target)} for prediction {describe(prediction)}"
     if activation == "sigmoid" or prediction.shape[1] == 1:
         raise ValueError(
-            f"a sigmoid or one-channel prediction takes a float target (N, C, *space), one mask a channel; "
-            f"{came}"
+            "a sigmoid or one-channel prediction needs a float target (N, C, *space), one mask per channel; "
+            f"{got}"
         )
     if target.shape == prediction.shape:
-        raise ValueError(f"an integer target holds class indices, without a class axis; {came}: use .float()")
-    raise ValueError(f"class indices must have shape (N, *space) of the prediction; {came}")
+        raise ValueError(f"an integer target holds class indices, without a class axis; {got}: use .float()")
+    raise ValueError(f"class indices must have shape (N, *space) of the prediction; {got}")
 
 
 def _check_class_range(
@@ -169,14 +178,14 @@ def _check_class_range(
         return
     low, high = (target if valid is None else target.masked_fill(~valid, 0)).aminmax()
     if low < 0 or high >= num_classes:
-        hint = "" if ignore_index is not None else "; pass ignore_index if one of them means 'do not count'"
+        hint = "" if ignore_index is not None else ": pass ignore_index if one of them means 'do not count'"
         raise ValueError(
             f"target holds class indices {int(low)} to {int(high)}, but there are {num_classes} classes{hint}"
         )
 
 
 def check_result(loss: Tensor, prediction: Tensor) -> Tensor:
-    """Return `loss`; raise if it is NaN, naming what came. Silent where values cannot be read."""
+    """Return `loss`; raise if it is NaN. No check if values are not readable."""
     if values_are_readable(loss) and bool(loss.detach().isnan()):
         raise ValueError(
             f"the loss is NaN: prediction {describe(prediction)} holds {int(prediction.isnan().sum())} NaN "
@@ -208,7 +217,7 @@ def class_weights(weight: Sequence[float] | Tensor | None, prediction: Tensor) -
 
 
 def one_hot(class_map: Tensor, num_classes: int) -> UInt8[Tensor, "N C *space"]:
-    """One byte a class, 1 where the class map (N, *space) holds it; an index that is no class has none."""
+    """One-hot bytes of a class map (N, *space); an index that is not a class gives zeros only."""
     classes = torch.arange(num_classes, device=class_map.device, dtype=class_map.dtype)
     classes = classes.view(-1, *[1] * (class_map.ndim - 1))
     return (class_map.unsqueeze(1) == classes).to(torch.uint8)
@@ -217,14 +226,14 @@ def one_hot(class_map: Tensor, num_classes: int) -> UInt8[Tensor, "N C *space"]:
 def downsample_target(
     target: Tensor, valid: Tensor | None, shape: torch.Size
 ) -> tuple[Tensor, Tensor | None]:
-    """`target` and `valid` at the size of an output of `shape` (N, C, *space), as probabilities, by area.
+    """`target` and `valid` at the size of an output of `shape` (N, C, *space), averaged by area.
 
-    A coarse label is the mean over the valid voxels under it; it is valid if there is one. A target that
-    has the size already comes back as it is, class indices included.
+    A coarse label is the mean over its valid voxels; it is valid if it has one. A target that already has
+    the size is returned unchanged, also if it holds class indices.
     """
     size, num_leading = shape[2:], 2 if target.is_floating_point() else 1
     fine = target.shape[num_leading:]
-    # A target of the wrong number of axes is left for check_target, which names it.
+    # check_target will refuse a wrong number of axes, with a better message
     if fine == size or len(fine) != len(size):
         return target, valid
     if any(coarse > full for coarse, full in zip(size, fine, strict=True)):

@@ -51,7 +51,7 @@ def test_sums_and_gradients_of_soft_targets(shape, form, activation):
 @pytest.fixture(params=["gathered", "one hot"])
 def _both_ways(request, monkeypatch):
     """Class indices of few and of many classes go different ways; here both go each of them."""
-    monkeypatch.setattr(blocked, "MIN_GATHERED", 2 if request.param == "gathered" else 1000)
+    monkeypatch.setattr(blocked, "MIN_GATHERED_CLASSES", 2 if request.param == "gathered" else 1000)
 
 
 # the last: many images in a block, more classes than a block has elements, rows of whole vectors and a rest

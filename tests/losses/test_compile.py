@@ -5,7 +5,7 @@ import sys
 
 PROGRAM = """
 import torch
-from semidice import DiceLoss, JaccardLoss, SegmentationLoss, TverskyLoss
+from semidice import DiceLoss, JaccardLoss, SegmentationLoss, TverskyLoss, tversky_loss
 
 logits = torch.randn(2, 3, 16, 16)
 label, index = torch.randn(2, 3, 16, 16).softmax(1), torch.randint(0, 3, (2, 16, 16))
@@ -16,12 +16,18 @@ focal = TverskyLoss(alpha=0.7, beta=0.3, gamma=1.5, over="image", classes="prese
 log = JaccardLoss(activation="sigmoid", log=True, over="class")
 deep = SegmentationLoss()
 
+
+def function(logits, label):
+    return tversky_loss(logits, label, alpha=0.7, beta=0.3, gamma=1.5, over="image", activation="softmax")
+
+
 CASES = {
     **{form: ("aot_eager", DiceLoss(form=form), label) for form in ("min", "product", "squared", "relaxed")},
     "class indices, ignored, weighted": ("aot_eager", SegmentationLoss(weighted), ignored),
     "valid, focal, present": ("aot_eager", focal, label, valid),
     "sigmoid, log": ("aot_eager", SegmentationLoss(log), (label > 0.4).float()),
     "deep supervision": ("aot_eager", lambda x, y: deep([x, x[..., ::2, ::2]], y), label),
+    "a function": ("aot_eager", function, label),
     "generated code": ("inductor", SegmentationLoss(), label),
 }
 for name, (backend, loss, *args) in CASES.items():
@@ -40,7 +46,7 @@ for name, (backend, loss, *args) in CASES.items():
 def test_the_losses_compile_into_one_graph_with_equal_results():
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("equal:") == 9
+    assert done.stdout.count("equal:") == 10
 
 
 # The kernels of a GPU, in Triton's interpreter: what chooses them is told that they apply.

@@ -167,7 +167,7 @@ class TestTeacher:
             Teacher(network(), calibration="kde")(self.image)
         with pytest.raises(ValueError, match="exclude each other; got 3 sigmoid channels"):
             Teacher(network(), activation="sigmoid", calibration="kde")(self.image, soft_label(2, 3, 8, 8))
-        with pytest.raises(ValueError, match="a temperature divides logits"):
+        with pytest.raises(ValueError, match=r"divides logits.*must be 'softmax' or 'sigmoid'"):
             Teacher(network(), activation="none", calibration="temperature")
         with pytest.raises(ValueError, match="bandwidth must be above 0; got 0"):
             Teacher(network(), bandwidth=0)

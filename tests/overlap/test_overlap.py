@@ -1,11 +1,18 @@
 """Soft counts by hand, on a few voxels, and the index of them."""
 
+import inspect
+from dataclasses import fields
+from typing import get_type_hints
+
 import pytest
 import torch
 from laws import FORMS, class_map, random_logits, soft_label
 
+import semidice
 from semidice import OverlapStats, overlap_stats, tversky_index
 from semidice.arrays import one_hot
+from semidice.overlap.options import RegionKeywords, RegionOptions
+from semidice.recipes import SegmentationLossOptions
 
 # prob 0.2, 0.9, 0.5 against target 0.6, 0.4, 0.5, counted by hand
 BY_HAND = {
@@ -97,3 +104,20 @@ def test_a_target_that_asks_for_it_has_a_gradient_as_well():
     prob, target = random_logits(2, 3, 9).softmax(1).double(), soft_label(2, 3, 9).double().requires_grad_()
     for form in FORMS:
         assert torch.autograd.gradcheck(lambda y, form=form: overlap_stats(prob, y, form=form), (target,))
+
+
+def test_the_keywords_of_a_region_loss_are_the_options_that_have_a_default():
+    hints = get_type_hints(RegionOptions)
+    optional = {field.name for field in fields(RegionOptions)} - {"alpha", "beta"}
+    assert get_type_hints(RegionKeywords) == {name: hints[name] for name in optional}
+
+
+def test_functions_and_recipes_have_the_defaults_of_the_options():
+    defaults = {field.name: field.default for field in fields(RegionOptions)}
+    parameters = inspect.signature(semidice.tversky_loss).parameters
+    for name in RegionKeywords.__annotations__:
+        assert parameters[name].default == defaults[name]
+    assert semidice.DiceLoss().options == RegionOptions(alpha=0.5, beta=0.5)
+    built = SegmentationLossOptions().build()
+    assert built.region.options == semidice.SegmentationLoss().region.options
+    assert (built.cross_entropy_weight, built.region_weight) == (0.25, 0.75)

@@ -60,14 +60,7 @@ def segmentation_losses(
         losses: Losses = _fused().fused_mixture(prediction, target, valid, options, weight, parts=parts)
         return losses
     check_batch(prediction, target, valid, options)
-    sums = segmentation_sums(
-        prediction,
-        target,
-        activation=options.activation,
-        valid=valid,
-        form=options.form,
-        entropy=options.entropy,
-    )
+    sums = segmentation_sums(prediction, target, valid=valid, **options.sums._asdict())
     losses = losses_of(sums, class_weights(class_weight, prediction), options, parts=parts)
     check_result(losses.total, prediction)
     return losses

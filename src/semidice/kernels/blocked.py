@@ -1,15 +1,16 @@
 """`reference_sums` on the CPU in blocks that fit the cache; only the gradient has the size of the logits.
 
-The forward pass sums block by block and keeps only the inputs; the backward pass makes each block's
-probabilities p again. With e the gradient of the entropy sums and w = p dL/dp - e y,
+The forward pass sums block by block and saves only its inputs. The backward pass computes the probabilities
+p of each block again. Let e be the gradient of the entropy sums and w = p dL/dp - e y:
 
     softmax   dL/dlogits = w - p sum_c w_c
     sigmoid   dL/dlogits = p (1 - p) dL/dp + e (p - y)
     none      dL/dp - e y / p
 
-Class indices compare nothing: on them all forms but `squared` are the same. Of many classes they are not even
-spread to one hot: off its label a voxel has tp = fn = 0 and fp = p, so what it has at its label is gathered
-and counted. Totals over blocks are float64. A gradient of the gradient goes through the definition.
+For class indices all forms but `squared` agree, and need no comparison of p with y. With many classes they
+are not expanded to one-hot labels: for every other class a voxel has tp = fn = 0 and fp = p, so only its
+value at the label is gathered. Totals over blocks are float64. A gradient of the gradient goes through the
+definition.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,50 +21,44 @@ from torch import Tensor
 
 from ..arrays import Activation
 from ..overlap.forms import Form, form_gradient, form_sums
+from ..overlap.options import SumsOptions
 from ..overlap.stats import OverlapStats
 from ..overlap.sums import SegmentationSums, probability, reference_gradient, reference_sums
 
-# In elements of the prediction: two MiB of float32, of large ones a sixth but no more than twice that. What
-# is made of smaller blocks stays nearer in the cache, but with several threads the start of their operations
-# costs more than that gives, most of all where they sleep in between.
+# Elements of the prediction in a block: 2 MiB of float32. Large predictions have blocks of up to 4 MiB.
+# Smaller blocks would use the cache better, but starting the threads would then cost more than that saves.
 BLOCK_SIZE = 2**19
-# below this plain operations are as good
+# below this size plain operations are as fast
 MIN_SIZE = BLOCK_SIZE
-# class indices of fewer classes are spread to one hot: cheaper than gathering, which goes voxel by voxel
-MIN_GATHERED = 12
-
-
-class _Options(NamedTuple):
-    activation: Activation
-    form: Form | None
-    entropy: bool
+# with fewer classes one-hot labels are faster than gathering, which reads one voxel at a time
+MIN_GATHERED_CLASSES = 12
 
 
 class _Block(NamedTuple):
-    """Some voxels of one image, or all of several small ones, with one axis of space."""
+    """Some voxels of one image, or all voxels of several small images, with one axis of space."""
 
     images: slice
-    part: slice
+    voxels: slice
     prediction: Tensor
     target: Tensor
-    # None if all are
+    # None if all voxels are valid
     valid: Tensor | None
 
 
 class _Buffers:
-    """Memory by name that block after block uses again: new pages cost more than what is written there."""
+    """Named buffers that all blocks share: allocating new memory costs more than writing to it."""
 
     def __init__(self, dtype: torch.dtype) -> None:
-        # half precision is left in every block, before the exponential
+        # half precision ends here, before the exponential
         self.dtype = torch.promote_types(dtype, torch.float32)
         self._memory: dict[str, Tensor] = {}
 
     def take(self, name: str, shape: torch.Size) -> Tensor:
-        """Contiguous memory of `shape`, with anything in it."""
-        held = self._memory.get(name)
-        if held is None or held.numel() < shape.numel():
-            held = self._memory[name] = torch.empty(shape, dtype=self.dtype)
-        return held if held.shape == shape else held.flatten()[: shape.numel()].view(shape)
+        """Contiguous memory of `shape` with undefined values."""
+        buffer = self._memory.get(name)
+        if buffer is None or buffer.numel() < shape.numel():
+            buffer = self._memory[name] = torch.empty(shape, dtype=self.dtype)
+        return buffer if buffer.shape == shape else buffer.flatten()[: shape.numel()].view(shape)
 
     def copy(self, name: str, tensor: Tensor) -> Tensor:
         return self.take(name, tensor.shape).copy_(tensor)
@@ -80,22 +75,22 @@ def blocked_sums(
 ) -> SegmentationSums:
     """See `reference_sums`; differentiable in the prediction, not in the target."""
     tp, fp, fn, entropies, mass = _BlockedSums.apply(
-        prediction, target, valid, _Options(activation, form, entropy)
+        prediction, target, valid, SumsOptions(activation, form, entropy)
     )
     overlap = None if form is None else OverlapStats(tp, fp, fn)
     return SegmentationSums(overlap, *((entropies, mass) if entropy else (None, None)))
 
 
 class _BlockedSums(torch.autograd.Function):
-    """tp, fp, fn, entropy and mass, (N, C) each; zeros for those that were not asked for."""
+    """tp, fp, fn, entropy and mass, (N, C) each; a sum that was not asked for is 0."""
 
     @staticmethod
     def forward(
-        ctx: Any, prediction: Tensor, target: Tensor, valid: Tensor | None, options: _Options
+        ctx: Any, prediction: Tensor, target: Tensor, valid: Tensor | None, options: SumsOptions
     ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(prediction, target, valid)
         ctx.options = options
-        sums_of = _way(prediction, target, options).sums
+        sums_of = _kernels_for(prediction, target, options).sums
         buffers = _Buffers(prediction.dtype)
         totals = torch.zeros(5, *prediction.shape[:2], dtype=torch.float64)
         for block in _blocks(prediction, target, valid):
@@ -110,53 +105,52 @@ class _BlockedSums(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         prediction, target, valid = ctx.saved_tensors
         if torch.is_grad_enabled():
-            again = reference_gradient(prediction, target, gradients, valid=valid, **ctx.options._asdict())
-            return again, None, None, None
-        gradient_of = _way(prediction, target, ctx.options).gradient
+            gradient = reference_gradient(prediction, target, gradients, valid=valid, **ctx.options._asdict())
+            return gradient, None, None, None
+        gradient_of = _kernels_for(prediction, target, ctx.options).gradient
         buffers = _Buffers(prediction.dtype)
         gradient = torch.empty_like(prediction)
-        # cut as the prediction is, so that a block's gradient has its place
-        out = _with_space(gradient, 2, flat=_can_be_flat(prediction, target, valid))
+        # the same axes as those of the prediction in `_blocks`, so that slices of a block fit
+        flat_gradient = _with_space(gradient, 2, flat=_can_be_flat(prediction, target, valid))
         for block in _blocks(prediction, target, valid):
             grad_sums = [g[block.images] for g in gradients[:4]]
-            place = out[block.images, :, block.part]
-            direct = place.ndim == 3 and place.dtype == buffers.dtype
-            made = place if direct else buffers.take("gradient", block.prediction.shape)
-            gradient_of(block, ctx.options, buffers, grad_sums, made)
+            view = flat_gradient[block.images, :, block.voxels]
+            direct = view.ndim == 3 and view.dtype == buffers.dtype
+            out = view if direct else buffers.take("gradient", block.prediction.shape)
+            gradient_of(block, ctx.options, buffers, grad_sums, out)
             if not direct:
-                place.copy_(made.view(place.shape))
+                view.copy_(out.view(view.shape))
         return gradient, None, None, None
 
 
 class _BlockKernels(NamedTuple):
-    """How a block is summed, and how its gradient is made from those of tp, fp, fn and entropy."""
+    """The functions for one block: its sums, and its gradient from those of tp, fp, fn and entropy."""
 
-    sums: Callable[[_Block, _Options, _Buffers], SegmentationSums]
-    # into the last argument, (N, C, V)
-    gradient: Callable[[_Block, _Options, _Buffers, Sequence[Tensor], Tensor], None]
+    sums: Callable[[_Block, SumsOptions, _Buffers], SegmentationSums]
+    # writes into the last argument, (N, C, V)
+    gradient: Callable[[_Block, SumsOptions, _Buffers, Sequence[Tensor], Tensor], None]
 
 
-def _way(prediction: Tensor, target: Tensor, options: _Options) -> _BlockKernels:
-    """The way for these, the same forward and backward."""
+def _kernels_for(prediction: Tensor, target: Tensor, options: SumsOptions) -> _BlockKernels:
     if options.activation != "softmax":
         return _BlockKernels(_plain_sums, _plain_gradient)
-    # on hard labels the other three forms agree, but for their ties
+    # for class indices the other three forms differ only at ties
     if target.is_floating_point() or options.form == "squared":
         return _BlockKernels(_softmax_sums, _softmax_gradient)
-    if prediction.shape[1] < MIN_GATHERED:
+    if prediction.shape[1] < MIN_GATHERED_CLASSES:
         return _BlockKernels(_one_hot_sums, _one_hot_gradient)
     return _BlockKernels(_gathered_sums, _gathered_gradient)
 
 
-def _softmax_sums(block: _Block, options: _Options, buffers: _Buffers) -> SegmentationSums:
-    """Sums of a softmax against a soft label: one exponential an element."""
+def _softmax_sums(block: _Block, options: SumsOptions, buffers: _Buffers) -> SegmentationSums:
+    """Sums of a softmax against a soft label, with one exponential per element."""
     logits, soft = block.prediction.to(buffers.dtype), _soft_target(block, buffers)
-    # The softmax subtracts the maximum anyway: these probabilities are those of the logits to the bit.
+    # The softmax subtracts the maximum anyway, so the probabilities stay the same to the bit.
     logits = torch.sub(logits, logits.amax(1, keepdim=True), out=buffers.take("logits", logits.shape))
     prob = torch.softmax(logits, 1, out=buffers.take("prob", logits.shape))
     entropy = mass = overlap = None
     if options.entropy:
-        # the largest logit is 0 now, and its probability the factor between all p and exp(logit)
+        # the largest logit is 0 now, so its probability is the factor between every p and exp(logit)
         log_prob = logits.add_(prob.amax(1, keepdim=True).log_())
         _clear_ignored(log_prob, block.valid)
         entropy, mass = log_prob.mul_(soft).sum(2).neg_(), soft.sum(2)
@@ -175,7 +169,7 @@ def _min_sums(prob: Tensor, soft: Tensor, scratch: Tensor) -> tuple[Tensor, Tens
 
 
 def _softmax_gradient(
-    block: _Block, options: _Options, buffers: _Buffers, grad_sums: Sequence[Tensor], out: Tensor
+    block: _Block, options: SumsOptions, buffers: _Buffers, grad_sums: Sequence[Tensor], out: Tensor
 ) -> None:
     soft = _soft_target(block, buffers)
     prob = _softmax(block, buffers)
@@ -184,7 +178,7 @@ def _softmax_gradient(
     if options.form is None:
         out.zero_()
     elif options.form == "min":
-        # Comparisons into floats; at a tie both are 0.
+        # Comparisons that write floats; at a tie both are 0.
         torch.gt(prob, soft, out=out).mul_(grad_fp)
         below = torch.lt(prob, soft, out=buffers.take("logits", prob.shape))
         out.addcmul_(below, grad_tp - grad_fn).mul_(prob)
@@ -195,8 +189,8 @@ def _softmax_gradient(
     out.addcmul_(prob, out.sum(1, keepdim=True), value=-1)
 
 
-def _one_hot_sums(block: _Block, options: _Options, buffers: _Buffers) -> SegmentationSums:
-    """Sums of a softmax against class indices of few classes; one logarithm a voxel."""
+def _one_hot_sums(block: _Block, options: SumsOptions, buffers: _Buffers) -> SegmentationSums:
+    """Sums of a softmax against class indices of few classes, with one logarithm per voxel."""
     hot, prob = _soft_target(block, buffers), _softmax(block, buffers)
     _clear_ignored(prob, block.valid)
     both = torch.mul(prob, hot, out=buffers.take("logits", prob.shape))
@@ -207,16 +201,16 @@ def _one_hot_sums(block: _Block, options: _Options, buffers: _Buffers) -> Segmen
     if not options.entropy:
         return SegmentationSums(overlap, None, None)
     if block.valid is not None:
-        # any number with a logarithm, for they have no label
+        # 1 at ignored voxels, which have no label: the logarithm must be finite
         at_label += ~block.valid
     log_prob = _log_at_label(block, at_label).unsqueeze(1)
     return SegmentationSums(overlap, torch.mul(log_prob, hot, out=both).sum(2).neg_(), hot.sum(2))
 
 
 def _one_hot_gradient(
-    block: _Block, options: _Options, buffers: _Buffers, grad_sums: Sequence[Tensor], out: Tensor
+    block: _Block, options: SumsOptions, buffers: _Buffers, grad_sums: Sequence[Tensor], out: Tensor
 ) -> None:
-    """Gradient of the form without comparisons, which differs from the others at ties alone."""
+    """Gradient of the form `relaxed`, which needs no comparisons; the other forms differ only at ties."""
     hot, prob = _soft_target(block, buffers), _softmax(block, buffers)
     if options.form != "relaxed" and not bool(prob.amax() < 1):
         _softmax_gradient(block, options, buffers, grad_sums, out)
@@ -229,19 +223,19 @@ def _one_hot_gradient(
     out.addcmul_(prob, out.sum(1, keepdim=True), value=-1)
 
 
-def _gathered_sums(block: _Block, options: _Options, buffers: _Buffers) -> SegmentationSums:
-    """Sums of a softmax against class indices, from the probability each voxel gives to its label."""
+def _gathered_sums(block: _Block, options: SumsOptions, buffers: _Buffers) -> SegmentationSums:
+    """Sums of a softmax against class indices, from the probability of each voxel's label."""
     prob, (num_images, num_classes) = _softmax(block, buffers), block.prediction.shape[:2]
     index = _class_indices(block)
     at_label = prob.gather(1, index.unsqueeze(1)).squeeze(1)
     bins = block.target
     if num_images > 1 or block.valid is not None:
-        # ignored voxels are counted as one class more, and left there
+        # ignored voxels are counted as one more class, which is then left out
         bins = index if block.valid is None else index.masked_fill(~block.valid, num_classes)
         bins = bins + (num_classes + 1) * torch.arange(num_images).unsqueeze(1)
 
     def by_class(values: Tensor | None) -> Tensor:
-        # float64: a bin is added up number by number, and fn may be the small rest of a large count
+        # float64: bincount adds one number at a time, and fn may be a small rest of a large count
         weights = None if values is None else values.flatten().double()
         counts = torch.bincount(bins.flatten(), weights, minlength=num_images * (num_classes + 1))
         return counts.view(num_images, -1)[:, :num_classes]
@@ -251,15 +245,15 @@ def _gathered_sums(block: _Block, options: _Options, buffers: _Buffers) -> Segme
     if options.form is None:
         return SegmentationSums(None, entropy, mass)
     tp = by_class(at_label)
-    # not the sum less tp, which would cancel
+    # fp is not computed as sum - tp, which would lose digits
     prob.scatter_(1, index.unsqueeze(1), torch.zeros_like(at_label).unsqueeze(1))
     _clear_ignored(prob, block.valid)
     return SegmentationSums(OverlapStats(tp, prob.sum(2), mass - tp), entropy, mass)
 
 
 def _log_at_label(block: _Block, at_label: Tensor) -> Tensor:
-    """log p of the labels; from the logits if one is so small that p has lost its digits."""
-    # NaN, of an ignored voxel perhaps, takes the safe way
+    """log p of the labels; computed from the logits if a p is too small to have all its digits."""
+    # NaN, for example of an ignored voxel, fails this comparison
     if bool(at_label.amin() >= torch.finfo(at_label.dtype).tiny):
         return at_label.log()
     logits = block.prediction.to(at_label.dtype)
@@ -267,7 +261,7 @@ def _log_at_label(block: _Block, at_label: Tensor) -> Tensor:
 
 
 def _gathered_gradient(
-    block: _Block, options: _Options, buffers: _Buffers, grad_sums: Sequence[Tensor], out: Tensor
+    block: _Block, options: SumsOptions, buffers: _Buffers, grad_sums: Sequence[Tensor], out: Tensor
 ) -> None:
     prob, index = _softmax(block, buffers), _class_indices(block)
     _clear_ignored(prob, block.valid)
@@ -276,7 +270,7 @@ def _gathered_gradient(
     at_label = prob.gather(1, index.unsqueeze(1)).squeeze(1)
     pull = (grad_tp - grad_fn).gather(1, index)
     if options.form != "relaxed" and bool(at_label.amax() >= 1):
-        # a tie, where `min` has no derivative and `product` only that of tp
+        # a tie: there the derivative of `min` is 0, and that of `product` has only the term of tp
         at_tie = grad_tp.gather(1, index) if options.form == "product" else 0
         pull = torch.where(at_label < 1, pull, at_tie)
     pull.mul_(at_label)
@@ -287,15 +281,15 @@ def _gathered_gradient(
     out.addcmul_(prob, out.sum(1, keepdim=True), value=-1)
 
 
-def _plain_sums(block: _Block, options: _Options, buffers: _Buffers) -> SegmentationSums:
+def _plain_sums(block: _Block, options: SumsOptions, buffers: _Buffers) -> SegmentationSums:
     soft = _soft_target(block, buffers)
     return reference_sums(block.prediction, soft, valid=block.valid, **options._asdict())
 
 
 def _plain_gradient(
-    block: _Block, options: _Options, buffers: _Buffers, grad_sums: Sequence[Tensor], out: Tensor
+    block: _Block, options: SumsOptions, buffers: _Buffers, grad_sums: Sequence[Tensor], out: Tensor
 ) -> None:
-    """Gradient of sigmoids or given probabilities."""
+    """Gradient in the logits of a sigmoid, or in probabilities."""
     soft = _soft_target(block, buffers)
     prob = probability(block.prediction.to(buffers.dtype), options.activation)
     grad_tp, grad_fp, grad_fn, grad_entropy = (g.unsqueeze(-1) for g in grad_sums)
@@ -307,8 +301,8 @@ def _plain_gradient(
         if options.entropy:
             gradient.addcmul_(prob - soft, grad_entropy)
     elif options.entropy:
-        held = prob.clamp_min(torch.finfo(prob.dtype).tiny)
-        gradient.sub_(torch.where(prob >= held, soft * grad_entropy / held, 0))
+        clamped = prob.clamp_min(torch.finfo(prob.dtype).tiny)
+        gradient.sub_(torch.where(prob >= clamped, soft * grad_entropy / clamped, 0))
     _clear_ignored(gradient, block.valid)
     out.copy_(gradient)
 
@@ -319,9 +313,9 @@ def _softmax(block: _Block, buffers: _Buffers) -> Tensor:
 
 
 def _soft_target(block: _Block, buffers: _Buffers) -> Tensor:
-    """The label in floats, 0 at ignored voxels."""
+    """The label as floats, 0 at ignored voxels."""
     if not block.target.is_floating_point():
-        # compared straight into floats: bytes and floats mix slowly
+        # the comparison writes floats: operations on mixed bytes and floats are slow
         shape = block.prediction.shape
         classes = torch.arange(shape[1], dtype=block.target.dtype).view(-1, 1)
         soft = torch.eq(block.target.unsqueeze(1), classes, out=buffers.take("soft", shape))
@@ -334,23 +328,23 @@ def _soft_target(block: _Block, buffers: _Buffers) -> Tensor:
 
 
 def _class_indices(block: _Block) -> Tensor:
-    """int64; an ignored voxel, whose index may be no class, has class 0."""
+    """Indices as int64; an ignored voxel may hold an index that is not a class, and gets class 0."""
     index = block.target.long()
     return index if block.valid is None else index * block.valid
 
 
 def _clear_ignored(tensor: Tensor, valid: Tensor | None) -> None:
-    """Set (N, C, V) or (N, V) to 0 in place where voxels are ignored, whatever stands there, NaN included."""
+    """Set ignored voxels of (N, C, V) or (N, V) to 0 in place, also if they hold NaN."""
     if valid is None:
         return
-    # The bits are kept or not: six times as fast as masked_fill_.
+    # A mask over the bits is six times as fast as masked_fill_.
     bits = tensor.view(torch.int64 if tensor.dtype == torch.float64 else torch.int32)
     keep = valid.to(bits.dtype).neg_()
     bits.bitwise_and_(keep if tensor.ndim == 2 else keep.unsqueeze(1))
 
 
 def _blocks(prediction: Tensor, target: Tensor, valid: Tensor | None) -> Iterator[_Block]:
-    """Everything once, in blocks of about one size; views where memory is contiguous."""
+    """All voxels once, in blocks of about one size; a block of contiguous memory is a view."""
     block_size = max(BLOCK_SIZE, min(2 * BLOCK_SIZE, prediction.numel() // 6))
     flat = _can_be_flat(prediction, target, valid)
     prediction = _with_space(prediction, 2, flat=flat)
@@ -360,21 +354,23 @@ def _blocks(prediction: Tensor, target: Tensor, valid: Tensor | None) -> Iterato
     row = prediction[0, :, 0].numel()
     step = max(1, min(length, block_size // row))
     if 16 < step < length:
-        # whole vectors: the rest of a row is worked on number by number
+        # a multiple of the vector length: the rest of a row is computed one number at a time
         step -= step % 16
     num_together = max(1, block_size // (row * length))
     for first in range(0, num_images, num_together):
         images = slice(first, first + num_together)
         for start in range(0, length, step):
-            part = slice(start, start + step)
-            counted = None if valid is None else valid[images, part].flatten(1)
+            voxels = slice(start, start + step)
+            counted = None if valid is None else valid[images, voxels].flatten(1)
+            if target.is_floating_point():
+                label = target[images, :, voxels].flatten(2)
+            else:
+                label = target[images, voxels].flatten(1)
             yield _Block(
                 images,
-                part,
-                prediction[images, :, part].flatten(2),
-                target[images, :, part].flatten(2)
-                if target.is_floating_point()
-                else target[images, part].flatten(1),
+                voxels,
+                prediction[images, :, voxels].flatten(2),
+                label,
                 None if counted is None or bool(counted.all()) else counted,
             )
 
@@ -384,7 +380,7 @@ def _can_be_flat(*tensors: Tensor | None) -> bool:
 
 
 def _with_space(tensor: Tensor, num_leading: int, *, flat: bool) -> Tensor:
-    """A view with at least one axis of space, and with only one if `flat`: it can be cut anywhere."""
+    """A view with at least one axis of space; with exactly one if `flat`, so that it can be cut anywhere."""
     if tensor.ndim == num_leading:
         return tensor.unsqueeze(-1)
     return tensor.flatten(num_leading) if flat else tensor

@@ -14,16 +14,10 @@ from torch import Tensor
 from ..arrays import Activation, class_weights
 from ..overlap.forms import Form
 from ..overlap.mixture import Losses, check_batch, losses_of
-from ..overlap.options import MixtureOptions
+from ..overlap.options import MixtureOptions, SumsOptions
 from ..overlap.stats import OverlapStats
 from ..overlap.sums import SegmentationSums, reference_gradient, reference_sums
 from .plans import MixturePlan, SumsPlan, flat_inputs, flat_tensors
-
-
-class _SumsOptions(NamedTuple):
-    activation: Activation
-    form: Form | None
-    entropy: bool
 
 
 class _Planned(NamedTuple):
@@ -85,9 +79,7 @@ def fused_mixture(
     planned = _plans.get(key)
     if planned is None:
         check_batch(prediction, target, valid, options)
-        inputs = flat_inputs(
-            prediction, target, valid, activation=activation, form=options.form, entropy=options.entropy
-        )
+        inputs = flat_inputs(prediction, target, valid, **options.sums._asdict())
         has_weight = class_weight is not None
         plan = MixturePlan(inputs.layout, prediction, region, has_weight=has_weight, parts=parts)
         planned = _remember(key, _Planned(plan, inputs.copied))
@@ -141,14 +133,7 @@ def _differentiable_gradient(
     grad_total: Tensor,
 ) -> Tensor:
     """The gradient of the mixture by the definition, for `create_graph=True`."""
-    sums = reference_sums(
-        prediction,
-        target,
-        activation=options.activation,
-        valid=valid,
-        form=options.form,
-        entropy=options.entropy,
-    )
+    sums = reference_sums(prediction, target, valid=valid, **options.sums._asdict())
     total = losses_of(sums, class_weights(class_weight, prediction), options, parts=False).total
     (gradient,) = torch.autograd.grad(total, prediction, grad_total, create_graph=True)
     return gradient
@@ -164,7 +149,7 @@ def fused_sums(
     entropy: bool,
 ) -> SegmentationSums:
     """See `reference_sums`; differentiable in the prediction, not in the target."""
-    sums = _FusedSums.apply(prediction, target, valid, _SumsOptions(activation, form, entropy))
+    sums = _FusedSums.apply(prediction, target, valid, SumsOptions(activation, form, entropy))
     tp, fp, fn, entropies, mass = sums.unbind(1)
     overlap = None if form is None else OverlapStats(tp, fp, fn)
     return SegmentationSums(overlap, *((entropies, mass) if entropy else (None, None)))
@@ -175,7 +160,7 @@ class _FusedSums(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, prediction: Tensor, target: Tensor, valid: Tensor | None, options: _SumsOptions
+        ctx: Any, prediction: Tensor, target: Tensor, valid: Tensor | None, options: SumsOptions
     ) -> Tensor:
         ctx.save_for_backward(prediction, target, valid)
         ctx.options = options

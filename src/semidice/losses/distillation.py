@@ -2,9 +2,9 @@
 
     loss = w_label mix(student, label) + w_teacher mix(student, teacher),    mix = 0.25 CE + 0.75 DML1
 
-The teacher's probabilities are as they are, softened by a temperature, or recalibrated by kernel density to
+The teacher's probabilities are unchanged, softened by a temperature, or recalibrated by kernel density to
 E[y | f] near boundaries and errors (paper, appendix G). Nothing here waits for the device or branches on a
-value, so a step with it can be captured in a CUDA graph. Left out: training either network.
+value, so a CUDA graph can capture a training step with it. Left out: training the two networks.
 """
 
 from collections.abc import Sequence
@@ -27,17 +27,18 @@ KeySource = Literal["region", "batch"]
 class Teacher(nn.Module):
     """Probabilities of a frozen network: `teacher(image, target, valid)` for the batch the student sees.
 
-    The network stays in eval mode and without gradients, whatever the module it is part of is told.
-    Of several outputs (deep supervision) the first counts.
+    The network stays in eval mode and has no gradients, also if it is part of a module in train mode.
+    If it has several outputs (deep supervision), the first is used.
 
     calibration: "none"; "temperature", logits / `temperature`; or "kde": E[y | f] at `bandwidth` from
-    `num_keys` key points of the batch (or of each image, `keys_per_image`), class-balanced and labelled
-    by `target`, applied in a region: where the network is wrong or within `width` voxels of a label boundary.
-    keys_from: "region" draws the keys where they are applied, so that all of them tell something and the
-    estimate is E[y | f] there; "batch", as in the paper, draws most of them far from any doubt.
+    `num_keys` key points of the batch (or of each image, `keys_per_image`). Keys are balanced over classes
+    and labelled by `target`. "kde" changes only voxels of a region: where the network is wrong, or within
+    `width` voxels of a label boundary.
+    keys_from: "region" draws the keys from that region, so that the estimate is E[y | f] there; "batch",
+    as in the paper, draws from all voxels, most of them far from any boundary.
     reweight_keys: each key stands for the number of voxels it was drawn from, which makes the estimate
-    consistent. False is the paper's recipe: classes count alike however rare they are.
-    generator: of the draw of keys, on the device of the batch; the default generator if None.
+    consistent. False is the paper's recipe: all classes have equal weight, however rare they are.
+    generator: for drawing the keys, on the device of the batch; None is the default generator.
 
     >>> teacher = Teacher(nn.Conv1d(1, 2, 1), calibration="temperature", temperature=4.0)
     >>> tuple(teacher.train()(torch.ones(1, 1, 5)).shape), teacher.network.training
@@ -67,7 +68,10 @@ class Teacher(nn.Module):
             if not value > 0:
                 raise ValueError(f"{name} must be above 0; got {value}")
         if calibration == "temperature" and activation == "none":
-            raise ValueError("a temperature divides logits: activation must be 'softmax' or 'sigmoid'")
+            raise ValueError(
+                "calibration='temperature' divides logits, but activation is 'none': "
+                "activation must be 'softmax' or 'sigmoid'"
+            )
         self.network = network.requires_grad_(False)
         self.activation, self.calibration, self.temperature = activation, calibration, temperature
         self.bandwidth, self.num_keys, self.width = bandwidth, num_keys, width
@@ -76,14 +80,14 @@ class Teacher(nn.Module):
         self.train(False)
 
     def train(self, mode: bool = True) -> "Teacher":
-        """Stays in eval mode: dropout and batch statistics would make the teacher another one."""
+        """Keep eval mode: with dropout and batch statistics the teacher would give other probabilities."""
         return super().train(False)
 
     @torch.no_grad()
     def forward(
         self, image: Tensor, target: Tensor | None = None, valid: Tensor | None = None
     ) -> Float[Tensor, "N C *space"]:
-        """The teacher's probabilities, at least float32; `target` gives the keys of "kde" their labels."""
+        """The teacher's probabilities, at least float32; for "kde", `target` holds the labels of the keys."""
         output = self.network(image)
         output = output if isinstance(output, Tensor) else output[0]
         check_prediction(output, self.activation)
@@ -115,7 +119,7 @@ class Teacher(nn.Module):
         keys = sample_keys(
             target,
             self.num_keys,
-            valid=valid if self.keys_from == "batch" else self._where_keys_are(region, valid),
+            valid=valid if self.keys_from == "batch" else self._key_region(region, valid),
             generator=self.generator,
             per_image=self.keys_per_image,
         )
@@ -128,19 +132,19 @@ class Teacher(nn.Module):
             region=region,
         )
 
-    def _where_keys_are(self, region: Tensor, valid: Tensor | None) -> Tensor:
-        """The region; everything valid in a batch, or image, that has none: nothing is applied there."""
+    def _key_region(self, region: Tensor, valid: Tensor | None) -> Tensor:
+        """The region to draw keys from; all valid voxels of a batch (or image) whose region is empty."""
         everywhere = torch.ones_like(region) if valid is None else valid
         axes = tuple(range(1 if self.keys_per_image else 0, region.ndim))
         return torch.where(region.any(axes, keepdim=True), region, everywhere)
 
 
 class DistillationLoss(nn.Module):
-    """Student logits, label and the teacher's probabilities to one loss; 0.5 / 0.5 unless told otherwise.
+    """The loss of student logits against the label and the teacher's probabilities; 0.5 each by default.
 
-    mix: the loss of either part; its region loss, activation, ignore_index and weights hold for both.
+    mix: the loss of both parts, with its region loss, activation, ignore_index and weights.
     terms: which terms of the mix compare student and teacher. The paper's ablation is ("cross_entropy",),
-    then both, then both with a Teacher of calibration "kde". Voxels the label ignores are left out of both.
+    then both, then both with a Teacher of calibration "kde". Voxels that the label ignores count in no part.
 
     >>> logits, label = torch.zeros(1, 2, 4), torch.zeros(1, 4, dtype=torch.long)
     >>> total, parts = DistillationLoss()(logits, label, torch.full((1, 2, 4), 0.5), parts=True)
@@ -198,10 +202,10 @@ class DistillationLoss(nn.Module):
     ) -> Any:
         """The total; with `parts`, also the unweighted terms by name, detached, for a log."""
         valid = fold_ignored(target, valid, self.label_loss.region.ignore_index)
-        from_label, label_parts = self.label_loss.total_and_terms(logits, target, valid)
-        # detached: a teacher that is trained elsewhere must not learn from its student
-        from_teacher, teacher_parts = self.teacher_loss.total_and_terms(logits, teacher_prob.detach(), valid)
-        total = self.label_weight * from_label + self.teacher_weight * from_teacher
+        label_loss, label_parts = self.label_loss.total_and_terms(logits, target, valid)
+        # detached: the teacher must not learn from its student
+        teacher_loss, teacher_parts = self.teacher_loss.total_and_terms(logits, teacher_prob.detach(), valid)
+        total = self.label_weight * label_loss + self.teacher_weight * teacher_loss
         if not parts:
             return total
         named = {f"label_{name}": part for name, part in label_parts.items()}

@@ -1,8 +1,10 @@
 """Soft overlap: the definition that every loss, score and rater weight is made of.
 
-    forms    tp, fp, fn of one voxel, and their gradient
-    stats    tp, fp, fn of an image and class, and the Tversky index made of them
-    sums     overlap, cross entropy and label mass in one pass over the voxels
+    forms     tp, fp, fn of one voxel, and their gradient
+    stats     tp, fp, fn of an image and class, and the Tversky index of them
+    sums      overlap, cross entropy and label mass of an image and class
+    options   the options of a loss
+    mixture   from the sums to the cross entropy, the region loss and their weighted sum
 
 Kernels compute the same numbers with less memory traffic; they never define one.
 """

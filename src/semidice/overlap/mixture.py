@@ -33,11 +33,12 @@ class Losses(NamedTuple):
 
 def check_batch(prediction: Tensor, target: Tensor, valid: Tensor | None, options: MixtureOptions) -> None:
     """Raise unless the losses can be computed for this batch; ignored voxels must be in `valid` already."""
-    check_prediction(prediction, options.activation)
-    check_target(prediction, target, activation=options.activation, valid=valid)
-    if options.entropy:
-        check_entropy(prediction, options.activation)
-    if options.form is not None and not options.region.background and prediction.shape[1] == 1:
+    activation, form, entropy = options.sums
+    check_prediction(prediction, activation)
+    check_target(prediction, target, activation=activation, valid=valid)
+    if entropy:
+        check_entropy(prediction, activation)
+    if form is not None and not options.region.background and prediction.shape[1] == 1:
         raise ValueError(
             "background=False leaves no class of a one-channel prediction; "
             f"got {describe(prediction)}: use background=True"
@@ -58,12 +59,12 @@ def losses_of(
     """The losses from the sums of a batch."""
     _, region, cross_entropy_weight, region_weight = options
     cross_entropy = region_loss = torch.zeros((), device=weight.device)
-    if options.entropy:
+    if cross_entropy_weight > 0:
         cross_entropy = cross_entropy_of(sums, weight, region.sync)
-    if options.form is not None:
+    if region_weight > 0:
         region_loss = region_loss_of(sums, weight, region)
     total = region_loss
-    if parts or options.entropy or region_weight != 1:
+    if parts or cross_entropy_weight > 0 or region_weight != 1:
         total = cross_entropy_weight * cross_entropy + region_weight * region_loss
     return Losses(total, (cross_entropy, region_loss) if parts else ())
 

@@ -76,6 +76,14 @@ class RegionKeywords(TypedDict, total=False):
     sync: bool
 
 
+class SumsOptions(NamedTuple):
+    """Which sums over the voxels are needed: overlap unless `form` is None; entropy and mass if `entropy`."""
+
+    activation: Activation
+    form: Form | None
+    entropy: bool
+
+
 class MixtureOptions(NamedTuple):
     """The weighted sum of cross entropy and a region loss; a term of weight 0 is not computed."""
 
@@ -85,11 +93,7 @@ class MixtureOptions(NamedTuple):
     region_weight: float = REGION_WEIGHT
 
     @property
-    def form(self) -> Form | None:
-        """How overlap is counted; None if it is not needed."""
-        return self.region.form if self.region_weight > 0 else None
-
-    @property
-    def entropy(self) -> bool:
-        """Whether the cross entropy is needed."""
-        return self.cross_entropy_weight > 0
+    def sums(self) -> SumsOptions:
+        """The sums that the terms are made of."""
+        form = self.region.form if self.region_weight > 0 else None
+        return SumsOptions(self.activation, form, self.cross_entropy_weight > 0)

@@ -3,8 +3,8 @@
     index = (tp + s) / (tp + alpha fp + beta fn + s)        Dice: alpha = beta = 1/2; Jaccard: 1
 
 with tp, fp and fn summed over the valid voxels of one image and class, in one of the four forms of `forms`.
-Because a tie has derivative 0 there, the gradient of the index at prob = target is exactly 0 for `min`
-and `product`, whatever alpha and beta. Left out: what to do with the index (`losses`), and thresholds.
+Because ties have derivative 0, the gradient of the index at prob = target is exactly 0 for `min` and
+`product`, for every alpha and beta. Left out: the losses made of the index (`mixture`), and thresholds.
 """
 
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from .forms import Form, form_gradient, form_sums
 
 
 class OverlapStats(NamedTuple):
-    """Soft counts of voxels, one number an image and class (N, C)."""
+    """Soft counts of voxels, one number per image and class (N, C)."""
 
     tp: Float[Tensor, "N C"]
     fp: Float[Tensor, "N C"]
@@ -37,8 +37,8 @@ def overlap_stats(
     """Soft tp, fp and fn per image and class, each (N, C), differentiable in `prob` and in a soft `target`.
 
     prob is (N, C, *space) in [0, 1]; target, valid and ignore_index follow the contract in `arrays`.
-    Sums are float32 whatever the inputs (float64 stays float64); an image without a valid voxel has
-    zeros. See `forms` for their definitions and the convention at ties (paper, eqs. 1-8).
+    Sums are float32 for inputs of lower precision; float64 stays float64. An image without a valid voxel
+    has zeros. See `forms` for the definitions and the convention at ties (paper, eqs. 1-8).
 
     >>> stats = overlap_stats(torch.tensor([[0.2, 0.8]]), torch.tensor([[0.5, 0.5]]))
     >>> [round(float(s[0, 1]), 2) for s in stats]
@@ -53,12 +53,12 @@ def overlap_stats(
 def unchecked_overlap_stats(
     prob: Float[Tensor, "N C *space"], target: Tensor, *, form: Form, valid: Tensor | None
 ) -> OverlapStats:
-    """`overlap_stats` of inputs whose contract has been checked and whose ignored voxels are in `valid`."""
+    """`overlap_stats` of checked inputs; ignored voxels must be in `valid` already."""
     # float32 before the sum: a bfloat16 total keeps 8 bits, so 100 000 voxels become 99 840
     prob = prob.to(torch.promote_types(prob.dtype, torch.float32))
     soft = target.to(prob.dtype) if target.is_floating_point() else one_hot(target, prob.shape[1])
     if valid is not None:
-        # where, not a product: whatever stands in an ignored voxel, NaN included, must not reach a sum
+        # torch.where and not a product: an ignored voxel may hold NaN, and NaN * 0 is NaN
         prob = torch.where(valid.unsqueeze(1), prob, 0)
         soft = torch.where(valid.unsqueeze(1), soft, 0)
     if prob.ndim == 2:
@@ -71,8 +71,8 @@ def tversky_index(
 ) -> Float[Tensor, "N C"]:
     """Tversky index of each entry of `stats`, in [0, 1]; 1 is perfect overlap. (`squared`: if alpha = beta.)
 
-    alpha weighs false positives and beta false negatives. Where nothing is there (a denominator of 0:
-    neither prediction nor target, and smooth = 0) the index is 1 and its gradient 0.
+    alpha weighs false positives and beta false negatives. If prediction and target are both empty and
+    smooth = 0, the denominator is 0; then the index is 1 and its gradient 0.
 
     >>> stats = overlap_stats(torch.tensor([[0.2, 0.8]]), torch.tensor([[0.5, 0.5]]))
     >>> round(float(tversky_index(stats, alpha=0.5, beta=0.5)[0, 1]), 4)
@@ -86,16 +86,16 @@ def tversky_error(
 ) -> Float[Tensor, "N C"]:
     """1 - index, as (alpha fp + beta fn) / (tp + alpha fp + beta fn + s).
 
-    Written so, it keeps its digits near 0, and at fp = fn = 0 its derivative in tp is 0 to the bit.
+    This formula keeps its digits near 0, and at fp = fn = 0 its derivative in tp is exactly 0.
     """
     errors = alpha * stats.fp + beta * stats.fn
     denominator = stats.tp + errors + smooth
-    # 1 in place of 0 keeps 0/0 out of the backward pass, where it would turn into NaN
+    # a denominator of 1 in place of 0: 0/0 would become NaN in the backward pass
     return errors / torch.where(denominator > 0, denominator, 1)
 
 
 def sum_over_images(stats: OverlapStats, *, sync: bool = False) -> OverlapStats:
-    """Statistics of the whole batch, (1, C); with `sync`, of the batches of all processes together."""
+    """Statistics of the whole batch, (1, C); with `sync`, of the batches of all processes."""
     summed = torch.stack([part.sum(0, keepdim=True) for part in stats])
     if sync:
         summed = sum_across_processes(summed)
@@ -103,10 +103,10 @@ def sum_over_images(stats: OverlapStats, *, sync: bool = False) -> OverlapStats:
 
 
 def sum_across_processes(tensor: Tensor) -> Tensor:
-    """Sum of `tensor` over the default process group, differentiable; `tensor` itself without a group.
+    """Differentiable sum of `tensor` over the default process group; without a group, `tensor` itself.
 
-    The backward pass sums the incoming gradients of all processes, so that after the averaging that
-    DistributedDataParallel does, a parameter's gradient equals that of one process with the whole batch.
+    The backward pass sums the incoming gradients of all processes. After DistributedDataParallel has averaged
+    them, the gradient of a parameter equals that of a single process with the whole batch.
     """
     if not (dist.is_available() and dist.is_initialized()):
         return tensor
@@ -133,8 +133,8 @@ class _AllReduceSum(torch.autograd.Function):
 class _OverlapSums(torch.autograd.Function):
     """The three sums of a form, (N, C) each, from prob and target (N, C, *space).
 
-    A Function rather than plain autograd: it fixes the derivative at ties, and keeps nothing of the size
-    of its inputs for the backward pass but the inputs themselves.
+    A Function rather than plain autograd: it defines the derivative at ties, and it saves only its inputs
+    for the backward pass.
     """
 
     generate_vmap_rule = True

@@ -1,11 +1,11 @@
 """Everything a loss needs of a batch, as sums over the valid voxels of each image and class (N, C).
 
     overlap   tp, fp and fn in one of the `forms`
-    entropy   sum of -y log p;                     sigmoid: sum of the binary cross entropy
-    mass      sum of y, what `entropy` stands for; sigmoid: number of valid voxels
+    entropy   sum of -y log p;                        sigmoid: sum of the binary cross entropy
+    mass      sum of y, the weight of these entropies; sigmoid: number of valid voxels
 
-Scores and losses are small functions of these numbers. Here they are defined, in plain operations; the
-`kernels` give the same numbers with less memory traffic.
+Scores and losses are small functions of these numbers. This is their definition, in plain operations; the
+`kernels` compute the same numbers with less memory traffic.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from .stats import OverlapStats, unchecked_overlap_stats
 
 
 class SegmentationSums(NamedTuple):
-    """The sums of a batch; None for those that were not asked for."""
+    """The sums of a batch; a sum that was not asked for is None."""
 
     overlap: OverlapStats | None
     entropy: Float[Tensor, "N C"] | None
@@ -38,8 +38,8 @@ def reference_sums(
     form: Form | None,
     entropy: bool,
 ) -> SegmentationSums:
-    """The sums of checked inputs: overlap unless `form` is None, entropy and mass if asked for."""
-    # Half precision is left here, before the exponential, and never comes back.
+    """The sums of checked inputs; `options.SumsOptions` says which."""
+    # half precision ends here, before the exponential
     prediction = prediction.to(torch.promote_types(prediction.dtype, torch.float32))
     overlap = None
     if form is not None:
@@ -59,7 +59,7 @@ def reference_gradient(
     form: Form | None,
     entropy: bool,
 ) -> Tensor:
-    """Gradient in the prediction from those of tp, fp, fn and entropy, itself differentiable."""
+    """Gradient in the prediction from the gradients of tp, fp, fn and entropy; it is differentiable."""
     sums = reference_sums(prediction, target, activation=activation, valid=valid, form=form, entropy=entropy)
     outputs = [*(sums.overlap or ()), *(() if sums.entropy is None else (sums.entropy,))]
     incoming = [*(gradients[:3] if sums.overlap else ()), *(gradients[3:4] if entropy else ())]
@@ -68,7 +68,7 @@ def reference_gradient(
 
 
 def probability(prediction: Tensor, activation: Activation) -> Tensor:
-    """What `activation` makes of the prediction."""
+    """The prediction after `activation`."""
     if activation == "softmax":
         return prediction.softmax(1)
     return prediction.sigmoid() if activation == "sigmoid" else prediction
@@ -80,7 +80,7 @@ def _entropy_sums(
     soft = target if target.is_floating_point() else one_hot(target, prediction.shape[1])
     soft = soft.to(prediction.dtype)
     if valid is not None:
-        # An ignored voxel may hold NaN.
+        # torch.where and not a product: an ignored voxel may hold NaN
         soft = torch.where(valid.unsqueeze(1), soft, 0)
     if activation == "sigmoid":
         entropy = F.binary_cross_entropy_with_logits(prediction, soft, reduction="none")
@@ -96,7 +96,7 @@ def _entropy_sums(
 
 
 def log_probability(prediction: Tensor, activation: Activation) -> Tensor:
-    """Logarithm of the softmax, or of given probabilities, held above the smallest normal number."""
+    """Logarithm of the softmax, or of probabilities; those below the smallest normal number count as it."""
     if activation == "softmax":
         return prediction.log_softmax(1)
     return prediction.clamp_min(torch.finfo(prediction.dtype).tiny).log()
