@@ -1,4 +1,4 @@
-// The image browser: one case at a time, every layer as a small panel, the chosen one large.
+// The image browser: one case at a time, every layer as a small panel, and the chosen layer large.
 const viewer = { order: [], at: 0, layer: 0, shown: null, turn: 0 };
 
 function layersOf() {
@@ -21,10 +21,10 @@ const chosenChannel = () => Number(byId("channel")?.value ?? 0);
 function orderKey(kind, picture) {
   const values = DATA.cases[picture.case].values[state.score];
   const method = byId("order-method")?.value ?? "";
-  const there = (method === "" ? values : [values[Number(method)]]).filter((value) => value !== null);
+  const known = (method === "" ? values : [values[Number(method)]]).filter((value) => value !== null);
   if (kind === "differ") return spread(values) === null ? null : -spread(values);
-  if (there.length === 0) return null;
-  const better = DATA.scores[state.score].higher_is_better ? mean(there) : -mean(there);
+  if (known.length === 0) return null;
+  const better = DATA.scores[state.score].higher_is_better ? mean(known) : -mean(known);
   return kind === "worst" ? better : -better;
 }
 
@@ -64,7 +64,7 @@ async function show(at) {
   viewer.turn += 1;
   const turn = viewer.turn;
   const pictures = await loadPictures(viewer.order[viewer.at]);
-  // another case was asked for meanwhile
+  // the user has chosen another case meanwhile
   if (turn !== viewer.turn) return;
   viewer.shown = pictures;
   drawViewer();
@@ -84,7 +84,7 @@ function drawViewer() {
   drawStage();
 }
 
-// The chosen layer; the panels stay as they are.
+// The chosen layer; the panels are not drawn again.
 function drawStage() {
   const drawn = panelOf(viewer.shown, LAYERS[viewer.layer], viewer.frame, byId("outlines").checked);
   byId("stage").replaceChildren(drawn, el("figcaption", {}, stageCaption()));
@@ -127,7 +127,7 @@ function panelOf(pictures, layer, frame, outlined) {
   return box;
 }
 
-// A dark line beneath shows in the gaps of the dashes, on light and dark tissue.
+// A dark line below is visible in the gaps of the dashes, on light and on dark tissue.
 function outlinesOf(pictures, frame) {
   const root = svg("svg", { class: "outlines", viewBox: `${frame.x} ${frame.y} ${frame.width} ${frame.height}`, preserveAspectRatio: "none" });
   const paths = LAYOUT.raters.map((_, number) =>
@@ -156,7 +156,7 @@ function legendFor(kind) {
   return parts;
 }
 
-// The scores of the case on show, which are those of its rows in the case table.
+// The scores of the shown case, the same as in the case table.
 function drawOneCase() {
   const { picture } = viewer.shown;
   const one = DATA.cases[picture.case];
@@ -166,8 +166,8 @@ function drawOneCase() {
     el("caption", { class: "hidden" }, `Scores of ${one.name}`),
     el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "score"), ...DATA.methods.map((method) => el("th", { scope: "col" }, method.name)))),
     el("tbody", {}, ...DATA.scores.map((score, number) => {
-      const there = one.values[number].filter((value) => value !== null);
-      const best = spread(one.values[number]) ? (score.higher_is_better ? Math.max(...there) : Math.min(...there)) : undefined;
+      const known = one.values[number].filter((value) => value !== null);
+      const best = spread(one.values[number]) ? (score.higher_is_better ? Math.max(...known) : Math.min(...known)) : undefined;
       return el("tr", {}, el("th", { scope: "row" }, score.heading), ...one.values[number].map((value) => el("td", { class: value !== null && value === best ? "number leads" : "number" }, scoreText(value, score))));
     })),
   );
@@ -229,7 +229,7 @@ const KEYS = {
 function pressKey(event) {
   const action = KEYS[event.key];
   const { tagName, type } = event.target;
-  // lists and the slider have their own use for the arrows
+  // lists and the slider use the arrows themselves
   const taken = tagName === "SELECT" || (type === "range" && event.key.length > 1);
   if (!action || taken || event.ctrlKey || event.metaKey || event.altKey) return;
   event.preventDefault();

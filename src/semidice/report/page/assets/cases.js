@@ -1,12 +1,12 @@
 // The case table: sorted by any column, filtered by name, fold and value.
-const MOST_ROWS = 200;
+const MAX_ROWS = 200;
 const table = { sort: "case", down: false, all: false };
 const hasPatients = DATA.cases.some((one) => one.patient !== one.name);
 const hasFolds = new Set(DATA.cases.map((one) => one.fold)).size > 1;
 const pictureOf = new Map(DATA.pictures.map((picture, number) => [picture.case, number]));
 const manyMethods = DATA.methods.length > 1;
 
-// What is shown: one score of all methods, or all scores of one method.
+// The columns: one score of all methods, or all scores of one method.
 function caseColumns() {
   const view = byId("case-view").value;
   const columns = [{ key: "case", title: "case", get: (one) => one.name }];
@@ -30,8 +30,8 @@ function caseColumns() {
 }
 
 function spread(values) {
-  const there = values.filter((value) => value !== null);
-  return there.length < 2 ? null : Math.max(...there) - Math.min(...there);
+  const known = values.filter((value) => value !== null);
+  return known.length < 2 ? null : Math.max(...known) - Math.min(...known);
 }
 
 function compare(a, b) {
@@ -59,7 +59,7 @@ function filteredCases(columns) {
 function sortedCases(rows, columns) {
   const column = columns.find((candidate) => candidate.key === table.sort) ?? columns[0];
   const direction = table.down ? -1 : 1;
-  // what has no value comes last, whichever way
+  // a case without a value comes last in both directions
   return rows.sort((a, b) => {
     const [first, second] = [column.get(a.one), column.get(b.one)];
     if (first === null || second === null) return (first === null) - (second === null);
@@ -71,7 +71,7 @@ function drawCases() {
   const columns = caseColumns();
   if (!columns.some((column) => column.key === table.sort)) table.sort = "case";
   const rows = sortedCases(filteredCases(columns), columns);
-  const shown = table.all ? rows : rows.slice(0, MOST_ROWS);
+  const shown = table.all ? rows : rows.slice(0, MAX_ROWS);
   byId("case-table").tHead.replaceChildren(el("tr", {}, ...columns.map(headCell)));
   byId("case-table").tBodies[0].replaceChildren(...shown.map((row) => caseRow(row, columns)));
   byId("case-count").textContent = `${rows.length} of ${DATA.cases.length} cases`;
@@ -111,7 +111,7 @@ function caseRow({ one, index }, columns) {
   }));
 }
 
-// The best of a row that compares methods; nothing where all are equal.
+// The best value of a row that compares methods; undefined if all are equal.
 function bestValue(one, columns) {
   const scored = columns.filter((column) => column.score && !column.derived);
   if (byId("case-view").value !== "score" || !manyMethods || !spread(one.values[state.score])) return undefined;
@@ -151,7 +151,7 @@ function startCases() {
   });
   form.addEventListener("submit", (event) => event.preventDefault());
   form.addEventListener("reset", (event) => {
-    // the filters alone, not what is shown
+    // only the filters, not the choice of columns
     event.preventDefault();
     for (const id of ["filter-text", "filter-fold", "filter-from", "filter-to"]) if (byId(id)) byId(id).value = "";
     drawCases();

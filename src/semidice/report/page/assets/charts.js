@@ -1,4 +1,4 @@
-// Charts in SVG, drawn for the width there is and drawn again when it changes.
+// Charts in SVG, drawn for the available width and drawn again when it changes.
 function ticks(low, high, most) {
   const span = high - low || 1;
   const rough = span / most;
@@ -12,14 +12,14 @@ function ticks(low, high, most) {
   return marks;
 }
 
-// A name, or its two ends: what differs between names is mostly at the end.
+// The name; of a long one its start and its end, as names mostly differ at the end.
 function shortened(name, most) {
   return name.length <= most ? name : `${name.slice(0, Math.floor(most / 2) - 1)}…${name.slice(-Math.floor(most / 2))}`;
 }
 
 const linear = (low, high, from, to) => (value) => from + ((value - low) / (high - low || 1)) * (to - from);
 
-// A container whose drawing follows its width; the returned function draws anew.
+// A container whose drawing follows its width; the returned function draws it again.
 function chart(id, draw) {
   const box = byId(id);
   if (!box) return () => {};
@@ -89,7 +89,7 @@ function drawDistributions(width) {
   const high = Math.max(...all) + reach * 0.03;
   const x = linear(low, high, left, right);
   const centre = (method) => 8 + rowHeight * (method + 0.5) + (narrow ? 9 : 0);
-  // the same height for a case in every row, spread evenly by the golden ratio
+  // a case has the same height in every row; heights are spread evenly by the golden ratio
   const offset = (index) => (((index * 0.61803) % 1) - 0.5) * (narrow ? 34 : 36);
   const root = svg("svg", { width, height: bottom + 44, viewBox: `0 0 ${width} ${bottom + 44}`, role: "img", "aria-label": describeDistributions(score, values) });
   root.append(axisX(ticks(low, high, Math.max(3, width / 110)), x, 4, bottom, score.heading, (left + right) / 2));

@@ -1,4 +1,4 @@
-// Data, the score that all sections show, and small tools to make elements and write numbers.
+// The data, the score that all sections show, and functions that make elements and format numbers.
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const SVG = "http://www.w3.org/2000/svg";
 const byId = (id) => document.getElementById(id);
@@ -15,8 +15,8 @@ function fill(node, attributes, children) {
 const el = (tag, attributes = {}, ...children) => fill(document.createElement(tag), attributes, children);
 const svg = (tag, attributes = {}, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
 
-// Two decimals as Python writes them: toFixed takes a tie upwards, Python to the even digit, and of two
-// decimals only odd eighths are ties.
+// Two decimals, rounded like Python: toFixed rounds a tie up, Python to the even digit. With two decimals, only
+// odd eighths are ties.
 function fixed(value) {
   const size = Math.abs(value);
   const text = (size * 8) % 4 === 1 ? (size - 0.001).toFixed(2) : size.toFixed(2);
@@ -33,7 +33,7 @@ function setScore(number) {
 
 const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
 
-// The value at a share of the sorted values, between two of them in proportion, as numpy has it.
+// The quantile of sorted values, interpolated linearly, like numpy.
 function quantile(sorted, share) {
   const at = share * (sorted.length - 1);
   const below = Math.floor(at);
@@ -41,7 +41,7 @@ function quantile(sorted, share) {
   return sorted[below] + (sorted[above] - sorted[below]) * (at - below);
 }
 
-// Shapes around 0, 0 for matplotlib's markers.
+// matplotlib's markers as paths, centred at 0, 0.
 function markerPath(marker, r) {
   const paths = {
     o: `M${-r} 0a${r} ${r} 0 1 0 ${2 * r} 0a${r} ${r} 0 1 0 ${-2 * r} 0z`,
@@ -54,10 +54,10 @@ function markerPath(marker, r) {
   return paths[marker];
 }
 
-// Attributes that draw in the colour of a method or rater, by the theme.
+// Attributes that draw in the colour of a method or rater, for the light or dark theme.
 const ink = (style, kind = "") => ({ class: `ink ${kind}`, style: `--on-light: ${style.on_light}; --on-dark: ${style.on_dark}` });
 
-// A piece of a method's or rater's line, as a key to it.
+// A short piece of the line of a method or rater, for a legend.
 function lineKey(style, marker = true) {
   const key = svg("svg", { class: "key-line", width: 30, height: 12, viewBox: "0 0 30 12", "aria-hidden": "true" });
   key.append(

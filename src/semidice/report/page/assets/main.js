@@ -1,4 +1,4 @@
-// Everything put together.
+// Start all sections.
 for (const key of document.querySelectorAll(".key")) key.append(lineKey(DATA.methods[Number(key.dataset.method)]));
 
 const charts = [

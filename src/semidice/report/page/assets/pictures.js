@@ -1,7 +1,7 @@
-// A case's pictures, decoded into numbers: grey values, the raters' classes, probabilities.
+// The pictures of a case, decoded into numbers: grey values, the raters' classes, probabilities.
 const LAYOUT = DATA.layout;
 const COLOURS = Uint8Array.from(atob(DATA.probability_colours), (character) => character.charCodeAt(0));
-// a probability this high is opaque, lower ones let the image through
+// from this probability on, the overlay is opaque; lower ones are transparent
 const OPAQUE = 0.08;
 const TOO_HIGH = [213, 94, 0];
 const TOO_LOW = [86, 180, 233];
@@ -42,7 +42,7 @@ class CasePictures {
     return new CasePictures(picture, ...(await Promise.all([pixelsOf(picture.image), pixelsOf(picture.maps)])));
   }
 
-  // 1 where the rater drew the class, which counts from 0 for the first after the background
+  // 1 where the rater drew the class; class 0 is the first one after the background
   rater(number, classNumber) {
     const tile = this.tiles[Math.floor(number / LAYOUT.raters_per_tile)];
     const shift = (number % LAYOUT.raters_per_tile) * LAYOUT.bits;
@@ -52,14 +52,14 @@ class CasePictures {
     return drawn;
   }
 
-  // mean of the raters who looked; made once, as every difference needs it
+  // mean over the raters of the case; computed once, because every difference needs it
   label(classNumber) {
     if (!this.labels.has(classNumber)) {
-      const looked = LAYOUT.raters.map((_, number) => number).filter((number) => this.picture.present[number]);
+      const raters = LAYOUT.raters.map((_, number) => number).filter((number) => this.picture.present[number]);
       const mean = new Float32Array(this.width * this.height);
-      for (const number of looked) {
+      for (const number of raters) {
         const drawn = this.rater(number, classNumber);
-        for (let at = 0; at < mean.length; at += 1) mean[at] += drawn[at] / looked.length;
+        for (let at = 0; at < mean.length; at += 1) mean[at] += drawn[at] / raters.length;
       }
       this.labels.set(classNumber, mean);
     }
@@ -76,7 +76,7 @@ class CasePictures {
     return this.probability(this.tiles[LAYOUT.rater_tiles + classNumber]);
   }
 
-  // place: of the method among those that have pictures
+  // place: number of the method among those with pictures
   prediction(place, classNumber) {
     const first = LAYOUT.rater_tiles + LAYOUT.classes.length * (place + LAYOUT.has_truth);
     return this.probability(this.tiles[first + classNumber]);
@@ -94,13 +94,13 @@ const loaded = new Map();
 function loadPictures(number) {
   if (!loaded.has(number)) {
     loaded.set(number, CasePictures.load(DATA.pictures[number]));
-    // as many as one steps back and forth
+    // enough to step back and forth
     if (loaded.size > 12) loaded.delete(loaded.keys().next().value);
   }
   return loaded.get(number);
 }
 
-// RGBA of each value: `colour` puts red, green, blue and opacity, all up to 255, at a place.
+// RGBA of each value: `colour` writes red, green, blue and opacity, each up to 255, at a position.
 function paint(values, colour) {
   const pixels = new Uint8ClampedArray(values.length * 4);
   for (let at = 0; at < values.length; at += 1) colour(values[at], pixels, at * 4);
@@ -127,8 +127,8 @@ const differencePixels = (values) =>
     pixels[at + 3] = 255 * Math.min(1, 1.5 * Math.abs(value));
   });
 
-// The outline of a mask along the edges of its pixels, as a path: each edge has the mask on its right, and edges
-// that meet are joined until they come back to where they began.
+// The outline of a mask along the edges of its pixels, as a path. Each edge has the mask on its right; edges that
+// meet are joined until the path is closed.
 function outlinePath(mask, width, height) {
   const inside = (x, y) => x >= 0 && y >= 0 && x < width && y < height && mask[y * width + x] === 1;
   const ends = new Map();
@@ -163,7 +163,7 @@ function outlinePath(mask, width, height) {
   return path;
 }
 
-// Rows and columns around all that was drawn or is likely, with a margin, in the shape of the picture.
+// Rows and columns around all drawn or probable pixels, with a margin, in the proportions of the picture.
 function zoomWindow(pictures, classNumber) {
   const { width, height } = pictures;
   const seen = pictures.label(classNumber).map((value) => Number(value > 0));
@@ -171,8 +171,8 @@ function zoomWindow(pictures, classNumber) {
     pictures.prediction(place, classNumber).forEach((value, at) => { if (value > 0.5) seen[at] = 1; });
   });
   let [left, right, top, bottom] = [width, -1, height, -1];
-  seen.forEach((there, at) => {
-    if (!there) return;
+  seen.forEach((value, at) => {
+    if (!value) return;
     const [x, y] = [at % width, Math.floor(at / width)];
     [left, right] = [Math.min(left, x), Math.max(right, x)];
     [top, bottom] = [Math.min(top, y), Math.max(bottom, y)];

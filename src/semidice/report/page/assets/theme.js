@@ -7,7 +7,7 @@
   try {
     chosen = localStorage.getItem("semidice-theme");
   } catch {
-    // a browser may keep nothing for a file
+    // a browser may not store anything for a local file
   }
   const apply = () => {
     root.dataset.theme = chosen ?? (system.matches ? "dark" : "light");
@@ -23,7 +23,7 @@
       try {
         localStorage.setItem("semidice-theme", chosen);
       } catch {
-        // the choice then lasts as long as the page
+        // then the choice holds until the page is closed
       }
       apply();
     });
