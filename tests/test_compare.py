@@ -105,7 +105,7 @@ def compared(dataset, tmp_path_factory):
     return variants, folder / "out", console.file.getvalue()
 
 
-def test_all_methods_are_judged_on_the_same_cases_and_told_in_one_table(compared, dataset):
+def test_all_methods_are_compared_on_the_same_cases_in_one_table(compared, dataset):
     _, out, printed = compared
     table = read_cases(out / "cases.parquet")
     assert set(table.methods) == {"uniform", "student", "majority"}
@@ -223,7 +223,7 @@ def test_another_teacher_is_refused_by_its_path_and_nothing_is_touched(
     assert f"run: {run}\n" in (out / "student" / "recipe.yaml").read_text()
 
 
-def test_a_student_whose_teacher_is_not_there_says_where_it_looked(compared, dataset, tmp_path):
+def test_a_missing_teacher_is_named_by_its_path(compared, dataset, tmp_path):
     from semidice.training.crossvalidation import cross_validate, start_run
 
     student = shutil.copytree(compared[1] / "student", tmp_path / "alone")
@@ -238,7 +238,7 @@ def test_a_student_whose_teacher_is_not_there_says_where_it_looked(compared, dat
     assert list(table.rows()) == list(read_cases(compared[1] / "student" / "cases.parquet").rows())
 
 
-def test_a_recipe_that_fails_is_told_with_its_error_and_the_others_finish(dataset, tmp_path, console):
+def test_a_recipe_that_fails_is_reported_with_its_error_and_the_others_finish(dataset, tmp_path, console):
     grid = tmp_path / "grid.yaml"
     grid.write_text(
         QUICK.replace("uniform: {label", "uniform: {model.architecture: unet, model.encoder: nothing, label")

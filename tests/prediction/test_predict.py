@@ -131,7 +131,7 @@ def test_a_softmax_of_bfloat16_is_scaled_to_one(tmp_path):
     [np.full((2, 3), np.nan), np.full((2, 3), 0.7), np.array([[1.5], [-0.5]]), np.ones((1, 3))],
     ids=["NaN", "sum", "negative", "one class"],
 )
-def test_what_is_no_probability_is_not_stored(tmp_path, prob):
+def test_values_that_are_not_probabilities_are_not_stored(tmp_path, prob):
     with pytest.raises(ValueError, match=r"case\.npz: a stored prediction needs"):
         write_prediction(tmp_path / "case.npz", prob)
     assert list(tmp_path.iterdir()) == []
@@ -301,7 +301,7 @@ def test_windows_of_a_network_that_looks_around_meet_without_a_seam():
     ("options", "words"),
     [({"window": 50}, "multiple of 32"), ({"overlap": 1.0}, "overlap"), ({"batch_size": 0}, "batch_size")],
 )
-def test_windows_that_cannot_be_are_refused(options, words):
+def test_wrong_window_options_are_refused(options, words):
     with pytest.raises(ValueError, match=words):
         windowed_probability(pointwise, torch.randn(1, 1, 64, 64), device="cpu", **options)
 
@@ -559,7 +559,7 @@ def test_inputs_that_fail_are_listed_and_the_others_predicted(run, tmp_path):
     assert names == ["good_mask.nii.gz", "good_prob.nii.gz", "prediction.json", "volumes.csv"]
 
 
-def test_a_full_disk_is_told_and_leaves_no_half_file(run, tmp_path, monkeypatch):
+def test_a_full_disk_is_reported_and_leaves_no_incomplete_file(run, tmp_path, monkeypatch):
     source = write_nifti(tmp_path / "one.nii.gz", np.random.default_rng(0).uniform(0, 1, (32, 32)))
 
     def full(*_, **__):
@@ -571,7 +571,7 @@ def test_a_full_disk_is_told_and_leaves_no_half_file(run, tmp_path, monkeypatch)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["prediction.json"]
 
 
-def test_what_is_there_is_not_predicted_again_unless_asked(run, tmp_path):
+def test_finished_predictions_are_skipped_unless_overwritten(run, tmp_path):
     values = np.random.default_rng(0).uniform(0, 1, (3, 32, 32)).astype(np.float32)
     inputs = [write_nifti(tmp_path / f"{name}.nii.gz", values[n]) for n, name in enumerate("abc")]
     out = tmp_path / "out"
@@ -589,7 +589,7 @@ def test_what_is_there_is_not_predicted_again_unless_asked(run, tmp_path):
     assert [row["case"] for row in volumes(out)] == ["a", "b", "c"]
 
 
-def test_predictions_made_otherwise_are_not_mixed(run, tmp_path):
+def test_predictions_with_other_settings_are_not_mixed(run, tmp_path):
     values = np.random.default_rng(0).uniform(0, 1, (2, 32, 32)).astype(np.float32)
     inputs = [write_nifti(tmp_path / f"{name}.nii.gz", values[n]) for n, name in enumerate("ab")]
     out = tmp_path / "out"
@@ -604,7 +604,7 @@ def test_predictions_made_otherwise_are_not_mixed(run, tmp_path):
     assert "1 of 2 inputs are predicted already" in said(console)
 
 
-def test_what_was_made_otherwise_is_not_done_even_if_the_next_run_is_killed(tmp_path):
+def test_predictions_with_other_settings_are_not_done_even_if_the_next_run_is_killed(tmp_path):
     folder = OutputFolder(tmp_path, ("background", "lesion"))
     folder.check_settings({"threshold": None}, overwrite=False)
     folder.volumes = {"a": [Volume("a", "lesion", "", "", "1", "1.0", "")]}
@@ -614,7 +614,7 @@ def test_what_was_made_otherwise_is_not_done_even_if_the_next_run_is_killed(tmp_
     assert OutputFolder(tmp_path, ("background", "lesion")).volumes == {}
 
 
-def test_a_volumes_file_of_someone_else_is_not_overwritten(run, tmp_path):
+def test_a_foreign_volumes_file_is_not_overwritten(run, tmp_path):
     source = write_nifti(tmp_path / "one.nii.gz", np.random.default_rng(0).uniform(0, 1, (32, 32)))
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "volumes.csv").write_text("name,litres\nbarrel,159\n")
@@ -792,7 +792,7 @@ def test_coloured_frames_are_images_of_their_own(tmp_path):
         np.testing.assert_array_equal(read_input(case, facts).stored[0], expected)
 
 
-def test_of_one_channel_a_name_that_ends_in_0000_is_a_name(run, tmp_path):
+def test_with_one_channel_a_name_may_end_in_0000(run, tmp_path):
     values = np.random.default_rng(0).uniform(0, 1, (32, 32)).astype(np.float32)
     inputs = [write_nifti(tmp_path / f"scan_000{number}.nii.gz", values) for number in range(2)]
     predict(run, inputs[:1], tmp_path / "out")

@@ -197,7 +197,7 @@ class TestDamage:
         )
         assert "it is the array of images/scan000.npy" in problems[1]
 
-    def test_any_bit_of_a_header_may_be_flipped_without_an_end_to_the_check(self, folder):
+    def test_the_check_survives_any_flipped_bit_of_a_header(self, folder):
         path = folder / "images" / "scan000.npy"
         sound = path.read_bytes()
         for position in range(0, 128, 3):
@@ -290,7 +290,7 @@ class TestManifest:
         ],
         ids=str,
     )
-    def test_an_entry_that_cannot_be_is_named(self, folder, change, words):
+    def test_an_impossible_entry_is_named(self, folder, change, words):
         edit_manifest(folder, lambda manifest: manifest["scans"][1].update(change))
         assert f"manifest.json, scan scan001: {words}" in check_dataset(folder).problems
 
@@ -332,7 +332,7 @@ class TestValues:
             "case scan001: bits beyond the last voxel of a line are set",
         )
 
-    def test_a_class_that_is_none_is_named(self, tmp_path):
+    def test_an_unknown_class_is_named(self, tmp_path):
         folder = make_prepared(tmp_path / "data", num_classes=3).folder.path
 
         def change(masks):
@@ -358,7 +358,7 @@ class TestValues:
             (-0.5, "true probabilities must lie in [0, 1]; got -0.5"),
         ],
     )
-    def test_truth_that_is_no_probability_is_named(self, folder, value, words):
+    def test_truth_outside_of_0_to_1_is_named(self, folder, value, words):
         def change(truth):
             truth[0, 1, 5, 5] = value
 
@@ -391,7 +391,7 @@ class TestValues:
 
 
 class TestWarnings:
-    def test_an_image_or_channel_of_one_grey_value_is_told_of(self, tmp_path):
+    def test_an_image_or_channel_with_one_grey_value_gives_a_warning(self, tmp_path):
         folder = make_prepared(tmp_path / "data", num_channels=2).folder.path
         alter(folder, "images", "scan000", lambda image: image[:, 1].fill(7))
         alter(folder, "images", "scan001", lambda image: image.fill(7))
@@ -402,7 +402,7 @@ class TestWarnings:
         names = "scan000 channel1, scan001 channel0 channel1, scan005 channel0 channel1"
         assert report.warnings == (f"3 images ({names}) with a single grey value",)
 
-    def test_cases_and_raters_without_any_drawing_are_told_of(self, folder):
+    def test_cases_and_raters_without_any_drawing_give_a_warning(self, folder):
         for number in range(6):
             alter(folder, "masks", f"scan00{number}", lambda masks: masks[:, 2].fill(0))
         alter(folder, "masks", "scan003", lambda masks: masks.fill(0))
@@ -416,7 +416,7 @@ class TestWarnings:
         # empty against empty is agreement
         assert report.agreement[3].tolist() == [1, 1, 1]
 
-    def test_files_that_the_manifest_does_not_know_are_told_of(self, folder):
+    def test_files_that_the_manifest_does_not_list_give_a_warning(self, folder):
         (folder / "notes.txt").write_text("mine")
         shutil.copy(folder / "masks" / "scan000.npy", folder / "masks" / "old.npy")
         report = check_dataset(folder)
@@ -526,13 +526,13 @@ class TestCommand:
         assert "problem: images/scan000.npy is missing\nwarning: 1 file" in console.file.getvalue()
         assert (tmp_path / "new" / "sheet.png").is_file()
 
-    def test_a_dataset_of_which_nothing_is_left_has_no_sheet(self, folder):
+    def test_a_dataset_without_readable_cases_has_no_sheet(self, folder):
         shutil.rmtree(folder / "images")
         text = printed(folder)
         assert "6 problems" in text
         assert not (folder.parent / "data_check.png").exists()
 
-    def test_a_flood_of_problems_is_cut_with_their_number(self, tmp_path):
+    def test_a_long_list_of_problems_is_cut_and_counted(self, tmp_path):
         make_prepared(tmp_path / "data", num_cases=45, size=(8, 8), slices_per_scan=1)
         shutil.rmtree(tmp_path / "data" / "truth")
         text = printed(tmp_path / "data")

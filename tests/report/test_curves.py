@@ -26,7 +26,7 @@ def test_a_long_log_is_drawn_by_windows_of_equally_many_lines():
     assert curve.mean[0] == pytest.approx(4 / 9)
 
 
-def test_curves_are_read_by_series_and_a_line_that_is_none_is_named(tmp_path):
+def test_curves_are_read_by_series_and_a_wrong_line_is_named(tmp_path):
     run = RunFolder(tmp_path)
     run.fold(0).path.mkdir()
     lines = [

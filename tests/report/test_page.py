@@ -136,7 +136,7 @@ def test_the_reliability_of_the_page_is_counted_by_hand_from_the_predictions(bui
         assert record["share"] == pytest.approx(np.bincount(cell, minlength=10) / len(sure))
 
 
-def test_tables_beside_the_page_hold_all_digits_and_the_whole_case_table(built):
+def test_tables_next_to_the_page_hold_all_digits_and_the_whole_case_table(built):
     beside = built.out.parent / "report_files"
     table = read_cases(beside / "cases.csv")
     assert list(map(repr, table.sorted().rows())) == list(map(repr, built.table().sorted().rows()))
@@ -146,7 +146,7 @@ def test_tables_beside_the_page_hold_all_digits_and_the_whole_case_table(built):
     assert set(built.report.files) == set(beside.iterdir())
 
 
-def test_figures_beside_the_page_are_png_and_svg(tmp_path):
+def test_figures_next_to_the_page_are_png_and_svg(tmp_path):
     dataset = make_prepared(tmp_path / "data", num_cases=6, cases_per_patient=1)
     runs = write_runs(dataset, tmp_path / "runs", methods=NAMES[1:], metrics=["dice_score"])
     for path in (tmp_path / "data" / "truth").iterdir():
@@ -330,7 +330,7 @@ def test_runs_with_different_folds_are_not_compared(small, tmp_path):
         ("data", "is neither a run folder nor a folder of run folders"),
     ],
 )
-def test_a_folder_that_is_no_run_is_named(small, tmp_path, path, message):
+def test_a_folder_without_runs_is_named(small, tmp_path, path, message):
     with pytest.raises(ValueError, match=message):
         find_runs([tmp_path / path])
 
@@ -343,7 +343,7 @@ def test_a_folder_that_is_no_run_is_named(small, tmp_path, path, message):
         ("a: [", r"recipe\.yaml line 1, column 5: not YAML"),
     ],
 )
-def test_a_recipe_that_is_none_is_named(small, text, message):
+def test_a_wrong_recipe_is_named(small, text, message):
     run = small[1][NAMES[0]]
     run.recipe.write_text(text)
     with pytest.raises(ValueError, match=message):
@@ -385,7 +385,7 @@ def test_a_run_without_stored_predictions_has_its_scores_on_the_page(small, tmp_
         ({"max_cases": -1}, "max_cases must be 0 or more; got -1"),
     ],
 )
-def test_what_cannot_be_a_page_is_refused(small, tmp_path, options, message):
+def test_wrong_options_of_a_page_are_refused(small, tmp_path, options, message):
     dataset, runs = small
     with pytest.raises(ValueError, match=message):
         build(runs, dataset, tmp_path / options.pop("out", "report.html"), **options)

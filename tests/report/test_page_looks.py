@@ -62,7 +62,7 @@ def test_a_page_that_asks_for_something_is_noticed_and_the_policy_stops_it(chrom
     watched.close()
 
 
-def test_names_are_text_wherever_they_stand(chromium, tmp_path):
+def test_names_are_never_read_as_html(chromium, tmp_path):
     hostile = "</script><img src=x onerror=alert(1)> & $x_1$ 'a'"
     dataset = make_prepared(tmp_path / "data", num_cases=6, cases_per_patient=1)
     styles = {hostile: (1.0, 0.0, 0.3, "mean", "min"), "_plain": (2.0, 0.5, 0.8, "mean", "min")}
@@ -167,7 +167,7 @@ def test_everything_that_is_used_has_a_name_and_shows_its_focus(opened):
 
 
 @pytest.mark.parametrize("width", [320, 375, 768])
-def test_a_narrow_screen_has_nothing_beside_it(chromium, built, classes, width):
+def test_a_narrow_screen_needs_no_horizontal_scrolling(chromium, built, classes, width):
     for path in (built.out, classes.out):
         watched = open_page(chromium, path, width=width, height=800)
         assert watched.page.evaluate("document.documentElement.scrollWidth") == width
@@ -177,7 +177,7 @@ def test_a_narrow_screen_has_nothing_beside_it(chromium, built, classes, width):
         watched.close()
 
 
-def test_paper_is_light_and_without_controls(chromium, built):
+def test_print_is_light_and_without_controls(chromium, built):
     # the width of A4 less its margins
     watched = open_page(chromium, built.out, color_scheme="dark", width=718)
     watched.page.emulate_media(media="print", color_scheme="dark")
@@ -203,7 +203,7 @@ def test_a_long_case_table_is_shown_in_part_until_asked_for(chromium, tmp_path):
     watched.close()
 
 
-def test_where_there_is_no_browser_the_tests_say_how_to_get_one(monkeypatch, tmp_path):
+def test_without_a_browser_the_tests_say_how_to_install_one(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("PLAYWRIGHT_BROWSERS_PATH", str(tmp_path))
     assert find_chromium() is None

@@ -1,6 +1,6 @@
-"""A real Chromium for tests of pages: found on this machine, or installed by `python tests/browser.py`.
+"""A real Chromium for tests of pages: found on this machine, or installed by running this file.
 
-Tests that need one are skipped where there is none, and say how to get it.
+Without one, the tests that need it are skipped, and say how to install it.
 """
 
 import os
@@ -21,34 +21,34 @@ _NAMES = (
     "google-chrome-stable",
     "chrome",
 )
-# what `make test` waits at most, whatever it tries
-_SECONDS = 100
+# `make test` waits no longer than this for the installation
+_MAX_SECONDS = 100
 
 
 def find_chromium() -> Path | None:
     """The browser on the PATH, or the one in Playwright's own folder."""
     for name in _NAMES:
-        found = shutil.which(name)
-        if found:
-            return Path(found)
+        path = shutil.which(name)
+        if path:
+            return Path(path)
     cache = os.environ.get("PLAYWRIGHT_BROWSERS_PATH")
-    places = (
+    folders = (
         [cache]
         if cache
         else [Path.home() / ".cache/ms-playwright", Path.home() / "Library/Caches/ms-playwright"]
     )
     downloaded = [
         path
-        for place in places
+        for folder in folders
         for name in ("headless_shell", "chrome-headless-shell", "chrome")
-        for path in sorted(Path(place).glob(f"chromium*/*/{name}"))
+        for path in sorted(Path(folder).glob(f"chromium*/*/{name}"))
     ]
     return downloaded[-1] if downloaded else None
 
 
 @contextmanager
 def open_browser():
-    """Playwright's browser; the test is skipped where there is none."""
+    """Playwright's browser; the test is skipped if there is none."""
     playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
     chromium = find_chromium()
     if chromium is None:
@@ -60,7 +60,7 @@ def open_browser():
 
 
 class Watched:
-    """A page in a context of its own, with all that it says and asks for written down."""
+    """A page in its own context, with its messages and requests recorded."""
 
     def __init__(self, browser, *, width=1280, height=900, color_scheme="light"):
         viewport = {"width": width, "height": height}
@@ -78,7 +78,7 @@ class Watched:
         dialog.dismiss()
 
     def _note(self, request):
-        # pictures within the page are requests too, which go nowhere
+        # pictures inside the page are requests too, but load nothing
         if not request.url.startswith(("data:", "blob:")):
             self.requests.append(request.url)
 
@@ -116,11 +116,11 @@ def column_titles(page):
 
 
 def install_chromium() -> str | None:
-    """Install a browser where that is possible without asking; what to say if there is none after it."""
+    """Install a browser if that is possible without a password; a message if it failed."""
     if find_chromium() is not None:
         return None
     print("installing a Chromium for the tests of the report page", flush=True)
-    until = time.monotonic() + _SECONDS
+    until = time.monotonic() + _MAX_SECONDS
     for command in _commands():
         try:
             left = max(1.0, until - time.monotonic())

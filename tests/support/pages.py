@@ -1,4 +1,4 @@
-"""Reports of small synthetic runs for tests, and the numbers they were made from, read without semidice."""
+"""Reports of small synthetic runs for tests, and their numbers, read without semidice."""
 
 import json
 import re
@@ -26,7 +26,7 @@ def build(runs, dataset, out, *, on_step=lambda *_: None, **options):
 
 
 class Built:
-    """A page, what it was made from, and what is in it."""
+    """A page, its dataset and runs, and the data embedded in it."""
 
     def __init__(self, root, *, dataset_options, methods=NAMES, metrics=METRICS, **options):
         self.dataset = make_prepared(root / "lesions", **dataset_options)
@@ -55,18 +55,18 @@ def embedded(path):
 
 
 def shown(value, metric, *, signed=False):
-    """As the tables have it, written out once more."""
+    """The number in the format of the tables, computed independently."""
     return f"{value * display_scale(metric):{'+' if signed else ''}.2f}".replace("-", "−")
 
 
 def lesion_report(root):
-    """Fourteen images, a patient each, three raters, of whom some did not look, three methods."""
+    """Fourteen images of one patient each, three raters who skipped some images, three methods."""
     options = {"num_cases": 14, "size": (40, 48), "num_raters": 3, "absent": True, "cases_per_patient": 1}
     return Built(root, dataset_options=options)
 
 
 def volume_report(root):
-    """Volumes with three classes and two channels, two a patient, one method."""
+    """Volumes with three classes and two channels, two per patient, one method."""
     options = {"num_cases": 6, "size": (20, 28), "depth": 5, "num_classes": 3, "num_channels": 2}
     return Built(
         root, dataset_options=options, methods=NAMES[2:], metrics=("dice_score", "calibration_error")

@@ -1,4 +1,4 @@
-"""Run folders without training: predictions are the truth distorted as each method would, scored as ever."""
+"""Run folders without training: predictions are the distorted truth, scored like those of a real run."""
 
 import json
 from collections.abc import Mapping, Sequence

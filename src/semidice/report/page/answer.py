@@ -174,7 +174,7 @@ def headline(scores: Sequence[Score]) -> str:
     if len(methods) == 1:
         return f"One method, {methods[0]}: there is nothing to compare it with."
     unbeaten = [method for method in methods if all(method in names for names in best.values())]
-    alone = {
+    leading_by = {
         method: [score.name for score in main if _beats_all(score.comparison, number)]
         for number, method in enumerate(methods)
     }
@@ -185,7 +185,7 @@ def headline(scores: Sequence[Score]) -> str:
         )
     if len(unbeaten) == 1:
         (winner,) = unbeaten
-        ahead = alone[winner]
+        ahead = leading_by[winner]
         if len(ahead) == len(best):
             return f"{winner} is best, significantly ahead of every other method by {_by_all(best)}."
         if ahead:
@@ -199,7 +199,7 @@ def headline(scores: Sequence[Score]) -> str:
             f"No other method is significantly better than {_listed(unbeaten)} by any score; these cases do "
             "not decide between them."
         )
-    leading = [f"{method} by {_listed(names)}" for method, names in alone.items() if names]
+    leading = [f"{method} by {_listed(names)}" for method, names in leading_by.items() if names]
     if leading:
         more = f"Significantly ahead of every other method: {'; '.join(leading)}."
     else:

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ...console import say
+from ...console import counting_bar, say
 from ...data.dataset import Dataset
 from .build import Report, build_page
 from .content import DEFAULT_OPTIONS, PageOptions
@@ -26,14 +25,7 @@ def run_report(
     dataset: where the dataset of the runs is now, if it was moved.
     """
     found = find_runs(paths)
-    with Progress(
-        TextColumn("{task.description:<20}"),
-        BarColumn(),
-        TextColumn("{task.completed}/{task.total}"),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-    ) as progress:
+    with counting_bar(console, doing="report:", unit="done") as progress:
         bar = progress.add_task("opening runs", total=1)
         report = build_page(
             found.runs,
