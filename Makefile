@@ -1,4 +1,4 @@
-# Every target sets up what it needs: a fresh clone and Python >= 3.11 are enough.
+# Every target installs what it needs: a fresh clone and Python >= 3.11 are enough.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -11,7 +11,7 @@ help:  ## list the targets
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-# pip's own progress bar shows how far the 2 GB of torch are
+# no -q: pip's progress bar shows the download of torch, 2 GB
 $(VENV)/.train: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[train]'
 	@touch $@
@@ -20,15 +20,15 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@ $(VENV)/.train
 
-demo: $(VENV)/.train  ## four labels and losses, cross-validated on phantoms and compared; a few minutes
+demo: $(VENV)/.train  ## compare four methods on phantoms; a few minutes
 	$(BIN)/semidice demo
 
-# a Chromium for the tests of the report page: found, installed where that needs no password, or one line that says how
+# Chromium for the tests of the report page: use an installed one, or install it; if this needs a password, say how
 $(VENV)/.browser: tests/support/browser.py $(VENV)/.dev
 	@$(BIN)/python tests/support/browser.py
 	@touch $@
 
-test: $(VENV)/.dev $(VENV)/.browser lint  ## everything a change must pass: format, lint, types, imports, doctests, tests
+test: $(VENV)/.dev $(VENV)/.browser lint  ## all checks of a change: format, lint, types, imports, doctests, tests
 	$(BIN)/pytest -q -n 2 --dist loadfile
 
 lint: $(VENV)/.dev
@@ -47,21 +47,21 @@ format: $(VENV)/.dev  ## rewrite the sources in the project's format
 	$(BIN)/ruff format $(SOURCES)
 	$(BIN)/ruff check --fix $(SOURCES)
 
-figures: $(VENV)/.dev  ## make every figure and table of the documentation anew
+figures: $(VENV)/.dev  ## make all figures and tables of the documentation again
 	$(BIN)/python docs/make_figures.py
 	$(BIN)/python docs/recipe_table.py
 
-bench: $(VENV)/.dev  ## time and memory of the losses on the CPU, against peers, into docs/performance.md
+bench: $(VENV)/.dev  ## time and memory of the losses on the CPU, for docs/performance.md
 	$(BIN)/python benchmarks/bench_loss.py --docs docs/performance.md
 	$(BIN)/python benchmarks/bench_memory.py --docs docs/performance.md
 	$(BIN)/python benchmarks/bench_data.py --docs docs/performance.md
 
-bench-gpu: $(VENV)/.dev  ## the same on a CUDA device, the KDE kernel, batches and the training step
+bench-gpu: $(VENV)/.dev  ## time of losses, KDE, batches and training step on a CUDA device
 	$(BIN)/python benchmarks/bench_loss.py --device cuda --compiled --docs docs/performance.md
 	$(BIN)/python benchmarks/bench_classes.py --docs docs/performance.md
 	$(BIN)/python benchmarks/bench_kde.py --device cuda
 	$(BIN)/python benchmarks/bench_data.py --device cuda --docs docs/performance.md
 	$(BIN)/python benchmarks/bench_training.py --docs docs/performance.md
 
-clean:  ## remove the environment and every cache
+clean:  ## remove the environment and all caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis demo_out bench_out

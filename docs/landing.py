@@ -1,10 +1,9 @@
-"""Where each loss has its minimum: free predictions fitted to soft labels, and figures of the theory page."""
+"""Where each loss has its minimum: figure and table of docs/landing.md, and focal curves of the theory."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 
 import torch
-from jaxtyping import Float
 from matplotlib.figure import Figure
 from torch import Tensor
 
@@ -28,10 +27,10 @@ def fit_free_logits(
     steps: int = 1500,
     activation: Callable[[Tensor], Tensor] = torch.sigmoid,
 ) -> Tensor:
-    """Probabilities, in the shape of `target`, at which minimising `loss` over free logits ends.
+    """Probabilities, in the shape of `target`, that minimise `loss` over free logits.
 
-    Starts from logits 0 with Adam, whose rate falls linearly from 0.1 to 0, since the losses are not smooth
-    at their minimum.
+    Adam starts from logits 0. Its rate falls linearly from 0.1 to 0, because the losses are not smooth at
+    their minimum.
     """
     logits = torch.zeros_like(target, requires_grad=True)
     optimiser = torch.optim.Adam([logits], lr=0.1, betas=(0.9, 0.9))
@@ -44,11 +43,30 @@ def fit_free_logits(
     return activation(logits).detach()
 
 
-def draw_landing(label: Float[Tensor, " n"], landed: Mapping[str, Float[Tensor, " n"]]) -> Figure:
-    """Fitted prediction against soft label, a series a loss; on the diagonal is right."""
+@cache
+def landed() -> tuple[Tensor, dict[str, Tensor]]:
+    """The soft labels 0, 0.05, ..., 1, and by loss the predictions that were fitted to them."""
+    target = torch.linspace(0, 1, 21).reshape(1, 1, -1)
+    return target.flatten(), {
+        name: fit_free_logits(loss, target).flatten() for name, loss in SHOWN_LOSSES.items()
+    }
+
+
+def landing_table() -> list[Sequence[str]]:
+    """Fitted predictions of some of the labels, one column per loss."""
+    label, by_loss = landed()
+    shown = [number for number, value in enumerate(label.tolist()) if number % 4 == 0 or 0.3 < value < 0.45]
+    rows: list[Sequence[str]] = [("label", *by_loss)]
+    rows += [[f"{values[number]:.2f}" for values in (label, *by_loss.values())] for number in shown]
+    return rows
+
+
+def draw_landing() -> Figure:
+    """Fitted prediction against soft label, one series per loss; right predictions are on the diagonal."""
+    label, by_loss = landed()
     figure, axes = new_axes()
     axes.plot([0, 1], [0, 1], color="0.6", linewidth=4, alpha=0.5, label="prediction = label")
-    for (name, prob), colour, marker in zip(landed.items(), COLOURS, MARKERS, strict=False):
+    for (name, prob), colour, marker in zip(by_loss.items(), COLOURS, MARKERS, strict=False):
         axes.plot(label, prob, linestyle="", marker=marker, color=colour, label=name, fillstyle="none")
     axes.set(
         xlabel="soft label of the voxel",

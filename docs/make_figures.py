@@ -1,13 +1,13 @@
 """Make the figures and tables of the documentation: `python docs/make_figures.py`, or `--only NAME`.
 
 Each figure is a function without arguments in `FIGURES`; its key is the name of the PNG in docs/figures.
-Each table is one in `TABLES`, by page; it is written into the page between the two lines
+Each table is such a function in `TABLES`, by page. It is written into the page between the two lines
 
     <!-- made by docs/make_figures.py: NAME -->
     <!-- end -->
 
-Everything shown is computed here by the package itself, with fixed seeds: figures of the theory below, those
-of labels and calibration in the modules named so.
+Everything shown is computed by the package itself, with fixed seeds. Figures of the theory are drawn below or
+in `landing`; those of labels, calibration and rooms in `label_study`, `calibration_study` and `rooms`.
 """
 
 import argparse
@@ -19,9 +19,10 @@ from pathlib import Path
 
 import calibration_study
 import label_study
+import rooms
 import torch
 from jaxtyping import Float
-from landing import SHOWN_LOSSES, Loss, draw_focal_curves, draw_landing, fit_free_logits
+from landing import Loss, draw_focal_curves, draw_landing, landing_table
 from matplotlib.figure import Figure
 from PIL import Image
 from torch import Tensor
@@ -51,7 +52,7 @@ def draw_one_voxel(label: float) -> Figure:
         values = torch.stack([loss(p.reshape(1, 1, 1), target) for p in probs])
         axes.plot(probs, values, color=colour, linestyle=line, label=name)
         lowest = int(values.argmin())
-        # The other three are lowest at the label, where the marks would hide one another.
+        # the other three are lowest at the label, where the dots would hide each other
         if probs[lowest] != label:
             axes.plot(probs[lowest], values[lowest], "o", color=colour, clip_on=False)
     axes.set(
@@ -63,16 +64,6 @@ def draw_one_voxel(label: float) -> Figure:
     )
     axes.legend(loc="upper right", framealpha=1)
     return figure
-
-
-def draw_landing_of_losses() -> Figure:
-    """Where free predictions end for the soft labels 0, 0.05, ... 1: see landing.py."""
-    target = torch.linspace(0, 1, 21).reshape(1, 1, -1)
-    landed: dict[str, Tensor] = {}
-    for name, loss in SHOWN_LOSSES.items():
-        print(f"      fitting {name}", flush=True)
-        landed[name] = fit_free_logits(loss, target).flatten()
-    return draw_landing(target.flatten(), landed)
 
 
 def draw_triangle_ratio() -> Figure:
@@ -136,42 +127,48 @@ FIGURES: Mapping[str, Callable[[], Figure]] = {
     "one_voxel_50": partial(draw_one_voxel, 0.5),
     "one_voxel_80": partial(draw_one_voxel, 0.8),
     "cftl": partial(draw_focal_curves, alpha=0.7, beta=0.3, label=0.8, gammas=(0.5, 1.0, 2.0, 3.0, 4.0)),
-    "landing": draw_landing_of_losses,
+    "landing": draw_landing,
     "triangle_ratio": draw_triangle_ratio,
+    "rooms": rooms.draw_rooms,
     **label_study.FIGURES,
     **calibration_study.FIGURES,
 }
 
-# rows of cells, the first being the heads of the columns; None where the data are not here
+# rows of cells; the first row is the header. None if the data of the table are not on this machine
 TABLES: Mapping[str, Mapping[str, Callable[[], list[Sequence[str]] | None]]] = {
     "labels.md": label_study.TABLES,
     "calibration.md": calibration_study.TABLES,
+    "landing.md": {"landed_predictions": landing_table},
+    "where.md": {"rooms_and_imports": rooms.rooms_table},
 }
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """The rows as a Markdown table, names to the left and numbers to the right."""
+    """The rows as a Markdown table; columns with numbers are aligned to the right."""
     head, *body = rows
-    rule = ["---", *["---:"] * (len(head) - 1)]
+    columns = list(zip(*body, strict=True))[1:]
+    rule = ["---", *("---:" if any(map(_has_digit, column)) else "---" for column in columns)]
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, rule, *body))
 
 
 def table_in(text: str, name: str) -> str:
-    """The table that stands in a page under `name`."""
-    found = re.findall(_between(name), text)
-    if len(found) != 1:
-        raise ValueError(
-            f"the page needs one place for the table {name!r}, between its markers; found {len(found)}"
-        )
-    return str(found[0]).strip()
+    """The table between the markers `name` of a page."""
+    tables = re.findall(_between(name), text)
+    if len(tables) != 1:
+        raise ValueError(f"the page needs one pair of markers for the table {name!r}; found {len(tables)}")
+    return str(tables[0]).strip()
 
 
 def with_table(text: str, name: str, table: str) -> str:
-    """The page with that table in its place."""
+    """The page with that table between its markers."""
     table_in(text, name)
     start, end = f"<!-- made by docs/make_figures.py: {name} -->\n", "<!-- end -->"
     before, _, after = text.partition(start)
     return f"{before}{start}{table}\n{end}{after.partition(end)[2]}"
+
+
+def _has_digit(cell: str) -> bool:
+    return any(character.isdigit() for character in cell)
 
 
 def _between(name: str) -> str:
@@ -179,7 +176,7 @@ def _between(name: str) -> str:
 
 
 def save_compact(figure: Figure, path: Path) -> None:
-    """Write the figure; with a palette, a third of the size for lines, if it would exceed `MAX_BYTES`."""
+    """Write the figure; with a palette, which takes a third of the size, if it would exceed `MAX_BYTES`."""
     save_figure(figure, path)
     if path.stat().st_size <= MAX_BYTES:
         return
@@ -196,7 +193,7 @@ def main() -> None:
     only = parser.parse_args().only
     names = [only] if only else known
     OUT.mkdir(exist_ok=True)
-    # tensors here are small: on two cores a second thread doubles the time
+    # the tensors are small: a second thread on two cores would double the time
     torch.set_num_threads(1)
     for number, name in enumerate(names, start=1):
         print(f"[{number}/{len(names)}] {name}", flush=True)
@@ -210,7 +207,7 @@ def main() -> None:
             rows = TABLES[tables[name]][name]()
             if rows is not None:
                 page.write_text(with_table(page.read_text(), name, markdown(rows)))
-            done = f"in {page.name}" if rows is not None else "left as it is: its data are not here"
+            done = f"in {page.name}" if rows is not None else "not changed: its data are not on this machine"
         print(f"      {done}, {time.perf_counter() - started:.1f} s")
 
 

@@ -9,7 +9,6 @@ Each section's table stands between the two lines
 import re
 import types
 from collections.abc import Iterable
-from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -17,6 +16,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from semidice.recipes import Recipe, shipped_recipes
+from semidice.recipes.files import shipped_files
+from semidice.recipes.grid import shipped_grids
 
 PAGE = Path(__file__).parent / "recipes.md"
 
@@ -28,7 +29,8 @@ def tables() -> dict[str, str]:
         section = _section(field)
         if section is not None:
             made[name] = _table((f"{name}.", item) for item in section.model_fields.items())
-    made["shipped"] = _shipped()
+    made["shipped"] = _first_lines(shipped_recipes())
+    made["grids"] = _first_lines(shipped_grids())
     return made
 
 
@@ -112,12 +114,10 @@ def _limits(field: FieldInfo) -> str:
     return ", ".join(found)
 
 
-def _shipped() -> str:
-    """Name and first line of every recipe that comes with the package."""
+def _first_lines(names: Iterable[str]) -> str:
+    """Names of shipped files, and the first line of each."""
     rows = [["name", "what for"], ["---"] * 2]
-    for name in shipped_recipes():
-        first = (resources.files("semidice.recipes") / "shipped" / f"{name}.yaml").read_text().splitlines()[0]
-        rows.append([f"`{name}`", first.removeprefix("# ")])
+    rows += [[f"`{name}`", shipped_files()[name].splitlines()[0].removeprefix("# ")] for name in names]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 

@@ -1,19 +1,22 @@
-"""Tables and figures in the pages are those of docs/make_figures.py, and what the text says of them holds."""
+"""Tables and figures in the pages are those of docs/make_figures.py, and statements about them hold."""
 
 import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-DOCS = Path(__file__).parent.parent / "docs"
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
 sys.path.insert(0, str(DOCS))
 
 import calibration_study  # noqa: E402
 import label_study  # noqa: E402
 import make_figures  # noqa: E402
+import rooms  # noqa: E402
 
 TABLES = [(page, name) for page, makers in make_figures.TABLES.items() for name in makers]
 # a number in a cell, alone: 0.62, -0.0539, 5e-03
@@ -74,7 +77,7 @@ def test_writing_a_table_replaces_that_one_alone_and_needs_its_markers():
     assert make_figures.table_in(written, "first") == ""
     assert make_figures.with_table(written, "second", table) == written
     assert make_figures.with_table(written, "second", "") != written
-    with pytest.raises(ValueError, match="the table 'third', between its markers; found 0"):
+    with pytest.raises(ValueError, match="one pair of markers for the table 'third'; found 0"):
         make_figures.with_table(page, "third", table)
 
 
@@ -90,8 +93,8 @@ def test_every_marker_and_every_figure_is_known_to_the_script():
         assert path.stat().st_size <= make_figures.MAX_BYTES, f"run docs/make_figures.py --only {name}"
 
 
-def test_links_between_pages_lead_somewhere():
-    for path in DOCS.glob("*.md"):
+def test_links_between_pages_lead_to_files():
+    for path in [*ROOT.glob("*.md"), *DOCS.glob("*.md"), *(ROOT / "benchmarks").glob("*.md")]:
         for target in re.findall(r"\]\(([\w./]+\.(?:md|png))\)", path.read_text()):
             assert (path.parent / target).is_file(), f"{path.name} points to {target}"
 
@@ -118,7 +121,61 @@ def test_raters_who_drew_nothing_or_everything_can_be_drawn():
     assert [axes.get_title() for axes in figure.axes[:3]] == ["image", "outlines of 3 raters", "mean"]
 
 
-class TestWhatThePagesSay:
+class TestRooms:
+    def problems(self, page):
+        """Rooms that are missing on the page, and rooms on the page that do not exist."""
+        names = {
+            path.name.removesuffix(".py")
+            for path in rooms.PACKAGE.iterdir()
+            if path.suffix == ".py" or (path / "__init__.py").exists()
+        } - {"__init__"}
+        on_page = set(re.findall(r"^\| `(\w+)(?:/|\.py)` \|", page, flags=re.MULTILINE))
+        return sorted(names ^ on_page)
+
+    def test_every_room_is_on_the_page_and_every_room_on_the_page_exists(self):
+        assert self.problems((DOCS / "where.md").read_text()) == []
+
+    def test_a_room_that_is_missing_or_does_not_exist_is_found(self):
+        page = (DOCS / "where.md").read_text()
+        assert self.problems(page.replace("| `losses/` |", "| `loses/` |")) == ["loses", "losses"]
+        assert self.problems(page.replace("| `console.py` |", "| console |")) == ["console"]
+
+    def test_the_page_has_the_layers_of_the_import_contract(self):
+        names = [name for layer in rooms.layers() for name in layer]
+        assert names == [re.search(r"\w+", row[0])[0] for row in rooms.rooms_table()[1:]]
+        assert set(names) == set(rooms.ROOMS)
+        texts = [text.get_text() for text in rooms.draw_rooms().axes[0].texts]
+        assert [name for name in names if not {f"{name}/", f"{name}.py"} & set(texts)] == []
+
+    def test_the_figure_on_the_page_is_drawn_from_the_contract(self, tmp_path):
+        make_figures.save_compact(rooms.draw_rooms(), tmp_path / "rooms.png")
+        drawn, stored = (
+            np.asarray(Image.open(path).convert("L"), dtype=float)
+            for path in (tmp_path / "rooms.png", DOCS / "figures" / "rooms.png")
+        )
+        assert drawn.shape == stored.shape, "run docs/make_figures.py --only rooms"
+        # another release of matplotlib may draw letters a little differently
+        assert np.abs(drawn - stored).mean() < 2, "run docs/make_figures.py --only rooms"
+
+    def test_places_for_new_parts_exist(self):
+        additions = " ".join(room.addition for room in rooms.ROOMS.values())
+        for place in re.findall(r"`([^`]+)`", additions):
+            base = ROOT if place.startswith("tests/") else rooms.PACKAGE
+            assert list(base.glob(place)), place
+        for part in ("a loss:", "a label:", "a score:", "a source:", "a network:", "a part of the report:"):
+            assert part in additions
+
+    def test_the_map_in_the_readme_has_every_room(self):
+        table = (ROOT / "README.md").read_text().partition("| in `src/semidice` |")[2]
+        named = set(re.findall(r"`(\w+)(?:/|\.py)`", table))
+        assert {name for name in rooms.ROOMS if rooms.is_folder(name)} <= named <= set(rooms.ROOMS)
+
+    def test_the_page_is_linked_from_the_pages_that_newcomers_read(self):
+        for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"):
+            assert "](docs/where.md)" in (ROOT / name).read_text(), name
+
+
+class TestStatementsOfThePages:
     def test_no_teacher_is_more_biased_than_miscalibrated(self):
         points = [point for group in calibration_study.many_distortions().values() for point in group]
         assert len(points) == 23
