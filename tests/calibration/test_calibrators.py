@@ -125,7 +125,7 @@ def test_a_loaded_calibrator_goes_on_as_the_saved_one(kind, tmp_path):
         one.partial_fit(prob[500:], target[500:])
     torch.testing.assert_close(loaded.calibrate(prob), calibrator.calibrate(prob), rtol=0, atol=0)
     other = TemperatureScaling if kind is KDECalibrator else KDECalibrator
-    with pytest.raises(ValueError, match=f"holds {kind.__name__}; expected {other.__name__}"):
+    with pytest.raises(ValueError, match=f"must hold a {other.__name__}; got {kind.__name__}"):
         other.load(tmp_path / "calibrator.safetensors")
 
 

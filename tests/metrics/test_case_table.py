@@ -133,7 +133,7 @@ def test_a_wrong_parquet_file_is_named(tmp_path):
     parquet, pyarrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
     path = tmp_path / "cases.parquet"
     path.write_bytes(b"PAR1 but no more")
-    with pytest.raises(ValueError, match="is no Parquet file"):
+    with pytest.raises(ValueError, match="is not a Parquet file"):
         read_cases(path)
     parquet.write_table(pyarrow.table({"case": ["a"]}), path)
     with pytest.raises(ValueError, match="it lacks patient"):

@@ -194,11 +194,11 @@ def test_wrong_use_is_named():
         scores.update(prob, soft_target=prob, case=["a"])
     with pytest.raises(ValueError, match="one name for each of 3 channels"):
         scores.update(soft_label(1, 3, 4), soft_target=soft_label(1, 3, 4), case=["a"])
-    with pytest.raises(ValueError, match="no score is called hd95; there are dice_score"):
+    with pytest.raises(ValueError, match="there is no score hd95; there are dice_score"):
         CaseScores(["hd95"], class_names=["lesion"], method="x")
     scores.update(prob, soft_target=prob, case=["a", "b"])
     scores.update(prob, soft_target=1 - prob, case=["a", "c"])
-    with pytest.raises(ValueError, match="case a was scored twice, and differently"):
+    with pytest.raises(ValueError, match="case a was scored twice with different results"):
         scores.table()
     with pytest.raises(ValueError, match="num_classes is 2, but prob has 3 channels"):
         CalibrationError(confidence="classwise", num_classes=2).update(

@@ -88,7 +88,7 @@ def test_tables_of_different_methods_or_of_one_are_refused(table, comparisons):
     other = compare_cases(table, "dice_score", methods=METHODS[:2])
     with pytest.raises(ValueError, match="all of the same methods"):
         means_table([*comparisons, other])
-    with pytest.raises(ValueError, match="two methods at least"):
+    with pytest.raises(ValueError, match="two or more methods"):
         pairs_table(compare_cases(table, "dice_score", methods=METHODS[:1]))
 
 

@@ -296,12 +296,12 @@ def test_an_interval_of_a_share_ends_where_shares_end():
 @pytest.mark.parametrize(
     ("column", "options", "message"),
     [
-        (np.zeros((1, 1)), {}, "two cases or patients at least; got 1"),
+        (np.zeros((1, 1)), {}, "two or more cases or patients; got 1"),
         (np.full((5, 1), np.nan), {}, r"finite numbers.*5 that are not"),
         (np.zeros(5), {}, r"\(cases, columns\); got shape \(5,\)"),
         (np.zeros((5, 1)), {"num_resamples": 10}, "num_resamples must be 100 or more; got 10"),
         (np.zeros((5, 1)), {"level": 0.0}, "level must lie between 0 and 1"),
-        (np.zeros((5, 1)), {"groups": ["a"]}, "one name a case; got 1 for 5"),
+        (np.zeros((5, 1)), {"groups": ["a"]}, "one name per case; got 1 for 5"),
     ],
 )
 def test_wrong_input_is_named(column, options, message):

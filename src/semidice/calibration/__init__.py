@@ -1,9 +1,9 @@
-"""Probabilities that mean what they say.
+"""Calibration: probabilities that agree with observed frequencies.
 
 kde             E[y given f] by a Dirichlet kernel, computed as attention
-keypoints       the voxels that the estimate learns from
+keypoints       the voxels that the estimate uses
 recalibration   recalibrated probabilities, the calibration error, and the bandwidth
-calibrators     fitted calibrators that are saved to a file
+calibrators     calibrators that are fitted and saved to a file
 """
 
 from .calibrators import KDECalibrator, TemperatureScaling

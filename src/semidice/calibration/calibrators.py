@@ -1,12 +1,12 @@
-"""Calibrators that are fitted once, over as many batches as there are, and then applied and stored.
+"""Calibrators: fitted to one or more batches, then applied, and saved to a file.
 
-    KDECalibrator        E[y | f] by kernel density, from class-balanced key points kept out of the stream
-    TemperatureScaling   softmax(logits / T), T the maximum of the likelihood in [0.05, 20]
+    KDECalibrator        E[y | f] by kernel density, from class-balanced key points of all batches
+    TemperatureScaling   softmax(logits / T), T with the highest likelihood in [0.05, 20]
 
-Both: fit(prediction, target), or partial_fit batch by batch; calibrate(prediction) -> probabilities; save and
-load a safetensors file. Predictions are (N, C, *space), targets follow the contract in `arrays`.
-`activation` says what predictions are: "none" probabilities, else logits. One channel is [1 - p, p].
-Left out: kernels and key points themselves (`calibration`, `keypoints`).
+Both have fit(prediction, target), or partial_fit for each batch; calibrate(prediction) -> probabilities; save
+and load, as a safetensors file. Predictions are (N, C, *space), targets follow the contract in `arrays`.
+activation="none" means that predictions are probabilities, else they are logits. One channel is [1 - p, p].
+Left out: the kernel (`kde`), and key points of one batch (`keypoints`).
 """
 
 import math
@@ -18,6 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..arrays import Activation, check_choice, check_prediction, check_target, describe, one_hot
+from ..paths import atomic_write
 from .kde import MIN_PROB
 from .recalibration import check_distribution, choose_bandwidth_of_points, kde_recalibrate
 
@@ -26,11 +27,11 @@ _BLOCK = 2**20
 
 
 class KDECalibrator:
-    """Recalibration by kernel density from key points of the data it was fitted to.
+    """Recalibration by kernel density, from key points of the data it was fitted to.
 
-    Keeps ceil(num_keys / classes seen) voxels of each class, a uniform sample without replacement of all the
-    valid voxels that were ever passed, in whatever batches; their weights restore the class frequencies of
-    the data. The bandwidth is chosen by leave-one-out label likelihood unless given. Same seed, same keys.
+    Stores ceil(num_keys / classes seen) voxels of each class: a uniform sample without replacement of all
+    valid voxels of all batches. Their weights restore the class frequencies of the data. Without a bandwidth,
+    one is chosen by leave-one-out label likelihood. The same seed gives the same keys.
 
     >>> prob = torch.tensor([[0.3, 0.7], [0.4, 0.6], [0.4, 0.6], [0.3, 0.7]])
     >>> calibrator = KDECalibrator(bandwidth=0.1).fit(prob, torch.tensor([0, 1, 0, 1]))
@@ -50,7 +51,7 @@ class KDECalibrator:
         if num_keys < 1:
             raise ValueError(f"num_keys must be 1 or more; got {num_keys}")
         if bandwidth is not None and not bandwidth > 0:
-            raise ValueError(f"bandwidth must be above 0; got {bandwidth}: leave it out to have it chosen")
+            raise ValueError(f"bandwidth must be above 0; got {bandwidth}: omit it to have it chosen")
         self.num_keys = num_keys
         self.activation: Activation = activation
         self.seed = seed
@@ -63,34 +64,37 @@ class KDECalibrator:
         self._keys: dict[str, Tensor] = {}
 
     def fit(self, prediction: Tensor, target: Tensor, *, valid: Tensor | None = None) -> "KDECalibrator":
-        """Forget what was seen before, and learn from these voxels."""
+        """Forget earlier batches, and learn from these voxels."""
         self._reset()
         return self.partial_fit(prediction, target, valid=valid)
 
     def partial_fit(
         self, prediction: Tensor, target: Tensor, *, valid: Tensor | None = None
     ) -> "KDECalibrator":
-        """Learn from one more batch. Time and memory of one sort of its voxels."""
+        """Learn from one more batch. Needs the time and memory of one sort of its voxels."""
         prob, label = _labelled_rows(prediction, target, valid, self.activation)
         prob = self._distribution(prob)
         label = torch.cat([1 - label, label], dim=1) if label.shape[1] == 1 else label
         if self._keys and self._keys["prob"].shape[1] != prob.shape[1]:
-            raise ValueError(f"fitted to {self._keys['prob'].shape[1]} classes; got {describe(prediction)}")
+            raise ValueError(
+                f"this KDECalibrator was fitted to {self._keys['prob'].shape[1]} classes; "
+                f"got {describe(prediction)}: call fit to start again"
+            )
         class_of = label.argmax(1)
-        # drawn on the CPU, so that a seed means the same on every device
+        # drawn on the CPU, so that a seed gives the same keys on every device
         draw = torch.randint(2**32, (len(prob),), generator=self._generator).to(prob.device)
         batch = {"prob": prob, "label": label, "class_of": class_of, "draw": draw}
         old = self._keys or {name: part[:0] for name, part in batch.items()}
         seen = class_of.bincount(minlength=prob.shape[1]) + old.get("seen", 0)
         share = -(-self.num_keys // int((seen > 0).sum()))
-        # The `share` smallest draws of a class are a uniform sample of it. Shares only shrink as classes
-        # turn up, so what an earlier batch had dropped is never wanted back.
+        # The `share` smallest draws of a class are a uniform sample of it. The share only shrinks when new
+        # classes appear, so a voxel that was dropped is never needed again.
         classes = torch.cat([old["class_of"], class_of])
         order = ((classes << 32) + torch.cat([old["draw"], draw])).argsort()
         run = classes[order]
         rank = torch.arange(len(run), device=run.device) - torch.searchsorted(run, run)
-        kept = order[rank < share]
-        from_old, from_new = kept[kept < len(old["draw"])], kept[kept >= len(old["draw"])] - len(old["draw"])
+        chosen, num_old = order[rank < share], len(old["draw"])
+        from_old, from_new = chosen[chosen < num_old], chosen[chosen >= num_old] - num_old
         self._keys = {name: torch.cat([old[name][from_old], part[from_new]]) for name, part in batch.items()}
         self._keys["seen"] = seen
         self._chosen_bandwidth = None
@@ -98,19 +102,19 @@ class KDECalibrator:
 
     @property
     def key_weight(self) -> Float[Tensor, " K"]:
-        """How many of the voxels seen each key stands for."""
+        """The number of voxels that each key represents."""
         keys = self._fitted()
         return (keys["seen"] / keys["class_of"].bincount(minlength=len(keys["seen"])))[keys["class_of"]]
 
     @property
     def bandwidth(self) -> float:
-        """The bandwidth given, or chosen by leave-one-out on the keys (on 2048 of them at most)."""
+        """The bandwidth of the constructor, or one chosen by leave-one-out on up to 2048 keys."""
         if self._given_bandwidth is not None:
             return self._given_bandwidth
         if self._chosen_bandwidth is None:
             keys, weight = self._fitted(), self.key_weight
-            some = keys["draw"].argsort()[:2048]
-            choice = choose_bandwidth_of_points(keys["prob"][some], keys["label"][some], weight[some])
+            sample = keys["draw"].argsort()[:2048]
+            choice = choose_bandwidth_of_points(keys["prob"][sample], keys["label"][sample], weight[sample])
             self._chosen_bandwidth = choice.bandwidth
         return self._chosen_bandwidth
 
@@ -129,7 +133,7 @@ class KDECalibrator:
         return mean[:, 1:] if prediction.shape[1] == 1 else mean
 
     def _distribution(self, prediction: Tensor) -> Tensor:
-        """Probabilities of all classes, of one channel [1 - p, p]."""
+        """Probabilities of all classes; one channel becomes [1 - p, p]."""
         if self.activation == "softmax":
             return prediction.softmax(1)
         prob = prediction.sigmoid() if self.activation == "sigmoid" else prediction
@@ -141,7 +145,7 @@ class KDECalibrator:
         return self._keys
 
     def save(self, path: str | Path) -> None:
-        """Write keys, bandwidth and the state of the draw: a loaded calibrator goes on as this one would."""
+        """Write keys, bandwidth and random state: a loaded calibrator continues like this one."""
         settings: dict[str, Any] = {
             "num_keys": self.num_keys,
             "activation": self.activation,
@@ -173,11 +177,11 @@ class KDECalibrator:
 class TemperatureScaling:
     """Softmax (or sigmoid) of logits / T, one temperature for all classes, fitted to soft or hard targets.
 
-    The derivative of the log-likelihood and its curvature are summed, in float64, at 41 temperatures spread
-    evenly in log T over [0.05, 20], so any number of voxels in any batches needs one pass and a kilobyte. The
-    likelihood is concave in 1/T; its maximum is read off a cubic through the two neighbours, within 1e-4
-    relative of the exact one. Without a maximum inside (perfectly separable data) T stays at the bound.
-    Probabilities, activation "none", stand for their logarithms (one channel: for the logit).
+    First and second derivative of the log-likelihood are summed, in float64, at 41 temperatures, evenly
+    spaced in log T over [0.05, 20]. So any number of voxels in any batches needs one pass and a kilobyte. The
+    likelihood is concave in 1/T; a cubic through two neighbours gives its maximum, with a relative error
+    below 1e-4. Without a maximum inside (perfectly separable data) T is at the bound. With activation "none"
+    the logits are the logarithms of the probabilities (for one channel: the logit).
 
     >>> logits = torch.tensor([[4.0, 0.0], [4.0, 0.0], [4.0, 0.0], [4.0, 0.0]])
     >>> scaling = TemperatureScaling(activation="softmax").fit(logits, torch.tensor([0, 0, 0, 1]))
@@ -202,7 +206,7 @@ class TemperatureScaling:
         return torch.linspace(*ends, self.num_temperatures, dtype=torch.float64).exp()
 
     def fit(self, prediction: Tensor, target: Tensor, *, valid: Tensor | None = None) -> "TemperatureScaling":
-        """Forget what was seen before, and learn from these voxels."""
+        """Forget earlier batches, and learn from these voxels."""
         self._reset()
         return self.partial_fit(prediction, target, valid=valid)
 
@@ -229,7 +233,7 @@ class TemperatureScaling:
 
     @property
     def temperature(self) -> float:
-        """The maximum-likelihood temperature of all voxels seen; 1 if their logits say nothing."""
+        """The temperature with the highest likelihood of all voxels so far; 1 if all are equally likely."""
         if self._temperature is None:
             if not int(self._sums["num_voxels"]):
                 raise ValueError("this TemperatureScaling has seen no data: call fit or partial_fit first")
@@ -256,7 +260,7 @@ class TemperatureScaling:
         return prediction.clamp(min=MIN_PROB).log()
 
     def save(self, path: str | Path) -> None:
-        """Write the temperature and the sums it comes from: a loaded one can go on with partial_fit."""
+        """Write the temperature and its sums: a loaded calibrator can continue with partial_fit."""
         temperature = torch.tensor(self.temperature, dtype=torch.float64)
         _save(path, self, {**self._sums, "temperature": temperature}, {"activation": self.activation})
 
@@ -273,7 +277,7 @@ class TemperatureScaling:
 def _labelled_rows(
     prediction: Tensor, target: Tensor, valid: Tensor | None, activation: Activation
 ) -> tuple[Float[Tensor, "n C"], Float[Tensor, "n C"]]:
-    """Predictions and soft labels of the valid voxels, one a row, checked; a ValueError if there is none."""
+    """Checked predictions and soft labels, one row per valid voxel; a ValueError if no voxel is valid."""
     check_prediction(prediction, activation)
     if activation == "none" and prediction.shape[1] > 1:
         check_distribution("prediction", prediction)
@@ -295,7 +299,7 @@ def _likelihood_terms(
     logits: Float[Tensor, "n C"], label: Float[Tensor, "n C"], beta: Float[Tensor, " T"]
 ) -> tuple[Float[Tensor, " T"], Float[Tensor, " T"]]:
     """First and second derivative in β of Σ_j logsumexp(β z_j) - β y_j·z_j, at each inverse temperature β."""
-    # a shift of the logits changes neither, and from the largest on no digits are lost
+    # a shift of the logits changes neither derivative; with the largest logit at 0, exp cannot overflow
     logits = (logits - logits.amax(-1, keepdim=True)).t().contiguous()
     weight = (beta.view(-1, 1, 1) * logits).exp_()
     total = weight.sum(1)
@@ -305,7 +309,7 @@ def _likelihood_terms(
 
 
 def _best_temperature(beta: list[float], slope: list[float], curvature: list[float]) -> float:
-    """Where the slope turns positive, by the cubic in log β through the neighbours and their derivatives."""
+    """1/β at the zero of the slope, from the cubic in log β through two neighbours and their derivatives."""
     if not any(slope):
         return 1.0
     right = next((k for k, value in enumerate(slope) if value >= 0), len(beta))
@@ -335,13 +339,18 @@ def _safetensors() -> Any:
 def _save(path: str | Path, owner: object, tensors: dict[str, Tensor], settings: dict[str, Any]) -> None:
     metadata = {"kind": type(owner).__name__, **{name: str(value) for name, value in settings.items()}}
     tensors = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
-    _safetensors().torch.save_file(tensors, path, metadata=metadata)
+    safetensors = _safetensors()
+    with atomic_write(Path(path)) as temp_path:
+        safetensors.torch.save_file(tensors, temp_path, metadata=metadata)
 
 
 def _load(path: str | Path, cls: type) -> tuple[dict[str, Tensor], dict[str, Any]]:
     with _safetensors().safe_open(path, framework="pt") as file:
         settings = file.metadata() or {}
         if settings.get("kind") != cls.__name__:
-            raise ValueError(f"{path} holds {settings.get('kind', 'no calibrator')}; expected {cls.__name__}")
+            raise ValueError(
+                f"{path} must hold a {cls.__name__}; got {settings.get('kind', 'no calibrator')}: "
+                "load it with the class that saved it"
+            )
         names = file.keys()
         return {name: file.get_tensor(name) for name in names}, settings

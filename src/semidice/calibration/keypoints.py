@@ -1,10 +1,10 @@
-"""Which voxels calibration looks at: key points to learn from, and the region it is applied to.
+"""The voxels that calibration uses: key points to learn from, and the region it is applied to.
 
     keys    ceil(K / present classes) voxels of each present class, drawn without replacement
     region  mispredicted voxels, and those whose (2 width + 1)-wide window holds more than one class
 
-Both as in the paper, appendix G. Nothing here reads a value on the host or has a shape that depends on one,
-so all of it can be captured in a CUDA graph. Left out: what is done with the keys (`calibration`).
+Both as in the paper, appendix G. On a GPU no function here reads a value on the host, and no shape depends on
+values, so a CUDA graph can capture them. Left out: the estimate from the keys (`recalibration`).
 """
 
 from dataclasses import dataclass
@@ -17,16 +17,16 @@ from torch import Tensor
 from ..arrays import check_prediction, check_target, describe, values_are_readable
 from ..labels.smoothing import boundary_band
 
-# sorts after every class, and leaves the lower 32 bits to the random draw
+# larger than every class, and small enough that 32 bits for a random number fit below it
 _NO_CLASS = 2**30
 
 
 @dataclass(frozen=True)
 class KeySample:
-    """Key points drawn by `sample_keys`: always K entries (or N x K), of which those in `mask` are real.
+    """Key points drawn by `sample_keys`: always K entries (or N x K); those where `mask` is True are real.
 
-    index: a voxel, counted over the whole batch or, per image, within its image; 0 where not real.
-    weight: how many valid voxels of its class a key stands for; 0 where not real.
+    index: number of the voxel in the batch or, per image, in its image; 0 if not real.
+    weight: number of valid voxels of its class that a key represents; 0 if not real.
     """
 
     index: Int64[Tensor, "*N K"]
@@ -44,12 +44,12 @@ def sample_keys(
 ) -> KeySample:
     """`num_keys` key points of the batch (or of each image), without replacement, balanced over classes.
 
-    target is class indices (N, *space), or soft (N, C, *space), where a voxel's class is its argmax. Every
-    present class gets ceil(num_keys / present classes) keys; where that does not divide, the last classes
-    get one fewer, so that there are num_keys in all. A class with fewer voxels gives all it has, and leaves
-    entries that are not real. Of more classes than keys, the first num_keys get one each.
+    target is class indices (N, *space), or soft (N, C, *space), where the class of a voxel is its argmax.
+    Each present class gets ceil(num_keys / present classes) keys, the last classes one fewer if that would be
+    more than num_keys. A class with fewer voxels gives all of them, and leaves entries that are not real.
+    With more classes than keys, the first num_keys classes get one key each.
 
-    Takes the time and memory of one sort of the voxels. The generator lives on the target's device (in a
+    Needs the time and memory of one sort of the voxels. The generator is on the device of the target (for a
     CUDA graph, register it with the graph). Without a valid voxel: a ValueError on the CPU; on other devices,
     and for one image of several, no key is real.
 
@@ -63,7 +63,7 @@ def sample_keys(
     class_map = _class_map(target)
     if valid is not None and (valid.dtype != torch.bool or valid.shape != class_map.shape):
         raise ValueError(
-            f"valid must be bool {tuple(class_map.shape)}, one flag a voxel and no channel axis; "
+            f"valid must be bool {tuple(class_map.shape)}, one flag per voxel and no channel axis; "
             f"got {describe(valid)}"
         )
     counted = torch.ones_like(class_map, dtype=torch.bool) if valid is None else valid
@@ -72,7 +72,9 @@ def sample_keys(
             raise ValueError(f"there is no valid voxel to draw keys from in target {describe(target)}")
         lowest = int(class_map.masked_fill(~counted, 0).min())
         if lowest < 0:
-            raise ValueError(f"target holds class {lowest}; mark voxels that do not count in valid=...")
+            raise ValueError(
+                f"target holds class {lowest}, but classes start at 0: mark voxels to ignore in valid=..."
+            )
     rows = class_map.shape[0] if per_image else 1
     class_of = class_map.reshape(rows, -1).long()
     class_of = torch.where(counted.reshape(rows, -1) & (class_of >= 0), class_of, _NO_CLASS)
@@ -81,7 +83,7 @@ def sample_keys(
 
 
 def _class_map(target: Tensor) -> Tensor:
-    """Class indices (N, *space) of a target that holds them or is soft (N, C, *space)."""
+    """Class indices (N, *space) of a target with class indices, or of a soft one (N, C, *space)."""
     if target.dtype == torch.bool or target.is_complex() or target.numel() == 0:
         raise ValueError(f"target must hold class indices or soft labels; got {describe(target)}")
     if not target.is_floating_point():
@@ -94,11 +96,11 @@ def _class_map(target: Tensor) -> Tensor:
 def _draw_balanced(
     class_of: Int64[Tensor, "B V"], num_keys: int, generator: torch.Generator | None
 ) -> KeySample:
-    """Keys of each row, dealt to its classes in turn: entry s is draw s // present of class s % present."""
+    """Keys of each row, given to its classes in turn: entry s is draw s // present of class s % present."""
     draw = torch.randint(2**32, class_of.shape, generator=generator, device=class_of.device)
     drawn, order = torch.sort((class_of << 32) + draw, dim=1)
     sorted_class = drawn >> 32
-    # sorted, each class is a run in random order; group numbers the runs from 0
+    # after sorting, each class is a run in random order; group is the number of the run
     group = F.pad((sorted_class[:, 1:] != sorted_class[:, :-1]).long().cumsum(1), (1, 0))
     present = group[:, -1:] + (sorted_class[:, -1:] != _NO_CLASS).long()
     slot = torch.arange(num_keys + 1, device=class_of.device).expand(len(class_of), -1).contiguous()
@@ -120,7 +122,7 @@ def _draw_balanced(
 def take_keys(voxels: Tensor, keys: KeySample) -> Tensor:
     """Values at the keys: (K, C) or (N, K, C) of floats (N, C, *space); integers (N, *space) have no C.
 
-    Entries of `keys` that are not real hold the values of voxel 0. Differentiable in `voxels`.
+    Entries of `keys` that are not real have the values of voxel 0. Differentiable in `voxels`.
 
     >>> prob = torch.tensor([[[0.9, 0.2], [0.1, 0.8]]])
     >>> take_keys(prob, KeySample(torch.tensor([1]), torch.tensor([True]), torch.tensor([1.0])))
@@ -139,10 +141,10 @@ def calibration_region(
 ) -> Bool[Tensor, "N *space"]:
     """True where calibration is applied: where the argmax of `prob` is wrong, or a boundary is near.
 
-    prob is (N, C, *space), target follows the contract in `arrays`; wrong is another class than the target's
-    argmax (of equal classes the first), near is inside its `boundary_band`. Voxels outside `valid` are False,
-    though what stands in the target there is a class to the band.
-    Elsewhere a teacher's probability stays: torch.where(region.unsqueeze(1), recalibrated, prob).
+    prob is (N, C, *space), target follows the contract in `arrays`. Wrong means another class than the argmax
+    of the target (the first of equal ones); near means inside its `boundary_band`. Voxels outside `valid` are
+    False, but their values in the target count as classes for the band.
+    Use: torch.where(region.unsqueeze(1), recalibrated, prob).
 
     >>> prob = torch.tensor([[[0.9, 0.4, 0.9, 0.9, 0.2], [0.1, 0.6, 0.1, 0.1, 0.8]]])
     >>> calibration_region(prob, torch.tensor([[0, 0, 0, 0, 1]]), width=1)

@@ -1,11 +1,11 @@
-"""What a prediction f(x) is worth: the label expected at it, E[y | f(x)], and how far f is from it.
+"""The label to expect at a prediction f(x), E[y | f(x)], and the distance of f from it.
 
     recalibration       E[y | f_j] = Σ_i k(f_j, f_i) w_i y_i / Σ_i k(f_j, f_i) w_i        over key points i
     calibration error   mean over j of |E[y | f_j] - f_j|^p
-    bandwidth           the one under which points left out of the sums are likeliest
+    bandwidth           the one with the highest likelihood of points that are left out of the sums
 
 with the Dirichlet kernel k of bandwidth h of `kde` (paper, appendix G; Popordanoska et al., NeurIPS 2022).
-Left out: which points are keys (`keypoints`), and state that outlives a call (`calibrators`).
+Left out: the choice of key points (`keypoints`), and fitted calibrators (`calibrators`).
 """
 
 import math
@@ -31,12 +31,12 @@ from .keypoints import sample_keys, take_keys
 Kind = Literal["canonical", "marginal", "top_label"]
 Likelihood = Literal["label", "density"]
 
-# 5e-5 to 0.11; wider kernels have a second, worse maximum of the likelihood where predictions are saturated
+# 5e-5 to 0.11; with wider kernels the likelihood of saturated predictions has a second, worse maximum
 DEFAULT_BANDWIDTHS = tuple(5e-5 * 10 ** (step / 3) for step in range(11))
 
 
 class BandwidthChoice(NamedTuple):
-    """The best of the bandwidths tried, and the mean log-likelihood of a point under each."""
+    """The best bandwidth, all that were tried, and the mean log-likelihood of a point under each."""
 
     bandwidth: float
     bandwidths: tuple[float, ...]
@@ -58,17 +58,17 @@ def kde_recalibrate(
 
     prob is (N, C, *space), or points (n, C). Keys are shared, key_prob (K, C), or each image has its own,
     (N, K, C); key_target is soft in the same shape, or class indices (K,) or (N, K). key_weight (K,) or
-    (N, K) is a bool mask of real keys or a weight per key, 0 or more: with the weights of `sample_keys` the
-    estimate is consistent under the class frequencies of the data, without them (as in the paper) under
-    those of the keys. region, bool (N, *space) or (n,): elsewhere the result is `prob`, and where that can be
-    had for less, as in the Triton kernel and on a CPU, nothing is computed there.
-    leave_one_out: point j is key j, and does not count for itself.
-    Where no key counts, the result is `prob` itself. Differentiable in prob and key_prob, with gradient 0
-    below 1e-7; memory is bounded, forward and backward, by a chunk of the (points, keys) matrix.
+    (N, K) is a bool mask of real keys or a weight per key, 0 or more. With the weights of `sample_keys` the
+    estimate is consistent under the class frequencies of the data; without them (as in the paper) under those
+    of the keys. region: bool (N, *space) or (n,); outside it the result is `prob`, and the Triton kernel, or
+    any method on a CPU, computes nothing there. leave_one_out: point j is key j, and is left out of its own
+    estimate. Where no key counts, the result is `prob`. Differentiable in prob and key_prob, with gradient 0
+    below 1e-7. Memory, forward and backward, is bounded by a chunk of the (points, keys) matrix.
 
-    method "reference" is within 1e-6 of exact for every bandwidth. "attention" is PyTorch's fused attention
-    in float32: "auto" takes it where bandwidth >= 0.005 sqrt(C), there within 1e-4, unless a point is left
-    out, a gradient is asked for, or prob is float64.
+    method "reference" has an error below 1e-6 for every bandwidth. "attention" is PyTorch's fused attention
+    in float32, "triton" a kernel for CUDA. "auto" takes triton on a CUDA device for up to 64 classes, else
+    attention if bandwidth >= 0.005 sqrt(C), with errors below 1e-4; but reference if a point is left out, a
+    gradient is needed, or prob is float64.
 
     >>> keys, labels = torch.tensor([[0.1, 0.9], [0.3, 0.7]]), torch.tensor([1, 0])
     >>> kde_recalibrate(torch.tensor([[0.2, 0.8]]), keys, labels, bandwidth=0.05).round(decimals=2)
@@ -87,8 +87,8 @@ def kde_recalibrate(
         points = prob.flatten(2) if prob.ndim > 2 else prob.unsqueeze(-1)
     if leave_one_out and (points.shape[0] != key_prob.shape[0] or points.shape[2] != key_prob.shape[1]):
         raise ValueError(
-            f"leave_one_out needs as many points as keys, point j being key j; got prob {describe(prob)} for "
-            f"{key_prob.shape[1]} keys: pass points (n, C) for shared keys"
+            "leave_one_out needs as many points as keys, because point j is key j; got prob "
+            f"{describe(prob)} for {key_prob.shape[1]} keys: pass points (n, C) for shared keys"
         )
     mean = kernel_mean(
         points,
@@ -104,17 +104,17 @@ def kde_recalibrate(
 
 
 def _flat_region(prob: Tensor, region: Tensor, points: Tensor) -> Tensor:
-    wanted = prob.shape[:1] + prob.shape[2:]
-    if region.dtype != torch.bool or region.shape != wanted or region.device != prob.device:
+    expected = prob.shape[:1] + prob.shape[2:]
+    if region.dtype != torch.bool or region.shape != expected or region.device != prob.device:
         raise ValueError(
-            f"region must be bool {tuple(wanted)} on {prob.device}, one flag a point of prob; "
+            f"region must be bool {tuple(expected)} on {prob.device}, one flag per point of prob; "
             f"got {describe(region)} on {region.device}"
         )
     return region.reshape(points.shape[0], points.shape[2])
 
 
 def check_distribution(name: str, prob: Tensor) -> None:
-    """Raise unless `prob` (N, C, *space) has two classes or more and, if readable, sums to one over them."""
+    """Raise unless `prob` (N, C, *space) has two or more classes and, if readable, sums to one over them."""
     if not isinstance(prob, Tensor) or not prob.is_floating_point() or prob.ndim < 2:
         raise ValueError(
             f"{name} must be a float tensor with a class axis, (N, C, *space); got {describe(prob)}"
@@ -145,28 +145,28 @@ def _check_sums(name: str, prob: Tensor, dim: int) -> None:
 
 def _check_bandwidth(bandwidth: float) -> None:
     if not (bandwidth > 0 and math.isfinite(bandwidth)):
-        raise ValueError(f"bandwidth must be above 0 and finite; got {bandwidth}: choose_bandwidth finds one")
+        raise ValueError(f"bandwidth must be above 0 and finite; got {bandwidth}: try choose_bandwidth")
 
 
 def _checked_keys(
     prob: Tensor, key_prob: Tensor, key_target: Tensor, key_weight: Tensor | None, *, sums: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """Probabilities and soft labels of the keys, checked; those without a weight hold equal probabilities."""
+    """Checked probabilities and soft labels of the keys; equal probabilities where the weight is 0."""
     num_classes = prob.shape[1]
-    came = f"got key_prob {describe(key_prob)} for prob {describe(prob)}"
+    got = f"got key_prob {describe(key_prob)} for prob {describe(prob)}"
     if not isinstance(key_prob, Tensor) or not key_prob.is_floating_point() or key_prob.ndim not in (2, 3):
-        raise ValueError(f"key_prob must be floats (K, C), or (N, K, C) for keys per image; {came}")
+        raise ValueError(f"key_prob must be floats (K, C), or (N, K, C) for keys per image; {got}")
     if key_prob.shape[-1] != num_classes or (key_prob.ndim == 3 and key_prob.shape[0] != prob.shape[0]):
         raise ValueError(
-            f"key_prob must have the classes, and per image the images, of prob (N, C, *space); {came}"
+            f"key_prob must have the classes of prob (N, C, *space), and if per image its images; {got}"
         )
     if key_prob.numel() == 0:
-        raise ValueError(f"there are no keys; {came}")
+        raise ValueError(f"key_prob needs at least one key; {got}")
     if key_prob.device != prob.device or key_target.device != prob.device:
         raise ValueError(f"prob, key_prob and key_target must be on one device; prob is on {prob.device}")
     shape = tuple(key_prob.shape[:-1])
     if key_weight is not None and tuple(key_weight.shape) != shape:
-        raise ValueError(f"key_weight must be one number a key, {shape}; got {describe(key_weight)}")
+        raise ValueError(f"key_weight must be one number per key, {shape}; got {describe(key_weight)}")
     if key_weight is not None and values_are_readable(key_weight) and not bool((key_weight >= 0).all()):
         raise ValueError(f"key_weight must be 0 or more; got a minimum of {float(key_weight.min()):.4g}")
     if key_target.is_floating_point() and key_target.shape != key_prob.shape:
@@ -181,13 +181,13 @@ def _checked_keys(
         key_target if key_target.is_floating_point() else _one_hot_keys(key_target, key_weight, num_classes)
     )
     if key_weight is not None:
-        # whatever stands where there is no key, NaN included, must not reach a sum
+        # the values of a key that is not real, such as NaN, must not reach a sum
         real = (key_weight > 0).unsqueeze(-1)
-        key_prob, label = (torch.where(real, side, 1 / num_classes) for side in (key_prob, label))
-    for name, side in (("key_prob", key_prob), ("key_target", label)):
-        check_unit_range(name, side)
-        if sums and side.is_floating_point():
-            _check_sums(name, side, dim=-1)
+        key_prob, label = (torch.where(real, part, 1 / num_classes) for part in (key_prob, label))
+    for name, part in (("key_prob", key_prob), ("key_target", label)):
+        check_unit_range(name, part)
+        if sums and part.is_floating_point():
+            _check_sums(name, part, dim=-1)
     return key_prob, label
 
 
@@ -212,14 +212,14 @@ def choose_bandwidth(
     num_points: int = 2048,
     generator: torch.Generator | None = None,
 ) -> BandwidthChoice:
-    """The bandwidth under which left-out points are likeliest, with the table of all that were tried.
+    """The bandwidth with the highest leave-one-out likelihood, and the likelihoods of all that were tried.
 
-    likelihood "label" is the mean of Σ_c y_jc log E[y_c | f_j] with point j left out: what recalibration is
-    for. "density" is the mean log density of the points f_j themselves (Popordanoska et al. 2022), which
-    prefers ever smaller bandwidths where many probabilities coincide, as those of a confident network do.
+    likelihood "label" is the mean of Σ_c y_jc log E[y_c | f_j] with point j left out, the aim of
+    recalibration. "density" is the mean log density of the points f_j (Popordanoska et al. 2022); it prefers
+    ever smaller bandwidths where many probabilities are equal, as those of a confident network are.
 
-    Of more voxels than `num_points`, that many are drawn by `sample_keys` and weighted to stand for all. A
-    label estimated as 0 counts as 1e-7. Time num_points² x bandwidths, memory a chunk. Reads values.
+    If there are more than `num_points` voxels, `sample_keys` draws that many, with weights. A label estimated
+    as 0 counts as 1e-7. Time num_points² x bandwidths, memory one chunk. Reads values.
 
     >>> prob = torch.rand(500, 1, generator=torch.Generator().manual_seed(0)) * torch.tensor([[1.0, -1.0]])
     >>> prob = prob + torch.tensor([[0.0, 1.0]])
@@ -237,7 +237,7 @@ def choose_bandwidth(
         points, label, weight = points[counted], label[counted], torch.ones_like(points[counted][:, 0])
     else:
         keys = sample_keys(target, num_points, valid=valid, generator=generator)
-        points, label = (take_keys(side, keys)[keys.mask] for side in (prob.detach(), target))
+        points, label = (take_keys(voxels, keys)[keys.mask] for voxels in (prob.detach(), target))
         label = label if label.is_floating_point() else one_hot(label, prob.shape[1]).to(prob.dtype)
         weight = keys.weight[keys.mask]
     return choose_bandwidth_of_points(points, label, weight, bandwidths=bandwidths, likelihood=likelihood)
@@ -252,7 +252,7 @@ def choose_bandwidth_of_points(
     bandwidths: Sequence[float] = DEFAULT_BANDWIDTHS,
     likelihood: Likelihood = "label",
 ) -> BandwidthChoice:
-    """`choose_bandwidth` of checked points, each with a soft label and a weight; two points at least."""
+    """`choose_bandwidth` of checked points, each with a soft label and a weight; at least two points."""
     if len(prob) < 2:
         raise ValueError(f"leave-one-out needs two points or more; got {len(prob)} valid")
     prob = prob.double().clamp(min=MIN_PROB)
@@ -295,14 +295,14 @@ def kde_calibration_error(
 ) -> Float[Tensor, ""]:
     """Calibration error, 0 if E[y | f] = f: the mean over valid voxels of |E[y | f] - f|^p, p = 1 or 2.
 
-    kind "canonical" sums over the classes of the whole probability vector; "marginal" is the mean over
-    classes of each class against the rest, and also takes channels of a sigmoid network; "top_label" is the
-    confidence of the argmax against its being right (for a soft target: its share).
-    E[y | f] comes from the keys as in `kde_recalibrate`, (K, C); without keys from all other valid voxels,
-    leave-one-out, in time quadratic in the voxels. The estimator of Popordanoska et al. (NeurIPS 2022), which
-    sums marginal errors over classes. p = 2 is the squared error: no root, no correction of the bias by the
-    variance of E[y | f]. Differentiable in prob and key_prob; at least float32. No valid voxel: 0 (an error
-    on the CPU).
+    kind "canonical" sums over the classes of the probability vector. "marginal" is the mean over classes of
+    each class against the rest, and also takes channels of a sigmoid network. "top_label" compares the
+    confidence of the argmax with its being right (for a soft target: with its share).
+    E[y | f] comes from keys (K, C) as in `kde_recalibrate`; without keys from all other valid voxels,
+    leave-one-out, in time quadratic in the voxels. The estimator is that of Popordanoska et al. (NeurIPS
+    2022), who sum marginal errors over classes. p = 2 is the squared error, without a root and without a
+    correction of its bias. Differentiable in prob and key_prob; at least float32. Without a valid voxel: 0,
+    or a ValueError on the CPU.
 
     >>> prob = torch.tensor([[0.5, 0.5], [0.5, 0.5], [0.5, 0.5], [0.5, 0.5]])
     >>> kde_calibration_error(prob, torch.tensor([0, 0, 0, 0]), bandwidth=0.1)
@@ -320,7 +320,7 @@ def kde_calibration_error(
         key, key_label, key_weight = query, query_label, counted
     elif key_prob is None or key_target is None or key_prob.ndim != 2:
         raise ValueError(
-            "keys are given by key_prob (K, C) and key_target, both or neither; "
+            "keys need both key_prob (K, C) and key_target, or neither; "
             f"got {describe(key_prob)} and {describe(key_target)}"
         )
     else:
@@ -340,7 +340,7 @@ def kde_calibration_error(
 
 
 def _rows(prob: Tensor, target: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Points (n, C), their soft labels, and which count; equal probabilities where a voxel does not."""
+    """Points (n, C), their soft labels, and which count; the others have equal probabilities."""
     check_prediction(prob, "none")
     valid = check_target(prob, target, valid=valid)
     num_classes = prob.shape[1]
@@ -348,15 +348,15 @@ def _rows(prob: Tensor, target: Tensor, valid: Tensor | None) -> tuple[Tensor, T
     if values_are_readable(counted) and not bool(counted.any()):
         raise ValueError(f"there is no valid voxel in prob {describe(prob)}")
     soft = target if target.is_floating_point() else one_hot(target, num_classes)
-    rows = (torch.where(counted.unsqueeze(1), side, 1 / num_classes) for side in (prob, soft))
-    points, label = (side.movedim(1, -1).reshape(-1, num_classes) for side in rows)
+    rows = (torch.where(counted.unsqueeze(1), part, 1 / num_classes) for part in (prob, soft))
+    points, label = (part.movedim(1, -1).reshape(-1, num_classes) for part in rows)
     return points, label, counted.flatten()
 
 
 def _sub_problems(
     kind: Kind, prob: Float[Tensor, "n C"], label: Float[Tensor, "n C"]
 ) -> tuple[Tensor, Tensor]:
-    """Points (B, c, n) and labels (B, n, c) of the problems a kind poses: one of C classes, or B of two."""
+    """Points (B, c, n) and labels (B, n, c) of one problem with C classes, or of B with two classes each."""
     if kind == "canonical":
         return prob.t().unsqueeze(0), label.unsqueeze(0)
     if kind == "top_label":

@@ -1,10 +1,11 @@
 """Scores of predictions, tables of them, and tests of which method is better.
 
-    prob, target --scores, bins, density, raters, surfaces--> a number a case (and class)
-    batches, processes --accumulators--> case table --statistics--> comparison --tables--> something to read
+    prob, target --scores, bins, density, raters, surfaces--> one number per case (and class)
+    batches, processes --accumulators--> case table --statistics--> comparison --tables--> text
 
-Everything named here needs torch and numpy alone, except MONAI for distances, pyarrow for Parquet and rich
-for the terminal, when they are asked for. `metrics.accumulators` needs torchmetrics and is imported by name.
+`registry` lists all scores: name, function, direction, unit, meaning. `decision` makes masks and volumes.
+Everything exported here needs only torch and numpy, but distances need MONAI, Parquet files pyarrow, and
+tables in the terminal rich. `metrics.accumulators` needs torchmetrics and is not imported here.
 """
 
 from .agreement import rater_agreement_table

@@ -1,11 +1,11 @@
 """Metrics that collect over batches and processes, as torchmetrics `Metric` classes.
 
-CaseScores        per-case rows of any scores; those of all processes make the table of one, bit by bit
-CalibrationError  calibration over a whole dataset in a state of the size of the bins, merged exactly
+CaseScores        rows of the case table; several processes give the same bits as one
+CalibrationError  calibration over a dataset; its state has the size of the bins and is added exactly
 
-The rows travel as text in one byte tensor: case names have any length, a process may have seen no case, and
-a float's shortest decimal reads back as the same float. A case that a sampler repeats to fill up the last
-batch counts once. Needs the extra: pip install 'semidice[train]'.
+Processes exchange rows as text in a byte tensor: names of cases have any length, a process may have no case,
+and the shortest decimal of a float reads back as the same float. A case that a sampler repeats to fill the
+last batch counts once. Needs the extra: pip install 'semidice[train]'.
 """
 
 import json
@@ -30,12 +30,12 @@ except ImportError:
 
 
 class CaseScores(Metric):
-    """Rows of the case table for every case seen: `update` with batches, then `table()`.
+    """Rows of the case table for every case: `update` with batches, then `table()`.
 
-    scores: names of `SCORES`, or a mapping from names of your own to functions of a `ScoredBatch`, which also
-    is how options are set. class_names: one a channel of the prediction. `compute` gives each score's mean
-    over cases (over the foreground where it has classes), leaving out NaN; call it, like `table`, on every
-    process.
+    scores: names of `registry.SCORES`, or a mapping from your own names to functions of a `ScoredBatch`, for
+    example to set options. class_names: one per channel of the prediction. `compute` returns the mean of each
+    score over cases (and over the foreground if it has classes) without NaN. Call `compute` and `table` on
+    every process.
 
     >>> scores = CaseScores(["dice_score"], class_names=["lesion"], method="DML1")
     >>> scores.update(torch.tensor([[[0.9, 0.2]]]), torch.tensor([[[1.0, 0.0]]]), case=["a"])
@@ -52,11 +52,11 @@ class CaseScores(Metric):
         self, scores: Sequence[str] | Mapping[str, ScoreFunction], *, class_names: Sequence[str], method: str
     ) -> None:
         super().__init__()
-        # names are kept as names, so that the metric can be pickled
+        # names are stored instead of functions, so that the metric can be pickled
         self.own_scores = dict(scores) if isinstance(scores, Mapping) else {}
         unknown = [name for name in scores if name not in SCORES and name not in self.own_scores]
         if unknown:
-            raise ValueError(f"no score is called {', '.join(unknown)}; there are {', '.join(SCORES)}")
+            raise ValueError(f"there is no score {', '.join(unknown)}; there are {', '.join(SCORES)}")
         self.metrics, self.class_names, self.method = tuple(scores), tuple(class_names), method
         self.add_state("encoded", default=[], dist_reduce_fx="cat")
 
@@ -90,8 +90,8 @@ class CaseScores(Metric):
         for metric in self.metrics:
             score = self.own_scores.get(metric) or SCORES[metric].function
             for class_name, values in self._columns(score(batch)):
-                for name, person, value in zip(case, patient or case, values.tolist(), strict=True):
-                    rows.append(CaseRow(name, person, fold, self.method, class_name, metric, value))
+                for name, owner, value in zip(case, patient or case, values.tolist(), strict=True):
+                    rows.append(CaseRow(name, owner, fold, self.method, class_name, metric, value))
         self.encoded.append(_encode(rows, self.device))
 
     def compute(self) -> dict[str, Tensor]:
@@ -99,21 +99,20 @@ class CaseScores(Metric):
         table = _decode(self.encoded)
         means = {}
         for metric in self.metrics:
-            of_metric = table.select(metric=metric)
-            classes = ("mean", "all") if len(of_metric) else ()
-            for class_name in classes:
-                values = torch.from_numpy(of_metric.select(class_name=class_name).columns["value"])
+            for class_name in ("mean", "all"):
+                rows = table.select(metric=metric, class_name=class_name)
+                values = torch.from_numpy(rows.columns["value"])
                 if len(values):
                     means[metric] = values.nanmean()
         return means
 
     def table(self) -> CaseTable:
-        """The rows of all processes, sorted: the same table however many there were."""
+        """The sorted rows of all processes; the number of processes does not change them."""
         with self.sync_context(dist_sync_fn=self.dist_sync_fn):
             return _decode(self.encoded).sorted()
 
     def sync(self, *arguments: Any, **options: Any) -> None:
-        # a process without a case must still send bytes, or the others wait for it in vain
+        # a process without a case must also send a tensor, because the others wait for it
         if not self.encoded:
             self.encoded.append(_encode([], self.device))
         super().sync(*arguments, **options)
@@ -152,9 +151,9 @@ class CalibrationError(Metric):
         self.confidence: Confidence = confidence
         self.num_classes, self.num_bins = num_classes, num_bins
         self.binning: Binning = binning
-        # a prediction of one voxel has the shapes of every other
-        one = torch.full((1, num_classes), 1 / num_classes)
-        bins = self._bins_of(one, one, valid=torch.zeros(1, dtype=torch.bool))
+        # bins of one voxel that does not count have the right shape and are 0
+        voxel = torch.full((1, num_classes), 1 / num_classes)
+        bins = self._bins_of(voxel, voxel, valid=torch.zeros(1, dtype=torch.bool))
         self.add_state("sums", default=_stack(bins), dist_reduce_fx="sum")
 
     def update(
@@ -166,7 +165,7 @@ class CalibrationError(Metric):
         self.sums += _stack(self._bins_of(prob, target, valid=valid, ignore_index=ignore_index))
 
     def compute(self) -> Tensor:
-        """The error of all processes' voxels: one number, or one a class if classwise."""
+        """The error over the voxels of all processes: one number, or one per class if classwise."""
         return self._bins().error()
 
     def bins(self) -> CalibrationBins:
@@ -195,13 +194,13 @@ def _stack(bins: CalibrationBins) -> Tensor:
 
 
 def _encode(rows: Sequence[CaseRow], device: torch.device) -> Tensor:
-    """One JSON list a line, in bytes; Python writes floats so that they read back as they were."""
+    """The rows as bytes, one JSON list per line."""
     text = "".join(json.dumps(row) + "\n" for row in rows)
     return torch.tensor(list(text.encode()), dtype=torch.uint8, device=device)
 
 
 def _decode(encoded: Tensor | Sequence[Tensor]) -> CaseTable:
-    """The table of encoded rows; a row that comes twice counts once, if it says the same."""
+    """The table of encoded rows; a row that occurs twice must be equal, and counts once."""
     parts = [encoded] if isinstance(encoded, Tensor) else encoded
     seen: dict[tuple[str, ...], CaseRow] = {}
     for part in parts:
@@ -213,5 +212,7 @@ def _decode(encoded: Tensor | Sequence[Tensor]) -> CaseTable:
                 row.value == other.value or (math.isnan(row.value) and math.isnan(other.value))
             )
             if not same:
-                raise ValueError(f"case {row.case} was scored twice, and differently: {other} and {row}")
+                raise ValueError(
+                    f"case {row.case} was scored twice with different results: {other} and {row}"
+                )
     return CaseTable.from_rows(seen.values())

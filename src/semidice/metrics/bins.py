@@ -1,16 +1,16 @@
-"""Calibration error by bins, from counts that merge exactly over slabs, cases, batches and processes.
+"""Calibration error by bins, from counts that can be added exactly over slabs, cases, batches and processes.
 
     ECE = sum over bins of |sum of accuracy - sum of confidence| / number of voxels
 
-top_class  confidence of the most probable class (one channel: max(x, 1 - x)); accuracy is whether the
-           reference has that class, or against a soft reference the probability it gives that class
-classwise  confidence x_c of each class on its own, against y_c: one error a class (Kull et al., 2019)
+top_class  confidence of the most probable class (one channel: max(x, 1 - x)); accuracy is 1 if the reference
+           has that class, or for a soft reference the probability of that class
+classwise  confidence x_c of each class against y_c: one error per class (Kull et al., 2019)
 
-Equal-width bins are [k/B, (k+1)/B), the last one closed: confidence 1 is in it. Equal-mass bins are cut from
-5891 fixed cells that are fine near 0 and 1, where networks put nearly all voxels; what a cell sums is exact,
-only the cuts are rounded to cells, and `CalibrationBins.cut_bound` says what that can change.
-All sums are integers in units of 2^-26 voxel: their order cannot change a bit, up to 10^11 voxels.
-Left out: the kernel estimate of the same error (`calibration`).
+Equal-width bins are [k/B, (k+1)/B); the last one includes confidence 1. Equal-mass bins are made of 5891
+fixed cells, which are fine near 0 and 1, where networks put nearly all voxels. The sums of a cell are exact;
+only the edges of bins are rounded to cells, and `CalibrationBins.cut_bound` bounds the effect.
+All sums are integers in units of 2^-26 voxel: up to 10^11 voxels, their order does not change a bit.
+Left out: the kernel estimate of the same error (`density`).
 """
 
 from collections.abc import Iterator
@@ -29,10 +29,10 @@ Binning = Literal["equal_width", "equal_mass"]
 Confidence = Literal["top_class", "classwise"]
 
 _UNIT = 1 << 26
-# 0.7 in float32 is below 0.7: a confidence this close under an edge (1.2e-7) belongs above it in every dtype
+# 0.7 in float32 is below 0.7: a confidence within 1.2e-7 below an edge counts as above it in every dtype
 _EDGE_SLACK = 8
-# Equal-mass cells: 128 an octave of the distance to the nearer end of [0, 1], down to 2^-24, the least
-# distance of a float32 to 1; exactly 0 and exactly 1 are cells of their own.
+# Equal-mass cells: 128 for each factor of two in the distance to the nearer end of [0, 1], down to 2^-24, the
+# smallest distance of a float32 to 1; exactly 0 and exactly 1 each have their own cell.
 _MANTISSA_BITS = 7
 _SMALLEST = (127 - 24) << _MANTISSA_BITS
 _NUM_CELLS = 2 * (1 + (23 << _MANTISSA_BITS)) + 1
@@ -57,10 +57,10 @@ class BinMeans(NamedTuple):
 
 @dataclass(frozen=True)
 class CalibrationBins:
-    """Voxels, confidence and accuracy summed in each bin (equal mass: cell); `+` merges two exactly.
+    """Number of voxels, confidence and accuracy summed in each bin (equal mass: cell); `+` adds exactly.
 
-    Leading axes: cases, then classes if classwise; none for a whole dataset. count is voxels, confidence and
-    accuracy are in units of 2^-26 voxel. The size does not depend on the number of voxels.
+    Leading axes: cases, then classes if classwise; none for a dataset. confidence and accuracy are in units
+    of 2^-26 voxel. The size does not depend on the number of voxels.
     """
 
     count: Int64[Tensor, "*lead cells"]
@@ -93,7 +93,7 @@ class CalibrationBins:
         return (accuracy - confidence).abs().sum(-1).double() / _UNIT / count.sum(-1)
 
     def means(self) -> BinMeans:
-        """What a reliability diagram draws."""
+        """The values of a reliability diagram."""
         count, confidence, accuracy = self._binned()
         return BinMeans(
             count.double() / count.sum(-1, keepdim=True),
@@ -102,21 +102,21 @@ class CalibrationBins:
         )
 
     def cut_bound(self) -> Float[Tensor, "*lead"]:
-        """The most by which `error` can differ from equal-mass bins cut between any two distinct confidences.
+        """Upper bound of the difference between `error` and the error of exact equal-mass bins.
 
-        A voxel of gap g = accuracy - confidence can be in another bin only if its cell contains a cut, and by
-        moving changes the sum in the error by at most 2|g|. In a cell, sum |g| is at most sum (a + c), and at
-        most sum (1 - a) + (1 - c). 0 for equal-width bins, which are exact.
+        A voxel with gap g = accuracy - confidence can be in another bin only if its cell contains an edge;
+        then it changes the sum in the error by at most 2|g|. In a cell, sum |g| is at most sum (a + c), and
+        at most sum (1 - a) + (1 - c). The bound is 0 for equal-width bins, which are exact.
         """
         total = self.count.sum(-1)
         if self.binning == "equal_width":
             return torch.zeros_like(total, dtype=torch.float64)
         after = self.count.cumsum(-1)
-        # the number of the bin in which a cell's first voxel is, and its last
+        # the bins of the first and the last voxel of each cell
         first = (after - self.count) * self.num_bins // total.clamp_min(1).unsqueeze(-1)
         last = (after - 1).clamp_min(0) * self.num_bins // total.clamp_min(1).unsqueeze(-1)
         cut = (self.count > 0) & (first != last)
-        # the cells of exactly 0 and exactly 1 hold one distinct confidence: they are never cut
+        # all voxels in the cells of exactly 0 and exactly 1 have the same confidence: they are never cut
         cut[..., 0], cut[..., -1] = False, False
         both = self.accuracy + self.confidence
         gaps = torch.minimum(both, 2 * self.count * _UNIT - both)
@@ -125,7 +125,7 @@ class CalibrationBins:
     def _binned(self) -> tuple[Tensor, Tensor, Tensor]:
         if self.binning == "equal_width":
             return self.count, self.confidence, self.accuracy
-        # a cell belongs to the bin that holds the middle of its voxels in order of confidence
+        # a cell belongs to the bin of its middle voxel in the order of confidence
         doubled_middle = 2 * self.count.cumsum(-1) - self.count
         total = self.count.sum(-1, keepdim=True).clamp_min(1)
         bin_of_cell = (doubled_middle * self.num_bins // (2 * total)).clamp_max(self.num_bins - 1)
@@ -148,11 +148,11 @@ def calibration_bins(
     valid: Tensor | None = None,
     ignore_index: int | None = None,
 ) -> CalibrationBins:
-    """Bins of each case (N, ...), or with per_case=False of all cases together; see the module's docstring.
+    """Bins of each case (N, ...), or with per_case=False of all cases together; see the module docstring.
 
-    The reference is hard (class indices, or 0 and 1) or soft; a soft reference that is the mean of raters
-    gives the mean over raters of what each alone would give. One sigmoid channel counts as two classes;
-    several sigmoid channels have no top class and are scored one by one. Memory: a few MB beside the bins.
+    The target is hard (class indices, or 0 and 1) or soft. The mean of several raters as target gives the
+    mean of the bins against each rater. One sigmoid channel counts as two classes; several sigmoid channels
+    have no top class, so score them one by one. Memory: a few MB and the bins.
 
     >>> bins = calibration_bins(torch.tensor([[[0.95, 1.0, 0.3]]]), torch.tensor([[[1.0, 0.0, 0.0]]]))
     >>> bins.count[0].tolist(), round(float(bins.error()), 4)
@@ -200,7 +200,7 @@ def calibration_error(prob: Tensor, target: Tensor, **options: Unpack[BinOptions
 def classwise_calibration_error(
     prob: Tensor, target: Tensor, **options: Unpack[BinOptions]
 ) -> Float[Tensor, "N C"]:
-    """Calibration error of each class on its own, per case and class; one channel: of the foreground.
+    """Calibration error of each class against the rest, per case and class; one channel is the foreground.
 
     >>> prob, target = torch.tensor([[[0.1, 0.1]]]), torch.tensor([[[1.0, 0.0]]])
     >>> round(float(classwise_calibration_error(prob, target)), 4)
@@ -232,14 +232,14 @@ def _confidence_and_accuracy(slab: Slab, confidence: Confidence) -> Iterator[tup
 
 
 def _in_units(part: Tensor) -> Tensor:
-    # cut off, not rounded: torch's round wakes threads even for a slab, and a unit is 1.5e-8
+    # truncated, not rounded: torch.round starts threads even for a slab, and a unit is only 1.5e-8
     return (part * _UNIT).long()
 
 
 def _mass_cell(sure: Tensor) -> Tensor:
-    """Number of the equal-mass cell of each confidence, increasing with it.
+    """The equal-mass cell of each confidence; a higher confidence never has a lower cell.
 
-    Read off the bits of the distance to the nearer end: a logarithm would depend on the device's last bit.
+    It comes from the bits of the distance to the nearer end: a logarithm may differ between devices.
     """
     sure = sure.float()
     below_half = sure < 0.5

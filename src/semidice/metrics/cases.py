@@ -1,16 +1,16 @@
-"""The case table: one score a row, from which every comparison, table and figure is made.
+"""The case table: one score per row; every comparison, table and figure is made from it.
 
     column    type     meaning
     case      string   one image or volume; unique within its dataset
-    patient   string   the same for all cases of one person; the case's own name where nothing is known
-    fold      integer  validation fold of the case, 0, 1, ...; -1 where there are no folds
+    patient   string   the same for all cases of one person; the name of the case if the person is not known
+    fold      integer  validation fold of the case, 0, 1, ...; -1 without folds
     method    string   what produced the prediction (a recipe, a rater)
-    class     string   a class's name; "mean" over the foreground classes; "all" for scores without a class
-    metric    string   name of the function that made the score, such as dice_score
+    class     string   name of a class; "mean" over the foreground classes; "all" for scores without a class
+    metric    string   name of the score, such as dice_score
     value     float64  the score; NaN where it is not defined
 
-(case, method, class, metric) is unique, a case has one patient, and one fold a method. Stored as Parquet or
-CSV, by the file's name; a CSV keeps every bit of a value. Left out: how scores are made, and aggregation.
+(case, method, class, metric) is unique; a case has one patient, and one fold per method. The suffix of a
+file, .parquet or .csv, tells its format; both keep every bit of a value. Left out: computing scores.
 """
 
 import csv
@@ -33,7 +33,7 @@ Missing = Literal["error", "drop"]
 
 
 class CaseRow(NamedTuple):
-    """One row of the table; `class_name` is the column `class`, which is no name in Python."""
+    """One row of the table; `class_name` is the column `class`, which cannot be a name in Python."""
 
     case: str
     patient: str
@@ -45,7 +45,7 @@ class CaseRow(NamedTuple):
 
 
 class PairedScores(NamedTuple):
-    """Scores of one metric and class with a row a case and a column a method, and no gap."""
+    """Scores of one metric and class, one row per case and one column per method, without gaps."""
 
     metric: str
     class_name: str
@@ -54,13 +54,13 @@ class PairedScores(NamedTuple):
     methods: tuple[str, ...]
     # float64 (cases, methods)
     values: np.ndarray
-    # cases that were left out because a method has no score of them
+    # cases left out because a method has no score for them
     num_dropped: int
 
 
 @dataclass(frozen=True, eq=False)
 class CaseTable:
-    """Columns of equal length, checked when made: a ValueError names the first row that breaks the schema."""
+    """Columns of equal length, checked at construction: a ValueError names the first row that is wrong."""
 
     columns: dict[str, np.ndarray]
 
@@ -107,7 +107,7 @@ class CaseTable:
         return CaseTable({name: column[keep] for name, column in self.columns.items()})
 
     def sorted(self) -> "CaseTable":
-        """The rows by metric, class, method and case: the same table whatever order it was made in."""
+        """The rows sorted by metric, class, method and case."""
         order = np.lexsort([self.columns[name] for name in ("case", "method", "class", "metric")])
         return CaseTable({name: column[order] for name, column in self.columns.items()})
 
@@ -119,10 +119,10 @@ class CaseTable:
         methods: Sequence[str] | None = None,
         missing: Missing = "error",
     ) -> PairedScores:
-        """Scores of one metric, a row a case (sorted) and a column a method, for paired statistics.
+        """Scores of one metric, one row per case (sorted) and one column per method, for paired statistics.
 
-        class_name: "mean" where the metric has it, else "all", unless named. missing: a case that lacks a
-        score of a method, or has NaN there, is an error, or dropped for every method.
+        class_name: by default "mean" if the metric has it, else "all". missing: a case without a score of
+        every method, or with NaN, is an error, or is dropped for all methods.
         """
         table = self.select(metric=metric)
         classes = _in_order(table.columns["class"])
@@ -142,7 +142,7 @@ class CaseTable:
 
 
 def concatenate(tables: Iterable[CaseTable]) -> CaseTable:
-    """One table of the rows of all; a score that comes twice is an error."""
+    """One table with the rows of all tables; a score that occurs twice is an error."""
     tables = list(tables)
     if not tables:
         raise ValueError("concatenate needs at least one case table; got none")
@@ -150,20 +150,20 @@ def concatenate(tables: Iterable[CaseTable]) -> CaseTable:
 
 
 def check_columns(columns: dict[str, np.ndarray], source: str = "case table") -> None:
-    """Raise unless the columns keep the schema; `source` names them in the message."""
+    """Raise unless the columns follow the schema; `source` is their name in the message."""
     if tuple(columns) != COLUMNS:
         missing = [name for name in COLUMNS if name not in columns]
         unknown = [name for name in columns if name not in COLUMNS]
-        what = f"lacks {', '.join(missing)}" if missing else f"has {', '.join(unknown) or 'another order'}"
-        raise ValueError(f"{source} must have the columns {', '.join(COLUMNS)} in this order; it {what}")
+        problem = f"lacks {', '.join(missing)}" if missing else f"has {', '.join(unknown) or 'another order'}"
+        raise ValueError(f"{source} must have the columns {', '.join(COLUMNS)} in this order; it {problem}")
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
         raise ValueError(f"{source} has columns of different lengths: {lengths}")
     for name, column in columns.items():
-        wanted = _DTYPES.get(name)
-        if column.dtype.kind != "U" if wanted is None else column.dtype != wanted:
-            raise ValueError(f"{source}: column {name} must be {wanted or 'strings'}; got {column.dtype}")
-        if wanted is None and (column == "").any():
+        dtype = _DTYPES.get(name)
+        if column.dtype.kind != "U" if dtype is None else column.dtype != dtype:
+            raise ValueError(f"{source}: column {name} must be {dtype or 'strings'}; got {column.dtype}")
+        if dtype is None and (column == "").any():
             raise ValueError(f"{source}: column {name} is empty in row {int((column == '').argmax())}")
     _check_consistent(columns, source)
 
@@ -190,7 +190,7 @@ def _check_consistent(columns: dict[str, np.ndarray], source: str) -> None:
 
 
 def _codes(columns: Sequence[np.ndarray]) -> np.ndarray:
-    """One integer a row, equal where the rows agree in every column."""
+    """One integer per row; two rows have the same integer if they are equal in every column."""
     codes = np.zeros(len(columns[0]), dtype=np.int64)
     for column in columns:
         names, inverse = np.unique(column, return_inverse=True)
@@ -215,20 +215,20 @@ def _pair(
             f"cases, first for case {cases[case]} and method {methods[column]}: score it, or pass "
             "missing='drop' to leave such cases out for every method"
         )
-    whole = ~gaps.any(1)
+    complete = ~gaps.any(1)
     return PairedScores(
         metric,
         class_name,
-        tuple(cases[whole].tolist()),
-        tuple(columns["patient"][first][whole].tolist()),
+        tuple(cases[complete].tolist()),
+        tuple(columns["patient"][first][complete].tolist()),
         methods,
-        values[whole],
-        int((~whole).sum()),
+        values[complete],
+        int((~complete).sum()),
     )
 
 
 def write_cases(table: CaseTable, path: str | Path) -> None:
-    """Write the table, sorted, to a .parquet or .csv file; the name appears once the file is whole."""
+    """Write the sorted table to a .parquet or .csv file, which appears only when it is complete."""
     path = Path(path)
     suffix = _suffix(path)
     with atomic_write(path) as temp_path:
@@ -246,7 +246,7 @@ def write_cases(table: CaseTable, path: str | Path) -> None:
 
 
 def read_cases(path: str | Path) -> CaseTable:
-    """The table in a .parquet or .csv file; a ValueError names the file, and the line of what is wrong."""
+    """The table in a .parquet or .csv file; a ValueError names the file and the line of an error."""
     path = Path(path)
     if _suffix(path) == ".csv":
         columns = _read_csv(path)
@@ -255,14 +255,14 @@ def read_cases(path: str | Path) -> CaseTable:
         try:
             arrow = parquet.read_table(path)
         except pyarrow.ArrowException as error:
-            raise ValueError(f"{path} is no Parquet file, or not a whole one: {error}") from error
+            raise ValueError(f"{path} is not a Parquet file, or is damaged: {error}") from error
         version = (arrow.schema.metadata or {}).get(b"semidice_case_table", b"").decode()
         if version not in ("", SCHEMA_VERSION):
             raise ValueError(
-                f"{path} is a case table of version {version}; this semidice reads {SCHEMA_VERSION}"
+                f"{path} is a case table of version {version}; this semidice reads version {SCHEMA_VERSION}"
             )
         if any(arrow.column(name).null_count for name in arrow.column_names):
-            raise ValueError(f"{path} has empty cells; write NaN for a score that is not defined")
+            raise ValueError(f"{path} has empty cells: write NaN for a score that is not defined")
         columns = {name: _column(name, arrow.column(name).to_pylist()) for name in arrow.column_names}
     check_columns(columns, str(path))
     return CaseTable(columns)
@@ -294,10 +294,7 @@ def _read_csv(path: Path) -> dict[str, np.ndarray]:
 
 
 def _column(name: str, values: Sequence[Any]) -> np.ndarray:
-    wanted = _DTYPES.get(name)
-    if wanted is not None:
-        return np.array(values, dtype=wanted)
-    return np.array(values, dtype=np.str_)
+    return np.array(values, dtype=_DTYPES.get(name, np.dtype(np.str_)))
 
 
 def _in_order(column: np.ndarray) -> tuple[str, ...]:

@@ -1,9 +1,9 @@
 """Calibration error of each case by a kernel density estimate on key points, in bounded time.
 
-A case's valid voxels are split at random in two halves. Key points of one half (class-balanced, weighted
-back to the frequencies of the classes, `keypoints.sample_keys`) say what label to expect at a probability;
-points of the other, drawn uniformly, are where the error is taken. So no voxel vouches for itself, and the
-cost is num_points x num_keys whatever the size of the case. Left out: the estimator itself (`calibration`).
+The valid voxels of a case are split at random in two halves. Key points of one half (balanced over classes,
+and weighted, `keypoints.sample_keys`) estimate the label to expect at a probability. The error is the mean
+over points of the other half, drawn uniformly. So no voxel is used to judge itself, and the cost is
+num_points x num_keys for a case of any size. Left out: the estimator (`calibration.recalibration`).
 """
 
 import torch
@@ -15,7 +15,7 @@ from ..calibration.recalibration import Kind
 from ..calibration.recalibration import kde_calibration_error as error_of_points
 from .checks import check_scored
 
-# of a larger case, this many voxels are drawn first: sorting all of a volume would take seconds and gigabytes
+# a larger case is first reduced to this many voxels: sorting a volume would take seconds and gigabytes
 MAX_VOXELS = 1 << 20
 
 
@@ -34,8 +34,8 @@ def kde_calibration_error(
 ) -> Float[Tensor, " N"]:
     """Kernel estimate of each case's calibration error, against a hard or soft reference; lower is better.
 
-    kind, p and bandwidth as in `calibration.kde_calibration_error`; errors at different bandwidths do not
-    compare. The same seed gives a case the same points in any batch. A case with fewer than two valid voxels
+    kind, p and bandwidth as in `calibration.kde_calibration_error`; errors at different bandwidths cannot be
+    compared. The same seed gives a case the same points in any batch. A case with fewer than two valid voxels
     has NaN.
 
     >>> prob, target = torch.full((1, 1, 400), 0.8), torch.ones(1, 1, 400)
@@ -51,8 +51,8 @@ def kde_calibration_error(
             errors.append(torch.full((), torch.nan, device=prob.device))
             continue
         key_half, point_half = voxels.tensor_split(2)
-        # the case as a row of its key voxels, which is all that sample_keys looks at
-        key_prob, key_target = (_at(side[case], key_half).unsqueeze(0) for side in (prob, target))
+        # sample_keys draws from the key voxels of this case only
+        key_prob, key_target = (_at(voxels_of[case], key_half).unsqueeze(0) for voxels_of in (prob, target))
         keys = sample_keys(key_target, num_keys, generator=generator)
         points = point_half[:num_points]
         errors.append(
@@ -71,7 +71,7 @@ def kde_calibration_error(
 
 
 def _drawn_voxels(prob: Tensor, valid: Tensor | None, generator: torch.Generator) -> Tensor:
-    """Numbers of a case's valid voxels in random order; of a volume, of about a million drawn from it."""
+    """Indices of the valid voxels of a case in random order; about a million drawn from a larger case."""
     num_voxels, device = prob[0].numel(), prob.device
     if num_voxels > MAX_VOXELS:
         voxels = torch.randint(num_voxels, (MAX_VOXELS,), generator=generator, device=device)
@@ -83,9 +83,9 @@ def _drawn_voxels(prob: Tensor, valid: Tensor | None, generator: torch.Generator
     return voxels[torch.randperm(len(voxels), generator=generator, device=device)]
 
 
-def _at(side: Tensor, voxels: Tensor) -> Tensor:
-    """(C, n) of one case's floats (C, *space) at some voxels, one channel as two; (n,) of class indices."""
-    if not side.is_floating_point():
-        return side.flatten()[voxels]
-    taken = side.reshape(len(side), -1)[:, voxels]
-    return torch.cat([1 - taken, taken]) if len(side) == 1 else taken
+def _at(values: Tensor, voxels: Tensor) -> Tensor:
+    """Values at some voxels: (n,) of class indices, (C, n) of floats (C, *space); one channel becomes two."""
+    if not values.is_floating_point():
+        return values.flatten()[voxels]
+    taken = values.reshape(len(values), -1)[:, voxels]
+    return torch.cat([1 - taken, taken]) if len(values) == 1 else taken

@@ -1,16 +1,16 @@
 """Paired bootstrap and permutation test of mean differences over cases, for many columns at once.
 
-Of each column of per-case differences, d is the mean. Resample k draws the cases, or groups of cases such as
-those of a patient, with replacement; all columns share the draw, so one product of counts and differences
-serves them all. With d_k and its standard error s_k in the resample, d and s in the data:
+d is the mean of a column of per-case differences. Resample k draws cases, or groups of cases such as those of
+a patient, with replacement. All columns share the draw, so one product of counts and differences serves them
+all. With d and its standard error s in the data, d_k and s_k in the resample:
 
     studentised   p = share of |d_k - d| / s_k >= |d| / s;  interval d -+ q s, q their 95 % quantile
     percentile    p = twice the smaller share of d_k < 0 and d_k > 0;  2.5 and 97.5 % quantiles of d_k
-    bca           the percentile ones corrected for bias and skewness (Efron, 1987)
+    bca           the percentile interval corrected for bias and skewness (Efron, 1987)
 
-In each, the interval leaves out 0 where p < 0.05. The default is studentised because it alone does not call
-differences real too often with few cases (docs/metrics.md has the simulation); where a few failures make up
-nearly all of the differences it is cautious, and the permutation test is the sharper one.
+In each, the interval excludes 0 where p < 0.05. The default is studentised, because only it keeps its level
+with few cases (docs/metrics.md has the simulation). Where a few failures make up nearly all of the
+differences it is cautious, and the permutation test has more power.
 Left out: which columns to compare (`statistics`).
 """
 
@@ -29,7 +29,7 @@ _CHUNK = 1 << 20
 
 
 class Estimate(NamedTuple):
-    """An estimate, its interval, and the two-sided p-value of its being 0; one entry a column."""
+    """An estimate, its interval, and the two-sided p-value of the hypothesis 0; one entry per column."""
 
     value: np.ndarray
     low: np.ndarray
@@ -48,9 +48,9 @@ def paired_bootstrap(
 ) -> Estimate:
     """Mean of each column of per-case differences (cases, columns), its interval and its p-value.
 
-    groups: one name a case; cases of one group are drawn together. p is at least 1 / (num_resamples + 1), and
-    at least 2^(1 - n) for n cases or groups, the least that flipping n signs can show: with five or fewer,
-    nothing is significant at 0.05. A column of equal differences has p 1 if they are 0.
+    groups: one name per case; cases of one group are drawn together. p is at least 1 / (num_resamples + 1),
+    and at least 2^(1 - n) for n cases or groups, the smallest p of a sign test: with five or fewer, nothing
+    is significant at 0.05. A column of zeros has p 1.
 
     >>> estimate = paired_bootstrap(np.array([[0.1], [0.3], [0.2], [0.2], [0.1], [0.3], [0.2]]))
     >>> round(float(estimate.value[0]), 3), bool(estimate.p[0] < 0.05)
@@ -69,7 +69,7 @@ def paired_bootstrap(
         plain = np.zeros_like(value), np.zeros_like(value)
         bias, skew = plain if interval == "percentile" else _bca_terms(residual, sizes, drawn)
         low, high, p = _percentile(value, drawn, bias, skew, level)
-    # equal differences: there is nothing to resample, and only 0 is compatible with 0
+    # all differences are equal: there is no spread to resample
     p = np.where((error == 0) & (value == 0), 1.0, p)
     return Estimate(value, low, high, np.minimum(1.0, np.maximum(p, 2.0 ** (1 - len(sizes)))))
 
@@ -83,7 +83,7 @@ def permutation_test(
 ) -> np.ndarray:
     """Two-sided p-value of each column's mean being 0, by flipping signs; exact where 2^n <= num_resamples.
 
-    Under the null hypothesis that two methods can be exchanged, each case's (or group's) difference is as
+    Under the null hypothesis that two methods can be exchanged, the difference of a case (or group) is as
     likely as its negative. p counts the observed signs as one of the resamples.
 
     >>> permutation_test(np.array([[0.1], [0.3], [0.2], [0.2], [0.1], [0.3]])).tolist()
@@ -103,24 +103,24 @@ def permutation_test(
 def _studentised(
     value: np.ndarray, error: np.ndarray, drawn: np.ndarray, drawn_error: np.ndarray, level: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    # a resample without any spread says nothing about the spread: infinitely far unless it is at the mean
+    # a resample without spread has standard error 0: its ratio is infinite, or 0 if it equals the mean
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.abs(drawn) / drawn_error
         observed = np.abs(value) / error
     ratio[(drawn_error == 0) & (drawn == 0)] = 0
     num_resamples = len(ratio)
     p = ((ratio >= observed).sum(0) + 1) / (num_resamples + 1)
-    # the order statistic at which p passes the level, so that interval and p agree
+    # the order statistic at which p crosses the level, so that interval and p agree
     rank = min(num_resamples - 1, int(np.ceil((1 - level) * (num_resamples + 1))) - 1)
-    reach = np.partition(ratio, rank, axis=0)[rank]
-    reach = np.where(error == 0, 0.0, reach * error)
-    return value - reach, value + reach, p
+    quantile = np.partition(ratio, rank, axis=0)[rank]
+    half_width = np.where(error == 0, 0.0, quantile * error)
+    return value - half_width, value + half_width, p
 
 
 def _percentile(
     value: np.ndarray, drawn: np.ndarray, bias: np.ndarray, skew: np.ndarray, level: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Percentile interval with BCa's bias and acceleration (0: the plain one), and the p that inverts it."""
+    """Percentile interval with the bias and acceleration of BCa (0: the plain one), and its p-value."""
     num_resamples = len(drawn)
     ends = []
     for end in (level / 2, 1 - level / 2):
@@ -136,7 +136,7 @@ def _percentile(
 
 
 def _bca_terms(residual: np.ndarray, sizes: np.ndarray, drawn: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Bias correction and acceleration (Efron, 1987); the latter from the jackknife over cases or groups."""
+    """Bias correction, and acceleration from the jackknife over cases or groups (Efron, 1987)."""
     share = ((drawn < 0).sum(0) + 0.5 * (drawn == 0).sum(0)) / len(drawn)
     bias = _normal_quantile(np.clip(share, 0.5 / len(drawn), 1 - 0.5 / len(drawn)))
     left_out = -residual / (sizes.sum() - sizes)[:, None]
@@ -149,7 +149,7 @@ def _bca_terms(residual: np.ndarray, sizes: np.ndarray, drawn: np.ndarray) -> tu
 def _resampled(
     residual: np.ndarray, sizes: np.ndarray, num_resamples: int, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Mean of each resample less that of the data, and its standard error: both (num_resamples, columns)."""
+    """Mean of each resample minus that of the data, and its standard error: both (num_resamples, columns)."""
     num_groups, num_columns = residual.shape
     # with cluster sizes n, the mean is sum r / sum n, and its error follows from the sums of r^2, r n and n^2
     sums_of = np.hstack(
@@ -170,11 +170,9 @@ def _resampled(
 
 
 def _counts(num_groups: int, num_resamples: int, seed: int) -> Iterator[np.ndarray]:
-    """How often each group is drawn in each resample, float64, in chunks of resamples."""
+    """How often each group is drawn in each resample: float64, in chunks of resamples."""
     rng = np.random.default_rng(seed)
-    step = max(1, _CHUNK // num_groups)
-    for start in range(0, num_resamples, step):
-        rows = min(step, num_resamples - start)
+    for rows in _chunk_sizes(num_groups, num_resamples):
         chosen = rng.integers(0, num_groups, (rows, num_groups)) + num_groups * np.arange(rows)[:, None]
         counts = np.bincount(chosen.ravel(), minlength=rows * num_groups)
         yield counts.reshape(rows, num_groups).astype(np.float64)
@@ -182,10 +180,14 @@ def _counts(num_groups: int, num_resamples: int, seed: int) -> Iterator[np.ndarr
 
 def _random_signs(num_groups: int, num_resamples: int, seed: int) -> Iterator[np.ndarray]:
     rng = np.random.default_rng(seed)
+    for rows in _chunk_sizes(num_groups, num_resamples):
+        yield rng.integers(0, 2, (rows, num_groups), dtype=np.int8) * 2.0 - 1
+
+
+def _chunk_sizes(num_groups: int, num_resamples: int) -> Iterator[int]:
     step = max(1, _CHUNK // num_groups)
     for start in range(0, num_resamples, step):
-        rows = min(step, num_resamples - start)
-        yield rng.integers(0, 2, (rows, num_groups), dtype=np.int8) * 2.0 - 1
+        yield min(step, num_resamples - start)
 
 
 def _all_signs(num_groups: int) -> Iterator[np.ndarray]:
@@ -198,12 +200,12 @@ def _group_sums(differences: np.ndarray, groups: Sequence[str] | None) -> tuple[
     if differences.ndim != 2 or not np.isfinite(differences).all():
         raise ValueError(
             f"differences must be finite numbers (cases, columns); got shape {differences.shape} "
-            f"with {int((~np.isfinite(differences)).sum())} that are not: leave such cases out for all"
+            f"with {int((~np.isfinite(differences)).sum())} that are not finite: leave such cases out"
         )
     if groups is None:
         return differences, np.ones(len(differences))
     if len(groups) != len(differences):
-        raise ValueError(f"groups needs one name a case; got {len(groups)} for {len(differences)} cases")
+        raise ValueError(f"groups needs one name per case; got {len(groups)} for {len(differences)} cases")
     inverse = np.unique(np.array(groups), return_inverse=True)[1]
     membership = np.zeros((inverse.max() + 1, len(inverse)))
     membership[inverse, np.arange(len(inverse))] = 1
@@ -216,7 +218,7 @@ def _small_sample(num_groups: int) -> float:
 
 def _check_resampling(num_groups: int, num_resamples: int, level: float) -> None:
     if num_groups < 2:
-        raise ValueError(f"a paired comparison needs two cases or patients at least; got {num_groups}")
+        raise ValueError(f"a paired comparison needs two or more cases or patients; got {num_groups}")
     if num_resamples < 100:
         raise ValueError(f"num_resamples must be 100 or more; got {num_resamples}")
     if not 0 < level < 1:

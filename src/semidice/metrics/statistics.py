@@ -1,9 +1,9 @@
-"""Which method is better: every pair compared on the same cases, Holm's correction, and the best set.
+"""Which method is better: all pairs compared on the same cases, Holm's correction, and the best set.
 
 The tests are those of `resampling`: a paired bootstrap over cases, or over patients with all their cases, and
-as a second opinion a permutation test. A method is in the best set if no other is significantly superior to
-it, the rule by which the paper marks its tables. Holm's correction is over the pairs of one metric.
-Left out: the resampling itself, drawing and printing (`tables`, `report`), comparisons that are not paired.
+a permutation test. A method is in the best set if no other is significantly superior to it; the paper marks
+its tables by this rule. Holm's correction is over the pairs of one metric.
+Left out: the resampling (`resampling`), tables and figures (`tables`, `report`), unpaired comparisons.
 """
 
 from collections.abc import Sequence
@@ -35,10 +35,10 @@ def resampling_unit(patients: Sequence[str] | np.ndarray, cases: Sequence[str] |
 
 @dataclass(frozen=True)
 class Comparison:
-    """Every method's mean and every pair's difference, for one metric and class.
+    """The mean of each method and the difference of each pair, for one metric and class.
 
-    Matrices are (methods, methods); entry [i, j] is about method i minus method j. The diagonal has
-    difference 0 and p 1. p_holm corrects `p` for the number of pairs of this metric.
+    Matrices are (methods, methods); entry [i, j] is method i minus method j. The diagonal has difference 0
+    and p 1. p_holm is `p` after Holm's correction over the pairs of this metric.
     """
 
     metric: str
@@ -73,7 +73,7 @@ class Comparison:
         return better
 
     def best(self, *, level: float = 0.05, correction: Correction = "holm") -> tuple[str, ...]:
-        """The methods to which no other is significantly superior: the paper's rule for its red cells."""
+        """The methods to which no other is significantly superior; the paper marks them red."""
         superior = self.superior(level=level, correction=correction)
         return tuple(method for number, method in enumerate(self.methods) if not superior[:, number].any())
 
@@ -92,11 +92,11 @@ def compare_cases(
     seed: int = 0,
     higher_is_better: bool | None = None,
 ) -> Comparison:
-    """All pairs of methods of a case table on one metric, tested and corrected; see the module's docstring.
+    """All pairs of methods of a case table compared on one metric; see the module docstring.
 
-    unit: "patient" resamples patients with all their cases, which is right where a patient has several.
-    missing: see `CaseTable.paired`. level: 1 minus the intervals' coverage. higher_is_better: for a metric
-    whose name does not say. The same seed gives the same result, whatever the order of the table's rows.
+    unit: "patient" resamples patients with all their cases, which is right if a patient has several.
+    missing: see `CaseTable.paired`. level: 1 minus the coverage of the intervals. higher_is_better: for a
+    metric whose name does not tell. The same seed gives the same result for any order of the rows.
 
     >>> from semidice.metrics.cases import CaseRow
     >>> rows = [
@@ -129,7 +129,7 @@ def compare_scores(
     seed: int = 0,
     higher_is_better: bool | None = None,
 ) -> Comparison:
-    """`compare_cases` of scores that are paired already."""
+    """`compare_cases` of paired scores."""
     check_choice("unit", unit, Unit)
     num_methods = len(scores.methods)
     pairs = list(combinations(range(num_methods), 2))
@@ -148,7 +148,7 @@ def compare_scores(
     of_pairs = Estimate(*(part[: len(pairs)] for part in estimate))
     of_methods = Estimate(*(part[len(pairs) :] for part in estimate))
     if registry.is_fraction(scores.metric) and scores.values.min() >= 0 and scores.values.max() <= 1:
-        # an interval of few cases, symmetric about their mean, may pass what a mean can be
+        # a symmetric interval of few cases may extend beyond the possible values of a mean
         of_methods = of_methods._replace(low=of_methods.low.clip(0, 1), high=of_methods.high.clip(0, 1))
 
     def matrix(upper: np.ndarray, lower: np.ndarray, diagonal: float) -> np.ndarray:
@@ -182,7 +182,7 @@ def compare_scores(
 
 
 def holm(p: np.ndarray) -> np.ndarray:
-    """Holm's step-down correction: the family-wise error over all of `p` stays at the level p is tested at.
+    """p-values after Holm's step-down correction, which bounds the family-wise error over all of `p`.
 
     >>> holm(np.array([0.01, 0.04, 0.03])).round(2).tolist()
     [0.03, 0.06, 0.06]

@@ -1,16 +1,16 @@
 """Distances between surfaces in millimetres, through MONAI: HD95 and surface Dice.
 
-A surface is the mask's voxels that have a neighbour (6 in 3D, 4 in 2D) outside it; beyond the image's border
-is outside. HD95 is the larger of the two directed 95th percentiles of the distance from one surface to the
-other; surface Dice is the share of both surfaces' voxels within a tolerance of the other (Nikolov et al.,
-2021, with voxels for surface elements).
+The surface of a mask is its voxels with a neighbour (6 in 3D, 4 in 2D) outside the mask or outside the image.
+HD95 is the larger of the two directed 95th percentiles of the distance from one surface to the other. Surface
+Dice is the share of the voxels of both surfaces within a tolerance of the other (Nikolov et al., 2021, with
+voxels as surface elements).
 
     class in            HD95                                   surface Dice
     neither             0                                      1          (`empty`)
     one of the two      the diagonal of the image, in mm       0          (HD95: `missed`)
 
-MONAI gives NaN or infinity there, and NaN leaves a mean, so that a method would not be charged for what it
-misses. Voxels outside `valid` count as background of both. Needs the extra: pip install 'semidice[monai]'.
+MONAI returns NaN or infinity there; a mean without NaN would not penalise a method for what it misses. Voxels
+outside `valid` count as background of both. Needs the extra: pip install 'semidice[monai]'.
 """
 
 import importlib
@@ -41,9 +41,9 @@ def hausdorff_error_mm(
 ) -> Float[Tensor, "N C"]:
     """Hausdorff distance in mm at a percentile (HD95) of each case and class, of decided masks.
 
-    The target is hard. spacing_mm: one side a space axis, or (N, axes). missed: the distance where only one
-    of the two has the class; None is the image's diagonal, the farthest that two voxels can be. Options of
-    the decision as in `dice_score`.
+    The target is hard. spacing_mm: one side per axis of space, or (N, axes). missed: the distance where only
+    one of the two has the class; None is the diagonal of the image, the largest possible distance. Other
+    options as in `dice_score`.
     """
     compute = _monai("compute_hausdorff_distance")
 
@@ -51,12 +51,12 @@ def hausdorff_error_mm(
         if not bool(mask.any() or reference.any()):
             return torch.tensor(empty)
         if not bool(mask.any() and reference.any()):
-            sides = torch.tensor(spacing) * torch.tensor([side - 1 for side in mask.shape[2:]])
-            return sides.norm() if missed is None else torch.tensor(missed)
-        found: Tensor = compute(
+            diagonal = torch.tensor(spacing) * torch.tensor([length - 1 for length in mask.shape[2:]])
+            return diagonal.norm() if missed is None else torch.tensor(missed)
+        error: Tensor = compute(
             mask, reference, include_background=True, percentile=percentile, spacing=spacing
         )
-        return found.squeeze()
+        return error.squeeze()
 
     return _each_class(
         "hausdorff_error_mm", distance, prob, target, spacing_mm, decision, threshold, valid, ignore_index
@@ -77,7 +77,8 @@ def surface_dice_score(
 ) -> Float[Tensor, "N C"]:
     """Share of both surfaces within `tolerance_mm` of the other, of each case and class; 0 if one has none.
 
-    tolerance_mm: what two careful raters differ by; 0 or more. Other options as in `hausdorff_error_mm`.
+    tolerance_mm: the difference between two careful raters; 0 or more. Other options as in
+    `hausdorff_error_mm`.
     """
     compute = _monai("compute_surface_dice")
     if not 0 <= tolerance_mm < float("inf"):
@@ -88,8 +89,8 @@ def surface_dice_score(
             return torch.tensor(empty)
         if not bool(mask.any() and reference.any()):
             return torch.tensor(0.0)
-        found: Tensor = compute(mask, reference, [tolerance_mm], include_background=True, spacing=spacing)
-        return found.squeeze()
+        score: Tensor = compute(mask, reference, [tolerance_mm], include_background=True, spacing=spacing)
+        return score.squeeze()
 
     return _each_class(
         "surface_dice_score", share, prob, target, spacing_mm, decision, threshold, valid, ignore_index
@@ -119,9 +120,9 @@ def _each_class(
         if valid is not None:
             mask, reference = mask & valid, reference & valid
         for case in range(len(prob)):
-            # MONAI wants a case axis and a channel axis, and measures on the CPU or with cuCIM
-            one = (mask[case][None, None], reference[case][None, None])
-            scores[case, channel] = measure(*one, spacing[case])
+            # MONAI needs a case axis and a channel axis
+            pair = (mask[case][None, None], reference[case][None, None])
+            scores[case, channel] = measure(*pair, spacing[case])
     return nan_without_voxels(scores, valid)
 
 
@@ -131,14 +132,14 @@ def _spacing(metric: str, spacing_mm: Sequence[float] | Tensor, prob: Tensor) ->
     if tuple(spacing.shape) not in ((axes,), (len(prob), axes)) or not bool((spacing > 0).all()):
         raise ValueError(
             f"{metric}: spacing_mm needs {axes} positive sides of a voxel, or ({len(prob)}, {axes}), "
-            f"one row a case; got {spacing.tolist()}"
+            f"one row per case; got {spacing.tolist()}"
         )
     rows: list[list[float]] = spacing.expand(len(prob), axes).tolist()
     return rows
 
 
 def _monai(name: str) -> Any:
-    """MONAI's function of that name, without its warnings of what it passes to itself."""
+    """The function of `monai.metrics`, without the deprecation warnings of MONAI about its own calls."""
     try:
         function = getattr(importlib.import_module("monai.metrics"), name)
     except ImportError:

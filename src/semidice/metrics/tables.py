@@ -1,10 +1,10 @@
 """Tables of a comparison for the terminal, Markdown, LaTeX and CSV, with the best set marked.
 
-    means_table   a row a method, a column a metric: mean and confidence interval, best set bold
-    pairs_table   a row a pair of methods: difference, interval and p-values
+    means_table   one row per method, one column per metric: mean and confidence interval, best set bold
+    pairs_table   one row per pair of methods: difference, interval and p-values
 
-Scores, indices and errors of probabilities are shown in percent, all else in its own unit; the CSV has the
-plain numbers, one row a mean or pair. Left out: how the figures are made (`statistics`).
+Fractions are shown in percent, other scores in their own unit (`registry`). The CSV has the plain numbers,
+one row per mean or pair. Left out: the statistics (`statistics`).
 """
 
 import csv
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
 
-# bootstrap, the same after Holm's correction, and by permutation of signs
+# by bootstrap, by bootstrap with Holm's correction, and by permutation
 _P_HEADER = ("p", "Holm p", "perm. p")
 
 
 class Cell(NamedTuple):
-    """What one cell shows, and whether it is marked as best."""
+    """The text of a cell, and whether it is marked as best."""
 
     text: str
     best: bool = False
@@ -37,7 +37,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """A table to show, and the records behind it."""
+    """A table to show, and the records that it is made from."""
 
     title: str
     header: tuple[str, ...]
@@ -46,7 +46,7 @@ class Table:
     records: tuple[dict[str, object], ...]
 
     def markdown(self) -> str:
-        """GitHub's tables; best cells are bold."""
+        """The table in GitHub's Markdown; best cells are bold."""
 
         def line(cells: Sequence[str]) -> str:
             return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
@@ -56,7 +56,7 @@ class Table:
         return "\n".join([line(self.header), rule, *body, "", self.note]) + "\n"
 
     def latex(self) -> str:
-        """A tabular with rules of booktabs; best cells are bold. Nothing else needs a package."""
+        """A tabular with rules of booktabs, the only package it needs; best cells are bold."""
         columns = "l" + "r" * (len(self.header) - 1)
         body = [
             " & ".join(rf"\textbf{{{_latex(cell.text)}}}" if cell.best else _latex(cell.text) for cell in row)
@@ -75,7 +75,7 @@ class Table:
         return "\n".join(lines) + "\n"
 
     def csv(self) -> str:
-        """The records with every digit, one line each."""
+        """The records with all digits, one line each."""
         file = io.StringIO()
         writer = csv.DictWriter(file, list(self.records[0]), lineterminator="\n")
         writer.writeheader()
@@ -101,18 +101,18 @@ class Table:
             raise ImportError("tables in the terminal need rich: pip install 'semidice[train]'") from None
         table = RichTable(title=self.title, caption=self.note, box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
         for number, name in enumerate(self.header):
-            # names of methods give way on a narrow terminal, by their words, and numbers do not
-            named = number == 0 or name == "minus"
+            # on a narrow terminal names of methods are wrapped, and numbers are not
+            holds_names = number == 0 or name == "minus"
             longest = max((len(row[number].text) for row in self.rows), default=0)
             table.add_column(
                 Text(_narrow(name)),
-                justify="left" if named else "right",
-                no_wrap=not named,
+                justify="left" if holds_names else "right",
+                no_wrap=not holds_names,
                 overflow="fold",
-                min_width=min(longest, 13) if named else None,
+                min_width=min(longest, 13) if holds_names else None,
             )
         for row in self.rows:
-            # Text takes brackets as they are: "[0.1, 0.2]" is no markup
+            # in Text, brackets such as "[0.1, 0.2]" are not markup
             table.add_row(
                 *(
                     Text(f"{cell.text} ★" if cell.best else cell.text, "bold green" if cell.best else "")
@@ -130,21 +130,22 @@ def means_table(
     intervals: bool = True,
     title: str = "Mean over cases",
 ) -> Table:
-    """Every method's mean of each compared metric, the best set of each marked, by the paper's rule.
+    """The mean of each method and compared metric; the best set of each metric is marked.
 
-    The comparisons are of the same methods. intervals: show the confidence intervals they were made with.
+    All comparisons have the same methods. intervals: whether to show the confidence intervals.
     """
-    if not comparisons or any(one.methods != comparisons[0].methods for one in comparisons):
+    if not comparisons or any(each.methods != comparisons[0].methods for each in comparisons):
         raise ValueError(
-            "means_table needs comparisons, one or more, all of the same methods in the same order"
+            "means_table needs one or more comparisons, all of the same methods in the same order"
         )
     records = []
     columns = []
-    for one in comparisons:
-        best = one.best(level=level, correction=correction)
-        scale = display_scale(one.metric)
+    for each in comparisons:
+        best = each.best(level=level, correction=correction)
+        scale = display_scale(each.metric)
         column = []
-        for method, mean, low, high in zip(one.methods, one.mean, one.mean_low, one.mean_high, strict=True):
+        means = zip(each.methods, each.mean, each.mean_low, each.mean_high, strict=True)
+        for method, mean, low, high in means:
             text = number_text(mean * scale)
             if intervals:
                 text += f" [{number_text(low * scale)}, {number_text(high * scale)}]"
@@ -152,9 +153,9 @@ def means_table(
             records.append(
                 {
                     "method": method,
-                    "metric": one.metric,
-                    "class": one.class_name,
-                    "num_cases": one.num_cases,
+                    "metric": each.metric,
+                    "class": each.class_name,
+                    "num_cases": each.num_cases,
                     "mean": float(mean),
                     "low": float(low),
                     "high": float(high),
@@ -166,13 +167,13 @@ def means_table(
         (Cell(method), *(column[row] for column in columns))
         for row, method in enumerate(comparisons[0].methods)
     )
-    header = ("method", *(one.heading for one in comparisons))
+    header = ("method", *(each.heading for each in comparisons))
     note = f"Marked: no other method is significantly superior {_test(comparisons, level, correction)}"
     return Table(title, header, rows, note, tuple(records))
 
 
 def pairs_table(comparison: Comparison, *, level: float = 0.05, correction: Correction = "holm") -> Table:
-    """Difference of every pair of methods with its interval and p-values; significant ones are marked."""
+    """Difference of each pair of methods with its interval and p-values; significant ones are marked."""
     scale = display_scale(comparison.metric)
     superior = comparison.superior(level=level, correction=correction)
     rows, records = [], []
@@ -207,7 +208,7 @@ def pairs_table(comparison: Comparison, *, level: float = 0.05, correction: Corr
             }
         )
     if not records:
-        raise ValueError(f"pairs_table needs two methods at least; got {', '.join(comparison.methods)}")
+        raise ValueError(f"pairs_table needs two or more methods; got {', '.join(comparison.methods)}")
     header = ("method", "minus", "difference (%)" if scale == 100 else "difference", *_P_HEADER)
     title = f"Pairs of methods: {comparison.heading}"
     note = f"Marked: the difference is significant {_test([comparison], level, correction)}"
@@ -215,7 +216,7 @@ def pairs_table(comparison: Comparison, *, level: float = 0.05, correction: Corr
 
 
 def p_text(p: float) -> str:
-    """A p-value as one writes it.
+    """A p-value with three decimals.
 
     >>> p_text(0.00009), p_text(0.0312), p_text(1.0)
     ('< 0.001', '0.031', '1.000')
@@ -233,7 +234,7 @@ def number_text(value: float, *, signed: bool = False) -> str:
 
 
 def _narrow(name: str, width: int = 12) -> str:
-    """A heading in lines of about `width`, broken after underscores and spaces.
+    """A heading in lines of about `width` characters, broken after underscores and spaces.
 
     >>> _narrow("binarized_dice_score (%)").split("\\n")
     ['binarized_', 'dice_score ', '(%)']
@@ -248,11 +249,11 @@ def _narrow(name: str, width: int = 12) -> str:
 
 def _test(comparisons: Sequence[Comparison], level: float, correction: Correction) -> str:
     first = comparisons[0]
-    counts = sorted({one.num_cases for one in comparisons})
+    counts = sorted({each.num_cases for each in comparisons})
     cases = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     unit = "cases" if first.unit == "case" else f"cases of {first.num_patients} patients"
     corrected = ", Holm-corrected over pairs" if correction == "holm" else ", not corrected for pairs"
-    dropped = max(one.num_dropped for one in comparisons)
+    dropped = max(each.num_dropped for each in comparisons)
     left_out = f" Up to {dropped} cases without a score were left out." if dropped else ""
     return f"(p < {level:g}, paired bootstrap over {cases} {unit}{corrected}).{left_out}"
 
