@@ -518,7 +518,7 @@ PROB, KEYS, TARGET = simplex(6, 3), simplex(4, 3), labels(4, 3)
         (
             (PROB, KEYS, TARGET),
             {"key_weight": torch.ones(3)},
-            r"key_weight must be one number per key, \(4,\)",
+            r"must be one number per key, \(4,\)",
         ),
         ((PROB, KEYS, TARGET), {"key_weight": -torch.ones(4)}, "key_weight must be 0 or more"),
         ((PROB, KEYS, TARGET), {"leave_one_out": True}, "as many points as keys"),

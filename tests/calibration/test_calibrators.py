@@ -1,6 +1,7 @@
 """Calibrators: fitted in one go or from a stream, applied, stored and loaded."""
 
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -127,6 +128,23 @@ def test_a_loaded_calibrator_goes_on_as_the_saved_one(kind, tmp_path):
     other = TemperatureScaling if kind is KDECalibrator else KDECalibrator
     with pytest.raises(ValueError, match=f"must hold a {other.__name__}; got {kind.__name__}"):
         other.load(tmp_path / "calibrator.safetensors")
+
+
+def test_a_save_that_fails_leaves_the_old_file(monkeypatch, tmp_path):
+    path = tmp_path / "calibrator.safetensors"
+    scaling = TemperatureScaling(activation="softmax").fit(*overconfident(100, 3, temperature=2.0))
+    scaling.save(path)
+    stored = path.read_bytes()
+
+    def broken(tensors, target, metadata):
+        Path(target).write_bytes(b"half a file")
+        raise OSError("disk full")
+
+    monkeypatch.setattr("safetensors.torch.save_file", broken)
+    with pytest.raises(OSError, match="disk full"):
+        scaling.save(path)
+    assert path.read_bytes() == stored
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_without_safetensors_the_way_out_is_named(monkeypatch, tmp_path):

@@ -140,7 +140,7 @@ def test_a_wrong_parquet_file_is_named(tmp_path):
         read_cases(path)
     columns = {name: ["a"] for name in COLUMNS} | {"fold": [0], "value": [None]}
     parquet.write_table(pyarrow.table(columns), path)
-    with pytest.raises(ValueError, match="empty cells; write NaN"):
+    with pytest.raises(ValueError, match="empty cells: write NaN"):
         read_cases(path)
     newer = pyarrow.table(columns).replace_schema_metadata({"semidice_case_table": "2"})
     parquet.write_table(newer, path)
