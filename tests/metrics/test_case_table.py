@@ -144,7 +144,7 @@ def test_a_wrong_parquet_file_is_named(tmp_path):
         read_cases(path)
     newer = pyarrow.table(columns).replace_schema_metadata({"semidice_case_table": "2"})
     parquet.write_table(newer, path)
-    with pytest.raises(ValueError, match="version 2; this semidice reads 1"):
+    with pytest.raises(ValueError, match="version 2; this semidice reads version 1"):
         read_cases(path)
     write_cases(small_table(), path)
     schema = parquet.read_schema(path)
