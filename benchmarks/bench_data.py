@@ -31,6 +31,7 @@ from semidice.data.label_making import LabelOptions
 from semidice.data.manifest import Kind, Manifest, Scan
 from semidice.data.packing import pack_classes
 from semidice.data.phantom import make_phantom
+from semidice.data.storage import Storage
 from semidice.paths import DatasetFolder
 
 SIDE, RATERS, BATCH, WORKERS = 512, 4, 8, 2
@@ -134,14 +135,12 @@ def copy_into(static: Feed, feed: Feed) -> None:
 def batches_of(dataset: Dataset, device: str, augment: AugmentOptions | None, *, resident: bool) -> Batches:
     """Batches of all cases with mean labels."""
     return Batches(
-        dataset,
+        Storage(dataset, device, resident=resident),
         range(len(dataset)),
         batch_size=BATCH,
         label=LabelOptions(maker="mean"),
         augment=augment,
         seed=0,
-        device=device,
-        resident=resident,
         workers=WORKERS,
     )
 

@@ -30,6 +30,7 @@ from semidice.data.dataset import Dataset
 from semidice.data.phantom import PhantomOptions
 from semidice.data.prepare import prepare_dataset
 from semidice.data.sources import find_datasets
+from semidice.data.storage import Storage
 from semidice.networks.build import build_model
 from semidice.recipes import Recipe
 from semidice.training.crossvalidation import start_run
@@ -79,13 +80,12 @@ class Ours:
         if recipe.precision.channels_last:
             model = model.to(memory_format=torch.channels_last)
         self.batches = Batches(
-            dataset,
+            Storage(dataset, fabric.device),
             range(len(dataset)),
             batch_size=recipe.batch_size,
             label=recipe.label,
             augment=recipe.augment,
             seed=0,
-            device=fabric.device,
         )
         network: Any = torch.compile(model) if recipe.precision.compile else model
         self.step = TrainingStep(

@@ -12,7 +12,7 @@ from semidice.data import storage as storage_module
 from semidice.data.augment import AugmentOptions
 from semidice.data.batches import Batches, Feed, WholeCases
 from semidice.data.label_making import LabelOptions, make_labels
-from semidice.data.storage import CaseReader, Storage, common_space, free_memory, inside
+from semidice.data.storage import Storage, common_space, free_memory, inside
 from semidice.labels.makers import mean_label
 
 SIZES = [(20, 33), (40, 17), (32, 32)]
@@ -45,11 +45,10 @@ def batches_of(dataset, cases=None, **changes):
         "label": LabelOptions(),
         "augment": EVERYTHING,
         "seed": 7,
-        "device": "cpu",
-        "resident": True,
         **changes,
     }
-    return Batches(dataset, range(len(dataset)) if cases is None else cases, **options)
+    storage = Storage(dataset, options.pop("device", "cpu"), resident=options.pop("resident", True))
+    return Batches(storage, range(len(dataset)) if cases is None else cases, **options)
 
 
 def make(batches, step):
@@ -238,7 +237,7 @@ def test_images_of_eight_and_sixteen_bits_go_together(tmp_path):
 def test_whole_cases_come_in_order_with_every_voxel_and_rater(dataset, resident):
     cases = [13, 0, 5, 4, 7]
     batches = batches_of(dataset, resident=resident)
-    whole = WholeCases(dataset, cases, batch_size=2, device="cpu", resident_of=batches)
+    whole = WholeCases(batches.storage, cases, batch_size=2)
     assert len(whole) == 3
     found = []
     for batch in whole:
@@ -260,12 +259,12 @@ def test_whole_cases_come_in_order_with_every_voxel_and_rater(dataset, resident)
     assert found == cases
 
 
-def test_whole_cases_are_padded_to_any_multiple_and_no_further_than_they_need(dataset):
-    for multiple, space in ((32, (64, 32)), (1, (40, 17)), (16, (48, 32)), (64, (64, 64))):
-        (batch,) = WholeCases(dataset, [1, 4], batch_size=2, device="cpu", multiple=multiple)
-        assert tuple(batch.valid.shape[1:]) == space
-        assert batch.valid.sum() == 2 * 40 * 17
-    assert list(WholeCases(dataset, [], batch_size=2, device="cpu")) == []
+def test_whole_cases_are_padded_no_further_than_they_need(dataset):
+    storage = Storage(dataset, "cpu", resident=False)
+    (batch,) = WholeCases(storage, [1, 4], batch_size=2)
+    assert tuple(batch.valid.shape[1:]) == (64, 32)
+    assert batch.valid.sum() == 2 * 40 * 17
+    assert list(WholeCases(storage, [], batch_size=2)) == []
 
 
 @pytest.mark.parametrize("maker", ["random", "staple", "dice_weighted"])
@@ -273,7 +272,7 @@ def test_labels_of_whole_cases_are_those_of_training(dataset, maker):
     options = LabelOptions(maker=maker, smoothing="spatial")
     batches = batches_of(dataset, augment=None, batch_size=14, label=options)
     trained = make(batches, 0)
-    (whole,) = WholeCases(dataset, trained.case.tolist(), batch_size=14, device="cpu", resident_of=batches)
+    (whole,) = WholeCases(batches.storage, trained.case.tolist(), batch_size=14)
     label = batches.labels(whole.masks, whole.case)
     assert torch.equal(label, trained.target)
 
@@ -281,14 +280,14 @@ def test_labels_of_whole_cases_are_those_of_training(dataset, maker):
 def test_a_batch_whose_maker_has_no_table_is_made_directly(tmp_path):
     dataset = make_prepared(tmp_path / "set", num_cases=4, size=(16, 20), num_raters=6, num_classes=4)
     batch = make(batches_of(dataset, augment=None, label=LabelOptions(maker="dice_weighted")), 0)
-    (whole,) = WholeCases(dataset, batch.case.tolist(), batch_size=4, device="cpu")
+    (whole,) = WholeCases(Storage(dataset, "cpu", resident=False), batch.case.tolist(), batch_size=4)
     expected = make_labels(whole.masks, whole.present, LabelOptions(maker="dice_weighted"), num_classes=4)
     assert torch.equal(batch.target, expected)
 
 
 def test_a_dataset_is_resident_if_it_takes_half_of_the_free_memory_at_most(square, monkeypatch):
     needed = 10 * (64 * 64 + 4 * 64 * 8)
-    assert CaseReader(square).bytes_per_case() * 10 == needed
+    assert Storage(square, "cpu").bytes_per_case() * 10 == needed
     for free, resident in ((2 * needed, True), (2 * needed - 2, False)):
         monkeypatch.setattr(storage_module, "free_memory", lambda _, free=free: free)
         assert Storage(square, "cpu").resident is resident
@@ -299,18 +298,11 @@ def test_free_memory_of_the_cpu_is_less_than_all_of_it():
     assert 0 < free_memory(torch.device("cpu")) < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_other_batches_can_share_the_memory(square):
-    first = batches_of(square, range(5))
-    second = batches_of(square, range(5, 10), resident=None, resident_of=first)
-    assert second.storage is first.storage
-    assert_same(make(second, 3), make(batches_of(square, range(5, 10)), 3))
-
-
 def test_a_feed_moves_and_keeps_what_is_not_there(square):
     feed = batches_of(square).feed(0).to("cpu")
     assert isinstance(feed, Feed)
     assert feed.image is None
-    with pytest.raises(ValueError, match="not resident, so a feed must bring its images"):
+    with pytest.raises(ValueError, match="not resident, so a feed must contain its images"):
         batches_of(square, resident=False).make(feed)
 
 
@@ -326,12 +318,15 @@ def test_inside_and_common_space():
     [
         ({"cases": []}, "cases must be numbers from 0 to 9"),
         ({"cases": [3, 10]}, "cases must be numbers from 0 to 9"),
-        ({"batch_size": 6, "world_size": 4}, "multiple of their number 4; got 6"),
+        (
+            {"batch_size": 6, "world_size": 4},
+            "a multiple of their number; got 6",
+        ),
         ({"batch_size": 0}, "got 0"),
         ({"rank": 2, "world_size": 2}, "rank must be from 0 to 1; got 2"),
         (
             {"augment": AugmentOptions(crop=(32, 32, 32))},
-            r"crop \(32, 32, 32\) does not fit images with 2 axes",
+            r"crop \(32, 32, 32\) does not fit images with 2 spatial axes",
         ),
     ],
 )
@@ -362,7 +357,7 @@ def test_images_and_volumes_in_one_dataset_are_refused(tmp_path):
     )
     dataset.folder.manifest.write_text(mixed.model_dump_json())
     with pytest.raises(ValueError, match="images and volumes together"):
-        CaseReader(type(dataset)(dataset.folder.path))
+        Storage(type(dataset)(dataset.folder.path), "cpu")
 
 
 # On a GPU.

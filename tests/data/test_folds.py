@@ -57,7 +57,9 @@ def test_each_case_is_validated_once_and_trained_on_in_all_other_folds():
 
 
 def test_fewer_patients_than_folds_says_what_to_do():
-    with pytest.raises(ValueError, match=r"5 folds need 5 patients.*12 cases are of 3: lower num_folds"):
+    with pytest.raises(
+        ValueError, match=r"5 folds need 5 patients.*12 cases have 3 patients: lower num_folds"
+    ):
         split_folds(["a", "b", "c"] * 4)
     with pytest.raises(ValueError, match="num_folds must be 2 or more"):
         split_folds(["a", "b"], num_folds=1)
@@ -90,10 +92,12 @@ def test_folds_of_another_dataset_are_refused(dataset, tmp_path):
     path = tmp_path / "folds.json"
     write_folds(path, dataset, [0] * 4 + [1] * 4)
     smaller = make_prepared(tmp_path / "smaller", num_cases=6, size=(8, 8), num_raters=1)
-    with pytest.raises(ValueError, match=r"not of the dataset.*has besides case scan006, and 1 more"):
+    with pytest.raises(
+        ValueError, match=r"does not belong to the dataset.*also has case scan006, and 1 more"
+    ):
         read_folds(path, smaller)
     larger = make_prepared(tmp_path / "larger", num_cases=9, size=(8, 8), num_raters=1)
-    with pytest.raises(ValueError, match="lacks case scan008"):
+    with pytest.raises(ValueError, match="does not have case scan008"):
         read_folds(path, larger)
     with pytest.raises(ValueError, match="each of 8 cases; got 3"):
         write_folds(path, dataset, [0, 1, 2])
@@ -121,5 +125,5 @@ def test_an_empty_fold_is_refused(dataset, tmp_path):
     path = tmp_path / "folds.json"
     write_folds(path, dataset, [0] * 4 + [1] * 4)
     path.write_text(path.read_text().replace('"num_folds": 2', '"num_folds": 3'))
-    with pytest.raises(ValueError, match=r"cases in folds \[0, 1\]; each of 0 to 2 needs some"):
+    with pytest.raises(ValueError, match=r"cases in folds \[0, 1\]; each of 0 to 2 needs one"):
         read_folds(path, dataset)

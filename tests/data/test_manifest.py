@@ -133,7 +133,7 @@ def with_change(path, value):
         (with_change(["scans", 0, "raters"], []), "scan case1 has raters"),
         (with_change(["scans", 0, "arrays", "images"], "abc"), r"scans\.0\.arrays\.images: "),
         (with_change(["scans", 0, "arrays", "other"], DIGEST), r"scans\.0\.arrays\.other"),
-        (with_change(["mean"], [0.5, 0.5]), "mean needs a number for each of 1 channels"),
+        (with_change(["mean"], [0.5, 0.5]), "mean needs one number for each of 1 channels"),
         (with_change(["class_names"], ["background"]), "class_names: "),
     ],
 )

@@ -15,6 +15,7 @@ from semidice.data.batches import Batches
 from semidice.data.dataset import Dataset
 from semidice.data.folds import read_folds
 from semidice.data.label_making import LabelOptions
+from semidice.data.storage import Storage
 from semidice.losses.segmentation import SegmentationLoss
 from semidice.networks.systems import (
     System,
@@ -222,9 +223,8 @@ class TestNothingWaits:
 class TestBatchesWithRaters:
     def batch(self, dataset, **options):
         options = {"augment": AugmentOptions(scale=(0.8, 1.25)), "with_raters": True} | options
-        batches = Batches(
-            Dataset(dataset), range(12), batch_size=12, label=LabelOptions(), seed=0, device="cpu", **options
-        )
+        storage = Storage(Dataset(dataset), "cpu")
+        batches = Batches(storage, range(12), batch_size=12, label=LabelOptions(), seed=0, **options)
         return batches.make(batches.feed(0))
 
     def test_raters_move_with_the_image_and_their_mean_is_the_label(self, dataset):
@@ -495,7 +495,7 @@ class TestRefusals:
         student = recipe_for(dataset, "standard", teacher={"run": str(folder.path)})
         fold = fold_of(student, tmp_path / "student")
         batches = Batches(
-            fold.dataset, range(12), batch_size=4, label=LabelOptions(), augment=None, seed=0, device="cpu"
+            Storage(fold.dataset, "cpu"), range(12), batch_size=4, label=LabelOptions(), augment=None, seed=0
         )
         with pytest.raises(ValueError, match=rf"has system\.name {name}, which has no logits"):
             load_teacher(fold, batches, torch.device("cpu"))

@@ -25,6 +25,7 @@ from semidice.data.dataset import Dataset
 from semidice.data.prepare import prepare_dataset
 from semidice.data.resample import resize_image, resize_probability
 from semidice.data.sources import find_datasets
+from semidice.data.storage import Storage
 from semidice.networks.checkpoint import checkpoint_tensors, write_checkpoint
 from semidice.networks.systems import network_probability
 from semidice.prediction.command import PredictOptions, run_predict
@@ -528,7 +529,7 @@ def test_predicting_a_case_of_the_dataset_gives_what_validation_saw(dataset, tmp
     case = dataset.cases[1]
     Image.fromarray(dataset.stored("images", 1)[0]).save(tmp_path / f"{case.name}.png")
     predict(run, [tmp_path / f"{case.name}.png"], tmp_path / "out", fold=0)
-    (batch,) = WholeCases(dataset, [1], batch_size=1, device="cpu")
+    (batch,) = WholeCases(Storage(dataset, "cpu"), [1], batch_size=1)
     network = open_run(run).network(0, device="cpu")
     prob = network_probability(network, batch.image, dtype="fp32")[0, 1].numpy()
     picture = np.array(Image.open(tmp_path / "out" / f"{case.name}_prob.png"))

@@ -162,7 +162,7 @@ class TestDamage:
         path.write_bytes(damaged)
         (problem,) = check_dataset(folder).problems
         assert problem.startswith(
-            "images/scan002.npy is not the file that was prepared: it has changed since (SHA-256 "
+            "images/scan002.npy is not the file that was prepared: it was changed since (SHA-256 "
         )
 
     def test_a_truncated_array_is_named_and_its_case_left_out(self, folder):
@@ -222,7 +222,7 @@ class TestDamage:
         path.symlink_to(tmp_path / "elsewhere.npy")
         report = check_dataset(folder)
         assert report.problems == (
-            "masks/scan001.npy is a link that leads outside the dataset, and was not read: copy the file",
+            "masks/scan001.npy is a link that leads out of the dataset, and was not read: copy the file",
         )
         assert not report.readable[1]
 
@@ -233,7 +233,7 @@ class TestDamage:
         path.unlink()
         path.symlink_to(path)
         problems = check_dataset(folder).problems
-        assert sum("truth/" in problem and "leads outside" in problem for problem in problems) == 6
+        assert sum("truth/" in problem and "leads out of" in problem for problem in problems) == 6
         assert re.match(r"images/scan000.npy is (a link|missing)", problems[0])
         assert len(problems) == 7
 
@@ -280,7 +280,7 @@ class TestManifest:
         [
             ({"shape": [30]}, "shape must be 2 or 3 lengths of 1 or more; got (30,)"),
             ({"shape": [30, 0]}, "shape must be 2 or 3 lengths of 1 or more; got (30, 0)"),
-            ({"shape": [1, 30, 30], "spacing_mm": [1, 1, 1]}, "it has 3 axes, but the first scan 2"),
+            ({"shape": [1, 30, 30], "spacing_mm": [1, 1, 1]}, "it has 3 axes, but the first scan has 2"),
             ({"slices": []}, "no slice of it became a case"),
             ({"spacing_mm": [1.0]}, "spacing_mm must be a length above 0 for each axis; got (1.0,)"),
             (
@@ -307,7 +307,7 @@ class TestManifest:
 
         edit_manifest(folder, change)
         names, deviation = check_dataset(folder).problems
-        assert names == "manifest.json has 1 name (scan000_slice0004) that several cases share"
+        assert names == "manifest.json has several cases with the same name: 1 name (scan000_slice0004)"
         assert deviation.startswith("manifest.json: mean must be finite and std above 0; got ")
 
 
@@ -318,9 +318,9 @@ class TestValues:
         store(folder, "truth", "scan002", np.ones((2, 2, 30, 30), dtype=np.float32))
         assert check_dataset(folder).problems == (
             "images/scan000.npy holds float32 (1, 1, 30, 30), "
-            "but by the manifest uint8 or int16 (1, 1, 30, 30)",
-            "masks/scan001.npy holds uint8 (1, 3, 1, 30, 5), but by the manifest uint8 (1, 3, 1, 30, 4)",
-            "truth/scan002.npy holds float32 (2, 2, 30, 30), but by the manifest float32 (1, 2, 30, 30)",
+            "but the manifest says uint8 or int16 (1, 1, 30, 30)",
+            "masks/scan001.npy holds uint8 (1, 3, 1, 30, 5), but the manifest says uint8 (1, 3, 1, 30, 4)",
+            "truth/scan002.npy holds float32 (2, 2, 30, 30), but the manifest says float32 (1, 2, 30, 30)",
         )
 
     def test_bits_beyond_the_last_voxel_are_named(self, folder):
@@ -328,9 +328,7 @@ class TestValues:
             masks[0, 1, 0, 3, -1] |= 1
 
         alter(folder, "masks", "scan001", change)
-        assert check_dataset(folder).problems == (
-            "case scan001: bits beyond the last voxel of a line are set",
-        )
+        assert check_dataset(folder).problems == ("case scan001: bits after the last voxel of a row are set",)
 
     def test_an_unknown_class_is_named(self, tmp_path):
         folder = make_prepared(tmp_path / "data", num_classes=3).folder.path
@@ -341,7 +339,7 @@ class TestValues:
 
         alter(folder, "masks", "scan001", change)
         assert check_dataset(folder).problems == (
-            "case scan001: masks hold class 3, but there are 3: background, class1, class2",
+            "case scan001: masks hold class 3, but the dataset has 3: background, class1, class2",
         )
 
     def test_masks_of_a_rater_who_did_not_look_are_named(self, folder):
@@ -375,7 +373,7 @@ class TestValues:
         problems = check_dataset(folder).problems
         assert len(problems) == num_problems
         assert all(
-            "must sum to 1 over the classes; they are off by up to 3e-05" in words for words in problems
+            "must sum to 1 over the classes; the sums are off by up to 3e-05" in words for words in problems
         )
 
     def test_an_intensity_below_0_is_named(self, tmp_path):
@@ -386,7 +384,7 @@ class TestValues:
 
         alter(folder, "images", "scan004", change)
         assert check_dataset(folder).problems == (
-            "case scan004: intensities must lie in [0, 1], but -4 of int16 is below 0",
+            "case scan004: stored intensities must be 0 or more; got -4",
         )
 
 

@@ -283,7 +283,7 @@ def test_a_dataset_that_is_another_is_told(dataset, tmp_path):
     with pytest.raises(ValueError, match=r"has classes background, tumour, but .* background, class1"):
         evaluated(run, dataset_path=changed.folder.path)
     fewer = make_prepared(tmp_path / "fewer", num_cases=4)
-    with pytest.raises(ValueError, match=r"folds\.json is not of the dataset"):
+    with pytest.raises(ValueError, match=r"folds\.json does not belong to the dataset"):
         evaluated(run, dataset_path=fewer.folder.path)
 
 

@@ -14,6 +14,7 @@ from semidice.data.dataset import Dataset
 from semidice.data.folds import read_folds
 from semidice.data.prepare import prepare_dataset
 from semidice.data.sources import find_datasets
+from semidice.data.storage import Storage
 from semidice.demo import PHANTOM
 from semidice.labels.makers import majority_label
 from semidice.losses.distillation import Teacher
@@ -64,7 +65,7 @@ def test_kde_lowers_the_calibration_error_of_the_teacher(ablation, dataset):
     for fold in range(2):
         network = open_run(run).network(fold, device="cpu")
         cases = [case for case, other in enumerate(fold_of_case) if other == fold]
-        (batch,) = WholeCases(opened, cases, batch_size=len(cases), device="cpu")
+        (batch,) = WholeCases(Storage(opened, "cpu"), cases, batch_size=len(cases))
         target = majority_label(batch.masks.bool(), present=batch.present, batched=True)
         for calibration in errors:
             teacher = Teacher(network, calibration=calibration, generator=torch.Generator().manual_seed(0))

@@ -1,14 +1,14 @@
 """Random scale, flip, crop and rotation of image and soft label together, by one linear resampling.
 
-Output voxel o shows the image at position p = A o + t, both counted in voxels from the first one's centre. A
-and t are drawn on the CPU; the work is done where the batch is, with shapes that do not depend on the draw:
+Output voxel o shows the image at position p = A o + t, both in voxels from the centre of the first voxel. The
+CPU draws A and t. The device of the batch does the work, with shapes that do not depend on the draw:
 
-    params = draw_augmentation(options, rng, sizes, out_size)          (N, P), a few numbers a case
+    params = draw_augmentation(options, rng, sizes, out_size)          (N, P), a few numbers per case
     image, label, valid = augment(image, label, sizes, params, ...)
 
-A voxel is valid where p lies inside the image, its outermost half voxels included; there the label is a
-weighted mean of labels, hence a probability. Elsewhere is no image: not valid, image 0, label background.
-Shrinking does not filter first, so it aliases, as the usual pipelines do. Left out: elastic deformation.
+A voxel is valid if p lies inside the image, its outermost half voxels included. The label of a valid voxel is
+a weighted mean of labels, hence a probability. Other voxels have image 0 and label background.
+Shrinking does not filter first, so it aliases, as in the usual pipelines. Left out: elastic deformation.
 """
 
 import math
@@ -23,7 +23,7 @@ from torch import Tensor
 
 
 class AugmentOptions(BaseModel):
-    """How a batch is varied; see `data.augment`."""
+    """How batches are augmented; see `data.augment`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -63,11 +63,11 @@ def draw_augmentation(
     sizes: Integer[np.ndarray, "N axes"],
     out_size: Sequence[int],
 ) -> Float32[np.ndarray, "N params"]:
-    """What `augment` does to each of N cases of the given sizes: A row by row, t, log gamma, noise seed.
+    """Parameters of `augment` for N cases of these sizes: A row by row, t, log gamma, noise seed.
 
-    A magnified image that is larger than the output is cut to a window at random, a smaller one is placed at
-    random inside. Both move by whole output voxels, so with scale (1, 1) and no rotation nothing is blurred.
-    One option does not change what is drawn for the others.
+    If a magnified image is larger than the output, a random window of it is taken; a smaller one is placed at
+    random in the output. Both move by whole output voxels, so scale (1, 1) without rotation does not blur.
+    An option does not change the random numbers of the others.
     """
     num_cases, dims = sizes.shape
     planes = [(first, second) for first in range(dims) for second in range(first + 1, dims)]
@@ -81,12 +81,12 @@ def draw_augmentation(
     for plane, angle in zip(planes, angles.T, strict=True):
         matrix = matrix @ _rotation(dims, plane, angle)
     matrix = flip[:, :, None] * matrix
-    # how far the window may move inside the image, or the image inside the window
-    room = sizes * scale - np.array(out_size)
-    steps = np.floor(draw[:, 2 + dims : 2 + 2 * dims] * (np.floor(np.abs(room)) + 1))
-    centre = sizes * scale / 2 - np.sign(room) * steps - 0.5
+    # how far the window can move inside the image, or the image inside the window
+    margin = sizes * scale - np.array(out_size)
+    steps = np.floor(draw[:, 2 + dims : 2 + 2 * dims] * (np.floor(np.abs(margin)) + 1))
+    centre = sizes * scale / 2 - np.sign(margin) * steps - 0.5
     shift = (sizes - 1) / 2 - np.einsum("nij,nj->ni", matrix, centre)
-    # the last of the 53 bits of a draw, as many as a float32 holds: what they decide else is not seen
+    # the lowest 24 of the 53 random bits: as many as float32 holds, and without visible effect on the scale
     noise_seed = np.floor(draw[:, :1] * 2**53) % 2**24
     return np.concatenate([matrix.reshape(num_cases, -1), shift, log_gamma, noise_seed], 1).astype(np.float32)
 
@@ -102,16 +102,16 @@ def augment(
     mean: Float32[Tensor, " channels"],
     std: Float32[Tensor, " channels"],
 ) -> tuple[Float32[Tensor, "N channels *out"], Float32[Tensor, "N C *out"], Bool[Tensor, "N *out"]]:
-    """Image, label and valid of `out_size`, changed as `params` of `draw_augmentation` say.
+    """Image, label and valid of size `out_size`; `params` are those of `draw_augmentation`.
 
-    image: normalised, (intensity - mean) / std, of cases of size `sizes` that lie in the corner of `space`;
-    what is beside them is not looked at. Nothing is drawn here: a case looks the same in any batch.
+    image: normalised, (intensity - mean) / std. A case of size `sizes` lies in the corner of `space`; voxels
+    outside of it are not used. Nothing is random here: a case looks the same in any batch.
     """
     dims, num_channels = len(out_size), image.shape[1]
     positions = _positions(params, out_size, rotates=options.rotate_degrees > 0)
     fine = [_power_of_two(side) for side in image.shape[2:]]
     grid, valid = _grid(positions, sizes, out_size, fine)
-    # the background is what the other classes leave
+    # the background follows from the other classes
     stack = _stack([image, label[:, 1:]], fine)
     sampled = F.grid_sample(stack, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
     changed = sampled[:, :num_channels].contiguous()
@@ -124,26 +124,26 @@ def augment(
     if options.gamma > 0 or options.noise > 0:
         changed = changed * valid.unsqueeze(1)
     target = torch.empty(len(image), label.shape[1], *out_size, device=image.device)
-    # weights of neighbours, and classes of a voxel, may add up to one and a rounding
+    # because of rounding, the weights of neighbours and the classes of a voxel may sum to more than 1
     torch.clamp(sampled[:, num_channels:], max=1, out=target[:, 1:])
-    rest = target[:, 1] if label.shape[1] == 2 else target[:, 1:].sum(1).clamp_(max=1)
-    torch.sub(1, rest, out=target[:, 0])
+    foreground = target[:, 1] if label.shape[1] == 2 else target[:, 1:].sum(1).clamp_(max=1)
+    torch.sub(1, foreground, out=target[:, 0])
     return changed, target, valid
 
 
 def _noise(seed: Float32[Tensor, " N"], shape: torch.Size) -> Float32[Tensor, "N channels *space"]:
-    """Standard normal numbers, each a function of its case's seed and its place in the case."""
-    place = torch.arange(math.prod(shape[1:]), device=seed.device, dtype=torch.int32)
-    bits = _mixed(_mixed(seed.to(torch.int32)).unsqueeze(1) ^ place)
-    # the middles of 2^23 equal parts of (-1, 1), through the inverse of the normal distribution
+    """Standard normal numbers; each depends only on the seed of its case and its index in the case."""
+    index = torch.arange(math.prod(shape[1:]), device=seed.device, dtype=torch.int32)
+    bits = _mixed(_mixed(seed.to(torch.int32)).unsqueeze(1) ^ index)
+    # the centres of 2^23 equal parts of (-1, 1), then the inverse of the normal distribution
     uniform = ((bits >> 9) + 0.5) * 2.0**-22
     return uniform.erfinv_().mul_(math.sqrt(2)).view(shape)
 
 
 def _mixed(number: Tensor) -> Tensor:
-    """32 bits, of which the first depend on all of a number: products by odd numbers, and shifts."""
+    """A hash of 32 bits, whose high bits depend on all bits of the number: odd factors and shifts."""
     for shift, factor in ((16, 0x21F0AAAD), (15, 0x735A2D97)):
-        # what comes in from the left is the sign, and is taken off
+        # the shift fills up with the sign, which is masked out
         number = (number ^ ((number >> shift) & (2 ** (32 - shift) - 1))) * factor
     return number
 
@@ -158,7 +158,7 @@ def _rotation(dims: int, plane: tuple[int, int], angle: np.ndarray) -> np.ndarra
 
 
 def _positions(params: Tensor, out_size: Sequence[int], *, rotates: bool) -> list[Tensor]:
-    """A o + t for each axis of space, shaped (N, *out), with 1 for an axis that it does not depend on."""
+    """A o + t for each spatial axis, shaped (N, *out), with length 1 along axes it does not depend on."""
     dims = len(out_size)
     index = [
         torch.arange(side, dtype=torch.float32, device=params.device).view(
@@ -169,7 +169,7 @@ def _positions(params: Tensor, out_size: Sequence[int], *, rotates: bool) -> lis
     entry = params.view(*params.shape, *[1] * dims)
     positions = []
     for axis in range(dims):
-        # the sum grows to its full size as late as possible
+        # the terms of other axes come last, because they enlarge the tensor
         position = entry[:, axis * dims + axis] * index[axis] + entry[:, dims * dims + axis]
         if rotates:
             for other in range(dims):
@@ -182,31 +182,31 @@ def _positions(params: Tensor, out_size: Sequence[int], *, rotates: bool) -> lis
 def _grid(
     positions: Sequence[Tensor], sizes: Tensor, out_size: Sequence[int], fine: Sequence[int]
 ) -> tuple[Float32[Tensor, "N *out axes"], Bool[Tensor, "N *out"]]:
-    """Sampling positions as grid_sample counts them in an image of size `fine`, and where they are valid."""
+    """Sampling positions in the units of grid_sample for an image of size `fine`, and which are valid."""
     dims = len(out_size)
     grid = torch.empty(len(sizes), *out_size, dims, device=sizes.device)
     valid = torch.ones(1, *[1] * dims, dtype=torch.bool, device=sizes.device)
     for axis, position in enumerate(positions):
         last = (sizes[:, axis] - 1).to(position.dtype).view(-1, *[1] * dims)
-        # what would be weighted from outside is replaced by the nearest inside: the label stays a probability
+        # a position outside moves to the nearest voxel, so that the label stays a probability
         nearest = position.clamp(min=torch.zeros_like(last), max=last)
         inside = (position - nearest).abs_() <= 0.5
         valid = valid & inside
-        # grid_sample counts from -1 to 1, the last axis first, and finds zeros at -3
-        place = (nearest * (2 / fine[axis])).add_(1 / fine[axis] - 1)
-        grid[..., dims - 1 - axis] = torch.where(inside, place, -3)
+        # grid_sample counts from -1 to 1, with the last axis first; at -3 it finds zeros
+        coordinate = (nearest * (2 / fine[axis])).add_(1 / fine[axis] - 1)
+        grid[..., dims - 1 - axis] = torch.where(inside, coordinate, -3)
     return grid, valid
 
 
 def _power_of_two(side: int) -> int:
-    """At these sizes grid_sample finds whole positions again without a rounding error."""
+    """With these sizes, grid_sample computes whole positions without rounding errors."""
     return 1 << (side - 1).bit_length()
 
 
 def _stack(parts: Sequence[Tensor], size: Sequence[int]) -> Tensor:
-    """The parts as channels of one tensor, with zeros up to `size`."""
+    """The parts as channels of one tensor, padded with zeros to `size`."""
     stack = torch.cat(list(parts), 1)
     if tuple(stack.shape[2:]) == tuple(size):
         return stack
-    missing = [side - there for side, there in zip(size, stack.shape[2:], strict=True)]
+    missing = [new - old for new, old in zip(size, stack.shape[2:], strict=True)]
     return F.pad(stack, [number for side in reversed(missing) for number in (0, side)])

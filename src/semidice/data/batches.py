@@ -1,12 +1,13 @@
-"""Batches: what a training step needs, as a pure function of seed and step, made on the device.
+"""Batches: the input of a training step, a pure function of seed and step, made on the device.
 
     feed (case numbers, augmentation, rater: a few bytes)  --to the device-->  make  -->  Batch
 
-The order of cases is a permutation for each epoch, drawn on the CPU and the same on every device, for every
-number of processes and for a run that was resumed. `make` has static shapes, looks at no value and waits for
-nothing, so it can be part of a CUDA graph. Where the dataset does not fit on the device (see `Storage`), a
-feed also carries the stored images and masks. Threads read them ahead: copying from a mapped file leaves the
-interpreter free, and another process would have to hand over what it read, which takes longer than reading.
+The order of the cases is a permutation for each epoch, drawn on the CPU. It is the same on every device, for
+any number of processes, and for a resumed run. `make` has static shapes, looks at no value and never waits
+for the device, so it can be part of a CUDA graph. If the dataset is not in the memory of the device (see
+`Storage`), a feed also carries the stored images and masks, which threads read ahead. Threads suffice,
+because a copy from a mapped file releases the interpreter; another process would have to send what it read,
+which takes longer than reading.
 """
 
 import math
@@ -21,18 +22,16 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float32, Int64, Shaped, UInt8
 from torch import Tensor
 
-from ..arrays import SIZE_MULTIPLE
 from .augment import AugmentOptions, augment, draw_augmentation
-from .dataset import Dataset
 from .label_making import LabelOptions, LabelTables
-from .storage import CaseReader, Storage, common_space, inside
+from .storage import Storage, common_space, inside
 
 
 class Feed(NamedTuple):
-    """What travels to the device for one step; the shapes are the same at every step.
+    """What one step sends to the device; its shapes are the same at every step.
 
-    case: which cases. params: their augmentation, (N, 0) without. rater: whose drawing each label is, if
-    labels are drawn at random. image, packed: as stored, None where the dataset is on the device.
+    case: numbers of the cases. params: their augmentation, (N, 0) without augmentation. rater: whose mask is
+    the label, if labels are drawn at random. image, packed: as stored; None if the dataset is resident.
     """
 
     case: Int64[Tensor, " N"]
@@ -42,16 +41,16 @@ class Feed(NamedTuple):
     packed: UInt8[Tensor, "N R planes *packed"] | None
 
     def to(self, device: torch.device | str) -> "Feed":
-        """The same on a device; the host goes on while pinned memory is copied."""
+        """The feed on a device; the host does not wait for a copy from pinned memory."""
         moved = (part if part is None else part.to(device, non_blocking=True) for part in self)
         return Feed(*moved)  # type: ignore[arg-type]
 
 
 class Batch(NamedTuple):
-    """What a network is trained on: normalised images, labels that are probabilities, voxels that count.
+    """The input of a training step: normalised images, labels that are probabilities, valid voxels.
 
-    raters: what each of them drew, as the label is, background where one did not look; present: who looked.
-    Both None unless they were asked for.
+    raters: the masks of all raters as probabilities, background if a rater did not look at the case;
+    present: who looked at the case. Both are None unless `with_raters`.
     """
 
     image: Float32[Tensor, "N channels *space"]
@@ -63,10 +62,10 @@ class Batch(NamedTuple):
 
 
 class CaseBatch(NamedTuple):
-    """Whole cases to predict and judge: normalised images and what each rater drew.
+    """Whole cases for prediction and scoring: normalised images and the masks of all raters.
 
-    `space` may be larger than a case: beyond it nothing is valid, images are 0 and masks background. `case`
-    stays on the CPU, where it is read.
+    `space` may be larger than a case. Outside of a case, images and masks are 0 and no voxel is valid. `case`
+    stays on the CPU, which reads it.
     """
 
     image: Float32[Tensor, "N channels *space"]
@@ -77,66 +76,66 @@ class CaseBatch(NamedTuple):
 
 
 class Batches:
-    """Training batches of the cases numbered `cases`, without end.
+    """Endless training batches of the cases numbered `cases`.
 
-    batch_size: of all processes together; each takes its contiguous share. An epoch has as many whole batches
-    as there are cases for; fewer cases than a batch holds are repeated.
-    resident: whether the dataset is kept on the device; None: if it takes at most half of its free memory.
-    resident_of: other batches of the dataset on that device, whose memory to share.
-    workers: threads that read ahead where it is not; 0 reads when a feed is asked for.
-    with_raters: whether a batch also has what each rater drew.
+    batch_size: of all processes together; each process takes a contiguous share. An epoch has as many full
+    batches as the cases fill; if there are fewer cases than a batch holds, they are repeated.
+    workers: threads that read ahead if the dataset is not resident; 0 reads each feed when it is needed.
+    with_raters: whether a batch also has the masks of all raters.
     """
 
     def __init__(
         self,
-        dataset: Dataset,
+        storage: Storage,
         cases: Sequence[int],
         *,
         batch_size: int,
         label: LabelOptions,
         augment: AugmentOptions | None,
         seed: int,
-        device: torch.device | str,
-        resident: bool | None = None,
-        resident_of: "Batches | None" = None,
         rank: int = 0,
         world_size: int = 1,
         workers: int = 0,
         with_raters: bool = False,
     ) -> None:
-        _check(dataset, cases, batch_size, rank, world_size)
-        self.with_raters = with_raters
-        self.dataset, self.cases, self.augment = dataset, tuple(cases), augment
-        self.storage: Storage = (
-            resident_of.storage if resident_of else Storage(dataset, device, resident=resident)
-        )
-        self.device, self.workers = self.storage.device, workers
-        space = self.storage.space
-        self.out_size = space if augment is None or augment.crop is None else augment.crop
-        if len(self.out_size) != len(space):
+        self.storage, self.dataset, self.device = storage, storage.dataset, storage.device
+        _check(len(self.dataset), cases, batch_size, rank, world_size)
+        self.cases, self.batch_size, self.augment, self.seed = tuple(cases), batch_size, augment, seed
+        self.workers, self.with_raters = workers, with_raters
+        self.out_size = storage.space if augment is None or augment.crop is None else augment.crop
+        if len(self.out_size) != len(storage.space):
             raise ValueError(
-                f"augment.crop {self.out_size} does not fit images with {len(space)} axes of space"
+                f"augment.crop {self.out_size} does not fit images with {len(storage.space)} spatial axes"
             )
-        self._tables = LabelTables(dataset, self.cases, label, device=self.device)
-        self._feeds = _Feeds(
-            self.storage.reader,
-            self.cases,
-            batch_size=batch_size,
-            share=slice(rank * batch_size // world_size, (rank + 1) * batch_size // world_size),
-            augment=augment,
-            out_size=self.out_size,
-            draws_raters=label.maker == "random",
-            reads=not self.storage.resident,
-            seed=seed,
-        )
-        self.steps_per_epoch = self._feeds.steps_per_epoch
+        self.steps_per_epoch = max(1, len(self.cases) // batch_size)
+        self._share = slice(rank * batch_size // world_size, (rank + 1) * batch_size // world_size)
+        self._sizes = np.array([case.shape for case in self.dataset.cases])
+        self._draws_raters = label.maker == "random"
+        self._tables = LabelTables(self.dataset, self.cases, label, device=self.device)
+        self._drawn: tuple[int, np.ndarray, np.ndarray] | None = None
 
     def feed(self, step: int) -> Feed:
-        """What step number `step` needs, on the CPU."""
-        return self._feeds[step]
+        """The feed of step number `step`, on the CPU; several threads may call this at once."""
+        epoch, step_in_epoch = divmod(step, self.steps_per_epoch)
+        order, raters = self._epoch(epoch)
+        # processes draw for the whole batch and take their share, so together they see what one would see
+        batch = order[step_in_epoch * self.batch_size : (step_in_epoch + 1) * self.batch_size]
+        params = np.zeros((len(batch), 0), dtype=np.float32)
+        if self.augment is not None:
+            params = draw_augmentation(self.augment, self._rng(1, step), self._sizes[batch], self.out_size)
+        # a copy, so that a change of the feed does not change the order of the epoch
+        case = batch[self._share].copy()
+        image, packed = (None, None) if self.storage.resident else self.storage.read(case.tolist())
+        return Feed(
+            case=torch.from_numpy(case),
+            params=torch.from_numpy(params[self._share]),
+            rater=torch.from_numpy(raters[case]),
+            image=image,
+            packed=packed,
+        )
 
     def feeds(self, start: int, stop: int) -> Iterator[Feed]:
-        """The feeds of steps start to stop - 1 in their order, read ahead, in pinned memory for a GPU."""
+        """The feeds of steps start to stop - 1, read ahead, and in pinned memory for a GPU."""
         if self.storage.resident or self.workers == 0:
             yield from (self._pinned_feed(step) for step in range(start, stop))
             return
@@ -154,25 +153,18 @@ class Batches:
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def _pinned_feed(self, step: int) -> Feed:
-        feed = self.feed(step)
-        if self.device.type != "cuda":
-            return feed
-        return Feed(*(part if part is None else part.pin_memory() for part in feed))  # type: ignore[arg-type]
-
     @torch.no_grad()
     def make(self, feed: Feed) -> Batch:
         """The batch of a feed that is on the device."""
         storage, case = self.storage, feed.case
         stored, packed = storage.stored(case, feed.image, feed.packed)
         valid = storage.valid(case)
-        # a label need not know where its image ends if it fills its place
-        ends = valid if storage.is_padded else None
         masks = storage.masks(packed)
-        label = self._tables(masks, case, rater=feed.rater, valid=ends)
+        # without padding, label makers need not know where an image ends
+        label = self._tables(masks, case, rater=feed.rater, valid=valid if storage.is_padded else None)
         num_classes = label.shape[1]
         if self.with_raters:
-            # further classes of the label, so that all of them move with the image at once
+            # as further classes of the label, so that one resampling moves all of them
             label = torch.cat([label, _foreground(masks, num_classes)], 1)
         image = storage.normalised(stored, case)
         if self.augment is None:
@@ -198,38 +190,61 @@ class Batches:
     def labels(
         self, masks: UInt8[Tensor, "N R *space"], case: Int64[Tensor, " N"]
     ) -> Float32[Tensor, "N C *space"]:
-        """Labels of whole cases among `cases`, whose masks are as in a `CaseBatch`, by the maker of training.
+        """Training labels of whole cases among `cases`; `masks` and `case` as in a `CaseBatch`.
 
-        Where raters are drawn at random, it is those of the first epoch.
+        If raters are drawn at random, those of the first epoch are taken.
         """
-        rater = self._feeds.epoch(0)[1][case.cpu().numpy()]
+        rater = self._epoch(0)[1][case.cpu().numpy()]
         case = case.to(self.device)
         valid = inside(self.storage.sizes[case], masks.shape[2:])
         return self._tables(masks, case, rater=torch.from_numpy(rater).to(self.device), valid=valid)
 
+    def _pinned_feed(self, step: int) -> Feed:
+        feed = self.feed(step)
+        if self.device.type != "cuda":
+            return feed
+        return Feed(*(part if part is None else part.pin_memory() for part in feed))  # type: ignore[arg-type]
+
+    def _epoch(self, epoch: int) -> tuple[Int64[np.ndarray, " some"], Int64[np.ndarray, " cases"]]:
+        """The order of the cases in an epoch, and a rater for each case of the dataset."""
+        drawn = self._drawn
+        if drawn is None or drawn[0] != epoch:
+            # returned from the local variable: another thread may replace the attribute
+            self._drawn = drawn = (epoch, self._order(epoch), self._raters(epoch))
+        return drawn[1], drawn[2]
+
+    def _rng(self, purpose: int, number: int) -> np.random.Generator:
+        """A separate random generator for each purpose and each epoch or step."""
+        return np.random.Generator(np.random.Philox(np.random.SeedSequence((self.seed, purpose, number))))
+
+    def _order(self, epoch: int) -> Int64[np.ndarray, " some"]:
+        rng, cases = self._rng(0, epoch), np.array(self.cases)
+        num_rounds = math.ceil(self.batch_size / len(cases))
+        return np.concatenate([rng.permutation(cases) for _ in range(num_rounds)])
+
+    def _raters(self, epoch: int) -> Int64[np.ndarray, " cases"]:
+        """One of the raters who are present, with equal chances; 0 if the label does not need one."""
+        present = self.dataset.present
+        if not self._draws_raters:
+            return np.zeros(len(present), dtype=np.int64)
+        draw = self._rng(2, epoch).random((len(present), 1))
+        nth = np.floor(draw * present.sum(1, keepdims=True))
+        # the first rater up to whom more than nth raters are present
+        rater: np.ndarray = np.argmax(present.cumsum(1) > nth, axis=1)
+        return rater
+
 
 class WholeCases:
-    """The cases numbered `cases` in that order, as they are, `batch_size` at a time and the rest last.
+    """The cases numbered `cases` in that order, `batch_size` at a time; the last batch may be smaller.
 
-    multiple: all images are padded to one size, a multiple of this. resident_of: batches of the same dataset
-    and device, whose memory to share; otherwise cases are read from the files.
+    All images are padded to the common size of these cases.
     """
 
-    def __init__(
-        self,
-        dataset: Dataset,
-        cases: Sequence[int],
-        *,
-        batch_size: int,
-        device: torch.device | str,
-        multiple: int = SIZE_MULTIPLE,
-        resident_of: Batches | None = None,
-    ) -> None:
-        self.cases, self.batch_size = tuple(cases), batch_size
-        self.storage = resident_of.storage if resident_of else Storage(dataset, device, resident=False)
-        self._present = torch.from_numpy(dataset.present).to(self.storage.device)
-        shapes = [dataset.cases[number].shape for number in self.cases]
-        self.space = common_space(shapes, multiple) if shapes else self.storage.space
+    def __init__(self, storage: Storage, cases: Sequence[int], *, batch_size: int) -> None:
+        self.storage, self.cases, self.batch_size = storage, tuple(cases), batch_size
+        self._present = torch.from_numpy(storage.dataset.present).to(storage.device)
+        shapes = [storage.dataset.cases[number].shape for number in self.cases]
+        self.space = common_space(shapes) if shapes else storage.space
 
     def __len__(self) -> int:
         return math.ceil(len(self.cases) / self.batch_size)
@@ -245,7 +260,7 @@ class WholeCases:
         case = numbers.to(storage.device, non_blocking=True)
         image, packed = (None, None)
         if not storage.resident:
-            image, packed = (part.to(storage.device) for part in storage.reader.read(cases))
+            image, packed = (part.to(storage.device) for part in storage.read(cases))
         stored, packed = storage.stored(case, image, packed)
         valid = inside(storage.sizes[case], self.space)
         return CaseBatch(
@@ -257,105 +272,32 @@ class WholeCases:
         )
 
 
-class _Feeds:
-    """The CPU's part of batches; several threads may ask for feeds at once."""
-
-    def __init__(
-        self,
-        reader: CaseReader,
-        cases: Sequence[int],
-        *,
-        batch_size: int,
-        share: slice,
-        augment: AugmentOptions | None,
-        out_size: Sequence[int],
-        draws_raters: bool,
-        reads: bool,
-        seed: int,
-    ) -> None:
-        self.reader, self.cases, self.batch_size, self.share = reader, np.array(cases), batch_size, share
-        self.augment, self.out_size, self.seed = augment, out_size, seed
-        self.draws_raters, self.reads = draws_raters, reads
-        self.present = reader.dataset.present
-        self.sizes = np.array([case.shape for case in reader.dataset.cases])
-        self.steps_per_epoch = max(1, len(cases) // batch_size)
-        self._drawn: tuple[int, np.ndarray, np.ndarray] | None = None
-
-    def __getitem__(self, step: int) -> Feed:
-        epoch, within = divmod(step, self.steps_per_epoch)
-        order, raters = self.epoch(epoch)
-        # everything is drawn for the whole batch and then shared, so processes together see what one would
-        batch = order[within * self.batch_size : (within + 1) * self.batch_size]
-        params = np.zeros((len(batch), 0), dtype=np.float32)
-        if self.augment is not None:
-            params = draw_augmentation(self.augment, self._rng(1, step), self.sizes[batch], self.out_size)
-        # a copy: what is drawn for the epoch stays as it is whatever becomes of the feed
-        case = batch[self.share].copy()
-        image, packed = self.reader.read(case.tolist()) if self.reads else (None, None)
-        return Feed(
-            case=torch.from_numpy(case),
-            params=torch.from_numpy(params[self.share]),
-            rater=torch.from_numpy(raters[case]),
-            image=image,
-            packed=packed,
-        )
-
-    def epoch(self, epoch: int) -> tuple[Int64[np.ndarray, " some"], Int64[np.ndarray, " cases"]]:
-        """The order of the cases in an epoch, and a rater for each case of the dataset."""
-        drawn = self._drawn
-        if drawn is None or drawn[0] != epoch:
-            # another thread may be at another epoch, so nothing is read back
-            self._drawn = drawn = (epoch, self._order(epoch), self._raters(epoch))
-        return drawn[1], drawn[2]
-
-    def _rng(self, purpose: int, number: int) -> np.random.Generator:
-        """Random numbers of their own for each purpose and epoch or step."""
-        return np.random.Generator(np.random.Philox(np.random.SeedSequence((self.seed, purpose, number))))
-
-    def _order(self, epoch: int) -> Int64[np.ndarray, " some"]:
-        rng = self._rng(0, epoch)
-        num_rounds = math.ceil(self.batch_size / len(self.cases))
-        return np.concatenate([rng.permutation(self.cases) for _ in range(num_rounds)])
-
-    def _raters(self, epoch: int) -> Int64[np.ndarray, " cases"]:
-        """One of the raters present, with equal chances; 0 where the label does not need one."""
-        if not self.draws_raters:
-            return np.zeros(len(self.present), dtype=np.int64)
-        draw = self._rng(2, epoch).random((len(self.present), 1))
-        nth = np.floor(draw * self.present.sum(1, keepdims=True))
-        # the first rater with more than nth present up to him
-        rater: np.ndarray = np.argmax(self.present.cumsum(1) > nth, axis=1)
-        return rater
-
-
 def _foreground(masks: UInt8[Tensor, "N R *space"], num_classes: int) -> Float32[Tensor, "N drawings *space"]:
-    """What the raters drew, a channel a class but the background, one rater after the other."""
+    """The foreground classes of all raters as channels, one rater after the other."""
     return torch.stack([masks == number for number in range(1, num_classes)], 2).flatten(1, 2).float()
 
 
 def _with_background(foreground: Tensor, axis: int) -> Tensor:
-    """Classes along an axis, and before them what they leave, the background."""
-    rest = 1 - foreground.sum(axis, keepdim=True).clamp_(max=1)
-    return torch.cat([rest, foreground], axis)
+    """Class probabilities along an axis, with the background in front."""
+    background = 1 - foreground.sum(axis, keepdim=True).clamp_(max=1)
+    return torch.cat([background, foreground], axis)
 
 
 def _fit(tensor: Tensor, space: Sequence[int]) -> Tensor:
-    """The corner of a tensor (N, C, *any) of size `space`, zeros where it ends before."""
+    """A tensor (N, C, *any) cut or padded with zeros to size `space`."""
     if tensor.shape[2:] == tuple(space):
         return tensor
-    missing = [want - side for want, side in zip(space, tensor.shape[2:], strict=True)]
+    missing = [new - old for new, old in zip(space, tensor.shape[2:], strict=True)]
     return F.pad(tensor, [number for side in reversed(missing) for number in (0, side)])
 
 
-def _check(dataset: Dataset, cases: Sequence[int], batch_size: int, rank: int, world_size: int) -> None:
-    if not cases or not 0 <= min(cases) <= max(cases) < len(dataset):
-        raise ValueError(
-            f"cases must be numbers from 0 to {len(dataset) - 1}, at least one; got {list(cases)}"
-        )
+def _check(num_cases: int, cases: Sequence[int], batch_size: int, rank: int, world_size: int) -> None:
+    if not cases or not 0 <= min(cases) <= max(cases) < num_cases:
+        raise ValueError(f"cases must be numbers from 0 to {num_cases - 1}, at least one; got {list(cases)}")
     if batch_size < 1 or batch_size % world_size:
         raise ValueError(
-            f"batch_size is of all processes together, a multiple of their number {world_size}; "
-            f"got {batch_size}"
+            f"batch_size counts the cases of all {world_size} processes together and must be a multiple of "
+            f"their number; got {batch_size}"
         )
     if not 0 <= rank < world_size:
         raise ValueError(f"rank must be from 0 to {world_size - 1}; got {rank}")

@@ -1,6 +1,6 @@
-"""A prepared dataset, opened: cases by number, their images, raters' masks and, on phantoms, the truth.
+"""A prepared dataset: cases by number, with their images, raters' masks and, for phantoms, the truth.
 
-Arrays are memory-mapped, so opening costs nothing and a case is read when it is asked for.
+Arrays are memory-mapped, so opening a dataset reads no case.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from .packing import unpack_case
 
 @dataclass(frozen=True)
 class Case:
-    """One image to segment: the row `row` of its scan's arrays."""
+    """One image to segment: row `row` of the arrays of its scan."""
 
     name: str
     scan: Scan
@@ -36,8 +36,8 @@ class Case:
 class Dataset:
     """The dataset prepared in `path`.
 
-    cases: in the manifest's order, which is what case numbers mean everywhere.
-    present: bool (cases, R), who looked at each case.
+    cases: in the order of the manifest; a case number is an index into this tuple.
+    present: bool (cases, R), which raters looked at each case.
     """
 
     def __init__(self, path: Path) -> None:
@@ -64,7 +64,7 @@ class Dataset:
         return len(self.manifest.channels)
 
     def stored(self, kind: Kind, number: int) -> np.ndarray:
-        """A case's row of an array as it is on disk, read-only and mapped; a ValueError names the file."""
+        """A case's row of a stored array, memory-mapped; a ValueError names the file."""
         case = self.cases[number]
         path = self.folder.array(kind, case.scan.name)
         try:
@@ -72,7 +72,7 @@ class Dataset:
             row: np.ndarray = array[case.row]
         except (OSError, ValueError, IndexError, EOFError) as error:
             raise ValueError(
-                f"cannot read {path}: {error}; run `semidice check`, then prepare again"
+                f"cannot read {path}: {error}; run `semidice check`, then prepare the dataset again"
             ) from error
         return row
 
@@ -82,19 +82,19 @@ class Dataset:
         return stored.astype(np.float32) * np.float32(INTENSITY_UNITS[stored.dtype.name])
 
     def masks(self, number: int) -> UInt8[np.ndarray, "R *space"]:
-        """Class maps of all raters of the dataset; zeros for one who did not look at the case."""
+        """Class maps of all raters of the dataset; zeros for a rater who did not look at the case."""
         return unpack_case(self.stored("masks", number), width=self.cases[number].shape[-1])
 
     def truth(self, number: int) -> Float32[np.ndarray, "C *space"] | None:
-        """The true class probabilities of a case, where the source knows them."""
+        """The true class probabilities of a case, if the source knows them."""
         if "truth" not in self.cases[number].scan.arrays:
             return None
         return np.array(self.stored("truth", number))
 
     def numbers_of(self, names: Sequence[str]) -> list[int]:
-        """Case numbers of case names; a ValueError names what is not there."""
-        found = {case.name: number for number, case in enumerate(self.cases)}
-        missing = [name for name in names if name not in found]
+        """Case numbers of case names; a ValueError names cases that do not exist."""
+        number_of = {case.name: number for number, case in enumerate(self.cases)}
+        missing = [name for name in names if name not in number_of]
         if missing:
             raise ValueError(f"{self.folder.path} has no case {', '.join(missing[:5])}")
-        return [found[name] for name in names]
+        return [number_of[name] for name in names]

@@ -1,6 +1,6 @@
-"""Cross-validation folds: every case is validated once, and all cases of a patient in the same fold.
+"""Cross-validation folds: every case is validated once, and all cases of a patient are in the same fold.
 
-`folds.json` of a run holds the fold number of each case by name, so a run can be read without drawing again.
+`folds.json` of a run holds the fold of each case by name, so a run can be read without splitting again.
 """
 
 import json
@@ -17,7 +17,7 @@ from .dataset import Dataset
 
 
 class _Folds(BaseModel):
-    """What the file holds."""
+    """The content of folds.json."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -27,10 +27,10 @@ class _Folds(BaseModel):
 
 
 def split_folds(patients: Sequence[str], *, num_folds: int = 5, seed: int = 0) -> list[int]:
-    """The fold, 0 to num_folds - 1, in which each case is validated; `patients` names the patient of each.
+    """The fold, 0 to num_folds - 1, in which each case is validated; `patients` has the patient of each case.
 
-    Patients are shuffled with `seed`, those with most cases are placed first, each into the fold that has the
-    fewest cases so far. The fold of a patient does not depend on the order of the cases.
+    Patients are shuffled with `seed` and sorted by their number of cases, largest first. Each one goes to the
+    fold that has the fewest cases so far. The order of the cases does not change the fold of a patient.
 
     >>> split_folds(["ann", "ann", "bob", "cho", "dee"], num_folds=2)
     [0, 0, 0, 1, 1]
@@ -42,15 +42,15 @@ def split_folds(patients: Sequence[str], *, num_folds: int = 5, seed: int = 0) -
     num_cases = Counter(patients)
     if len(num_cases) < num_folds:
         raise ValueError(
-            f"{num_folds} folds need {num_folds} patients or more, as each is in one fold; the "
-            f"{len(patients)} cases are of {len(num_cases)}: lower num_folds, or add patients"
+            f"{num_folds} folds need {num_folds} patients or more, because a patient is in one fold; the "
+            f"{len(patients)} cases have {len(num_cases)} patients: lower num_folds, or add patients"
         )
     names = sorted(num_cases)
     rng = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed)))
     shuffled = [names[number] for number in rng.permutation(len(names))]
     load = [0] * num_folds
     fold_of_patient: dict[str, int] = {}
-    # the sort is stable, so patients with equally many cases stay shuffled
+    # the sort is stable, so patients with the same number of cases stay shuffled
     for patient in sorted(shuffled, key=lambda name: -num_cases[name]):
         fold = load.index(min(load))
         fold_of_patient[patient] = fold
@@ -59,7 +59,7 @@ def split_folds(patients: Sequence[str], *, num_folds: int = 5, seed: int = 0) -
 
 
 def fold_cases(fold_of_case: Sequence[int], fold: int) -> tuple[list[int], list[int]]:
-    """Numbers of the cases that a fold trains on, and of those it is validated on.
+    """Numbers of the training cases of a fold, and of its validation cases.
 
     >>> fold_cases([0, 0, 1, 2], 0)
     ([2, 3], [0, 1])
@@ -74,21 +74,23 @@ def fold_cases(fold_of_case: Sequence[int], fold: int) -> tuple[list[int], list[
 def write_folds(path: Path, dataset: Dataset, fold_of_case: Sequence[int]) -> None:
     """Store the folds of a dataset's cases, after the checks of `read_folds`."""
     if len(fold_of_case) != len(dataset):
-        raise ValueError(f"a fold is needed for each of {len(dataset)} cases; got {len(fold_of_case)}")
+        raise ValueError(
+            f"fold_of_case needs a fold for each of {len(dataset)} cases; got {len(fold_of_case)}"
+        )
     names = [case.name for case in dataset.cases]
     folds = _Folds(
         num_folds=max(2, *(fold + 1 for fold in fold_of_case)),
         fold_of_case=dict(zip(names, fold_of_case, strict=True)),
     )
     _check_folds(folds, dataset, "the folds")
-    with atomic_write(path) as part:
-        part.write_text(json.dumps(folds.model_dump(), indent=1) + "\n")
+    with atomic_write(path) as temp_path:
+        temp_path.write_text(json.dumps(folds.model_dump(), indent=1) + "\n")
 
 
 def read_folds(path: Path, dataset: Dataset) -> list[int]:
-    """The stored fold of each case of `dataset`; a ValueError if they are not folds of just its cases.
+    """The stored fold of each case of `dataset`.
 
-    Names must be the same, a patient in one fold only, and no fold empty.
+    A ValueError if the names of the cases differ, a patient is in two folds, or a fold is empty.
     """
     try:
         folds = _Folds.model_validate_json(path.read_bytes())
@@ -106,15 +108,15 @@ def _check_folds(folds: _Folds, dataset: Dataset, where: str) -> None:
     names = {case.name for case in dataset.cases}
     differ = sorted(names ^ folds.fold_of_case.keys())
     if differ:
-        lacks = "lacks" if differ[0] in names else "has besides"
+        lacks = "does not have" if differ[0] in names else "also has"
         raise ValueError(
-            f"{where} is not of the dataset {dataset.folder.path}: it {lacks} case {differ[0]}, and "
-            f"{len(differ) - 1} more names differ: take the dataset it was made for, or start a new run"
+            f"{where} does not belong to the dataset {dataset.folder.path}: it {lacks} case {differ[0]}, and "
+            f"{len(differ) - 1} more names differ: use the dataset of the run, or start a new run"
         )
     numbers = set(folds.fold_of_case.values())
     if numbers != set(range(folds.num_folds)):
         raise ValueError(
-            f"{where} has cases in folds {sorted(numbers)}; each of 0 to {folds.num_folds - 1} needs some"
+            f"{where} has cases in folds {sorted(numbers)}; each of 0 to {folds.num_folds - 1} needs one"
         )
     fold_of_patient: dict[str, int] = {}
     for case in dataset.cases:
@@ -122,5 +124,5 @@ def _check_folds(folds: _Folds, dataset: Dataset, where: str) -> None:
         if fold_of_patient.setdefault(case.patient, fold) != fold:
             raise ValueError(
                 f"{where} puts patient {case.patient} into folds {fold_of_patient[case.patient]} and {fold}: "
-                "a model would be validated on a patient it was trained on; draw the folds with split_folds"
+                "a model would be validated on a patient of its training; make the folds with split_folds"
             )

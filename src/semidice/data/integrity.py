@@ -1,8 +1,8 @@
-"""Whether a prepared dataset is what its manifest says: files, hashes, shapes and the values in them.
+"""Compares a prepared dataset with its manifest: files, hashes, shapes and values.
 
-Each function looks at one thing and returns what is wrong with it, in words that name the file or the case;
-nothing is raised, so that one problem hides no other. Files are named by their path in the dataset. A file
-that a link leads to outside the dataset is not opened.
+Each function checks one thing and returns messages that name the file or the case. Nothing is raised, so that
+one problem does not hide another. Files are named by their path in the dataset. A link that leads out of the
+dataset is not followed.
 """
 
 import hashlib
@@ -27,51 +27,53 @@ _SUM_TOLERANCE = 1e-5
 
 
 def scan_problems(manifest: Manifest, scan: Scan) -> list[str]:
-    """What is wrong with a scan's entry in the manifest, so that its arrays cannot be judged by it."""
-    found = []
+    """Problems of a scan's entry in the manifest; with one, its arrays cannot be checked."""
+    problems = []
     if len(scan.shape) not in (2, 3) or min(scan.shape) < 1:
-        found.append(f"shape must be 2 or 3 lengths of 1 or more; got {scan.shape}")
+        problems.append(f"shape must be 2 or 3 lengths of 1 or more; got {scan.shape}")
     if len(scan.shape) != len(manifest.scans[0].shape):
-        found.append(f"it has {len(scan.shape)} axes, but the first scan {len(manifest.scans[0].shape)}")
+        problems.append(
+            f"it has {len(scan.shape)} axes, but the first scan has {len(manifest.scans[0].shape)}"
+        )
     if not scan.case_names():
-        found.append("no slice of it became a case")
+        problems.append("no slice of it became a case")
     if len(scan.spacing_mm) < len(scan.shape) or not all(
         0 < side < math.inf for side in scan.spacing_mm[: len(scan.shape)]
     ):
-        found.append(f"spacing_mm must be a length above 0 for each axis; got {scan.spacing_mm}")
+        problems.append(f"spacing_mm must be a length above 0 for each axis; got {scan.spacing_mm}")
     missing = [kind for kind in ("images", "masks") if kind not in scan.arrays]
     if missing:
-        found.append(f"it has no {' and no '.join(missing)}")
-    return [f"manifest.json, scan {scan.name}: {problem}" for problem in found]
+        problems.append(f"it has no {' and no '.join(missing)}")
+    return [f"manifest.json, scan {scan.name}: {problem}" for problem in problems]
 
 
 def manifest_problems(dataset: Dataset) -> list[str]:
-    """What is wrong with the manifest as a whole; its single scans are `scan_problems`."""
+    """Problems of the manifest as a whole; `scan_problems` are those of single scans."""
     manifest = dataset.manifest
-    found = []
+    problems = []
     twice = [name for name, count in Counter(case.name for case in dataset.cases).items() if count > 1]
     if twice:
-        found.append(f"manifest.json has {enumerated(twice, 'name')} that several cases share")
+        problems.append(f"manifest.json has several cases with the same name: {enumerated(twice, 'name')}")
     if not all(map(math.isfinite, manifest.mean)) or not all(0 < std < math.inf for std in manifest.std):
-        found.append(
+        problems.append(
             f"manifest.json: mean must be finite and std above 0; got {manifest.mean} and {manifest.std}"
         )
     if leads_outside(dataset.folder.path, dataset.folder.manifest):
-        found.append("manifest.json is a link that leads outside the dataset: replace it with the file")
-    return found
+        problems.append("manifest.json is a link that leads out of the dataset: replace it with the file")
+    return problems
 
 
 def open_array(
     folder: DatasetFolder, manifest: Manifest, scan: Scan, kind: Kind, *, owner_of: Mapping[str, str]
 ) -> tuple[np.ndarray | None, list[str]]:
-    """A scan's array, mapped, or None where it cannot be read as the manifest says; and what is wrong.
+    """A scan's array, memory-mapped, and its problems; None if it cannot be read as the manifest says.
 
-    owner_of: which file the manifest gives each SHA-256 to, to say where a swapped array belongs.
+    owner_of: the file of each SHA-256 in the manifest, to recognise a swapped array.
     """
     path = folder.array(kind, scan.name)
     name = f"{kind}/{path.name}"
     if leads_outside(folder.path, path):
-        return None, [f"{name} is a link that leads outside the dataset, and was not read: copy the file"]
+        return None, [f"{name} is a link that leads out of the dataset, and was not read: copy the file"]
     try:
         if not path.is_file():
             return None, [f"{name} is {'not a file' if path.exists() else 'missing'}"]
@@ -79,35 +81,35 @@ def open_array(
             digest = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         return None, [f"{name} cannot be read: {error.strerror}"]
-    found = []
+    problems = []
     if digest != scan.arrays[kind]:
-        belongs = f"it is the array of {owner_of[digest]}" if digest in owner_of else "it has changed since"
-        found.append(f"{name} is not the file that was prepared: {belongs} (SHA-256 {digest[:12]}...)")
+        belongs = f"it is the array of {owner_of[digest]}" if digest in owner_of else "it was changed since"
+        problems.append(f"{name} is not the file that was prepared: {belongs} (SHA-256 {digest[:12]}...)")
     array, problem = _mapped(path, *_expected(manifest, scan, kind))
     if problem:
-        found.append(f"{name} {problem}")
-    return array, found
+        problems.append(f"{name} {problem}")
+    return array, problems
 
 
 def _mapped(
     path: Path, dtypes: Sequence[str], shape: tuple[int, ...]
 ) -> tuple[np.ndarray | None, str | None]:
     try:
-        # NumPy warns of a header that it had to mend, which none that it has written needs
+        # NumPy warns if it has to repair a header, which it never does for its own files
         with warnings.catch_warnings(action="error"):
-            # not np.load, which also takes archives and, asked to, pickles
+            # not np.load, which also reads archives and pickles
             array = np.lib.format.open_memmap(path, mode="r")
-    # NumPy has no common error for a damaged header: among others ValueError, SyntaxError, TokenError
+    # NumPy has no common error for a damaged header: ValueError, SyntaxError, TokenError, ...
     except Exception as error:
         return None, f"cannot be read as an array: {error}"
     if array.dtype.name not in dtypes or array.shape != shape:
-        wanted = f"{' or '.join(dtypes)} {shape}"
-        return None, f"holds {array.dtype.name} {array.shape}, but by the manifest {wanted}"
+        expected = f"{' or '.join(dtypes)} {shape}"
+        return None, f"holds {array.dtype.name} {array.shape}, but the manifest says {expected}"
     return array, None
 
 
 def _expected(manifest: Manifest, scan: Scan, kind: Kind) -> tuple[Sequence[str], tuple[int, ...]]:
-    """Dtypes and shape of an array, see `rundir` and `packing`."""
+    """Possible types and the shape of an array, see `paths.DatasetFolder` and `data.packing`."""
     num_cases, num_classes = len(scan.case_names()), len(manifest.class_names)
     if kind == "images":
         return tuple(INTENSITY_UNITS), (num_cases, len(manifest.channels), *scan.shape)
@@ -119,48 +121,46 @@ def _expected(manifest: Manifest, scan: Scan, kind: Kind) -> tuple[Sequence[str]
 
 
 def packing_problem(packed: UInt8[np.ndarray, "R B *packed"], *, width: int) -> str | None:
-    """What is wrong with the bits that fill up the last byte of each line."""
+    """The problem of the bits that fill up the last byte of each row, if any."""
     filling = (1 << (-width % 8)) - 1
     if (packed[..., -1] & filling).any():
-        return "bits beyond the last voxel of a line are set"
+        return "bits after the last voxel of a row are set"
     return None
 
 
 def class_problem(classes: UInt8[np.ndarray, "R *space"], class_names: Sequence[str]) -> str | None:
-    """What is wrong with the class indices of class maps."""
+    """The problem of the class indices, if any."""
     highest = int(classes.max(initial=0))
     if highest >= len(class_names):
-        return f"masks hold class {highest}, but there are {len(class_names)}: {', '.join(class_names)}"
+        return f"masks hold class {highest}, but the dataset has {len(class_names)}: {', '.join(class_names)}"
     return None
 
 
 def image_problem(stored: np.ndarray) -> str | None:
-    """What is wrong with intensities as they are stored; int16 counts from 0."""
+    """The problem of stored intensities, if any: values of int16 start at 0."""
     lowest = int(stored.min())
-    return None if lowest >= 0 else f"intensities must lie in [0, 1], but {lowest} of int16 is below 0"
+    return None if lowest >= 0 else f"stored intensities must be 0 or more; got {lowest}"
 
 
 def truth_problem(truth: Float32[np.ndarray, "C *space"]) -> str | None:
-    """What is wrong with true probabilities."""
+    """The problem of true probabilities, if any."""
     low, high = float(truth.min()), float(truth.max())
-    # written so that NaN fails too
+    # NaN fails too
     if not (low >= 0 and high <= 1):
         return f"true probabilities must lie in [0, 1]; got {low:.6g} to {high:.6g}"
     sums = truth.sum(axis=0, dtype=np.float64)
     off = max(1 - float(sums.min()), float(sums.max()) - 1)
     if not off <= _SUM_TOLERANCE:
-        return f"true probabilities must sum to 1 over the classes; they are off by up to {off:.2g}"
+        return f"true probabilities must sum to 1 over the classes; the sums are off by up to {off:.2g}"
     return None
 
 
 def unlisted_files(dataset: Dataset) -> list[str]:
-    """Files in the dataset's folder that the manifest does not know, by their path in it."""
+    """Files in the dataset's folder that the manifest does not list, by their path in the folder."""
     folder = dataset.folder
     known = {folder.manifest, *(path for _, path in listed_arrays(dataset))}
-    found = []
-    for home, _, names in os.walk(folder.path):
-        found += [path for path in (Path(home, name) for name in names) if path not in known]
-    return sorted(path.relative_to(folder.path).as_posix() for path in found)
+    files = (Path(parent, name) for parent, _, names in os.walk(folder.path) for name in names)
+    return sorted(path.relative_to(folder.path).as_posix() for path in files if path not in known)
 
 
 def listed_arrays(dataset: Dataset) -> Iterator[tuple[str, Path]]:
@@ -171,16 +171,16 @@ def listed_arrays(dataset: Dataset) -> Iterator[tuple[str, Path]]:
 
 
 def leads_outside(folder: Path, path: Path) -> bool:
-    """Whether links on the way to `path` lead out of `folder`, or round in a circle."""
+    """Whether links on the way to `path` lead out of `folder`, or form a loop."""
     try:
         return not path.resolve().is_relative_to(folder.resolve())
-    # a circle of links: the one up to Python 3.12, the other from 3.13
+    # a loop of links: RuntimeError up to Python 3.12, OSError from 3.13
     except (RuntimeError, OSError):
         return True
 
 
 def enumerated(names: Sequence[str], what: str, *, most: int = 5) -> str:
-    """How many of what, and the first of their names.
+    """The number of things, and the first of their names.
 
     >>> enumerated(["a", "b", "c"], "case", most=2)
     '3 cases (a, b, ...)'

@@ -1,8 +1,8 @@
-"""Labels of batches: which maker of `semidice.labels` a recipe names, and a table that gives the same faster.
+"""Labels of batches: the makers of `semidice.labels` by their names in a recipe, and a faster table of them.
 
-At a voxel, the label of a case depends on what its raters drew there and nothing else, whichever the maker:
-its weights and confusion matrices belong to the case. So each maker is run once, a case's labels are kept for
-every combination of votes, and a training step looks them up: STAPLE then costs as little as the mean.
+With every maker, the label of a voxel depends only on the case and on the votes of the raters at this voxel:
+weights and confusion matrices belong to the case. So each maker runs once, and its labels are stored for
+every combination of votes. A training step looks them up: STAPLE then costs as little as the mean.
 """
 
 from collections.abc import Sequence
@@ -28,13 +28,13 @@ from .packing import num_planes
 
 Maker = Literal["majority", "random", "mean", "dice_weighted", "staple"]
 Smoothing = Literal["none", "uniform", "boundary", "spatial"]
-_OF_ALL_RATERS = {
+_MAKERS = {
     "majority": majority_label,
     "mean": mean_label,
     "dice_weighted": dice_weighted_label,
     "staple": staple_label,
 }
-# a table has 2^bits columns, a few kilobytes a case at most
+# a table has 2^bits columns: at most a few kilobytes per case
 _MAX_BITS = 10
 
 
@@ -43,7 +43,7 @@ class LabelOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    maker: Maker = Field(default="mean", description="random draws one rater a case, anew in every epoch")
+    maker: Maker = Field(default="mean", description="random draws one rater per case, again in every epoch")
     smoothing: Smoothing = Field(
         default="none", description="of the made label: everywhere alike, near boundaries, or by a Gaussian"
     )
@@ -72,27 +72,27 @@ def make_labels(
     rater: Integer[Tensor, " N"] | None = None,
     valid: Bool[Tensor, "N *space"] | None = None,
 ) -> Float32[Tensor, "N C *space"]:
-    """The labels of N cases by the functions of `semidice.labels`: the definition that `LabelTables` follows.
+    """The labels of N cases by the functions of `semidice.labels`: the definition for `LabelTables`.
 
-    rater: whose drawing to take in each case, for the maker `random` alone. valid: False where there is no
-    image; smoothing does not look there.
+    rater: the rater of each case, only for the maker `random`. valid: False outside of an image; smoothing
+    ignores these voxels.
     """
     if options.maker == "random":
         if rater is None:
-            raise ValueError("the label maker random needs rater=..., a rater's number for each case")
+            raise ValueError("the label maker random needs rater=..., the number of a rater for each case")
         chosen = masks[torch.arange(len(masks), device=masks.device), rater]
         label = one_hot(chosen, num_classes).float()
     else:
-        maker = _OF_ALL_RATERS[options.maker]
+        maker = _MAKERS[options.maker]
         label = maker(masks, num_classes=num_classes, present=present, batched=True)
     return _smooth_in_space(_smooth_uniformly(label, options), options, valid)
 
 
 class LabelTables:
-    """Labels of the cases `cases` of a dataset, looked up by what the raters drew; equal to `make_labels`.
+    """Labels of the cases `cases` of a dataset, looked up by the votes of the raters; equal to `make_labels`.
 
-    Where raters and classes are too many for a table, labels are made at each step, which STAPLE is too slow
-    for. The majority and the mean need no look at the masks; the other two read each case once.
+    With too many raters and classes for a table, labels are made at each step; STAPLE is too slow for that.
+    The makers dice_weighted and staple read the masks of each case once.
     """
 
     def __init__(
@@ -105,15 +105,15 @@ class LabelTables:
         self.num_columns = 1 << (num_raters * self.bits)
         self.tables: Float32[Tensor, "C entries"] | None = None
         if num_raters * self.bits <= _MAX_BITS:
-            # row: which table a case has; the maker random has one for each rater instead
+            # row: the table of each case; the maker random has one table per rater instead
             tables, row = self._make(dataset, cases)
             tables = _smooth_uniformly(tables, options)
             self.tables = tables.transpose(0, 1).flatten(1).contiguous().to(device)
             self.row: Integer[Tensor, " cases"] = row.int().to(device)
         elif options.maker == "staple":
             raise ValueError(
-                f"STAPLE labels of {num_raters} raters and {dataset.num_classes} classes would take a table "
-                f"of {self.num_columns} columns a case, and {1 << _MAX_BITS} are the most: "
+                f"STAPLE labels of {num_raters} raters and {dataset.num_classes} classes need a table of "
+                f"{self.num_columns} columns per case, but {1 << _MAX_BITS} is the maximum: "
                 "use label.maker=dice_weighted"
             )
 
@@ -125,7 +125,7 @@ class LabelTables:
         rater: Integer[Tensor, " N"],
         valid: Bool[Tensor, "N *space"] | None = None,
     ) -> Float32[Tensor, "N C *space"]:
-        """The labels of the cases `case`, whose raters drew `masks`; the rest as in `make_labels`."""
+        """The labels of the cases `case` with these masks; `rater` and `valid` as in `make_labels`."""
         if self.tables is None:
             return make_labels(
                 masks,
@@ -146,7 +146,7 @@ class LabelTables:
     def _make(
         self, dataset: Dataset, cases: Sequence[int]
     ) -> tuple[Float32[Tensor, "tables C columns"], Integer[Tensor, " cases"]]:
-        """A table for each rater, group of raters who looked at a case together, or case; and whose it is."""
+        """One table per rater, per group of raters of a case, or per case; and the table of each case."""
         maker, row = self.options.maker, torch.zeros(len(dataset), dtype=torch.int64)
         every = _every_vote(self.present.shape[1], self.num_columns, self.bits, self.num_classes)
         if maker == "random":
@@ -159,24 +159,24 @@ class LabelTables:
         numbers = sorted(set(cases))
         row[numbers] = torch.arange(len(numbers))
         tables = torch.zeros(len(numbers), self.num_classes, self.num_columns)
-        # votes that never met in a case are not looked up; background, so that they are a label too
+        # votes that do not occur in a case are never looked up; background keeps them valid labels
         tables[:, 0] = 1
         for table, number in zip(tables, numbers, strict=True):
             voxels = torch.from_numpy(dataset.masks(number)).flatten(1)
             if maker == "dice_weighted":
-                # Dice does not count what nobody drew, most of an image
+                # Dice does not depend on voxels that nobody drew, which are most of an image
                 voxels = voxels[:, voxels.any(0).bool()]
             if voxels.shape[1] == 0:
                 continue
-            there = torch.from_numpy(dataset.present[number])
-            label = _OF_ALL_RATERS[maker](voxels, num_classes=self.num_classes, present=there)
+            present = torch.from_numpy(dataset.present[number])
+            label = _MAKERS[maker](voxels, num_classes=self.num_classes, present=present)
             table[:, _votes(voxels.unsqueeze(0), self.bits)[0]] = label
         return tables, row
 
 
 def _votes(masks: UInt8[Tensor, "N R *space"], bits: int) -> Integer[Tensor, "N *space"]:
-    """What all raters drew at a voxel as one number, `bits` bits a rater, the first rater lowest."""
-    # eight bits are mostly enough, and a quarter of the memory is the faster by that much
+    """The votes of all raters at a voxel as one number: `bits` bits per rater, the first rater lowest."""
+    # eight bits are mostly enough, and take a quarter of the memory and time
     wide = masks if masks.shape[1] * bits <= 8 else masks.int()
     votes = wide[:, 0]
     for number in range(1, masks.shape[1]):
@@ -185,11 +185,11 @@ def _votes(masks: UInt8[Tensor, "N R *space"], bits: int) -> Integer[Tensor, "N 
 
 
 def _every_vote(num_raters: int, num_columns: int, bits: int, num_classes: int) -> UInt8[Tensor, "R columns"]:
-    """Class maps of all raters, whose voxels are the columns of a table."""
+    """Class maps of all raters in which voxel number k has the votes of column k of a table."""
     numbers = torch.arange(num_columns).expand(num_raters, -1)
     shifts = bits * torch.arange(num_raters).unsqueeze(1)
     votes = (numbers >> shifts) & ((1 << bits) - 1)
-    # the bits of three classes could also say 3: never looked up, but it must be a class
+    # two bits for three classes can also say 3, which never occurs but must be a class
     return votes.where(votes < num_classes, 0).to(torch.uint8)
 
 

@@ -1,7 +1,7 @@
-"""`manifest.json` of a prepared dataset: what it holds, where it came from, and how it was made.
+"""`manifest.json` of a prepared dataset: its content, its raw files, and the options of `prepare`.
 
-A scan is what was read at once: an image and its raters' masks. It holds one case, or as many cases as
-slices were cut from a volume. Arrays are found by the scan's name alone, which may not leave the folder.
+A scan is an image and its raters' masks. It holds one case, or one case per slice of a volume. The arrays of
+a scan are found by its name, which must be safe as a file name.
 """
 
 import json
@@ -31,15 +31,17 @@ class Scan(_Record):
     )
     shape: tuple[int, ...] = Field(description="of one case, without channels: rows, columns; or of a volume")
     spacing_mm: tuple[float, ...] = Field(
-        description="voxel sides along the axes of `shape`, then the slice thickness where it is known"
+        description="voxel sizes along the axes of `shape`, then the slice thickness, if it is known"
     )
     affine: tuple[tuple[float, ...], ...] | None = Field(
-        None, description="4 x 4, voxel of the raw image to mm; None where the format has none"
+        None, description="4 x 4, from voxels of the raw image to mm; None if the format has none"
     )
-    raw_shape: tuple[int, ...] = Field(description="of the raw image's space, before slicing and resizing")
-    raters: tuple[str, ...] = Field(description="those who looked at this scan")
-    inputs: dict[str, Sha256] = Field(description="raw file, relative to the raw folder, and its SHA-256")
-    arrays: dict[Kind, Sha256] = Field(description="kind of each stored array, and the SHA-256 of its file")
+    raw_shape: tuple[int, ...] = Field(
+        description="spatial shape of the raw image, before slicing and resizing"
+    )
+    raters: tuple[str, ...] = Field(description="the raters who looked at this scan")
+    inputs: dict[str, Sha256] = Field(description="SHA-256 of each raw file, by its path in the raw folder")
+    arrays: dict[Kind, Sha256] = Field(description="SHA-256 of the file of each stored array")
 
     def case_names(self) -> tuple[str, ...]:
         """The scan's name, or one for each slice."""
@@ -49,12 +51,12 @@ class Scan(_Record):
 
 
 class Manifest(_Record):
-    """Everything a prepared dataset says about itself."""
+    """The content of manifest.json."""
 
     version: Literal[1] = 1
-    source: str = Field(description="which reader of `data.sources`")
-    class_names: tuple[str, ...] = Field(min_length=2, description="class 0, the background, first")
-    raters: tuple[str, ...] = Field(min_length=1, description="all who drew in any scan: the rater axis")
+    source: str = Field(description="name of the source, see `data.sources`")
+    class_names: tuple[str, ...] = Field(min_length=2, description="class 0, the background, comes first")
+    raters: tuple[str, ...] = Field(min_length=1, description="all raters of the dataset: the rater axis")
     channels: tuple[str, ...] = Field(min_length=1, description="of the images, such as CT, or T1 and T2")
     mean: tuple[float, ...] = Field(description="of each channel's intensity in [0, 1] over the dataset")
     std: tuple[float, ...] = Field(description="of each channel, above 0")
@@ -73,12 +75,12 @@ class Manifest(_Record):
                 raise ValueError(f"scan {scan.name} has raters {scan.raters}; the dataset has {self.raters}")
         for name, numbers in (("mean", self.mean), ("std", self.std)):
             if len(numbers) != len(self.channels):
-                raise ValueError(f"{name} needs a number for each of {len(self.channels)} channels")
+                raise ValueError(f"{name} needs one number for each of {len(self.channels)} channels")
         return self
 
 
 def manifest_text(manifest: Manifest) -> str:
-    """What `manifest.json` holds: the same manifest gives the same text, in which each scan is a line."""
+    """The text of `manifest.json`, with one line per scan; the same manifest gives the same text."""
     record = manifest.model_dump(mode="json")
     scans = ",\n  ".join(json.dumps(scan) for scan in record.pop("scans"))
     head = json.dumps(record, indent=1).removesuffix("\n}")
@@ -86,7 +88,7 @@ def manifest_text(manifest: Manifest) -> str:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a prepared dataset; a ValueError says what is wrong with it, and what to do."""
+    """The manifest of a prepared dataset; a ValueError says what is wrong, and what to do."""
     path = DatasetFolder(folder).manifest
     if not path.is_file():
         missing = f"{folder} has no {path.name}" if folder.is_dir() else f"there is no folder {folder}"

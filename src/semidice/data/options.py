@@ -1,4 +1,4 @@
-"""Options of `semidice prepare`; each source has its own defaults, and the manifest keeps what was used."""
+"""Options of `semidice prepare`. Each source has its own defaults; the manifest stores the values used."""
 
 from typing import Literal
 
@@ -8,7 +8,7 @@ Slices = Literal["none", "all", "foreground"]
 
 
 class PrepareOptions(BaseModel):
-    """How raw scans become arrays."""
+    """How raw scans are converted into arrays."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -18,23 +18,22 @@ class PrepareOptions(BaseModel):
     )
     window: tuple[float, float] | None = Field(
         default=None,
-        description="raw values that become 0 and 1, such as HU -60 and 140; beyond them clipped",
+        description="raw values that become 0 and 1, such as HU -60 and 140; values outside are clipped",
     )
     percentiles: tuple[float, float] = Field(
         default=(0.5, 99.5),
-        description="of a scan's channel, taken for 0 and 1 where there is no window; 8-bit images are kept",
+        description="of a scan's channel, which become 0 and 1 without a window; 8-bit images are kept",
     )
     slices: Slices = Field(
         default="none",
-        description="whether a volume becomes slices: all of them, or those that hold foreground",
+        description="whether a volume becomes slices: all slices, or those with foreground",
     )
     slice_axis: int = Field(
         default=2, ge=0, le=2, description="axis of the raw volume that counts its slices"
     )
-
     ignore_placement: bool = Field(
         default=False,
-        description="whether a mask is taken by its shape alone, wherever the headers put it and its image",
+        description="accept a mask with the shape of its image, also if the headers are not aligned",
     )
 
     @model_validator(mode="after")

@@ -1,8 +1,8 @@
-"""Class maps as bit planes, eight voxels a byte: what is stored, and what stays in a GPU's memory.
+"""Class maps as bit planes, eight voxels per byte: the format on disk and in the memory of a GPU.
 
-A map of C classes takes B = ceil(log2 C) planes, so two classes take one bit a voxel. Axes:
+A map of C classes takes B = ceil(log2 C) planes, so two classes take one bit per voxel. Axes:
     classes (..., *space) uint8        packed (..., B, *space[:-1], ceil(W / 8)) uint8
-with the first voxel of eight in the highest bit and the last byte filled up with zeros.
+The first voxel of eight is in the highest bit. The last byte is filled up with zeros.
 """
 
 import numpy as np
@@ -12,13 +12,13 @@ from torch import Tensor
 
 
 def num_planes(num_classes: int) -> int:
-    """Bits that hold the indices of `num_classes` classes, 2 to 256.
+    """Number of bits for the indices of `num_classes` classes, 2 to 256.
 
     >>> [num_planes(classes) for classes in (2, 3, 4, 5, 256)]
     [1, 2, 2, 3, 8]
     """
     if not 2 <= num_classes <= 256:
-        raise ValueError(f"masks are stored for 2 to 256 classes; got {num_classes}")
+        raise ValueError(f"masks must have 2 to 256 classes; got {num_classes}")
     return (num_classes - 1).bit_length()
 
 
@@ -28,9 +28,9 @@ def pack_classes(classes: Integer[np.ndarray, "..."], *, num_classes: int, num_s
     >>> pack_classes(np.array([[0, 1, 0, 0, 0, 0, 0, 0, 1]]), num_classes=2, num_space_axes=1)
     array([[[ 64, 128]]], dtype=uint8)
     """
-    # of 8 bits: wider ones would make eight bytes of every voxel for a moment
+    # uint8, because a wider type would make the planes below eight times larger
     bits = np.arange(num_planes(num_classes), dtype=np.uint8)
-    # the plane axis stands before the axes of space
+    # the plane axis comes before the spatial axes
     bits = bits.reshape(-1, *[1] * num_space_axes)
     planes = (np.expand_dims(classes, -num_space_axes - 1) >> bits) & np.uint8(1)
     return np.packbits(planes.astype(bool), axis=-1)
@@ -47,7 +47,7 @@ def unpack_classes(
     """
     shifts = torch.arange(7, -1, -1, dtype=torch.uint8, device=packed.device)
     numbers = torch.arange(256, dtype=torch.uint8, device=packed.device).unsqueeze(-1)
-    # eight voxels of a byte looked up as one number of eight bytes: a quarter of the time of shifting them
+    # looks up the eight voxels of a byte as one int64: four times as fast as shifting
     voxels_of_byte = ((numbers >> shifts) & 1).view(torch.int64).flatten()
     voxels = voxels_of_byte.index_select(0, packed.flatten().int()).view(packed.shape)
     bits = voxels.view(torch.uint8)[..., :width]
@@ -59,9 +59,9 @@ def unpack_classes(
 
 
 def unpack_case(packed: UInt8[np.ndarray, "R B *packed"], *, width: int) -> UInt8[np.ndarray, "R *space"]:
-    """`unpack_classes` of the masks of one case, by NumPy.
+    """`unpack_classes` for the masks of one case, by NumPy.
 
-    On a busy machine torch waits for its threads, for a small case forty times longer than the work takes.
+    On a busy machine torch waits for its threads: for a small case forty times longer than it works.
 
     >>> unpack_case(np.array([[[64, 128]]], dtype=np.uint8), width=9)
     array([[0, 1, 0, 0, 0, 0, 0, 0, 1]], dtype=uint8)

@@ -1,22 +1,23 @@
-"""CT-like slices with ambiguous lesions: images, raters' masks, and the probability the masks are drawn from.
+"""CT-like slices with ambiguous lesions: images, raters' masks, and the probability behind the masks.
 
-A structure k (an organ, lesions in it) has a star-shaped outline. In direction θ, rater r of case n draws
-it displaced outwards by
+A structure k (an organ, or a lesion in it) has a star-shaped outline. In direction θ, rater r of case n draws
+the outline displaced outwards by
 
-    f(θ) (bias b_rk + offset e_nrk + wobble W_nrk(θ)),      b, e, W(θ) ~ N(0, 1) independent,
+    f(θ) (bias b_rk + offset e_nrk + wobble W_nrk(θ)),      b, e, W(θ) ~ N(0, 1) independent.
 
-f the fuzziness of the edge there, b the same in every case, and does not draw a lesion at all with
-probability m_nk. With d the distance inwards from the outline, the chance that k is drawn at a voxel is
+f is the fuzziness of the edge; b is the same in every case. With probability m_nk the rater does not draw a
+lesion at all. With d the distance inwards from the outline, the chance that k is drawn at a voxel is
 
-    q_k = (1 - m_nk) Φ(d / (f(θ) s)),      s² = bias² + offset² + wobble²,
+    q_k = (1 - m_nk) Φ(d / (f(θ) s)),      s² = bias² + offset² + wobble².
 
-and as later structures are painted over earlier ones, p*(class k) = q_k Π_{j>k} (1 - q_j). p* is given the
-scene: outlines, fuzziness, contrast. The image is a noisy view of it, each edge blurred as Φ(d / (f(θ) s)).
+Later structures are painted over earlier ones, so p*(class k) = q_k Π_{j>k} (1 - q_j). p* holds for the given
+scene: outlines, fuzziness, contrast. The image is a noisy view of the scene, with edges Φ(d / (f(θ) s)).
 Left out: cases without a lesion, volumes, and raters of different populations.
 """
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ from torch import Tensor
 
 from ..arrays import check_non_negative
 
-# Lengths below are in pixels of an image whose shorter side has this many; others are scaled.
+# lengths are in pixels of an image whose shorter side has this many, and scale with the image
 _REFERENCE_SIDE = 64
 _CONTRAST = (0.1, 0.3)
 _NUM_HARMONICS = 4
@@ -33,10 +34,10 @@ _NUM_HARMONICS = 4
 
 @dataclass(frozen=True)
 class Phantom:
-    """Images of a phantom, the true class probabilities, and what each rater drew.
+    """Images of a phantom, the true class probabilities, and the mask of each rater.
 
-    prob is the probability that a rater drawn at random, as the raters were, gives a voxel each class.
-    masks are bool for two classes and class maps for more.
+    prob: the probability that a random rater of this population gives a voxel each class.
+    masks: bool for two classes, class maps for more.
     """
 
     image: Float32[Tensor, "N 1 H W"]
@@ -46,10 +47,19 @@ class Phantom:
 
 @dataclass(frozen=True)
 class PhantomOptions:
-    """A phantom to be made: the arguments of `make_phantom`, with its defaults; refused where it refuses."""
+    """Options of a phantom, with their defaults.
+
+    num_classes: 2 is a lesion (1) in an organ that is not labelled; with more, 1 is the organ and 2, 3, ...
+    are lesions.
+    bias, offset, wobble: standard deviations of a rater's habit, of the whole outline in one case, and of
+    its local course, in pixels if the shorter side has 64. If all are 0, every rater draws the same outline.
+    miss: mean probability to overlook a lesion, at most 0.5. In a case it falls linearly from twice this
+    value at the lowest contrast to 0 at the highest. No rater overlooks the organ.
+    noise: standard deviation of the noise of a pixel.
+    """
 
     num_cases: int = 60
-    size: tuple[int, int] = (64, 64)
+    size: Sequence[int] = (64, 64)
     num_raters: int = 4
     num_classes: int = 2
     seed: int = 0
@@ -60,72 +70,60 @@ class PhantomOptions:
     noise: float = 0.04
 
     def __post_init__(self) -> None:
-        _check(self.num_cases, 0, self.size, self.num_raters, self.num_classes, self.seed, self.miss)
+        for name, least in (("num_cases", 1), ("num_raters", 1), ("num_classes", 2), ("seed", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be {least} or more; got {getattr(self, name)}")
+        if len(self.size) != 2 or min(self.size) < 8:
+            raise ValueError(f"size must be (height, width), each 8 pixels or more; got {tuple(self.size)}")
+        if not 0 <= self.miss <= 0.5:
+            raise ValueError(
+                f"miss must be from 0 to 0.5, as faint lesions are missed twice as often; got {self.miss}"
+            )
         check_non_negative(bias=self.bias, offset=self.offset, wobble=self.wobble, noise=self.noise)
 
     def make_case(self, number: int) -> Phantom:
-        """Case `number` alone, an axis of one case in front: the same bits as in the whole phantom."""
-        options = asdict(self) | {"num_cases": 1}
-        return make_phantom(first=number, **options)
+        """Case `number` alone, with a case axis of length 1: the same bits as in the whole phantom."""
+        return _make(self, [number])
 
 
-def make_phantom(
-    num_cases: int,
-    *,
-    first: int = 0,
-    size: Sequence[int] = (64, 64),
-    num_raters: int = 4,
-    num_classes: int = 2,
-    seed: int = 0,
-    bias: float = 0.8,
-    offset: float = 0.6,
-    wobble: float = 0.7,
-    miss: float = 0.05,
-    noise: float = 0.04,
-) -> Phantom:
-    """Images in about [0, 1], true class probabilities and raters' masks of `num_cases` seeded slices.
+def make_phantom(num_cases: int, **options: Any) -> Phantom:
+    """Images in about [0, 1], true class probabilities and raters' masks of `num_cases` slices.
 
-    Two classes: a lesion (1) in an organ that is not labelled. More: the organ is 1 and lesions are 2, 3, ...
-    The same seed gives the same bits; more cases leave the first ones as they were, and the images and
-    probabilities depend neither on `num_raters` nor on what the raters drew. `first` is the number of the
-    first case: one case can be made without those before it.
-
-    bias, offset, wobble: standard deviations of a rater's own habit, of a whole outline in one case, and of
-    its local course, in pixels when the shorter side has 64. All 0: every rater draws the outline itself.
-    miss: mean probability of overlooking a lesion, at most 0.5; a case's own falls linearly from twice that
-    at the lowest contrast to 0 at the highest. An organ is never missed. noise: of the image, per pixel.
+    options: those of `PhantomOptions`. The same seed gives the same bits. More cases do not change the first
+    ones. Images and probabilities do not depend on the number of raters or on their masks.
 
     >>> phantom = make_phantom(3, size=(32, 48), num_raters=5)
     >>> tuple(phantom.image.shape), tuple(phantom.prob.shape), tuple(phantom.masks.shape)
     ((3, 1, 32, 48), (3, 2, 32, 48), (3, 5, 32, 48))
     """
-    _check(num_cases, first, size, num_raters, num_classes, seed, miss)
-    check_non_negative(bias=bias, offset=offset, wobble=wobble, noise=noise)
-    num_structures = max(2, num_classes - 1)
-    habit = _rng(seed, 0).standard_normal((num_raters, num_structures))
+    return _make(PhantomOptions(num_cases, **options), range(num_cases))
+
+
+def _make(options: PhantomOptions, cases: Iterable[int]) -> Phantom:
+    num_structures, seed = max(2, options.num_classes - 1), options.seed
+    habit = _rng(seed, 0).standard_normal((options.num_raters, num_structures))
+    spread = np.hypot(np.hypot(options.bias, options.offset), options.wobble)
     images, probs, masks = [], [], []
-    for case in range(first, first + num_cases):
-        scene = _Scene(
-            _rng(seed, 1, case), size, num_structures, spread=np.hypot(np.hypot(bias, offset), wobble)
-        )
-        images.append(scene.image + noise * _rng(seed, 2, case).standard_normal(scene.image.shape))
-        missed = scene.miss_probability(miss)
-        drawn = _drawn(scene, _rng(seed, 3, case), habit, missed, bias=bias, offset=offset, wobble=wobble)
+    for case in cases:
+        scene = _Scene(_rng(seed, 1, case), options.size, num_structures, spread=spread)
+        images.append(scene.image + options.noise * _rng(seed, 2, case).standard_normal(scene.image.shape))
+        missed = scene.miss_probability(options.miss)
+        drawn = _drawn(scene, _rng(seed, 3, case), habit, missed, options)
         seen = scene.edge * (1 - missed)[:, None, None]
-        # with two classes the organ is scenery: it is in the image but nobody labels it
-        labelled = slice(1, None) if num_classes == 2 else slice(None)
+        # with two classes the organ is in the image, but nobody labels it
+        labelled = slice(1, None) if options.num_classes == 2 else slice(None)
         probs.append(_painted_prob(seen[labelled]))
         masks.append(_painted_classes(drawn[:, labelled]))
     classes = torch.from_numpy(np.stack(masks))
     return Phantom(
         image=torch.from_numpy(np.stack(images)[:, None]).float(),
         prob=torch.from_numpy(np.stack(probs)).float(),
-        masks=classes.bool() if num_classes == 2 else classes,
+        masks=classes.bool() if options.num_classes == 2 else classes,
     )
 
 
 class _Scene:
-    """One case without raters: of each structure (organ first), its level, fuzziness and edge profile."""
+    """One case without raters: level, fuzziness and edge of each structure, the organ first."""
 
     def __init__(
         self, rng: np.random.Generator, size: Sequence[int], num_structures: int, *, spread: float
@@ -147,7 +145,7 @@ class _Scene:
             angle = np.arctan2(down, right)
             levels.append(radius * _outline(rng, angle) - np.hypot(down, right))
             angles.append(angle)
-            # one side of an outline is sharper than the other
+            # an outline is sharper on one side than on the other
             fuzziness.append(rng.uniform(0.6, 1.4) * (1 + 0.5 * np.cos(angle + rng.uniform(0, 2 * np.pi))))
         self.level, self.angle = np.stack(levels), np.stack(angles)
         self.fuzziness = np.stack(fuzziness) * self.scale
@@ -156,7 +154,7 @@ class _Scene:
         self.image = self._render()
 
     def _render(self) -> Float[np.ndarray, "H W"]:
-        """Grey values without noise: a bright organ, lesions in it darker and brighter in turn."""
+        """Grey values without noise: a bright organ with lesions that are darker and brighter in turn."""
         image: np.ndarray = 0.2 + 0.3 * self.edge[0]
         for structure in range(1, len(self.edge)):
             sign = -1 if structure % 2 else 1
@@ -165,7 +163,7 @@ class _Scene:
         return image
 
     def miss_probability(self, miss: float) -> Float[np.ndarray, " structures"]:
-        """Chance that a rater overlooks each structure: the fainter the more, the organ never."""
+        """Probability that a rater overlooks each structure: higher for faint lesions, 0 for the organ."""
         low, high = _CONTRAST
         missed = 2 * miss * (high - self.contrast) / (high - low)
         missed[0] = 0
@@ -177,29 +175,26 @@ def _drawn(
     rng: np.random.Generator,
     habit: Float[np.ndarray, "R structures"],
     missed: Float[np.ndarray, " structures"],
-    *,
-    bias: float,
-    offset: float,
-    wobble: float,
+    options: PhantomOptions,
 ) -> Bool[np.ndarray, "R structures H W"]:
     """Where each rater draws each structure."""
     num_raters, num_structures = habit.shape
     drawn = np.empty((num_raters, *scene.level.shape), dtype=bool)
     for structure in range(num_structures):
         angle = scene.angle[structure]
-        whole = bias * habit[:, structure] + offset * rng.standard_normal(num_raters)
+        common = options.bias * habit[:, structure] + options.offset * rng.standard_normal(num_raters)
         # a cos(kθ) + b sin(kθ) with a, b ~ N(0, 1/K) and K orders: variance 1 at every θ
         orders = np.arange(1, _NUM_HARMONICS + 1)[:, None, None] * angle
         waves = np.concatenate([np.cos(orders), np.sin(orders)]) / np.sqrt(_NUM_HARMONICS)
         local = np.tensordot(rng.standard_normal((num_raters, len(waves))), waves, axes=1)
-        displaced = scene.fuzziness[structure] * (whole[:, None, None] + wobble * local)
+        displaced = scene.fuzziness[structure] * (common[:, None, None] + options.wobble * local)
         sees = rng.random(num_raters) >= missed[structure]
         drawn[:, structure] = (scene.level[structure] + displaced > 0) & sees[:, None, None]
     return drawn
 
 
 def _outline(rng: np.random.Generator, angle: Float[np.ndarray, "H W"]) -> Float[np.ndarray, "H W"]:
-    """Radius in each direction relative to the mean one: an ellipse-like stretch and smaller dents."""
+    """Radius in each direction relative to the mean radius: like an ellipse, with smaller dents."""
     radius = np.ones_like(angle)
     for order, size in ((2, 0.2), (3, 0.08), (4, 0.05)):
         radius += rng.uniform(0, size) * np.cos(order * angle + rng.uniform(0, 2 * np.pi))
@@ -209,14 +204,14 @@ def _outline(rng: np.random.Generator, angle: Float[np.ndarray, "H W"]) -> Float
 def _normal_cdf(
     level: Float[np.ndarray, "*any"], spread: Float[np.ndarray, "*any"]
 ) -> Float[np.ndarray, "*any"]:
-    # without any spread the division must still give a step, not 0/0
+    # without spread the edge is a step, not 0 / 0
     ratio = level / np.maximum(spread, 1e-9)
     probability: np.ndarray = torch.special.ndtr(torch.from_numpy(ratio)).numpy()
     return probability
 
 
 def _painted_prob(seen: Float[np.ndarray, "structures H W"]) -> Float[np.ndarray, "C H W"]:
-    """Class probabilities when structures are painted in turn, each where it is seen, over earlier ones."""
+    """Class probabilities if structures are painted one after the other, each over the earlier ones."""
     prob = np.ones((1, *seen.shape[1:]))
     for chance in seen:
         prob = np.concatenate([prob * (1 - chance), chance[None]])
@@ -224,7 +219,7 @@ def _painted_prob(seen: Float[np.ndarray, "structures H W"]) -> Float[np.ndarray
 
 
 def _painted_classes(drawn: Bool[np.ndarray, "R structures H W"]) -> np.ndarray:
-    """Class maps (R, H, W): the last structure drawn at a voxel, 0 where there is none."""
+    """Class maps (R, H, W): the last structure that is drawn at a voxel, 0 for none."""
     classes = np.arange(1, drawn.shape[1] + 1)[:, None, None]
     painted: np.ndarray = (drawn * classes).max(axis=1)
     return painted
@@ -232,27 +227,3 @@ def _painted_classes(drawn: Bool[np.ndarray, "R structures H W"]) -> np.ndarray:
 
 def _rng(*key: int) -> np.random.Generator:
     return np.random.default_rng(key)
-
-
-def _check(
-    num_cases: int,
-    first: int,
-    size: Sequence[int],
-    num_raters: int,
-    num_classes: int,
-    seed: int,
-    miss: float,
-) -> None:
-    for name, value, least in (
-        ("num_cases", num_cases, 1),
-        ("first", first, 0),
-        ("num_raters", num_raters, 1),
-        ("num_classes", num_classes, 2),
-        ("seed", seed, 0),
-    ):
-        if value < least:
-            raise ValueError(f"{name} must be {least} or more; got {value}")
-    if len(size) != 2 or min(size) < 8:
-        raise ValueError(f"size must be (height, width) of at least 8 pixels each; got {tuple(size)}")
-    if not 0 <= miss <= 0.5:
-        raise ValueError(f"miss must lie in [0, 0.5], as faint lesions are missed twice as often; got {miss}")

@@ -1,13 +1,13 @@
-"""Images, probabilities and class maps at another size, all by one rule, so that they stay on each other.
+"""Resizes images, probabilities and class maps by one rule, so that they stay aligned.
 
-A pixel is a square, and the image keeps its corners: (i + 1/2) / n is where the centre of pixel i of n lies,
-before and after (align_corners=False). Along each axis, n pixels become m:
-    fewer   a new pixel is the mean over the area it covers, parts of pixels counted as parts; so nothing
-            aliases, and a total (the mass of a probability, a lesion's area) is kept exactly
-    more    linear interpolation between centres, and the outermost value beyond the outermost centres
-Where n = m nothing changes by a bit. Weights are 0 or more and sum to one: a probability stays one.
+A pixel is a square, and the image keeps its corners: the centre of pixel i of n is at (i + 1/2) / n, before
+and after (align_corners=False). Along each axis, n pixels become m:
+    m < n   a new pixel is the mean over the area it covers, which includes parts of pixels. So there is no
+            aliasing, and a total (of a probability, or the area of a lesion) is kept exactly.
+    m > n   linear interpolation between centres; beyond the outermost centres the outermost value
+If m = n, no bit changes. Weights are 0 or more and sum to one: a probability stays a probability.
 
-Left out: volumes along their slices, and nearest neighbours, which would move a boundary by half a pixel.
+Left out: resizing across slices, and nearest neighbours, which would move a boundary by half a pixel.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from jaxtyping import Float, Float32, Int, UInt8
 class _Taps:
     """New pixel i is the sum over k of weight[k, i] times pixel index[k, i], divided by `total`.
 
-    Weights are whole numbers: class maps are compared without rounding, so a tie is a tie.
+    Weights are whole numbers, so that probabilities of classes are compared without rounding.
     """
 
     index: Int[np.ndarray, "taps new"]
@@ -31,7 +31,7 @@ class _Taps:
 def resize_image(
     image: Float[np.ndarray, "*leading H W"], size: tuple[int, int]
 ) -> Float32[np.ndarray, "..."]:
-    """Intensities (*leading, *size); none is beyond the smallest and largest that came.
+    """Intensities (*leading, *size), within the range of the input.
 
     >>> resize_image(np.array([[0.0, 1.0, 2.0, 3.0]]), (1, 2))
     array([[0.5, 2.5]], dtype=float32)
@@ -41,7 +41,7 @@ def resize_image(
         taps = _taps(image.shape[axis], length)
         share = (taps.weight / taps.total).astype(np.float32)
         resized = _gathered(resized, axis, taps.index, share)
-    # shares are rounded, so their sum may be one and a bit
+    # shares are rounded, so their sum may be slightly more than 1
     clipped: np.ndarray = np.clip(resized, image.min(), image.max(), dtype=np.float32)
     return clipped
 
@@ -62,9 +62,9 @@ def resize_probability(
 def resize_classes(
     classes: UInt8[np.ndarray, "*leading H W"], size: tuple[int, int], *, num_classes: int
 ) -> UInt8[np.ndarray, "..."]:
-    """The class of the highest probability at each new pixel; between equals the lowest class.
+    """The most probable class at each new pixel; at a tie the lowest class.
 
-    So of two classes, foreground is what covers strictly more than half.
+    With two classes, foreground must cover strictly more than half of a pixel.
 
     >>> resize_classes(np.array([[0, 1, 1, 1, 0, 0]], dtype=np.uint8), (1, 3), num_classes=2)
     array([[0, 1, 0]], dtype=uint8)
@@ -84,7 +84,7 @@ def resize_classes(
 
 
 def _score(drawn: np.ndarray, size: tuple[int, int]) -> Float[np.ndarray, "..."]:
-    """Probability of a mask, times a number that is the same for all masks; whole numbers, hence exact."""
+    """Probability of a mask times a constant of all masks: whole numbers, hence exact."""
     score = drawn.astype(np.float64)
     for axis, length in zip((-2, -1), size, strict=True):
         taps = _taps(drawn.shape[axis], length)
@@ -95,9 +95,9 @@ def _score(drawn: np.ndarray, size: tuple[int, int]) -> Float[np.ndarray, "..."]
 def _gathered(
     values: np.ndarray, axis: int, index: Int[np.ndarray, "taps new"], weight: Float[np.ndarray, "taps new"]
 ) -> np.ndarray:
-    """Weighted sums along the axis -1 or -2; one tap after the other, so in the same order everywhere.
+    """Weighted sums along the axis -1 or -2, added tap by tap in a fixed order.
 
-    Not as a product with a matrix: its rounding depends on threads and on where arrays lie in memory.
+    The rounding of a matrix product would depend on threads and on memory addresses.
     """
     if index.shape == (1, values.shape[axis]):
         return values
@@ -109,7 +109,7 @@ def _gathered(
 
 
 def _taps(length: int, new: int) -> _Taps:
-    """What `length` pixels in a row give to `new` ones, in whole numbers of a pixel's parts."""
+    """The weights of `length` pixels in `new` pixels, as whole numbers."""
     position = np.arange(new)
     if new == length:
         return _Taps(position[None], np.ones((1, new), dtype=np.int64), 1)

@@ -15,6 +15,7 @@ from lightning_fabric import Fabric
 from ..data.batches import WholeCases
 from ..data.dataset import Dataset
 from ..data.folds import read_folds, split_folds, write_folds
+from ..data.storage import Storage
 from ..metrics.cases import CaseTable, concatenate, read_cases, write_cases
 from ..networks.systems import network_probability
 from ..paths import RunFolder, atomic_write
@@ -123,7 +124,8 @@ def _predict_and_score(fold_run: FoldRun, fabric: Fabric) -> None:
     dataset = fold_run.dataset
     network = fold_run.run.network(fold_run.fold, device=fabric.device)
     cases = fold_run.validation_cases[fabric.global_rank :: fabric.world_size]
-    for batch in WholeCases(dataset, cases, batch_size=recipe.batch_size, device=fabric.device):
+    storage = Storage(dataset, fabric.device, resident=False)
+    for batch in WholeCases(storage, cases, batch_size=recipe.batch_size):
         probs = network_probability(network, batch.image, dtype=recipe.precision.dtype).cpu()
         for number, prob in zip(batch.case.tolist(), probs, strict=True):
             case = dataset.cases[number]

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.tensorboard import SummaryWriter
 
 from ..data.batches import Batches, CaseBatch, WholeCases
+from ..data.storage import Storage
 from ..labels.raters import read_raters
 from ..metrics.accumulators import CaseScores
 from ..metrics.registry import higher_is_better
@@ -102,13 +103,12 @@ class _FoldTrainer:
     def _build_batches(self) -> Batches:
         recipe, fabric = self.recipe, self.fabric
         return Batches(
-            self.dataset,
+            Storage(self.dataset, fabric.device),
             self.fold_run.training_cases,
             batch_size=recipe.batch_size,
             label=recipe.label,
             augment=recipe.augment,
             seed=step_seed(recipe.seed, self.fold_run.fold, 0) % 2**32,
-            device=fabric.device,
             rank=fabric.global_rank,
             world_size=fabric.world_size,
             workers=recipe.workers,
@@ -238,13 +238,7 @@ class _FoldTrainer:
 
     def _predictions(self, cases: Sequence[int]) -> Iterator[tuple[CaseBatch, Tensor]]:
         """Batches and their probabilities. The device computes one batch ahead of the one that is scored."""
-        whole_cases = WholeCases(
-            self.dataset,
-            cases,
-            batch_size=self.recipe.batch_size,
-            device=self.fabric.device,
-            resident_of=self.batches,
-        )
+        whole_cases = WholeCases(self.batches.storage, cases, batch_size=self.recipe.batch_size)
         previous: tuple[CaseBatch, Tensor] | None = None
         for batch in whole_cases:
             prob = network_probability(self.model, batch.image, dtype=self.recipe.precision.dtype)

@@ -67,13 +67,7 @@ def _check_teacher(teacher: TrainedRun, student: FoldRun) -> None:
 def _fit_temperature(network: nn.Module, fold_run: FoldRun, batches: Batches, device: torch.device) -> float:
     """The temperature of maximum likelihood on the training cases, with the labels of the student."""
     scaling = TemperatureScaling(activation="softmax")
-    whole_cases = WholeCases(
-        batches.dataset,
-        batches.cases,
-        batch_size=fold_run.recipe.batch_size,
-        device=device,
-        resident_of=batches,
-    )
+    whole_cases = WholeCases(batches.storage, batches.cases, batch_size=fold_run.recipe.batch_size)
     with torch.no_grad():
         for batch in whole_cases:
             logits = network(batch.image)
