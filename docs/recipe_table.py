@@ -1,6 +1,6 @@
-"""Write the tables of docs/recipes.md from the options themselves: `python docs/recipe_table.py`.
+"""Write the tables of docs/recipes.md from the options of a recipe: `python docs/recipe_table.py`.
 
-Each section's table stands between the two lines
+The table of a section is between the two lines
 
     <!-- made by docs/recipe_table.py: SECTION -->
     <!-- end -->
@@ -23,7 +23,7 @@ PAGE = Path(__file__).parent / "recipes.md"
 
 
 def tables() -> dict[str, str]:
-    """The Markdown table of every section; those outside of any are under `recipe`."""
+    """The Markdown table of every section; options outside a section are in `recipe`."""
     made = {"recipe": _table(("", field) for field in _own_fields().items())}
     for name, field in Recipe.model_fields.items():
         section = _section(field)
@@ -35,11 +35,11 @@ def tables() -> dict[str, str]:
 
 
 def with_tables(page: str) -> str:
-    """The page with every table in its place; a ValueError if a place is missing or nobody's."""
+    """The page with new tables; a ValueError if its markers are not those of the sections."""
     made = tables()
-    places = re.findall(r"<!-- made by docs/recipe_table\.py: (\w+) -->", page)
-    if sorted(places) != sorted(made):
-        raise ValueError(f"recipes.md needs one place for each of {sorted(made)}; it has {sorted(places)}")
+    markers = re.findall(r"<!-- made by docs/recipe_table\.py: (\w+) -->", page)
+    if sorted(markers) != sorted(made):
+        raise ValueError(f"recipes.md needs one marker for each of {sorted(made)}; it has {sorted(markers)}")
     for name, table in made.items():
         start = f"<!-- made by docs/recipe_table.py: {name} -->\n"
         before, _, after = page.partition(start)
@@ -83,7 +83,7 @@ def _yaml(value: Any) -> str:
 
 
 def _values(kind: Any) -> str:
-    """What may stand there, in words."""
+    """The possible values of a type, in words."""
     names = {float: "number", int: "whole number", str: "text", bool: "true, false", Path: "path"}
     origin, inner = get_origin(kind), get_args(kind)
     if kind in names:
@@ -105,13 +105,13 @@ def _values(kind: Any) -> str:
 def _limits(field: FieldInfo) -> str:
     """Bounds of a number."""
     signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
-    found = (
+    limits = (
         f"{sign} {_yaml(bound)}"
         for part in field.metadata
         for name, sign in signs.items()
         if (bound := getattr(part, name, None)) is not None
     )
-    return ", ".join(found)
+    return ", ".join(limits)
 
 
 def _first_lines(names: Iterable[str]) -> str:

@@ -1,11 +1,11 @@
-"""How commands speak: a line as it is, and progress bars of one kind with the time that is left."""
+"""What commands print: plain lines, and progress bars with the remaining time."""
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 
 def counting_bar(console: Console, *, doing: str, unit: str) -> Progress:
-    """A bar that counts `unit`s and vanishes at the end; what a task is called stands behind `doing`."""
+    """A bar that counts `unit`s and disappears at the end; it shows `doing` and the task's description."""
     return Progress(
         TextColumn(f"{doing} {{task.description}}", markup=False),
         BarColumn(),
@@ -17,7 +17,7 @@ def counting_bar(console: Console, *, doing: str, unit: str) -> Progress:
 
 
 def training_bars(console: Console, *, width: int = 0, transient: bool = False) -> Progress:
-    """Bars of trainings, one a task, each with a line of its own about what it is at: the field `status`."""
+    """Bars of trainings, one per task, each with a text about its state: the field `status`."""
     return Progress(
         TextColumn(f"{{task.description:<{width}}}" if width else "{task.description}", markup=False),
         BarColumn(bar_width=16),
@@ -30,5 +30,5 @@ def training_bars(console: Console, *, width: int = 0, transient: bool = False) 
 
 
 def say(console: Console, text: str) -> None:
-    """One line, as it is: nothing in it is markup, and a path is not broken."""
+    """Print one line without markup and without breaking paths."""
     console.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -175,7 +175,7 @@ seed: -1
             ("=3", "--set =3: expected KEY=VALUE"),
             ("data.folds=[0", "--set data.folds=[0 line 1, column 3: not YAML: "),
             ("data.folds=[0, 5]", "recipe quick: data: folds are numbered 0 to 2; got 5"),
-            ("data.folds=[1, 1]", "recipe quick: data: folds holds a fold twice: [1, 1]"),
+            ("data.folds=[1, 1]", "recipe quick: data: folds contains a fold twice: [1, 1]"),
             ("loss.family=tversky", "recipe quick: loss: family tversky needs both alpha and beta"),
             ("loss.alpha=0.3", "recipe quick: loss: alpha and beta are for family tversky; dice has its own"),
             ("augment.crop=[64, 60]", "recipe quick: augment.crop needs multiples of 32 for a network; got"),
@@ -228,7 +228,7 @@ seed: -1
     def test_a_file_that_cannot_be_read_is_named(self, tmp_path):
         binary = tmp_path / "image.yaml"
         binary.write_bytes(b"\x89PNG\xff\xfe")
-        assert problems(binary) == [f"{binary} is not a recipe: it is no UTF-8 text"]
+        assert problems(binary) == [f"{binary} is not a recipe: it is not UTF-8 text"]
         assert problems(tmp_path) == [f"cannot read recipe {tmp_path}: Is a directory"]
         assert problems("quik") == ["there is neither a file nor a shipped recipe quik; did you mean quick?"]
         assert "there are qubiq_labels, " in problems(tmp_path / "absent.yaml")[0]
@@ -434,7 +434,7 @@ class TestPage:
         edited = page.replace("| `batch_size` | `8` |", "| `batch_size` | `16` |")
         assert edited != page
         assert recipe_table.with_tables(edited) == page
-        with pytest.raises(ValueError, match="needs one place for each"):
+        with pytest.raises(ValueError, match="needs one marker for each"):
             recipe_table.with_tables(page.replace("recipe_table.py: loss -->", "recipe_table.py: los -->"))
 
     def test_every_option_has_a_description_and_a_row(self):

@@ -150,7 +150,7 @@ def test_cases_of_any_size_and_order_score_the_same_alone_and_together(tmp_path,
     as_before(shuffled, together)
     alone = concatenate(score_fold(dataset, [n], folder, **options) for n in range(6)).sorted()
     as_before(alone, together)
-    monkeypatch.setattr("semidice.runs.scoring._BATCH", 1)
+    monkeypatch.setattr("semidice.runs.scoring._MAX_VALUES", 1)
     as_before(score_fold(dataset, range(6), folder, **options), together)
 
 
@@ -240,7 +240,7 @@ def test_unfinished_folds_are_told_and_do_not_pass_for_a_run(dataset, tmp_path):
     run = make_run(tmp_path / "run", dataset, num_folds=3, finished=[0, 2])
     table, words = evaluated(run)
     assert set(table.columns["fold"]) == {0, 2}
-    assert "not in these numbers: fold 1" in words
+    assert "not in these scores: fold 1" in words
     assert not run.cases.exists()
     evaluated(run, out=tmp_path / "part.parquet")
     as_before(read_cases(tmp_path / "part.parquet"), table)
@@ -269,14 +269,14 @@ def test_a_dataset_that_has_moved_is_given_by_its_path(dataset, tmp_path):
         evaluated(run)
     table, words = evaluated(run, dataset_path=dataset.folder.path)
     as_before(table, before)
-    assert "prepared anew" not in words
+    assert "prepared again" not in words
 
 
 def test_a_dataset_that_is_another_is_told(dataset, tmp_path):
     run = make_run(tmp_path / "run", dataset)
     changed = make_prepared(tmp_path / "changed", num_cases=6, seed=5)
     _, words = evaluated(run, dataset_path=changed.folder.path, out=tmp_path / "cases.csv")
-    assert "changed has been prepared anew" in words
+    assert "changed was prepared again" in words
     manifest = Manifest.model_validate_json(changed.folder.manifest.read_bytes())
     renamed = manifest.model_copy(update={"class_names": ("background", "tumour")})
     changed.folder.manifest.write_text(renamed.model_dump_json())

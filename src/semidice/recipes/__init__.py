@@ -1,30 +1,23 @@
-"""A recipe: everything a training depends on but the data, read from YAML, checked, and written back whole.
+"""A recipe: every option of a training, read from YAML, checked, and written back with all defaults.
 
     read_recipe("my.yaml", ["loss.form=relaxed", "schedule.epochs=60"])     a file, or a shipped recipe's name
     write_recipe(recipe, RUN/recipe.yaml)                                   every option, defaults included
 
-Keys that do not exist are refused with the nearest that do. YAML is read as version 1.2 has it: 1e-3 is a
-number, `off` and 2024-01-31 are text, and a key that occurs twice is an error.
+A key that does not exist is refused, and the message names the nearest key. YAML is read as version 1.2: 1e-3
+is a number, `off` and 2024-01-31 are text, and a key that occurs twice is an error.
 
-Paths in a file are relative to the file, those in an override to the working directory, and in memory they
-are absolute. So they are in a written recipe, whose run folder can be moved and still finds its dataset; but
-a teacher beside the run folder is ../NAME there, as a folder of runs is moved as a whole. Where dataset or
-teacher have moved, override `data.dataset` or `teacher.run`. Reading checks no path; that is for whoever
-opens it.
+A path in a file is relative to the file, a path in an override to the working directory; in memory, paths are
+absolute. A written recipe has absolute paths too, so its run folder can be moved and still finds its dataset.
+But a teacher in the same folder as the run is written as ../NAME, because a folder of runs is moved together.
+If the dataset or the teacher was moved, override `data.dataset` or `teacher.run`. Reading a recipe does not
+check that paths exist.
 """
 
 from .files import read_recipe, shipped_recipes, write_recipe
 from .options import (
-    DataOptions,
-    ModelOptions,
-    OptimiserOptions,
-    PrecisionOptions,
     Recipe,
-    ScheduleOptions,
     SegmentationLossOptions,
     SystemOptions,
-    TeacherOptions,
-    ValidationOptions,
     differing_keys,
     flat_options,
     option_fields,
@@ -32,16 +25,9 @@ from .options import (
 from .provenance import versions
 
 __all__ = [
-    "DataOptions",
-    "ModelOptions",
-    "OptimiserOptions",
-    "PrecisionOptions",
     "Recipe",
-    "ScheduleOptions",
     "SegmentationLossOptions",
     "SystemOptions",
-    "TeacherOptions",
-    "ValidationOptions",
     "differing_keys",
     "flat_options",
     "option_fields",

@@ -1,4 +1,4 @@
-"""Recipes as files: read with overrides, every problem named, written back whole."""
+"""Recipe files: reading with overrides, messages for every problem, writing with all defaults."""
 
 import json
 import os
@@ -37,9 +37,9 @@ def shipped_recipes() -> list[str]:
 
 
 def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe in a file, or shipped under a name, with `KEY=VALUE` overrides, values in YAML.
+    """The recipe of a file, or the shipped recipe of a name, with `KEY=VALUE` overrides; values are YAML.
 
-    A ValueError lists all that is wrong, one line each: where, which key, what was expected, what came.
+    A ValueError lists all problems, one line each, with source, key, expected value and actual value.
 
     >>> recipe = read_recipe("quick", ["data.dataset=prepared", "loss.form=relaxed"])
     >>> recipe.model.architecture, recipe.loss.form
@@ -62,13 +62,14 @@ def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def write_recipe(recipe: Recipe, path: Path) -> None:
-    """Write every option in the order of its declaration; `read_recipe` of the file gives the same recipe.
+    """Write every option in the order of its declaration; `read_recipe` returns the same recipe.
 
-    path: in the run folder. A teacher beside that folder is written as ../NAME, so that both can be moved.
+    path: in the run folder. A teacher in the same folder as the run is written as ../NAME, so that the runs
+    can be moved together.
     """
     options = recipe.model_dump(mode="json")
-    beside = Path(os.path.abspath(path)).parent.parent
-    if recipe.teacher is not None and recipe.teacher.run.parent == beside:
+    folder_of_runs = Path(os.path.abspath(path)).parent.parent
+    if recipe.teacher is not None and recipe.teacher.run.parent == folder_of_runs:
         options["teacher"]["run"] = f"../{recipe.teacher.run.name}"
     text = yaml_text(options)
     with atomic_write(path) as temp_path:
@@ -79,7 +80,7 @@ def write_recipe(recipe: Recipe, path: Path) -> None:
 
 
 def _recipe_text(path: str | Path) -> tuple[str, str, Path]:
-    """Name for messages, text, and the folder that relative paths start from."""
+    """The source for messages, the text, and the folder that relative paths start from."""
     file = Path(path)
     shipped = shipped_recipes()
     if not file.is_file() and str(path) in shipped:
@@ -92,11 +93,11 @@ def _recipe_text(path: str | Path) -> tuple[str, str, Path]:
     except OSError as error:
         raise ValueError(f"cannot read recipe {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not a recipe: it is no UTF-8 text") from error
+        raise ValueError(f"{path} is not a recipe: it is not UTF-8 text") from error
 
 
 def _override(raw: dict[str, Any], override: str) -> str:
-    """Put KEY=VALUE into the options; the key."""
+    """Set KEY=VALUE in the options and return the key."""
     key, equals, text = (part.strip() for part in override.partition("="))
     if not equals or not key:
         raise ValueError(f"--set {override}: expected KEY=VALUE, such as loss.form=relaxed")
@@ -109,7 +110,7 @@ def _override(raw: dict[str, Any], override: str) -> str:
             node[section] = {}
         node = node[section]
         if not isinstance(node, dict):
-            raise ValueError(f"--set {override}: {section} is {node!r} in the recipe, which has no options")
+            raise ValueError(f"--set {override}: {section} is {node!r} in the recipe and has no options")
     node[name] = parse_yaml(text, f"--set {override}")
     return key
 
@@ -120,7 +121,7 @@ def _resolve_paths(raw: Mapping[str, Any], folder: Path, overridden: Sequence[st
         value = options.get(name) if isinstance(options, dict) else None
         if not isinstance(options, dict) or not isinstance(value, str):
             continue
-        # imagenet and none are names; a file has a suffix or a folder
+        # imagenet and none are names; the path of a file has a suffix or a separator
         if name == "weights" and not (os.sep in value or Path(value).suffix):
             continue
         base = Path.cwd() if {section, f"{section}.{name}"} & set(overridden) else folder
@@ -128,7 +129,7 @@ def _resolve_paths(raw: Mapping[str, Any], folder: Path, overridden: Sequence[st
 
 
 def _problems(error: ValidationError, source: str, overridden: Sequence[str]) -> list[str]:
-    """One line for each option that is wrong."""
+    """One message for each wrong option."""
     by_key: dict[str, list[Any]] = {}
     for problem in error.errors():
         by_key.setdefault(_key_of(problem), []).append(problem)
@@ -136,12 +137,12 @@ def _problems(error: ValidationError, source: str, overridden: Sequence[str]) ->
     for key, problems in by_key.items():
         set_by = any(key == other or key.startswith(f"{other}.") for other in overridden)
         where = f"--set {key}" if set_by else ": ".join(filter(None, (source, key)))
-        lines.append(f"{where}: {_what_is_wrong(key, problems)}")
+        lines.append(f"{where}: {_describe(key, problems)}")
     return lines
 
 
 def _key_of(problem: Any) -> str:
-    """The option's key; behind it pydantic has list indices, and which of several types was tried."""
+    """The key of the option, without list indices and the names of types that pydantic appends."""
     parts = [str(part) for part in problem["loc"]]
     if problem["type"] == "extra_forbidden":
         return ".".join(parts)
@@ -150,7 +151,7 @@ def _key_of(problem: Any) -> str:
     return ".".join(parts)
 
 
-def _what_is_wrong(key: str, problems: Sequence[Any]) -> str:
+def _describe(key: str, problems: Sequence[Any]) -> str:
     kind, first = problems[0]["type"], problems[0]
     if kind == "extra_forbidden":
         return _no_such(key)
@@ -158,8 +159,8 @@ def _what_is_wrong(key: str, problems: Sequence[Any]) -> str:
         return f"missing; give it in the file, or with --set {key}=..."
     if kind == "value_error":
         return str(first["ctx"]["error"])
-    # where one of several types was possible, each of them complains about the same value; and a list is
-    # found too short when an item of it was wrong
+    # each possible type of an option reports a problem, and a list with a wrong item is also reported as too
+    # short: the deepest problems are about the value itself
     deepest = max(len(problem["loc"]) for problem in problems)
     problems = [problem for problem in problems if len(problem["loc"]) == deepest]
     expected = " or ".join(dict.fromkeys(_expected(problem) for problem in problems))
@@ -188,5 +189,6 @@ def _no_such(key: str) -> str:
     last = key.rpartition(".")[2]
     same_name = [name for name in known if name.rpartition(".")[2] == last]
     section = key.rpartition(".")[0]
-    beside = [name for name in known if name.rpartition(".")[0] == section]
-    return f"no such option{nearest_hint(same_name or get_close_matches(key, known, n=1), beside or known)}"
+    in_section = [name for name in known if name.rpartition(".")[0] == section]
+    close = same_name or get_close_matches(key, known, n=1)
+    return f"no such option{nearest_hint(close, in_section or known)}"

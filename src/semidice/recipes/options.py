@@ -1,4 +1,4 @@
-"""The options of a recipe: their types, defaults, meaning, and what fits together."""
+"""The options of a recipe: types, defaults, meanings, and checks of their combinations."""
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -45,15 +45,15 @@ class _Section(BaseModel):
 
 
 class DataOptions(_Section):
-    """What is trained on, and how it is split."""
+    """The dataset and its split into folds."""
 
-    dataset: AbsolutePath = Field(description="folder that `semidice prepare` wrote")
-    num_folds: int = Field(default=5, ge=2, description="parts that the patients are split into")
+    dataset: AbsolutePath = Field(description="folder written by `semidice prepare`")
+    num_folds: int = Field(default=5, ge=2, description="number of parts that the patients are split into")
     fold_seed: int = Field(
-        default=0, ge=0, description="of the split; the same for methods that are compared"
+        default=0, ge=0, description="seed of the split; use the same for methods that are compared"
     )
     folds: tuple[int, ...] | None = Field(
-        default=None, min_length=1, description="folds to run, such as [0, 1]; null runs all of them"
+        default=None, min_length=1, description="folds to run, such as [0, 1]; null runs all folds"
     )
 
     @model_validator(mode="after")
@@ -62,7 +62,7 @@ class DataOptions(_Section):
             if not 0 <= fold < self.num_folds:
                 raise ValueError(f"folds are numbered 0 to {self.num_folds - 1}; got {fold}")
         if len(set(self.folds or ())) != len(self.folds or ()):
-            raise ValueError(f"folds holds a fold twice: {list(self.folds or ())}")
+            raise ValueError(f"folds contains a fold twice: {list(self.folds or ())}")
         return self
 
     @property
@@ -75,20 +75,23 @@ class ModelOptions(_Section):
     """The network; see `networks.build.build_model`."""
 
     architecture: str = Field(
-        default="unet", description="of segmentation_models_pytorch, such as deeplabv3plus; or small_unet"
+        default="unet",
+        description="name in segmentation_models_pytorch, such as deeplabv3plus; or small_unet",
     )
-    encoder: str = Field(default="resnet50", description="of smp or timm; none for small_unet")
+    encoder: str = Field(default="resnet50", description="name in smp or timm; none for small_unet")
     weights: str = Field(
         default="imagenet",
-        description="of the encoder: imagenet (from the hub), a .safetensors file, or none",
+        description="weights of the encoder: imagenet (from the hub), a .safetensors file, or none",
     )
-    dropout: float = Field(default=0.0, ge=0, lt=1, description="of whole channels before the last layer")
+    dropout: float = Field(
+        default=0.0, ge=0, lt=1, description="probability to drop a channel before the last layer"
+    )
     options: dict[str, JsonValue] = Field(
-        default_factory=dict, description="of the architecture, such as decoder_channels; see smp"
+        default_factory=dict, description="options of the architecture, such as decoder_channels; see smp"
     )
 
     def build_options(self) -> dict[str, Any]:
-        """Keyword arguments of `networks.build.build_model` but for the numbers of channels and classes."""
+        """Keyword arguments of `networks.build.build_model`, except the numbers of channels and classes."""
         return {**self.model_dump(exclude={"options"}), **self.options}
 
     @field_validator("options")
@@ -102,7 +105,7 @@ class ModelOptions(_Section):
 class SegmentationLossOptions(_Section):
     """Cross entropy and a region loss; see `losses.SegmentationLoss`."""
 
-    family: Family = Field(default="dice", description="of the region loss")
+    family: Family = Field(default="dice", description="kind of the region loss")
     form: Form = Field(
         default=RegionOptions.form,
         description="how overlap is counted: min is DML1, product DML2, relaxed SDL",
@@ -114,18 +117,18 @@ class SegmentationLossOptions(_Section):
     gamma: float = Field(default=RegionOptions.gamma, gt=0, description="focal exponent")
     log: bool = Field(default=RegionOptions.log, description="-log(index) in place of 1 - index")
     smooth: float = Field(
-        default=RegionOptions.smooth, ge=0, description="added above and below in the index"
+        default=RegionOptions.smooth, ge=0, description="added to numerator and denominator of the index"
     )
-    over: Over = Field(default=RegionOptions.over, description="which voxels share an index")
+    over: Over = Field(default=RegionOptions.over, description="voxels that are summed into one index")
     classes: Classes = Field(default=RegionOptions.classes, description="all, or those present in the label")
     background: bool = Field(
-        default=RegionOptions.background, description="whether class 0 takes part in the region loss"
+        default=RegionOptions.background, description="whether the region loss includes class 0"
     )
     cross_entropy_weight: float = Field(
-        default=CROSS_ENTROPY_WEIGHT, ge=0, description="of the cross entropy"
+        default=CROSS_ENTROPY_WEIGHT, ge=0, description="weight of the cross entropy"
     )
-    region_weight: float = Field(default=REGION_WEIGHT, ge=0, description="of the region loss")
-    class_weight: tuple[float, ...] | None = Field(default=None, description="a weight for each class")
+    region_weight: float = Field(default=REGION_WEIGHT, ge=0, description="weight of the region loss")
+    class_weight: tuple[float, ...] | None = Field(default=None, description="one weight per class")
 
     def build(self, *, sync: bool = False) -> SegmentationLoss:
         """The loss of logits; `sync` takes the statistics of all processes together."""
@@ -154,46 +157,55 @@ class SegmentationLossOptions(_Section):
 
 
 class SystemOptions(_Section):
-    """Which system is trained: the network as it is, or one that the paper compares with; see systems.md."""
+    """The system to train: a plain network, or one that the paper compares with; see systems.md."""
 
     name: SystemName = Field(
         default="standard",
-        description="standard, or: dropout at prediction, a head for each rater, SoftSeg, MRNet",
+        description="standard is a plain network; the others are explained in systems.md",
     )
     dropout: float = Field(
-        default=0.5, gt=0, lt=1, description="of whole channels in the two deepest levels, by mc_dropout"
+        default=0.5,
+        gt=0,
+        lt=1,
+        description="mc_dropout: probability to drop a channel in the two deepest levels",
     )
-    num_samples: int = Field(default=20, ge=1, description="dropouts whose probabilities mc_dropout averages")
+    num_samples: int = Field(
+        default=20, ge=1, description="mc_dropout: number of predictions that are averaged"
+    )
 
 
 class TeacherOptions(_Section):
-    """A trained run to learn from beside the label; each fold has the teacher of the same fold."""
+    """A trained run that the network learns from in addition to the label; each fold uses its fold."""
 
     run: AbsolutePath = Field(description="folder of the teacher's run")
-    calibration: Calibration = Field(default="kde", description="of the teacher's probabilities")
+    calibration: Calibration = Field(
+        default="kde", description="how the teacher's probabilities are calibrated"
+    )
     temperature: float | Literal["fit"] = Field(
-        default="fit", description="logits are divided by it; fit takes the likeliest on the training cases"
+        default="fit", description="divides the logits; fit maximises the likelihood on the training cases"
     )
-    bandwidth: float = Field(default=1e-3, gt=0, description="of the kernel density estimate")
-    num_keys: int = Field(default=1024, ge=1, description="key points of a batch")
+    bandwidth: float = Field(default=1e-3, gt=0, description="bandwidth of the kernel density estimate")
+    num_keys: int = Field(default=1024, ge=1, description="number of key points per batch")
     width: int = Field(
-        default=3, ge=0, description="voxels from a label boundary within which kde is applied"
+        default=3, ge=0, description="kde is applied within this distance, in voxels, from a label boundary"
     )
-    keys_per_image: bool = Field(default=False, description="key points of each image in place of the batch")
+    keys_per_image: bool = Field(
+        default=False, description="draw key points from each image and not from the whole batch"
+    )
     keys_from: KeySource = Field(
         default="region",
-        description="where key points are drawn: where kde is applied, or anywhere, as in the paper",
+        description="draw key points where kde is applied (region), or anywhere (as in the paper)",
     )
     reweight_keys: bool = Field(
         default=True,
-        description="a key counts for the voxels it was drawn from; false is the paper's, see calibration.md",
+        description="weight keys by the voxels they stand for; false as in the paper, see calibration.md",
     )
-    label_weight: float = Field(default=0.5, ge=0, description="of the loss against the label")
-    teacher_weight: float = Field(default=0.5, ge=0, description="of the loss against the teacher")
+    label_weight: float = Field(default=0.5, ge=0, description="weight of the loss against the label")
+    teacher_weight: float = Field(default=0.5, ge=0, description="weight of the loss against the teacher")
     terms: tuple[Term, ...] = Field(
         default=("cross_entropy", "region"),
         min_length=1,
-        description="which terms compare student and teacher",
+        description="terms of the loss that compare student and teacher",
     )
 
     @field_validator("temperature")
@@ -205,56 +217,62 @@ class TeacherOptions(_Section):
 
 
 class OptimiserOptions(_Section):
-    """How weights are changed."""
+    """How weights are updated."""
 
     name: Literal["sgd", "adamw"] = Field(
-        default="sgd", description="sgd as in the paper; adamw wants a lower lr"
+        default="sgd", description="sgd as in the paper; adamw needs a lower lr"
     )
     lr: float = Field(default=0.01, gt=0, description="learning rate at the start")
-    momentum: float = Field(default=0.9, ge=0, lt=1, description="of sgd")
-    weight_decay: float = Field(default=5e-4, ge=0, description="of all weights")
+    momentum: float = Field(default=0.9, ge=0, lt=1, description="momentum of sgd")
+    weight_decay: float = Field(default=5e-4, ge=0, description="weight decay of all weights")
     clip_norm: float | None = Field(
-        default=None, gt=0, description="largest norm of the gradient; null for none"
+        default=None, gt=0, description="maximum norm of the gradient; null for no limit"
     )
     accumulate: int = Field(
-        default=1, ge=1, description="pieces that a batch is cut into, one after the other"
+        default=1, ge=1, description="number of pieces of a batch that are processed one after the other"
     )
 
 
 class ScheduleOptions(_Section):
-    """How long, and how the learning rate falls: lr (1 - step / steps)^power."""
+    """The number of epochs, and the decay of the learning rate: lr (1 - step / steps)^power."""
 
-    epochs: int = Field(default=150, ge=1, description="times every training case is seen")
-    power: float = Field(default=0.9, ge=0, description="of the poly schedule; 0 keeps the rate")
-    warmup_steps: int = Field(default=0, ge=0, description="steps over which the rate first rises from 0")
+    epochs: int = Field(default=150, ge=1, description="number of passes over the training cases")
+    power: float = Field(default=0.9, ge=0, description="exponent of the decay; 0 keeps the rate constant")
+    warmup_steps: int = Field(default=0, ge=0, description="steps in which the rate first rises from 0")
 
 
 class PrecisionOptions(_Section):
-    """Speed against bits. The paper's numbers are fp32."""
+    """Speed against precision. The paper uses fp32."""
 
     dtype: Literal["fp32", "bf16", "fp16"] = Field(
-        default="fp32", description="of the network; losses stay float32"
+        default="fp32", description="precision of the network; losses are always float32"
     )
-    channels_last: bool = Field(default=False, description="memory format that is faster on most devices")
-    compile: bool = Field(default=False, description="compile the network; a minute at the start")
+    channels_last: bool = Field(
+        default=False, description="memory format channels_last, faster on most devices"
+    )
+    compile: bool = Field(default=False, description="compile the network, which takes a minute at the start")
     graph: Literal["auto", True, False] = Field(
-        default="auto", description="the whole step as one CUDA graph: where it can, always, never"
+        default="auto", description="record a step as one CUDA graph: if possible (auto), always, never"
     )
 
 
 class ValidationOptions(_Section):
-    """How the held-out fold is judged."""
+    """How the held-out cases of a fold are scored."""
 
-    every: int = Field(default=10, ge=1, description="epochs between validations; the last one always counts")
+    every: int = Field(
+        default=10, ge=1, description="epochs between validations; the last epoch is always validated"
+    )
     metrics: tuple[str, ...] = Field(
         default=("dice_score", "binarized_dice_score", "soft_dice_score", "calibration_error", "brier_error"),
         min_length=1,
-        description="scores of every case in the run's table; names as in metrics.md",
+        description="scores of every case in the case table; names as in metrics.md",
     )
-    best_by: str = Field(default="dice_score", description="the score by which the best checkpoint is kept")
+    best_by: str = Field(
+        default="dice_score", description="the score that decides which checkpoint is the best"
+    )
     checkpoint: Literal["last", "best"] = Field(
         default="last",
-        description="which one is scored; best was chosen on the very cases it is scored on, which flatters",
+        description="the checkpoint that is scored; best is optimistic: the same cases choose it",
     )
 
     @field_validator("metrics", "best_by")
@@ -270,34 +288,36 @@ class ValidationOptions(_Section):
 
 
 class Recipe(_Section):
-    """A whole training."""
+    """All options of a training."""
 
     name: str = Field(
-        min_length=1, description="of the method in tables; left out of a file, it is the file's name"
+        min_length=1, description="name of the method in tables; by default the name of the file"
     )
     data: DataOptions
-    # not LabelOptions(), which a type checker without pydantic's plugin takes to lack its arguments
+    # not LabelOptions(): a type checker without pydantic's plugin would report missing arguments
     label: LabelOptions = LabelOptions.model_validate({})
     augment: AugmentOptions = AugmentOptions.model_validate({})
     model: ModelOptions = ModelOptions()
     loss: SegmentationLossOptions = SegmentationLossOptions()
     system: SystemOptions = SystemOptions()
-    teacher: TeacherOptions | None = Field(default=None, description="null trains from the label alone")
+    teacher: TeacherOptions | None = Field(default=None, description="null trains with the label alone")
     optimiser: OptimiserOptions = OptimiserOptions()
     schedule: ScheduleOptions = ScheduleOptions()
     precision: PrecisionOptions = PrecisionOptions()
     validation: ValidationOptions = ValidationOptions()
-    batch_size: int = Field(default=8, ge=1, description="images in a batch, of all processes together")
+    batch_size: int = Field(default=8, ge=1, description="images per batch, over all processes")
     log_every: int = Field(default=10, ge=1, description="steps between lines of the log")
     workers: int = Field(
-        default=2, ge=0, description="threads that read ahead in a dataset too large for the device"
+        default=2, ge=0, description="threads that load data ahead, for a dataset too large for the device"
     )
-    seed: int = Field(default=0, ge=0, description="of weights, order of cases, augmentation, dropout")
+    seed: int = Field(
+        default=0, ge=0, description="seed of initial weights, order of cases, augmentation and dropout"
+    )
 
     @model_validator(mode="after")
     def _parts_fit(self) -> "Recipe":
         crop = self.augment.crop
-        if crop is not None and any(side < 1 or side % SIZE_MULTIPLE for side in crop):
+        if crop is not None and any(size < 1 or size % SIZE_MULTIPLE for size in crop):
             raise ValueError(
                 f"augment.crop needs multiples of {SIZE_MULTIPLE} for a network; got {list(crop)}"
             )
@@ -307,9 +327,9 @@ class Recipe(_Section):
                 f"got {self.batch_size}"
             )
         if self.system.name == "mc_dropout" and self.model.dropout > 0:
-            raise ValueError("mc_dropout has its own layers: set system.dropout, and model.dropout to 0")
+            raise ValueError("mc_dropout has its own dropout: set system.dropout, and set model.dropout to 0")
         if self.teacher is not None and self.system.name != "standard":
-            raise ValueError(f"a student of a teacher has system.name standard; got {self.system.name}")
+            raise ValueError(f"a recipe with a teacher needs system.name standard; got {self.system.name}")
         if self.teacher is not None:
             weights = {"cross_entropy": self.loss.cross_entropy_weight, "region": self.loss.region_weight}
             if not any(weights[term] for term in self.teacher.terms):
@@ -331,14 +351,14 @@ def flat_options(recipe: Recipe) -> dict[str, Any]:
     return dict(_flattened(recipe.model_dump(mode="json")))
 
 
-def differing_keys(one: Recipe, other: Recipe) -> list[str]:
-    """Keys of the options that two recipes have different, such as `loss.form`.
+def differing_keys(first: Recipe, second: Recipe) -> list[str]:
+    """Keys of the options in which two recipes differ, such as `loss.form`.
 
     >>> differing_keys(*(Recipe(name=name, data={"dataset": "prepared"}) for name in ("a", "b")))
     ['name']
     """
-    first, second = flat_options(one), flat_options(other)
-    return [key for key in dict.fromkeys((*first, *second)) if first.get(key) != second.get(key)]
+    a, b = flat_options(first), flat_options(second)
+    return [key for key in dict.fromkeys((*a, *b)) if a.get(key) != b.get(key)]
 
 
 def _flattened(options: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -350,4 +370,5 @@ def _flattened(options: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[s
 
 
 def nearest_hint(close: Sequence[str], known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the close names, or all known ones."""
     return f"; did you mean {' or '.join(close)}?" if close else f"; there are {', '.join(known)}"

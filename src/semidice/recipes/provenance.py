@@ -1,4 +1,4 @@
-"""What a run was made with, and on."""
+"""Versions of software and hardware that a run was made with."""
 
 import platform
 import re
@@ -11,7 +11,7 @@ from .. import __version__
 
 
 def versions() -> dict[str, str | None]:
-    """Versions and devices that can change a number; None for what is not installed or not there."""
+    """Versions and devices on which results can depend; None for what is missing on this machine."""
     packages = ("numpy", "segmentation-models-pytorch", "timm", "lightning-fabric", "triton")
     has_gpu = torch.cuda.is_available()
     return {
@@ -35,9 +35,9 @@ def _version_of(package: str) -> str | None:
 
 
 def _cpu_name() -> str:
-    """The processor's model; Linux alone tells it in a file."""
+    """The model of the processor; only Linux has a file with it."""
     try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), flags=re.MULTILINE)
+        match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), flags=re.MULTILINE)
     except OSError:
-        found = None
-    return found[1] if found else platform.processor() or platform.machine()
+        match = None
+    return match[1] if match else platform.processor() or platform.machine()

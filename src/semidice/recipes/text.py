@@ -1,11 +1,16 @@
-"""YAML as version 1.2 has it: 1e-3 is a number, `off` and 2024-01-31 are text, and no key occurs twice."""
+"""YAML 1.2: 1e-3 is a number, `off` and 2024-01-31 are text, and a key that occurs twice is an error.
+
+PyYAML reads YAML 1.1, so its rules for plain values are replaced. ruamel.yaml reads YAML 1.2, but it also
+takes 1_000 for a number and 2024-01-31 for a date, and it writes 1e-05, which readers of YAML 1.1 take for
+text.
+"""
 
 import re
 from typing import Any
 
 import yaml
 
-# kind, how all of it looks, and what it can begin with
+# type, pattern, and the characters that a value of this type can begin with
 _SCALARS = (
     ("bool", r"(?:true|True|TRUE|false|False|FALSE)$", "tTfF"),
     ("int", r"[-+]?[0-9]+$", "-+0123456789"),
@@ -15,9 +20,9 @@ _SCALARS = (
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """Plain values alone, no key twice."""
+    """A loader without tags for Python objects that refuses a key that occurs twice."""
 
-    # not those of YAML 1.1, which SafeLoader has
+    # empty, because SafeLoader has the rules of YAML 1.1
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
@@ -33,7 +38,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
 
 
 class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
-    """Lists in one line; text in quotes where YAML 1.1 or 1.2 would take it for something else."""
+    """A dumper with lists in one line; text is quoted if YAML 1.1 or 1.2 would read it as another type."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -42,7 +47,7 @@ class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
 for _kind, _pattern, _first in _SCALARS:
     for _reader in (_Loader, _Dumper):
         _reader.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(_pattern), list(_first))
-# 010 is ten; SafeLoader would take it for octal, as version 1.1 does
+# 010 is ten; SafeLoader reads it as octal, as in YAML 1.1
 _Loader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(node.value))
 _Dumper.add_representer(
     list, lambda dumper, items: dumper.represent_sequence("tag:yaml.org,2002:seq", items, flow_style=True)
@@ -50,20 +55,20 @@ _Dumper.add_representer(
 
 
 def parse_yaml(text: str, source: str) -> Any:
-    """The value that a text holds; a ValueError names the source, line and column."""
+    """The value of a YAML text; a ValueError names the source, the line and the column."""
     try:
         return yaml.load(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f" line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
         raise ValueError(f"{source}{where}: not YAML: {error.problem}") from error
-    # such as a control character
+    # for example, a control character
     except (yaml.YAMLError, ValueError) as error:
         raise ValueError(f"{source}: not YAML: {error}") from error
 
 
 def yaml_text(value: Any) -> str:
-    """The value as text that `parse_yaml` reads as the same value, and so does YAML 1.1.
+    """The value as YAML; `parse_yaml` and readers of YAML 1.1 read the same value from it.
 
     >>> print(yaml_text({"rate": 1e-05, "name": "1e-3", "size": [1, 2], "flip": "off"}), end="")
     rate: 1.0e-05

@@ -1,9 +1,9 @@
-"""A run folder opened.
+"""Opening a run folder and scoring it.
 
-    run           recipe, facts of its dataset, and the networks of its folds
+    run           an opened run: recipe, facts of its dataset, networks, stored predictions, case table
     predictions   stored probabilities of a case, within 1/65535
-    scoring       the case table of a fold, from its stored predictions
+    scoring       the case table of a fold from its stored predictions
     evaluate      `semidice evaluate`
 
-Scores are made from what is stored, never directly from a network's output.
+Scores are computed from stored predictions, never directly from the output of a network.
 """

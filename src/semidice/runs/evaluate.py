@@ -1,7 +1,7 @@
-"""`semidice evaluate RUN`: the scores of a run again, or other ones, from its stored predictions.
+"""`semidice evaluate RUN`: compute the scores of a run again, or other scores, from its stored predictions.
 
-Folds are scored as at the end of training, so the same metrics give the same bits. The table of the run is
-replaced only by a whole one: as long as folds are missing, a file of its own must be named for it.
+Folds are scored as at the end of training, so the same metrics give the same bits. The case table of the run
+is replaced only if all folds are finished; otherwise another file must be named for the scores.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ def run_evaluate(
 ) -> CaseTable:
     """Score every finished fold, print the means, and write the case table to `out` or the run folder.
 
-    metrics: those of the recipe if None. dataset_path: where the dataset is now, if it has moved.
+    metrics: None takes those of the recipe. dataset_path: the new folder of the dataset, if it was moved.
     """
     trained = open_run(run)
     dataset = _open_dataset(trained, dataset_path, console)
@@ -43,7 +43,7 @@ def run_evaluate(
     fold_of_case = read_folds(trained.folder.folds, dataset)
     finished = trained.finished_folds
     if not finished:
-        raise ValueError(f"{run} has no finished fold to evaluate: go on with `semidice train --resume`")
+        raise ValueError(f"{run} has no finished fold to evaluate: continue with `semidice train --resume`")
     missing = list(map(str, trained.missing_folds))
     for name, reason in inapplicable_metrics(dataset, metrics).items():
         say(console, f"left out {name}: {reason}")
@@ -65,9 +65,9 @@ def run_evaluate(
         ).sorted()
     console.print(scores_table(table, title=f"{trained.recipe.name}: {len(finished)} folds"))
     if missing:
-        say(console, f"not finished, and not in these numbers: fold {', '.join(missing)}")
+        say(console, f"not finished and not in these scores: fold {', '.join(missing)}")
     if missing and out is None:
-        say(console, f"{trained.folder.cases} is written once all folds are there; name a file with -o")
+        say(console, f"{trained.folder.cases} is written when all folds are finished; name a file with -o")
         return table
     out = out or trained.folder.cases
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -77,19 +77,19 @@ def run_evaluate(
 
 
 def scores_table(table: CaseTable, *, title: str) -> Table:
-    """Means of one method: a row for each metric, after one for each class where there are more than two."""
-    shown = Table(title=title, box=box.SIMPLE_HEAD)
+    """Means of one method, one row per metric; with more than two classes, also one row per class."""
+    rows = Table(title=title, box=box.SIMPLE_HEAD)
     for name in ("metric", "class"):
-        shown.add_column(name, overflow="fold")
+        rows.add_column(name, overflow="fold")
     for name in ("mean", "95 % interval", "cases"):
-        shown.add_column(name, justify="right", no_wrap=True)
+        rows.add_column(name, justify="right", no_wrap=True)
     for metric in table.metrics:
         of_metric = table.select(metric=metric)
         classes = sorted(set(of_metric.columns["class"].tolist()), key=lambda name: (name == "mean", name))
-        # of two classes the mean over the foreground says it all
+        # with two classes, the mean over the foreground is the score of the only foreground class
         for class_name in classes[-1:] if len(classes) == 3 else classes:
-            shown.add_row(*_score_cells(of_metric.select(class_name=class_name), metric, class_name))
-    return shown
+            rows.add_row(*_score_cells(of_metric.select(class_name=class_name), metric, class_name))
+    return rows
 
 
 def _score_cells(rows: CaseTable, metric: str, class_name: str) -> tuple[str, ...]:
@@ -105,7 +105,7 @@ def _score_cells(rows: CaseTable, metric: str, class_name: str) -> tuple[str, ..
     by_patient = resampling_unit(patients, cases) == "patient"
     estimate = paired_bootstrap(values[scored][:, None] * scale, groups=patients if by_patient else None)
     mean, low, high = (float(part[0]) for part in (estimate.value, estimate.low, estimate.high))
-    # where almost all cases score alike, resamples without any spread leave the interval open
+    # if almost all cases have the same score, resamples without spread give no finite interval
     if not np.isfinite([low, high]).all():
         return name, class_name, f"{mean:.3f}", "-", count
     return name, class_name, f"{mean:.3f}", f"{low:.3f} to {high:.3f}", count
@@ -116,8 +116,8 @@ def _open_dataset(run: TrainedRun, path: Path | None, console: Console) -> Datas
     if dataset.manifest.class_names != run.facts.class_names:
         raise ValueError(
             f"{dataset.folder.path} has classes {', '.join(dataset.manifest.class_names)}, but "
-            f"{run.folder.path} was trained for {', '.join(run.facts.class_names)}: give its dataset"
+            f"{run.folder.path} was trained for {', '.join(run.facts.class_names)}: name its own dataset"
         )
     if manifest_digest(dataset.manifest) != run.facts.manifest_sha256:
-        say(console, f"{dataset.folder.path} has been prepared anew since the run was trained on it")
+        say(console, f"{dataset.folder.path} was prepared again after the run was trained on it")
     return dataset

@@ -1,11 +1,12 @@
-"""Stored predictions: the probabilities of one case in a small file, to be scored again without a network.
+"""Stored predictions: the probabilities of one case in a small file, to be scored without a network.
 
     foreground   uint16 (C - 1, *space): classes 1, 2, ... in units of 1/65535; the background is the rest
 
-Of each voxel the units are dealt out by largest remainder: every class gets its probability rounded down or
-up, and all of them together get exactly 65535. So each class, the background too, is within one unit of what
-the network said, and what is read sums to one. Below half a unit (8e-6) there is nothing left of a class but
-a 0. An .npz file, compressed, without pickles. Left out: sigmoid networks, whose channels do not sum to one.
+The 65535 units of each voxel are distributed by largest remainder: the probability of every class is rounded
+down or up, and the units sum to exactly 65535. So each class, also the background, is within one unit of the
+network's probability, and the probabilities that are read sum to one. A probability below half a unit (8e-6)
+becomes 0. The file is a compressed .npz without pickles. Left out: sigmoid networks, whose channels do not
+sum to one.
 """
 
 import zipfile
@@ -19,16 +20,16 @@ from torch import Tensor
 from ..paths import atomic_write
 
 UNITS = 65535
-# bfloat16 softmax is off by this much with many classes
+# the sum of a bfloat16 softmax over many classes differs from one by up to this
 _SUM_TOLERANCE = 1e-2
 
 
 def write_prediction(path: Path, prob: Float[np.ndarray, "C *space"] | Float[Tensor, "C *space"]) -> None:
-    """Write the class probabilities of a case; they are read back within 1/65535."""
+    """Write the class probabilities of a case; reading returns them to within 1/65535."""
     if isinstance(prob, Tensor):
         prob = prob.float().cpu().numpy()
     total = prob.sum(axis=0, dtype=np.float64) if len(prob) > 1 else np.array(np.nan)
-    # written so that NaN fails too
+    # the condition is also false for NaN
     if not (prob.min() >= 0 and np.abs(total - 1).max() <= _SUM_TOLERANCE):
         raise ValueError(
             f"{path}: a stored prediction needs probabilities of two or more classes that sum to one; got "
@@ -37,19 +38,19 @@ def write_prediction(path: Path, prob: Float[np.ndarray, "C *space"] | Float[Ten
         )
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as temp_path, temp_path.open("wb") as file:
-        np.savez_compressed(file, foreground=_dealt(prob, total))
+        np.savez_compressed(file, foreground=_foreground_units(prob, total))
 
 
 def read_prediction(path: Path) -> Float32[np.ndarray, "C *space"]:
-    """The class probabilities that were stored; a ValueError names a file that is missing or damaged."""
+    """The stored class probabilities; a ValueError names a file that is missing or damaged."""
     try:
-        # opened here: numpy leaves a file open that turns out to be no archive
+        # opened here, because numpy leaves a file open that is not an archive
         with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             foreground = stored["foreground"]
     except FileNotFoundError:
         raise ValueError(f"there is no stored prediction {path}") from None
     except (OSError, ValueError, KeyError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
-        raise ValueError(f"{path} is no stored prediction, or not a whole one: {error}") from error
+        raise ValueError(f"{path} is not a complete stored prediction: {error}") from error
     if foreground.dtype != np.uint16 or foreground.ndim < 2 or foreground.size == 0:
         raise ValueError(
             f"{path} must hold uint16 (C - 1, *space); it holds {foreground.dtype} {foreground.shape}"
@@ -62,19 +63,19 @@ def read_prediction(path: Path) -> Float32[np.ndarray, "C *space"]:
     return prob
 
 
-def _dealt(
+def _foreground_units(
     prob: Float[np.ndarray, "C *space"], total: Float[np.ndarray, "*space"]
 ) -> UInt16[np.ndarray, "foreground *space"]:
-    """Units of the foreground classes, see the module; between equal remainders the lowest class gains."""
+    """Units of the foreground classes, see the module; of equal remainders, the lowest class gains."""
     if len(prob) == 2:
-        # the same without sorting, which is slow: to the nearest, and between two to the background
+        # the same result without slow sorting: round to nearest, and a tie in favour of the background
         return np.ceil(prob[1:] * (UNITS / total) - 0.5).astype(np.uint16)
     share = prob * (UNITS / total)
     units = np.floor(share)
-    left = UNITS - units.sum(axis=0)
-    # how many classes have a larger remainder: the rank of each class in its voxel
+    num_left = UNITS - units.sum(axis=0)
+    # rank of each class in its voxel: the number of classes with a larger remainder
     order = np.argsort(units - share, axis=0, kind="stable")
     rank = np.empty_like(order)
     np.put_along_axis(rank, order, np.arange(len(prob)).reshape(-1, *[1] * (prob.ndim - 1)), axis=0)
-    units += rank < left
+    units += rank < num_left
     return units[1:].astype(np.uint16)

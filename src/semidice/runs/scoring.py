@@ -1,11 +1,11 @@
-"""Scores of a fold from its stored predictions, at the end of its training and by `semidice evaluate` again.
+"""Scores of a fold from its stored predictions, at the end of its training and by `semidice evaluate`.
 
-    target   majority of the raters who looked at a case      soft_target   their mean
-    masks    each of theirs                                   truth         p*, where the source knows it
+    target   majority of the raters who annotated a case      soft_target   their mean
+    masks    the mask of each rater                           truth         p*, if the dataset has it
 
-Both commands score the file, not the network, with the same functions in the same order, so on one device
-their numbers agree to the bit. A stored 0 stands for up to half a unit (`stored`): the likelihood counts it
-as that, 11.8 nats, instead of as a thing the network had ruled out.
+Both commands score the stored files with the same functions in the same order, so on one device their numbers
+agree to the bit. A stored 0 can be a probability of up to half a unit (see `predictions`). The likelihood
+takes it as half a unit, 11.8 nats, and not as probability zero.
 """
 
 import importlib.util
@@ -27,7 +27,7 @@ from .predictions import UNITS, read_prediction
 Predictions = FoldFolder | Callable[[str], np.ndarray]
 
 # values of a batch, probabilities and masks together: tens of megabytes with the copies that scores make
-_BATCH = 1 << 22
+_MAX_VALUES = 1 << 22
 
 
 def _stored_likelihood(batch: ScoredBatch) -> Tensor:
@@ -60,8 +60,8 @@ def score_fold(
     left_out = inapplicable_metrics(dataset, tuple(names))
     wanted = {name: _STORED_SCORES.get(name, SCORES[name].function) for name in names if name not in left_out}
     scores = CaseScores(wanted, class_names=dataset.manifest.class_names, method=method).to(device)
-    for batch in _equal_batches(dataset, cases):
-        prob = torch.from_numpy(_stacked(dataset, batch, predictions)).to(device)
+    for batch in _batches_of_equal_shape(dataset, cases):
+        prob = torch.from_numpy(_read_predictions(dataset, batch, predictions)).to(device)
         masks = torch.from_numpy(np.stack([dataset.masks(number) for number in batch])).to(device)
         present = torch.from_numpy(dataset.present[batch]).to(device)
         reference = read_raters(masks, dataset.num_classes, present, batched=True)
@@ -113,21 +113,21 @@ def _stacked_truth(dataset: Dataset, batch: Sequence[int]) -> Tensor:
     return torch.from_numpy(np.stack([truth for truth in truths if truth is not None]))
 
 
-def _equal_batches(dataset: Dataset, cases: Sequence[int]) -> Iterator[list[int]]:
-    """Case numbers in groups of one shape, in an order that does not depend on that of `cases`."""
+def _batches_of_equal_shape(dataset: Dataset, cases: Sequence[int]) -> Iterator[list[int]]:
+    """Case numbers in batches of equal shape; the order does not depend on the order of `cases`."""
     by_shape: dict[tuple[tuple[int, ...], int], list[int]] = {}
     for number in sorted(set(cases)):
         scan = dataset.cases[number].scan
         by_shape.setdefault((scan.shape, len(scan.spacing_mm)), []).append(number)
     width = dataset.num_classes + len(dataset.manifest.raters)
     for (shape, _), numbers in by_shape.items():
-        step = max(1, _BATCH // (width * int(np.prod(shape))))
+        step = max(1, _MAX_VALUES // (width * int(np.prod(shape))))
         for first in range(0, len(numbers), step):
             yield numbers[first : first + step]
 
 
-def _stacked(dataset: Dataset, batch: Sequence[int], predictions: Predictions) -> np.ndarray:
-    """Predictions (N, C, *space) of cases of one shape; a ValueError names one that does not fit its case."""
+def _read_predictions(dataset: Dataset, batch: Sequence[int], predictions: Predictions) -> np.ndarray:
+    """Predictions (N, C, *space) of cases of equal shape; a ValueError names one with another shape."""
     probs = []
     for number in batch:
         case = dataset.cases[number]
@@ -140,7 +140,7 @@ def _stacked(dataset: Dataset, batch: Sequence[int], predictions: Predictions) -
         expected = (dataset.num_classes, *case.shape)
         if prob.shape != expected:
             raise ValueError(
-                f"{source} has shape {prob.shape}, but {dataset.folder.path} says {expected}: "
+                f"{source} has shape {prob.shape}, but its case in {dataset.folder.path} has {expected}: "
                 "it was made from another dataset; predict again"
             )
         probs.append(prob)
