@@ -66,7 +66,7 @@ ROOMS: dict[str, Room] = {
     "networks": Room(
         "networks, systems",
         "Builds networks and comparison systems, loads and stores weights.",
-        "a network: `networks/models.py`; a system: `networks/systems`",
+        "a network: `networks/build.py`; a system: `networks/systems`",
     ),
     "data": Room(
         "datasets, batches",
