@@ -19,16 +19,16 @@ from semidice.overlap.options import MixtureOptions, RegionOptions
 from semidice.overlap.sums import reference_gradient, reference_sums
 
 pytest.importorskip("triton")
-from semidice.kernels import fused, overlap, plans, tilings
-from semidice.kernels.plans import flat_inputs
-from semidice.kernels.tilings import split_classes
+from semidice.kernels import fused, index_sums, layout, plans, tiling_tables, tilings
+from semidice.kernels.layout import NUM_SUMS, Layout, flat_inputs
+from semidice.kernels.tilings import class_chunks
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
 pytestmark = pytest.mark.gpu if ON_GPU else []
 FIVE_CLASSES = flat_inputs(
     torch.zeros(1, 5, 4096), torch.zeros(1, 5, 4096), None, activation="softmax", form="min", entropy=True
-).layout.forward
+).planned.forward
 BLOCK, PROGRAM = FIVE_CLASSES.voxel_block, FIVE_CLASSES.voxel_block * FIVE_CLASSES.num_tiles
 # 1, a block, a program's voxels and their neighbours, primes, plain classification, many classes
 SHAPES = [
@@ -44,14 +44,14 @@ SHAPES = [
 ]
 
 
-num_multiprocessors = plans._num_multiprocessors
+num_multiprocessors = layout._num_multiprocessors
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _a_small_gpu():
     """The tensors are small as well, and so programs have several tiles."""
     kernels.forget_plans()
-    with patch.object(plans, "_num_multiprocessors", lambda device: 1):
+    with patch.object(layout, "_num_multiprocessors", lambda device: 1):
         yield
     kernels.forget_plans()
 
@@ -154,19 +154,19 @@ TABLES = ("FORWARD", "HARD_FORWARD", "BACKWARD", "HARD_BACKWARD")
 def by_class(request, monkeypatch):
     """A block of classes at a time, as if all were too many: their blocks and not their number matter."""
     for name in TABLES:
-        monkeypatch.setattr(tilings, name, getattr(tilings, name)[-1:])
+        monkeypatch.setattr(tiling_tables, name, getattr(tiling_tables, name)[-1:])
     if request.param == "many voxels":
-        monkeypatch.setattr(plans, "_ENOUGH_PROGRAMS", 1)
+        monkeypatch.setattr(layout, "_MIN_PROGRAMS", 1)
     kernels.forget_plans()
     yield
     kernels.forget_plans()
 
 
-NUM_BLOCKED = tilings.BY_CLASS.class_block
+NUM_BLOCKED = tilings.BLOCK_SUMS.class_block
 BLOCKED_SHAPES = [
     (1, 1, 1),
     (2, NUM_BLOCKED - 1, 13, 17),
-    (2, NUM_BLOCKED, tilings.BY_CLASS.voxel_block + 1),
+    (2, NUM_BLOCKED, tilings.BLOCK_SUMS.voxel_block + 1),
     (1, NUM_BLOCKED + 1, tilings.NORMS.voxel_block + 1),
     (2, 53, 19),
     (3, 37),
@@ -259,12 +259,12 @@ def test_few_voxels_are_spread_over_the_gpu_and_many_are_not():
 
     def chosen(num_voxels):
         stride = (2000 * num_voxels, num_voxels, 1)
-        layout = plans.Layout((1, 2000, num_voxels), stride, stride, *options)
-        return layout.norms, layout.backward
+        planned = Layout((1, 2000, num_voxels), stride, stride, *options)
+        return planned.norms, planned.backward
 
-    assert chosen(2**18) == (tilings.NORMS, tilings.GRADIENT_BY_CLASS)
+    assert chosen(2**18) == (tilings.NORMS, tilings.BLOCK_GRADIENT)
     for few, many in zip(chosen(1000), chosen(2**18), strict=True):
-        assert few.voxel_block == plans._MIN_SPREAD
+        assert few.voxel_block == layout._MIN_VOXEL_BLOCK
         assert few.voxel_block * few.class_block == many.voxel_block * many.class_block
 
 
@@ -275,9 +275,9 @@ def test_small_batches_take_three_launches():
             (torch.float32, torch.bfloat16), (torch.float32, torch.uint8)
         ):
             stride = (shape[1] * shape[2], shape[2], 1)
-            layout = plans.Layout(shape, stride, stride, dtype, target_dtype, False, "softmax", "min", True)
-            assert shape[0] * layout.num_programs * plans.NUM_SUMS * shape[1] <= plans._FEW_PARTIALS
-            assert layout._replace(shape=(1, shape[1], 1)).num_programs == 1
+            planned = Layout(shape, stride, stride, dtype, target_dtype, False, "softmax", "min", True)
+            assert shape[0] * planned.num_programs * NUM_SUMS * shape[1] <= layout.MAX_LOSS_PARTIALS
+            assert planned._replace(shape=(1, shape[1], 1)).num_programs == 1
 
 
 @pytest.mark.parametrize("num_images", [1, 3, 8, 5000])
@@ -285,14 +285,14 @@ def test_small_batches_take_three_launches():
 def test_programs_fill_the_gpu_some_whole_number_of_times(num_images, num_classes):
     for num_voxels in (1, 1000, 2**15, 2**21):
         stride = (num_classes * num_voxels, num_voxels, 1)
-        layout = plans.Layout(
+        planned = Layout(
             (num_images, num_classes, num_voxels), stride, stride,
             torch.bfloat16, torch.uint8, False, "softmax", "min", True,
         )  # fmt: skip
-        tiling, num_programs = layout.forward, layout.num_programs
+        tiling, num_programs = planned.forward, planned.num_programs
         num_tiles = -(-num_voxels // tiling.voxel_block)
         assert -(-num_tiles // tiling.num_tiles) <= num_programs <= num_tiles
-        at_once = layout.programs_at_once // layout.num_blocks
+        at_once = planned.programs_at_once // planned.num_blocks
         if num_images * num_tiles >= tiling.num_tiles * at_once and num_images < at_once:
             # the last round lacks fewer programs than there are images
             assert -num_images * num_programs % at_once < num_images
@@ -408,7 +408,8 @@ def test_many_partial_sums_are_added_up_before_the_loss(over, monkeypatch):
     logits, target = random_logits(2, 3, 5000).to(DEVICE), soft_label(2, 3, 5000).to(DEVICE)
     options = MixtureOptions("softmax", RegionOptions(alpha=0.7, beta=0.3, over=over))
     few = fused.fused_mixture(logits, target, None, options, None, parts=False).total
-    monkeypatch.setattr(plans, "_FEW_PARTIALS", 0)
+    for module in (layout, plans):
+        monkeypatch.setattr(module, "MAX_LOSS_PARTIALS", 0)
     kernels.forget_plans()
     many = fused.fused_mixture(logits, target, None, options, None, parts=False).total
     kernels.forget_plans()
@@ -417,54 +418,58 @@ def test_many_partial_sums_are_added_up_before_the_loss(over, monkeypatch):
 
 @pytest.mark.parametrize("num_programs", [2, 1023, 1024, 2500])
 def test_totals_are_the_sums_of_all_programs(num_programs):
-    partials = torch.rand(3, num_programs, plans.NUM_SUMS, 7).to(DEVICE)
-    layout = flat_inputs(
+    partials = torch.rand(3, num_programs, NUM_SUMS, 7).to(DEVICE)
+    planned = flat_inputs(
         random_logits(3, 7, 16), torch.zeros(3, 16, dtype=torch.uint8), None, **ALL_SUMS
     ).layout
-    room = torch.full((11 + 3 * plans.NUM_SUMS * 7 + 5,), -1.0, device=DEVICE)
-    plans._totals_launch(layout, num_programs, 11)(partials, room)
-    torch.testing.assert_close(room[11:-5].double(), partials.double().sum(1).flatten(), rtol=5e-6, atol=0.0)
+    workspace = torch.full((11 + 3 * NUM_SUMS * 7 + 5,), -1.0, device=DEVICE)
+    plans.totals_launch(planned, num_programs, 11)(partials, workspace)
+    torch.testing.assert_close(
+        workspace[11:-5].double(), partials.double().sum(1).flatten(), rtol=5e-6, atol=0.0
+    )
     # and nothing before or behind them
-    assert (room[:11] == -1).all()
-    assert (room[-5:] == -1).all()
+    assert (workspace[:11] == -1).all()
+    assert (workspace[-5:] == -1).all()
 
 
 @pytest.mark.parametrize(
     ("num_classes", "step", "rows"),
     [
-        (1, 1, (1, 0, 0)),
-        (3, 1, (2, 1, 0)),
+        (1, 1, (1,)),
+        (3, 1, (2, 1)),
         (14, 2, (8, 4, 2)),
-        (15, 2, (16, 0, 0)),
-        (19, 2, (16, 4, 0)),
+        (15, 2, (16,)),
+        (19, 2, (16, 4)),
         (150, 8, (128, 16, 8)),
-        (150, 16, (128, 32, 0)),
+        (150, 16, (128, 32)),
         (100, 1, (64, 32, 4)),
         (100, 16, (64, 32, 16)),
-        (3, 16, (4, 0, 0)),
+        (3, 16, (4,)),
     ],
 )
 def test_classes_are_padded_little(num_classes, step, rows):
-    assert split_classes(num_classes, step) == rows
+    chunks = class_chunks(num_classes, step)
+    assert tuple(num_rows for _, num_rows in chunks) == rows
+    assert [first for first, _ in chunks] == [sum(rows[:i]) for i in range(len(rows))]
 
 
 def test_no_number_of_classes_is_cut_or_padded_by_more_than_a_seventh_or_a_step():
     for num_classes, step in itertools.product(range(1, 1025), (1, 4, 32, 128)):
-        rows = split_classes(num_classes, step)
+        rows = [num_rows for _, num_rows in class_chunks(num_classes, step)]
         assert num_classes <= sum(rows) <= max(1.15 * num_classes, num_classes + step)
-        assert len(rows) == 3
-        assert all(row == 0 or row % min(step, rows[0]) == 0 for row in rows)
+        assert 1 <= len(rows) <= 3
+        assert all(num_rows % min(step, rows[0]) == 0 for num_rows in rows)
 
 
 def test_the_whole_numbers_of_a_table_hold_all_voxels_of_a_program():
-    for most_classes, *of_sizes in tilings.HARD_FORWARD:
+    for most_classes, *of_sizes in tiling_tables.HARD_FORWARD:
         in_table = [tiling for tiling in of_sizes if tiling.class_block is None]
-        if most_classes >= plans._MIN_IN_TABLE and in_table:
+        if most_classes >= plans.MIN_INDEX_SUMS and in_table:
             num_voxels = max(tiling.voxel_block * tiling.num_tiles for tiling in in_table)
             # probabilities stay below one voxel's count, and both sums within 63 bits
-            assert num_voxels * overlap.PROB_UNITS.value < overlap.COUNT.value
-            assert (num_voxels + 1) * overlap.COUNT.value < 2**63
-            assert num_voxels * overlap.MAX_BIT_UNITS.value < 2**63
+            assert num_voxels * index_sums.PROB_UNITS.value < index_sums.COUNT.value
+            assert (num_voxels + 1) * index_sums.COUNT.value < 2**63
+            assert num_voxels * index_sums.MAX_BIT_UNITS.value < 2**63
 
 
 COMPILE = """
@@ -476,22 +481,36 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from semidice.kernels import overlap, plans
+from semidice.kernels import plans
+from semidice.kernels.class_blocks import norms_kernel
+from semidice.kernels.layout import Layout
+from semidice.kernels.mixture import loss_kernel
+from semidice.kernels.sums import totals_kernel
 
 POINTERS = (
-    "valid", "partials", "grad_sums", "scale", "gradient", "logits", "target",
-    "class_weight", "total_loss", "terms", "room", "norms",
+    "partials", "grad_sums", "scale", "gradient", "logits", "target",
+    "class_weight", "total", "terms", "workspace", "norms", "totals",
 )
 TYPES = {"*fp32": torch.float32, "*bf16": torch.bfloat16, "*u8": torch.uint8}
 FLOATS = dict.fromkeys(("alpha", "beta", "gamma", "smooth", "entropy_weight", "region_weight"), "fp32")
 
+def pointers_of(**types):
+    return dict.fromkeys([name + "_ptr" for name in POINTERS], "*fp32") | {
+        name + "_ptr": kind for name, kind in types.items()
+    }
+
 def compile_for_hopper(kernel, pointers, constants, num_warps, registers=None):
+    # a tensor that is None is a constant
+    constants = constants | {
+        name: None for name in kernel.arg_names if name.endswith("_ptr") and name not in pointers
+    }
     signature = {name: pointers.get(name, "i32") for name in kernel.arg_names}
     signature |= dict.fromkeys(constants, "constexpr")
     numbers = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
     # the strides of large tensors are multiples of 16, and so are their addresses
     addresses = {name for name, kind in pointers.items() if kind.startswith("*")}
-    aligned = [name for name in kernel.arg_names if name in addresses or name.endswith(("_n", "_c"))]
+    strides = ("_stride_n", "_stride_c")
+    aligned = [name for name in kernel.arg_names if name in addresses or name.endswith(strides)]
     divisible = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in aligned}
     source = ASTSource(fn=kernel, signature=signature, constexprs=numbers, attrs=divisible)
     options = {"num_warps": num_warps} | ({"maxnreg": registers} if registers else {})
@@ -500,7 +519,7 @@ def compile_for_hopper(kernel, pointers, constants, num_warps, registers=None):
 def check_exponentials(compiled, constants, tile, extra):
     # the compiler may make a tile twice, in two layouts, rather than move it: slow, and nothing else tells
     by_class = tile.class_block is not None
-    rows = tile.class_block if by_class else sum(constants["ROWS_" + chunk] for chunk in "ABC")
+    rows = tile.class_block if by_class else sum(num_rows for _, num_rows in constants["CHUNKS"])
     # twice over the classes in the gradient
     num_passes = 2 if by_class and "gradient" in compiled.name else 1
     elements = num_passes * rows * tile.voxel_block // (32 * tile.num_warps)
@@ -533,38 +552,42 @@ CASES = (
     (400, "*bf16", "*fp32"), (1000, "*fp32", "*u8"), (2000, "*fp32", "*fp32"), (2000, "*bf16", "*u8"),
 )
 for num_classes, logits, target in CASES:
-    pointers = dict.fromkeys(POINTERS, "*fp32")
-    pointers |= {"logits": logits, "gradient": logits, "target": target, "valid": "*u8"}
+    pointers = pointers_of(logits=logits, gradient=logits, target=target)
     shape, stride = (1, num_classes, 4096), (0, 4096, 1)
     types = TYPES[logits], TYPES[target]
-    layout = plans.Layout(shape, stride, stride, *types, False, "softmax", "min", True)
+    layout = Layout(shape, stride, stride, *types, False, "softmax", "min", True)
     tile = layout.forward
-    kernel = plans._sums_launch(layout, 0)._kernel
-    constants = layout.constants(kernel, tile) | dict(logits_v=1, target_v=1)
+    kernel = plans.sums_launch(layout, 0)._kernel
+    constants = layout.constants(kernel, tile) | dict(logits_stride_v=1, target_stride_v=1)
     compiled = compile_for_hopper(kernel, pointers, constants, tile.num_warps, tile.registers)
     check_exponentials(compiled, constants, tile, tile.vector)
     check_at_once(compiled, layout, tile)
     tile = layout.backward
-    kernel = plans._gradient_launch(layout, stride)._kernel
-    constants = layout.constants(kernel, tile) | dict(logits_v=1, target_v=1, gradient_v=1)
+    kernel = plans.gradient_launch(layout, stride)._kernel
+    constants = layout.constants(kernel, tile)
+    constants |= dict(logits_stride_v=1, target_stride_v=1, gradient_stride_v=1)
     compiled = compile_for_hopper(kernel, pointers, constants, tile.num_warps, tile.registers)
     check_exponentials(compiled, constants, tile, 2 * tile.vector)
     if tile.class_block is not None:
         tile = layout.norms
-        constants = layout.constants(overlap.norms_kernel, tile) | dict(logits_v=1)
-        compiled = compile_for_hopper(overlap.norms_kernel, pointers, constants, tile.num_warps)
+        constants = layout.constants(norms_kernel, tile) | dict(logits_stride_v=1)
+        compiled = compile_for_hopper(norms_kernel, pointers, constants, tile.num_warps)
         check_exponentials(compiled, constants, tile, 4 * tile.vector)
 for over, added_up, num_classes in ((0, False, 4), (1, True, 8192), (2, False, 1000), (1, True, 19)):
     class_block = triton.next_power_of_2(num_classes)
-    num_warps, image_block = plans._loss_tile(class_block, 8, adds_up=not added_up)
+    num_warps, image_block = plans.loss_tile(class_block, 8, adds_up=not added_up)
     constants = dict(
-        FORM=0, ENTROPY=True, HAS_WEIGHT=over == 0, LOG=over == 1, FOCAL=over == 2, PRESENT=over == 1,
-        OVER=over, BACKGROUND=over == 0, TERMS=added_up, ADDED_UP=added_up,
+        FORM=0, ENTROPY=True, LOG=over == 1, FOCAL=over == 2, PRESENT=over == 1,
+        OVER=over, BACKGROUND=over == 0, ADDED_UP=added_up,
         CLASS_BLOCK=class_block, IMAGE_BLOCK=image_block, COLUMN_BLOCK=128, PROGRAM_BLOCK=64,
     )
-    pointers = dict.fromkeys(POINTERS, "*fp32")
-    compile_for_hopper(overlap.loss_kernel, pointers | FLOATS, constants, num_warps)
-compile_for_hopper(overlap.totals_kernel, pointers, dict(COLUMN_BLOCK=8, PROGRAM_BLOCK=256), 4)
+    pointers = pointers_of()
+    if over > 0:
+        del pointers["class_weight_ptr"]
+    if not added_up:
+        del pointers["terms_ptr"]
+    compile_for_hopper(loss_kernel, pointers | FLOATS, constants, num_warps)
+compile_for_hopper(totals_kernel, pointers_of(), dict(COLUMN_BLOCK=8, PROGRAM_BLOCK=256), 4)
 print("compiled")
 """
 
@@ -622,7 +645,7 @@ def test_a_captured_step_equals_the_eager_one_bit_for_bit(shape):
 @pytest.mark.parametrize("num_classes", [2, 14, 32, 50, 64, 100, 150, 200, 300])
 def test_all_of_the_gpu(num_classes, kind, monkeypatch):
     """Programs for all multiprocessors, and more tiles than those take at once."""
-    monkeypatch.setattr(plans, "_num_multiprocessors", num_multiprocessors)
+    monkeypatch.setattr(layout, "_num_multiprocessors", num_multiprocessors)
     kernels.forget_plans()
     generator = torch.Generator(DEVICE).manual_seed(0)
     shape = (3, num_classes, 2**25 // num_classes // 3 + 1)
@@ -631,9 +654,9 @@ def test_all_of_the_gpu(num_classes, kind, monkeypatch):
         target = torch.randn(shape, device=DEVICE, generator=generator).softmax(1)
         if kind == "hard":
             target = target.argmax(1).to(torch.int16)
-        layout = flat_inputs(logits, target, None, **ALL_SUMS).layout
-        num_tiles = -(-shape[2] // layout.forward.voxel_block)
-        assert 1 < num_tiles / layout.num_programs <= layout.forward.num_tiles
+        planned = flat_inputs(logits, target, None, **ALL_SUMS).layout
+        num_tiles = -(-shape[2] // planned.forward.voxel_block)
+        assert 1 < num_tiles / planned.num_programs <= planned.forward.num_tiles
         ours = fused.fused_sums(logits, target, valid=None, **ALL_SUMS)
         exact = target.double() if kind == "soft" else target
         theirs = reference_sums(logits.double(), exact, valid=None, **ALL_SUMS)
@@ -654,8 +677,8 @@ def test_the_gradient_is_the_only_large_tensor(shape, kind):
     if kind == "hard":
         target = torch.randint(shape[1], (shape[0], *shape[2:]), device=DEVICE, dtype=torch.int16)
     mixture_and_gradient(logits, target)
-    layout = flat_inputs(logits, target, None, **ALL_SUMS).layout
-    num_partials = shape[0] * layout.num_programs * plans.NUM_SUMS * shape[1]
+    planned = flat_inputs(logits, target, None, **ALL_SUMS).layout
+    num_partials = shape[0] * planned.num_programs * NUM_SUMS * shape[1]
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()

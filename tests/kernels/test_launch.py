@@ -19,11 +19,12 @@ from triton.compiler import CompiledKernel, make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
 from semidice import SegmentationLoss, use_kernels
-from semidice.kernels import fused, launch, overlap, plans
+from semidice.kernels import fused, gradient, launch, layout, sums
+from semidice.kernels import mixture as mixture_kernel
 from semidice.kernels.launch import Launch
 from semidice.overlap.options import MixtureOptions, RegionOptions
 
-KERNELS = ("sums_kernel", "gradient_kernel", "loss_kernel")
+KERNELS = {"sums_kernel": sums, "gradient_kernel": gradient, "loss_kernel": mixture_kernel}
 STREAM = 77
 OPTIONS = MixtureOptions("softmax", RegionOptions(alpha=0.5, beta=0.5))
 WHICH = {"activation": "softmax", "form": "min", "entropy": True}
@@ -84,9 +85,10 @@ class Kernel:
 @pytest.fixture
 def kernels(monkeypatch):
     """The three kernels, replaced; each is told the tensors of every launch."""
-    replaced = [Kernel(getattr(overlap, name).fn) for name in KERNELS]
-    for name, kernel in zip(KERNELS, replaced, strict=True):
-        monkeypatch.setattr(overlap, name, kernel)
+    replaced = []
+    for name, module in KERNELS.items():
+        replaced.append(Kernel(getattr(module, name).fn))
+        monkeypatch.setattr(module, name, replaced[-1])
     call = Launch.__call__
 
     def told(self, *tensors, **options):
@@ -102,8 +104,8 @@ def kernels(monkeypatch):
 
 def shifted(tensor, by):
     """The same values `by` elements behind a multiple of 16 bytes."""
-    room = torch.empty(tensor.numel() + by, dtype=tensor.dtype)
-    view = room[by:].view(tensor.shape)
+    memory = torch.empty(tensor.numel() + by, dtype=tensor.dtype)
+    view = memory[by:].view(tensor.shape)
     return view.copy_(tensor)
 
 
@@ -173,17 +175,47 @@ def test_while_there_are_hooks_triton_calls_them(kernels, monkeypatch, name, cha
 
 
 @pytest.mark.parametrize(
-    ("owner", "name", "value"), [(triton, "__version__", "3.5.1"), (torch.version, "hip", "6.4")]
+    ("owner", "name", "value"),
+    [
+        (triton, "__version__", "3.5.1"),
+        (triton, "__version__", "3.10.0"),
+        (triton, "__version__", "4.0.0"),
+        (torch.version, "hip", "6.4"),
+    ],
 )
-def test_where_it_was_not_tried_nothing_is_remembered(kernels, monkeypatch, owner, name, value):
+def test_the_public_launch_is_used_where_the_private_one_was_not_tested(
+    kernels, monkeypatch, owner, name, value
+):
     monkeypatch.setattr(owner, name, value)
+    launch_all(2 * [(random_logits(1, 2, 16), soft_label(1, 2, 16), None, None)])
+    assert [(kernel.num_plain, kernel.num_direct) for kernel in kernels] == [(2, 0)] * 3
+
+
+@pytest.mark.parametrize("version", ["3.6.0", "3.9.0", triton.__version__])
+def test_the_private_launch_is_used_in_the_versions_that_were_tested(kernels, monkeypatch, version):
+    monkeypatch.setattr(triton, "__version__", version)
+    launch_all(2 * [(random_logits(1, 2, 16), soft_label(1, 2, 16), None, None)])
+    assert [(kernel.num_plain, kernel.num_direct) for kernel in kernels] == [(1, 1)] * 3
+
+
+class Unreadable:
+    """An attribute that does not exist, as after a change in Triton."""
+
+    def __get__(self, owner, kind):
+        raise AttributeError
+
+
+@pytest.mark.parametrize("name", ["run", "function", "packed_metadata"])
+def test_the_public_launch_is_used_if_an_attribute_is_missing(kernels, monkeypatch, name):
+    monkeypatch.setattr(Compiled, name, Unreadable(), raising=False)
+    monkeypatch.setattr(Compiled, "__init__", lambda self, kernel, choice: setattr(self, "module", None))
     launch_all(2 * [(random_logits(1, 2, 16), soft_label(1, 2, 16), None, None)])
     assert [(kernel.num_plain, kernel.num_direct) for kernel in kernels] == [(2, 0)] * 3
 
 
 def test_constants_must_be_those_of_the_kernel():
     with pytest.raises(ValueError, match=r"constants of the kernel are .*NUM_STAGES; got FORM"):
-        Launch(overlap.sums_kernel, (1,), (), num_warps=1, FORM=0)
+        Launch(sums.sums_kernel, (1,), (), num_warps=1, FORM=0)
 
 
 def layouts():
@@ -204,8 +236,8 @@ def layouts():
 def test_axes_are_one_without_a_copy_where_torch_makes_none():
     num_copied = 0
     for tensor in layouts():
-        flat = plans._flat(tensor, 2)
-        stride = plans._flat_stride(tensor.shape, tensor.stride(), 2)
+        flat = layout._flat(tensor, 2)
+        stride = layout.flat_stride(tensor.shape, tensor.stride(), 2)
         assert (stride is None) == (flat.data_ptr() != tensor.data_ptr())
         num_copied += stride is None
         if stride is not None:
@@ -219,7 +251,7 @@ def test_a_mask_is_copied_unless_it_is_contiguous():
         mask = tensor[:, 1] % 2 == 0
         for valid in (mask, mask.expand(3, *mask.shape)[1], (tensor % 2 == 0)[:, 1]):
             logits, target = torch.zeros(tensor.shape), torch.zeros(valid.shape, dtype=torch.long)
-            inputs = plans.flat_inputs(logits, target, valid, **WHICH)
+            inputs = layout.flat_inputs(logits, target, valid, **WHICH)
             assert torch.equal(inputs.valid.flatten(), valid.flatten())
             assert inputs.valid.is_contiguous()
             num_kept += inputs.valid is valid
@@ -270,7 +302,7 @@ def test_a_remembered_launch_computes_the_same():
     for later in results[1:]:
         torch.testing.assert_close(later, results[0], rtol=0, atol=0, equal_nan=True)
     for plan, _ in fused._plans.values():
-        assert len(plan._gradient.launch._compiled) >= 1
+        assert len(plan._gradient.launch._callers) >= 1
 
 
 @pytest.mark.gpu

@@ -17,7 +17,8 @@ from ..overlap.mixture import Losses, check_batch, losses_of
 from ..overlap.options import MixtureOptions, SumsOptions
 from ..overlap.stats import OverlapStats
 from ..overlap.sums import SegmentationSums, reference_gradient, reference_sums
-from .plans import MixturePlan, SumsPlan, flat_inputs, flat_tensors
+from .layout import flat_inputs, flat_tensors
+from .plans import MixturePlan, SumsPlan
 
 
 class _Planned(NamedTuple):
@@ -80,8 +81,7 @@ def fused_mixture(
     if planned is None:
         check_batch(prediction, target, valid, options)
         inputs = flat_inputs(prediction, target, valid, **options.sums._asdict())
-        has_weight = class_weight is not None
-        plan = MixturePlan(inputs.layout, prediction, region, has_weight=has_weight, parts=parts)
+        plan = MixturePlan(inputs.layout, prediction, region, parts=parts)
         planned = _remember(key, _Planned(plan, inputs.copied))
     total, (terms,) = _FusedMixture.apply(prediction, target, valid, class_weight, planned, options)
     return Losses(total, () if terms is None else terms.unbind())

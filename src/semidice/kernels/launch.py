@@ -1,11 +1,14 @@
-"""Launches of a Triton kernel that find what was compiled for them in a few microseconds.
+"""Launches of a Triton kernel that find its compiled code in a few microseconds.
 
-Triton compiles a kernel anew for every type of its arguments, for pointers that are multiples of 16 or not,
-for integers that are 1, multiples of 16 or beyond 32 bits, and for every constant. On each launch it looks at
-all of them again: some 25 µs, as long as a small loss takes on the device. A `Launch` fixes grid, integers
-and constants when it is made, as well as the types of its tensors, and remembers what was compiled by the
-rest: where they are, and how aligned. What it has not seen goes Triton's way, as does everything in the
-interpreter and in older versions.
+Triton compiles a kernel separately for every type of its arguments, for pointers that are multiples of 16 or
+not, for integers that are 1, multiples of 16 or beyond 32 bits, and for every constant. On each launch it
+inspects all arguments again: about 25 µs, as long as a small loss takes on the device. A `Launch` fixes grid,
+integers, constants and the types of its tensors when it is made. It remembers the compiled code by the rest:
+devices and alignment of the tensors.
+
+The remembered code is called through Triton's private launcher. That is done only on NVIDIA, in the versions
+of Triton in which it was tested, and if the compiled kernel has the attributes that it needs. Otherwise every
+launch is Triton's public one.
 """
 
 from collections.abc import Callable
@@ -16,18 +19,17 @@ import triton
 from torch import Tensor
 from triton.compiler import CompiledKernel
 
-# what Triton looks at of a pointer: on NVIDIA this alone, on AMD also the size of what it points to
+# Triton inspects the alignment of a pointer; on AMD also the size of the tensor
 _ALIGNMENT = 16
-# the first version in which a compiled kernel takes all arguments of its source, of those tried
-_MIN_VERSION = (3, 6)
+# versions of Triton in which the private launcher was tested; others may take other arguments
+_MIN_VERSION, _MAX_VERSION = (3, 6), (3, 9)
 
 
 class Launch:
     """A kernel whose arguments are tensors, integers, floats and constants, in this order.
 
-    Integers, constants and the types of the tensors are those of this launch for good, so that no two
-    launches share what was compiled for one; tensors and floats come with each call. Floats are never
-    compiled in. `registers` is the most that a thread may have.
+    Tensors and floats come with each call. The types of the tensors, and which of them are None, must be the
+    same in every call. Floats are never constants. `registers` is the most that a thread may have.
     """
 
     def __init__(
@@ -51,56 +53,65 @@ class Launch:
         self._integers = tuple(map(int, integers))
         self._constants = tuple(constants[name] for name in names)
         self._numbers = (*self._integers, *self._constants)
-        self._one_device = torch.cuda.device_count() <= 1
-        self._compiled: dict[Any, Callable[..., None]] = {}
+        self._has_one_device = torch.cuda.device_count() <= 1
+        self._callers: dict[Any, Callable[..., None]] = {}
 
     def __call__(self, first: Tensor, *others: Tensor | None, floats: tuple[float, ...] = ()) -> None:
         """Launch on the device of the first tensor, in its current stream."""
         device = first.get_device()
         # Triton launches on the current device, which need not be that of the tensors
-        if not self._one_device and device >= 0 and device != torch.cuda.current_device():
+        if not self._has_one_device and device >= 0 and device != torch.cuda.current_device():
             with torch.cuda.device(device):
                 self(first, *others, floats=floats)
             return
         pointers: list[int | None] = [first.data_ptr()]
-        bits = pointers[0] or 0
-        as_usual = True
+        all_bits = pointers[0] or 0
+        on_one_device = True
         for tensor in others:
             pointer = None
             if tensor is not None:
                 pointer = tensor.data_ptr()
-                bits |= pointer
-                as_usual = as_usual and tensor.get_device() == device
+                all_bits |= pointer
+                on_one_device = on_one_device and tensor.get_device() == device
             pointers.append(pointer)
-        # A tensor on another device than was seen here has another key: Triton looks at it, and refuses it.
         key: Any = device
-        if not as_usual or bits % _ALIGNMENT:
+        if not on_one_device or all_bits % _ALIGNMENT:
+            # A tensor on another device than before gives another key: Triton inspects and refuses it.
             key = tuple(t if t is None else (t.get_device(), t.data_ptr() % _ALIGNMENT) for t in others)
             key = (device, first.data_ptr() % _ALIGNMENT, *key)
-        # a float that came as an integer would be compiled as one
-        rest = (*self._integers, *map(float, floats), *self._constants) if floats else self._numbers
-        compiled = self._compiled.get(key)
-        if compiled is not None:
-            compiled(*pointers, *rest)
+        # float(): Triton would compile for an integer if one came
+        numbers = (*self._integers, *map(float, floats), *self._constants) if floats else self._numbers
+        caller = self._callers.get(key)
+        if caller is not None:
+            caller(*pointers, *numbers)
             return
-        found = self._kernel[self._grid](first, *others, *rest, **self._options)
-        if _can_be_called(found):
-            self._compiled[key] = _caller(found, self._grid, device)
+        compiled = self._kernel[self._grid](first, *others, *numbers, **self._options)
+        caller = _direct_caller(compiled, self._grid, device)
+        if caller is not None:
+            self._callers[key] = caller
 
 
-def _caller(found: CompiledKernel, grid: tuple[int, ...], device: int) -> Callable[..., None]:
-    """What launches a compiled kernel on a device: Triton's way, less its work for hooks if there are none.
+def _direct_caller(compiled: object, grid: tuple[int, ...], device: int) -> Callable[..., None] | None:
+    """A function that launches a compiled kernel through the private launcher; None if that was not tested.
 
-    Hooks are what profilers ask to be called around launches; for each Triton looks for them and describes
-    the launch, which takes nearly as long as to make it.
+    Profilers register hooks around launches. For every launch Triton looks for hooks and describes the launch
+    to them, which takes nearly as long as the launch. Here that work is done only if there are hooks.
     """
-    with_hooks, run = found[grid], found.run
-    function, metadata = found.function, found.packed_metadata
-    current_stream = torch._C._cuda_getCurrentRawStream
+    version = tuple(int(part) for part in triton.__version__.split(".")[:2])
+    is_tested = torch.version.hip is None and _MIN_VERSION <= version <= _MAX_VERSION
+    if not is_tested or not isinstance(compiled, CompiledKernel):
+        return None
+    try:
+        with_hooks, run = compiled[grid], compiled.run
+        function, metadata = compiled.function, compiled.packed_metadata
+        knobs = triton.knobs.runtime
+        _has_hooks(knobs)
+        current_stream = torch._C._cuda_getCurrentRawStream
+    except AttributeError:
+        return None
 
     def call(*arguments: Any) -> None:
-        knobs = triton.knobs.runtime
-        if _is_set(knobs.launch_enter_hook) or _is_set(knobs.launch_exit_hook):
+        if _has_hooks(knobs):
             with_hooks(*arguments)
         else:
             run(*grid, current_stream(device), function, metadata, None, None, None, *arguments)
@@ -108,12 +119,7 @@ def _caller(found: CompiledKernel, grid: tuple[int, ...], device: int) -> Callab
     return call
 
 
-def _is_set(hook: Any) -> bool:
-    """Whether there is a function to call: a chain of them may be empty."""
-    return bool(getattr(hook, "calls", hook))
-
-
-def _can_be_called(found: object) -> bool:
-    """Whether this is a compiled kernel, on NVIDIA, of a version known to take all arguments directly."""
-    version = tuple(int(part) for part in triton.__version__.split(".")[:2])
-    return isinstance(found, CompiledKernel) and torch.version.hip is None and version >= _MIN_VERSION
+def _has_hooks(knobs: Any) -> bool:
+    """Whether a function is registered; a chain of hooks may be empty."""
+    enter, leave = knobs.launch_enter_hook, knobs.launch_exit_hook
+    return bool(getattr(enter, "calls", enter)) or bool(getattr(leave, "calls", leave))
