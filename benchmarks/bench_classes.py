@@ -2,7 +2,7 @@
 
     python benchmarks/bench_classes.py [--classes 2 19 150] [--out bench_out] [--docs docs/performance.md]
 
-Numbers of classes have tiles of their own in `kernels/tilings.py`; this shows how good they are, between the
+Numbers of classes have tiles of their own in `kernels/tiling_tables.py`; this shows how good they are, between the
 numbers that were tried as well. A batch has 2^26 logits whatever the classes. Its forward and backward pass,
 replayed from a CUDA graph, are given over the limit of `bench_loss`, with the copy of the same run. All that
 is needed is compiled first, by many processes at a time. Writes classes_cuda.jsonl, and with --docs the table

@@ -28,7 +28,7 @@ DEVICE = "cuda" if ON_GPU else "cpu"
 pytestmark = pytest.mark.gpu if ON_GPU else []
 FIVE_CLASSES = flat_inputs(
     torch.zeros(1, 5, 4096), torch.zeros(1, 5, 4096), None, activation="softmax", form="min", entropy=True
-).planned.forward
+).layout.forward
 BLOCK, PROGRAM = FIVE_CLASSES.voxel_block, FIVE_CLASSES.voxel_block * FIVE_CLASSES.num_tiles
 # 1, a block, a program's voxels and their neighbours, primes, plain classification, many classes
 SHAPES = [
