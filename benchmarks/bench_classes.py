@@ -1,12 +1,12 @@
-"""How near the loss is to the limit of the memory, by number of classes, on a GPU.
+"""How close the loss comes to the memory limit, by number of classes, on a GPU.
 
     python benchmarks/bench_classes.py [--classes 2 19 150] [--out bench_out] [--docs docs/performance.md]
 
-Numbers of classes have tiles of their own in `kernels/tiling_tables.py`; this shows how good they are, between the
-numbers that were tried as well. A batch has 2^26 logits whatever the classes. Its forward and backward pass,
-replayed from a CUDA graph, are given over the limit of `bench_loss`, with the copy of the same run. All that
-is needed is compiled first, by many processes at a time. Writes classes_cuda.jsonl, and with --docs the table
-between its markers.
+The tiling depends on the number of classes (`kernels/tiling_tables.py`). This shows how good the tilings are,
+also for numbers of classes at which they were not tuned. A batch has 2^26 logits for any number of classes.
+The time of its forward and backward pass, replayed from a CUDA graph, is divided by the limit of `bench_loss`,
+with the copy of the same run. Many processes compile all kernels first. Writes classes_cuda.jsonl, and with
+--docs the table between its markers.
 """
 
 import argparse
@@ -32,7 +32,7 @@ CLASSES = (
 
 
 def batch(num_classes: int, kind: str) -> tuple[Tensor, Tensor]:
-    """Logits that want a gradient, and a target."""
+    """Logits that require a gradient, and a target."""
     shape = (4, num_classes, 1024, max(1, 2**14 // num_classes))
     dtype, target_dtype = KINDS[kind]
     torch.manual_seed(0)
@@ -44,14 +44,14 @@ def batch(num_classes: int, kind: str) -> tuple[Tensor, Tensor]:
 
 
 def run_once(case: tuple[int, str]) -> None:
-    """So that everything is compiled."""
+    """Compile all kernels of a case."""
     logits, target = batch(*case)
     semidice.SegmentationLoss()(logits, target).backward()
     torch.cuda.synchronize()
 
 
 def over_limit(case: tuple[int, str], bandwidth: float) -> float:
-    """Time of both passes as a graph, over the limit."""
+    """Time of both passes as a CUDA graph, divided by the limit."""
     logits, target = batch(*case)
     loss = semidice.SegmentationLoss()
 
@@ -66,7 +66,7 @@ def over_limit(case: tuple[int, str], bandwidth: float) -> float:
 
 
 def table_of(rows: list[dict[str, Any]]) -> str:
-    """Markdown: one line a number of classes."""
+    """Markdown: one row per number of classes."""
     first = rows[0]
     lines = [
         f"{first['device']}, torch {first['torch']}, copy {first['bandwidth'] / 1e12:.2f} TB/s; "
@@ -93,7 +93,7 @@ def measure(classes: Sequence[int], out: Path) -> list[dict[str, Any]]:
         for case in cases:
             row = {"classes": case[0], "kind": case[1], "ratio": over_limit(case, bandwidth), **common}
             rows.append(row)
-            # at once, so that nothing measured is lost when the run is stopped
+            # written immediately, so that no result is lost when the run is stopped
             print(json.dumps(row), file=results, flush=True)
             print(f"{case[0]} classes, {case[1]}: {row['ratio']:.2f}", file=sys.stderr, flush=True)
     return rows
@@ -103,7 +103,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--classes", type=int, nargs="+", default=CLASSES, help="numbers of them to try")
+    parser.add_argument(
+        "--classes", type=int, nargs="+", default=CLASSES, help="numbers of classes to measure"
+    )
     parser.add_argument("--out", type=Path, default=Path("bench_out"), help="folder of the results")
     parser.add_argument("--docs", type=Path, help="page whose table to replace")
     arguments = parser.parse_args()

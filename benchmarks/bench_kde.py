@@ -2,12 +2,13 @@
 
     python benchmarks/bench_kde.py [--device cuda] [--out bench_out] [--docs docs/performance.md]
 
-E[y | f] at the pixels of an image from 1024 keys with hard labels. The direct formula is the one of the
-paper, the (pixels, keys) matrix of Dirichlet densities in float32, in log space, in as many chunks as it
-takes to hold 8 GB. "attention" and "reference" are methods of `kde_recalibrate`, "triton" is what "auto"
-takes on a GPU; "triton, a tenth" computes the tenth of the pixels that lie in a band. The error is the
-largest distance from the reference in float64. Times are medians of the whole call. The tests of the kernel
-run first, and a red one stops the benchmark. Writes kde.jsonl, and with --docs the table between its markers.
+E[y | f] at the pixels of an image from 1024 keys with hard labels. The direct formula is that of the paper:
+the (pixels, keys) matrix of Dirichlet densities in float32, in log space, in chunks of at most 8 GB.
+"attention" and "reference" are methods of `kde_recalibrate`; "triton" is the method that "auto" takes on a
+GPU; "triton, a tenth" computes only the tenth of the pixels that lie in a band. The error is the largest
+distance from the reference in float64. Times are medians of the whole call. The tests of the kernel run
+first, and a failed one stops the benchmark. Writes kde_DEVICE.jsonl, and with --docs the table between its
+markers.
 """
 
 import argparse
@@ -36,7 +37,7 @@ DIRECT_BYTES = 8 * 2**30
 
 
 def direct(points: Tensor, keys: Tensor, label: Tensor, bandwidth: float) -> Tensor:
-    """The mathematics as it stands: log densities, their largest taken off, exponentials, two sums."""
+    """The formula: log densities minus their maximum, exponentials, two sums."""
     alpha = keys[0].clamp(min=MIN_PROB) / bandwidth
     log_normaliser = torch.lgamma(alpha.sum(1) + alpha.shape[1]) - torch.lgamma(alpha + 1).sum(1)
     means = []
@@ -48,24 +49,24 @@ def direct(points: Tensor, keys: Tensor, label: Tensor, bandwidth: float) -> Ten
 
 
 def by_method(method: Any, region: Tensor | None = None) -> Mean:
-    """`kernel_mean` by a method, of the pixels of a region alone if there is one."""
+    """`kernel_mean` by a method, only for the pixels of a region if there is one."""
     return lambda points, keys, label, bandwidth: kernel_mean(
         points, keys, label, bandwidth=bandwidth, weight=None, region=region, method=method
     )
 
 
 def contenders(device: str) -> dict[str, Mean]:
-    """The ways to compute it, by name."""
-    found = {"direct": direct, "attention": by_method("attention"), "reference": by_method("reference")}
+    """The functions to compare, by name."""
+    functions = {"direct": direct, "attention": by_method("attention"), "reference": by_method("reference")}
     if device == "cuda":
-        # 50 pixels out of every 500 in a row, as a band around a boundary leaves them
+        # 50 consecutive pixels of every 500, similar to a band around a boundary
         band = torch.arange(SIZES[device], device=device).unsqueeze(0) % 500 < 50
-        found |= {"triton": by_method("triton"), "triton, a tenth": by_method("triton", band)}
-    return found
+        functions |= {"triton": by_method("triton"), "triton, a tenth": by_method("triton", band)}
+    return functions
 
 
 def problem(num_points: int, num_classes: int, device: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Pixels (1, C, n) and keys (1, K, C) from the middle to the corners, one in seven saturated; labels."""
+    """Pixels (1, C, n), keys (1, K, C) and labels; one probability vector of seven is saturated."""
     torch.manual_seed(0)
     prob = torch.randn(num_points + NUM_KEYS, num_classes, device=device)
     prob = torch.softmax(8 * torch.rand(len(prob), 1, device=device) * prob, dim=1)
@@ -78,7 +79,7 @@ def problem(num_points: int, num_classes: int, device: str) -> tuple[Tensor, Ten
 def measure(
     name: str, mean: Mean, points: Tensor, keys: Tensor, label: Tensor, device: str
 ) -> dict[str, Any]:
-    """Time and peak memory beyond the result at one bandwidth, and the error at each."""
+    """Time and peak memory beyond the result at one bandwidth, and the error at every bandwidth."""
     extra = None
     if device == "cuda":
         mean(points, keys, label, TIMED_BANDWIDTH)
@@ -107,7 +108,7 @@ def measure(
 
 
 def table_of(rows: list[dict[str, Any]], device: str) -> str:
-    """Markdown: one line a number of classes and a method."""
+    """Markdown: one row per number of classes and method."""
     first = rows[0]
     lines = [
         f"{first['device']}, torch {first['torch']}; `python benchmarks/bench_kde.py --device {device}`. "
@@ -130,13 +131,15 @@ def main() -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--out", type=Path, default=Path("bench_out"))
     parser.add_argument("--docs", type=Path, help="page whose table to replace")
-    parser.add_argument("--skip-tests", action="store_true", help="the tests of the kernel have just run")
+    parser.add_argument("--skip-tests", action="store_true", help="do not run the tests of the kernel")
     parser.add_argument("--classes", type=int, nargs="+", default=CLASSES)
     arguments = parser.parse_args()
     device: str = arguments.device
     if not arguments.skip_tests:
         marks = ["-m", "gpu"] if device == "cuda" else []
-        subprocess.run([sys.executable, "-m", "pytest", "-q", *marks, "tests/test_kde_kernel.py"], check=True)
+        subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", *marks, "tests/kernels/test_kde_kernel.py"], check=True
+        )
     name = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     rows = []
     for num_classes in arguments.classes:
