@@ -2,18 +2,22 @@
 
     python benchmarks/bench_loss.py [--device cuda] [--out bench_out] [--docs docs/performance.md]
 
-The limit is the time a device copy takes to move as many bytes as the work must: logits and target once for
-the forward pass, both again and the gradient once for the backward pass; the copy is timed in the same run.
-On a GPU both passes are timed in three ways: "eager", called from Python; "one thread", the same under
-torch.autograd.set_multithreading_enabled(False), so that the backward pass runs where it was called and not
-in a thread that is woken for it; and "graphed", replayed from a CUDA graph. Eagerly, a batch of a few
-megabytes measures Python: the host takes far longer to start what the device does in a twentieth of a
-millisecond. How much of that is the host's own is shown by "autograd alone", a loss that computes nothing.
-The graph is the work itself, all that a captured training step pays; a loss that waits for the device cannot
-be captured and has no such time. Times are medians. Where the host decides, the losses take ten turns of six
-calls, and the time is the median of the quietest: what else the host does is no matter of a loss. On a CPU
-only ratios are given. The tests of the kernels run first, and a red one stops the benchmark. Writes
-loss_DEVICE.jsonl, and with --docs the table between its markers.
+The limit is the time a device copy needs to move as many bytes as the loss must: logits and target once for
+the forward pass, both again and the gradient once for the backward pass. The copy is timed in the same run.
+On a GPU both passes are timed in three ways:
+
+    eager        called from Python
+    one thread   the same under torch.autograd.set_multithreading_enabled(False): the backward pass runs in
+                 the calling thread and not in a thread of autograd
+    graphed      replayed from a CUDA graph
+
+Eager times of small batches measure Python: the host needs much longer to start the work than the device
+needs to do it. "autograd alone", a loss that computes nothing, shows the share of the host. The graph shows
+the work itself, which is all that a captured training step pays. A loss that waits for the device cannot be
+captured and has no such time. Times are medians. Eager times are noisy, so the losses take ten turns of six
+calls, and the time is the median of the fastest turn. On a CPU only ratios are given. The tests of the
+kernels run first, and a failing test stops the benchmark. Writes loss_DEVICE.jsonl, and with --docs the table
+between its markers.
 """
 
 import argparse
@@ -61,7 +65,7 @@ KINDS = {
 
 
 class _Nothing(torch.autograd.Function):
-    """What any loss costs the host: a number without a value, and a gradient without one."""
+    """The cost of any loss on the host: it allocates a loss and a gradient and computes neither."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, target: Tensor) -> Tensor:
@@ -69,13 +73,13 @@ class _Nothing(torch.autograd.Function):
         return logits.new_empty((), dtype=torch.float32)
 
     @staticmethod
-    def backward(ctx: Any, to_loss: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor, None]:
         logits, _ = ctx.saved_tensors
         return torch.empty_like(logits), None
 
 
 def contenders(hard: bool, compiled: bool, *, alone: bool = False) -> dict[str, Loss]:
-    """The losses by name, less those whose library is missing; `alone`: and one that does nothing."""
+    """The losses by name, without those whose library is missing; `alone` adds one that computes nothing."""
     mixture = semidice.SegmentationLoss()
 
     def reference(logits: Tensor, target: Tensor) -> Tensor:
@@ -86,11 +90,11 @@ def contenders(hard: bool, compiled: bool, *, alone: bool = False) -> dict[str, 
             semidice.use_kernels(True)
         return total
 
-    found: dict[str, Loss] = {"semidice": mixture, "definition": reference}
+    losses: dict[str, Loss] = {"semidice": mixture, "definition": reference}
     if alone:
-        found["autograd alone"] = _Nothing.apply
+        losses["autograd alone"] = _Nothing.apply
     if compiled:
-        found["definition, compiled"] = torch.compile(plain_definition, dynamic=False)
+        losses["definition, compiled"] = torch.compile(plain_definition, dynamic=False)
     for name, build in {"MONAI": _monai, "smp": _smp, "nnU-Net": _nnunet}.items():
         try:
             loss = build(hard)
@@ -98,12 +102,12 @@ def contenders(hard: bool, compiled: bool, *, alone: bool = False) -> dict[str, 
             print(f"without {name}: {error}", file=sys.stderr)
             continue
         if loss is not None:
-            found[name] = loss
-    return found
+            losses[name] = loss
+    return losses
 
 
 def plain_definition(logits: Tensor, target: Tensor) -> Tensor:
-    """The mixture from its parts, so that the compiler sees plain operations and no kernel."""
+    """The mixture by plain operations, so that the compiler sees no kernel."""
     sums = reference_sums(logits, target, activation="softmax", valid=None, form="min", entropy=True)
     weight = torch.ones(logits.shape[1], device=logits.device)
     options = MixtureOptions("softmax", RegionOptions(alpha=0.5, beta=0.5))
@@ -141,7 +145,7 @@ PASSES = ("forward", "backward", "both")
 
 
 def passes_of(loss: Loss, logits: Tensor, target: Tensor) -> dict[str, Callable[[], object]]:
-    """The forward pass, the backward pass alone, and both into a fresh gradient."""
+    """The forward pass, the backward pass alone, and both into a new gradient."""
 
     def both() -> None:
         logits.grad = None
@@ -158,7 +162,7 @@ def passes_of(loss: Loss, logits: Tensor, target: Tensor) -> dict[str, Callable[
 
 
 def ratios_on_cpu(losses: dict[str, Loss], logits: Tensor, target: Tensor) -> Rows:
-    """Times over MONAI's: the median over rounds in which all losses take turns, since machines are noisy."""
+    """Times divided by MONAI's: medians of rounds in which the losses take turns, as times are noisy."""
     passes = {name: passes_of(loss, logits, target) for name, loss in losses.items()}
     rounds: list[dict[tuple[str, str], float]] = []
     for _ in range(15):
@@ -182,7 +186,7 @@ def ratios_on_cpu(losses: dict[str, Loss], logits: Tensor, target: Tensor) -> Ro
 
 
 def times_on_gpu(losses: dict[str, Loss], logits: Tensor, target: Tensor, bandwidth: float) -> Rows:
-    """Milliseconds of the passes in all ways, their limit, and the peak extra memory."""
+    """Milliseconds of the passes, timed in all ways, their limit, and the peak extra memory."""
     limit = limit_in_seconds(logits, target, bandwidth)
     rows: Rows = []
     both: dict[str, Callable[[], object]] = {}
@@ -191,7 +195,7 @@ def times_on_gpu(losses: dict[str, Loss], logits: Tensor, target: Tensor, bandwi
             row = _times_of_the_device(loss, logits, target)
             both[name] = passes_of(loss, logits, target)["both"]
         except RuntimeError as error:
-            # a peer that runs out of memory, or a compiler that gives up, is left out and said
+            # a peer may run out of memory, or fail to compile: report it and continue
             print(f"{name} failed: {str(error).splitlines()[0]}", file=sys.stderr, flush=True)
             continue
         rows.append({"loss": name, **row, "limit": 1e3 * limit})
@@ -226,20 +230,20 @@ def _times_of_the_device(loss: Loss, logits: Tensor, target: Tensor) -> dict[str
 
 
 def limit_in_seconds(logits: Tensor, target: Tensor, bandwidth: float) -> float:
-    """In which logits and target are read twice, and the gradient is written."""
+    """The time to read logits and target twice and to write the gradient."""
     size = logits.numel() * logits.element_size()
     return (2 * (size + target.numel() * target.element_size()) + size) / bandwidth
 
 
 def copy_bandwidth() -> float:
-    """Bytes a second that a copy on the GPU moves, read and written."""
+    """Bytes per second that a copy on the GPU reads and writes."""
     source = torch.empty(2**28, device="cuda").normal_()
     target = torch.empty_like(source)
     return 2 * source.numel() * source.element_size() / seconds_of(lambda: target.copy_(source), "cuda")
 
 
 def table_of(rows: Rows, device: str) -> str:
-    """Markdown: one line a shape, kind and loss; on a CPU ratios only."""
+    """Markdown: one line per shape, kind and loss; on a CPU only ratios."""
     first = rows[0]
     command = f"`python benchmarks/bench_loss.py --device {device}`"
     where = f"{first['device']}, torch {first['torch']}"
@@ -278,12 +282,12 @@ def table_of(rows: Rows, device: str) -> str:
 
 
 def _ratio(time: float | None, unit: float | None, *, digits: int) -> str:
-    """One over the other; nothing where one was not measured."""
+    """The ratio of the two; empty if one of them was not measured."""
     return "" if time is None or unit is None else f"{time / unit:.{digits}f}"
 
 
 def rows_of_case(losses: dict[str, Loss], logits: Tensor, target: Tensor, bandwidth: float | None) -> Rows:
-    """One row a loss, of a GPU if its bandwidth is given."""
+    """One row per loss; of a GPU if its bandwidth is given."""
     if bandwidth is None:
         return ratios_on_cpu(losses, logits, target)
     return times_on_gpu(losses, logits, target, bandwidth)
@@ -307,7 +311,7 @@ def main() -> None:
         on_gpu = ["tests/kernels/test_fused.py", "tests/kernels/test_launch.py"]
         tests = on_gpu if device == "cuda" else ["tests/kernels/test_blocked.py"]
         subprocess.run([sys.executable, "-m", "pytest", "-q", *marks, *tests], check=True)
-    # a compiled backward pass that reuses its buffers cannot be timed by itself
+    # a compiled backward pass that reuses its buffers cannot run twice, and so cannot be timed alone
     torch._functorch.config.donated_buffer = False
     bandwidth = copy_bandwidth() if device == "cuda" else None
     name = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
@@ -327,12 +331,12 @@ def main() -> None:
         target = torch.randn(shape, device=device).softmax(1)
         if hard:
             target = torch.randint(0, shape[1], (shape[0], *shape[2:]), device=device).to(target_dtype)
-        # compiling takes ten seconds a case: one kind is enough to compare
+        # compiling takes ten seconds per case, so only one kind is compiled
         compiled = kind == "fp32, soft" and arguments.compiled
         losses = contenders(hard, compiled, alone=device == "cuda")
         for row in rows_of_case(losses, logits, target, bandwidth):
             rows.append({"shape": shape, "kind": kind, **row, **common})
-            # at once, so that nothing measured is lost when the run is stopped
+            # written at once, so that a stopped run keeps its results
             print(json.dumps(rows[-1]), file=results, flush=True)
     table = table_of(rows, device)
     print(table)

@@ -2,9 +2,9 @@
 
     python benchmarks/bench_memory.py [--device cuda] [--out bench_out] [--docs docs/performance.md]
 
-Memory is what a step needs beyond logits, target and gradient. On the CPU it is the growth of the resident
-set of a fresh process (the kernel's high-water mark), on a GPU that of the allocator, in units of the logits'
-size. Writes memory.jsonl, and with --docs the table between its markers.
+Memory means what a step needs in addition to logits, target and gradient, in units of the size of the logits.
+On the CPU it is the growth of the resident set of a new process (its high-water mark), on a GPU the growth of
+the allocator's peak. Writes memory.jsonl, and with --docs the table between its markers.
 """
 
 import argparse
@@ -50,7 +50,7 @@ def build(name: str, target_kind: str) -> Loss:
 
 
 def make_case(shape: tuple[int, ...], target_kind: str, device: str) -> tuple[Tensor, Tensor]:
-    """Random logits that ask for a gradient, and a target."""
+    """Random logits that require a gradient, and a target."""
     torch.manual_seed(0)
     logits = torch.randn(shape, device=device).requires_grad_()
     if target_kind == "soft":
@@ -67,7 +67,7 @@ def status_bytes(field: str) -> int:
 
 
 def step(loss: Loss, logits: Tensor, target: Tensor) -> None:
-    """One forward and backward pass into a fresh gradient."""
+    """One forward and backward pass into a new gradient."""
     logits.grad = None
     loss(logits, target).backward()
 
@@ -75,7 +75,7 @@ def step(loss: Loss, logits: Tensor, target: Tensor) -> None:
 def measure(name: str, shape: tuple[int, ...], target_kind: str, device: str) -> dict[str, object]:
     """Extra peak memory of a step in units of the logits, measured in this process."""
     loss = build(name, target_kind)
-    # first calls load code and start threads; that is not the step's memory
+    # the first call loads code and starts threads, which is not memory of the step
     small = (shape[0], shape[1], *[8] * (len(shape) - 2))
     step(loss, *make_case(small, target_kind, device))
     logits, target = make_case(shape, target_kind, device)
@@ -102,9 +102,9 @@ def measure(name: str, shape: tuple[int, ...], target_kind: str, device: str) ->
 
 
 def measure_in_process(name: str, shape: tuple[int, ...], target_kind: str, device: str) -> dict[str, object]:
-    """`measure` in a fresh process, so that nobody inherits another's memory."""
+    """`measure` in a new process, so that no loss reuses memory of another."""
     command = [sys.executable, __file__, "--one", name, target_kind, device, *map(str, shape)]
-    # every block of more than 64 KiB straight from the kernel: freed memory leaves the resident set at once
+    # malloc takes blocks above 64 KiB directly from the system, so that free() shrinks the resident set
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode != 0:
@@ -114,7 +114,7 @@ def measure_in_process(name: str, shape: tuple[int, ...], target_kind: str, devi
 
 
 def as_markdown(rows: list[dict[str, object]], device: str) -> str:
-    """The table of the results, one line a contender and case."""
+    """The table of the results, one line per contender and case."""
     lines = [
         "Forward and backward of 0.25 cross entropy + 0.75 Dice, "
         f"{rows[0]['device']}, torch {rows[0]['torch']}.",
