@@ -1,12 +1,12 @@
-"""Images a second that reach a training step, with soft labels of four raters, as Markdown.
+"""Images per second that reach a training step, with soft labels of four raters, as Markdown.
 
     python benchmarks/bench_data.py                  two threads of a CPU, against a DataLoader with MONAI
     python benchmarks/bench_data.py --device cuda    a GPU, with `make` as a CUDA graph and without
 
-Batches of 8 slices of 512 x 512, read from one prepared dataset that is written on the first run. The peer
-does the same work the usual way: a PyTorch DataLoader of two processes reads a case, unpacks and averages the
-masks, and MONAI's RandAffine and RandFlip change image and label; it does not say which voxels are valid.
-All take turns in one run. With --docs docs/performance.md the table is written into that page.
+Batches of 8 slices of 512 x 512 come from one prepared dataset, which the first run writes. The reference
+does the same work in the usual way: a PyTorch DataLoader with two processes reads a case, unpacks and
+averages the masks, and MONAI's RandAffine and RandFlip change image and label; it does not compute which
+voxels are valid. All methods take turns in one run. --docs docs/performance.md writes the table into that page.
 """
 
 import argparse
@@ -36,13 +36,13 @@ from semidice.paths import DatasetFolder
 
 SIDE, RATERS, BATCH, WORKERS = 512, 4, 8, 2
 KINDS: tuple[Kind, ...] = ("images", "masks")
-# batches that may have been read ahead while others had their turn
+# batches that may have been read ahead during the turns of others
 AHEAD = 8
 AUGMENTED = {"as they are": None, "augmented": AugmentOptions()}
 
 
 def prepared(num_cases: int) -> Dataset:
-    """The dataset of the benchmark: phantoms of 128 x 128, each pixel repeated, written once."""
+    """The dataset of the benchmark: phantoms of 128 x 128 with repeated pixels, written once."""
     path = Path(tempfile.gettempdir()) / f"semidice_bench_{SIDE}_{num_cases}"
     if not path.exists():
         temp_path = Path(tempfile.mkdtemp(dir=path.parent))
@@ -102,7 +102,7 @@ def write_phantoms(folder: DatasetFolder, num_cases: int) -> None:
 def ours(
     dataset: Dataset, device: str, augment: AugmentOptions | None, *, resident: bool
 ) -> Iterator[object]:
-    """Batches without end, each as a training step would get it."""
+    """Endless batches, as a training step gets them."""
     batches = batches_of(dataset, device, augment, resident=resident)
     for feed in batches.feeds(0, 1_000_000):
         yield batches.make(feed.to(device))
@@ -111,7 +111,7 @@ def ours(
 def ours_recorded(
     dataset: Dataset, device: str, augment: AugmentOptions | None, *, resident: bool
 ) -> Iterator[object]:
-    """The same with `make` recorded as a CUDA graph, as the training engine has it."""
+    """Endless batches with `make` recorded as a CUDA graph, as in the training engine."""
     batches = batches_of(dataset, device, augment, resident=resident)
     static = batches.feed(0).to(device)
     batches.make(static)
@@ -126,10 +126,10 @@ def ours_recorded(
 
 
 def copy_into(static: Feed, feed: Feed) -> None:
-    """Put a feed where the graph reads."""
-    for place, part in zip(static, feed, strict=True):
-        if place is not None and part is not None:
-            place.copy_(part, non_blocking=True)
+    """Copy a feed into the tensors that the graph reads."""
+    for target, part in zip(static, feed, strict=True):
+        if target is not None and part is not None:
+            target.copy_(part, non_blocking=True)
 
 
 def batches_of(dataset: Dataset, device: str, augment: AugmentOptions | None, *, resident: bool) -> Batches:
@@ -146,10 +146,10 @@ def batches_of(dataset: Dataset, device: str, augment: AugmentOptions | None, *,
 
 
 class MonaiCases(torch.utils.data.Dataset[Any]):
-    """Cases in random order without end, loaded and changed the usual way."""
+    """Cases loaded and augmented in the usual way."""
 
     def __init__(self, dataset: Dataset, *, augmented: bool) -> None:
-        # here and not above: a machine with a GPU need not have it
+        # not at the top, because a machine with a GPU may not have MONAI
         from monai.transforms.compose import Compose
         from monai.transforms.spatial.dictionary import RandAffined, RandFlipd
 
@@ -186,10 +186,10 @@ class MonaiCases(torch.utils.data.Dataset[Any]):
 
 
 def monai(dataset: Dataset, *, augmented: bool) -> Iterator[object]:
-    """The peer's batches without end."""
+    """Endless batches of the DataLoader with MONAI, in random order."""
     from monai.data.meta_obj import set_track_meta
 
-    # without it MONAI carries an affine with every tensor, which is slower
+    # otherwise MONAI keeps an affine with every tensor, which is slower
     set_track_meta(False)
     shuffled = np.random.default_rng(0)
     order = (int(number) for _ in count() for number in shuffled.permutation(len(dataset)))
@@ -201,8 +201,8 @@ def monai(dataset: Dataset, *, augmented: bool) -> Iterator[object]:
     )
 
 
-def contenders(dataset: Dataset, device: str, augment: AugmentOptions | None) -> dict[str, Iterator[object]]:
-    """Who takes part."""
+def methods(dataset: Dataset, device: str, augment: AugmentOptions | None) -> dict[str, Iterator[object]]:
+    """The methods to compare, by name."""
     if device == "cuda":
         return {
             "resident, CUDA graph": ours_recorded(dataset, device, augment, resident=True),
@@ -217,7 +217,7 @@ def contenders(dataset: Dataset, device: str, augment: AugmentOptions | None) ->
 
 
 def images_per_second(batches: Iterator[object], num_batches: int, wait: Callable[[], object]) -> float:
-    """The rate over one turn, after what was read ahead."""
+    """The rate over one turn, without the batches that were read ahead."""
     for _ in islice(batches, AHEAD):
         pass
     wait()
@@ -229,7 +229,7 @@ def images_per_second(batches: Iterator[object], num_batches: int, wait: Callabl
 
 
 def table(device: str, num_cases: int, num_rounds: int, num_batches: int) -> Iterator[str]:
-    """A row for each contender and kind of batch: the median rate, and the median ratio to the last one."""
+    """One row per method and kind of batch: the median rate, and the median ratio to the last method."""
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
     where = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     yield (
@@ -239,25 +239,25 @@ def table(device: str, num_cases: int, num_rounds: int, num_batches: int) -> Ite
     yield "| batches | by | images/s | best round | times the last row |\n|---|---|---:|---:|---:|"
     dataset = prepared(num_cases)
     for kind, augment in AUGMENTED.items():
-        who = contenders(dataset, device, augment)
-        rates: dict[str, list[float]] = {name: [] for name in who}
+        batches_by = methods(dataset, device, augment)
+        rates: dict[str, list[float]] = {name: [] for name in batches_by}
         for _ in track(range(num_rounds), kind, transient=True):
-            for name, batches in who.items():
+            for name, batches in batches_by.items():
                 rates[name].append(images_per_second(batches, num_batches, wait))
-        last = rates[list(who)[-1]]
+        last = rates[list(batches_by)[-1]]
         for name, rate in rates.items():
-            ratio = statistics.median(mine / theirs for mine, theirs in zip(rate, last, strict=True))
+            ratio = statistics.median(a / b for a, b in zip(rate, last, strict=True))
             yield f"| {kind} | {name} | {statistics.median(rate):.0f} | {max(rate):.0f} | {ratio:.2f} |"
 
 
 def main() -> None:
-    """Run what the command line asks for."""
+    """Run the benchmark with the options of the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--cases", type=int, default=256, help="in the dataset, 0.4 MB each")
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each contender")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each method")
     parser.add_argument("--batches", type=int, default=40, help="in a turn")
     parser.add_argument("--docs", type=Path, help="page whose table to replace")
     chosen = parser.parse_args()

@@ -31,19 +31,19 @@ def make_prepared(
     truth: bool = True,
     seed: int = 0,
 ) -> Dataset:
-    """The dataset written to `path`, opened; with the options left alone, six cases of three patients.
+    """Write a dataset to `path` and open it; by default six cases of three patients.
 
-    sizes: taken in turn instead of `size`, so that scans differ. slices_per_scan: so many cases make a scan,
+    sizes: used in turn instead of `size`, so that scans differ. slices_per_scan: this many cases make a scan,
     as slices of a volume; a patient then has `cases_per_patient` scans. depth: cases are volumes
-    (depth, *size), whose slices have nothing to do with each other. absent: rater n % R did not look at
-    scan n, for every second n. truth: store the phantom's probabilities. Channel k is the image plus k / 10.
+    (depth, *size) of unrelated slices. absent: rater n % R did not look at scan n, for every second n.
+    truth: store the phantom's probabilities. Channel k is the image plus k / 10.
     """
     folder = DatasetFolder(path)
     for kind in ("images", "masks", "truth") if truth else ("images", "masks"):
         (path / kind).mkdir(parents=True)
     raters = tuple(f"rater{number}" for number in range(num_raters))
     num_slices = slices_per_scan or 1
-    # one phantom a size: with the same seed a rater has the same habits in all of them
+    # one phantom per size: with the same seed a rater has the same habits in all of them
     phantoms = {
         tuple(space): _phantom(num_cases, space, depth, num_raters, num_classes, seed)
         for space in sizes or [size]
@@ -57,10 +57,10 @@ def make_prepared(
         unit = INTENSITY_UNITS[dtype]
         stored = (image.clip(0, 1) / unit).round().astype(dtype)
         intensities.append(np.moveaxis(stored * unit, 1, 0).reshape(num_channels, -1))
-        there = np.ones(num_raters, dtype=bool)
+        is_present = np.ones(num_raters, dtype=bool)
         if absent and number % 2 and num_raters > 1:
-            there[number % num_raters] = False
-        classes = classes * there.reshape(-1, *[1] * (classes.ndim - 2))
+            is_present[number % num_raters] = False
+        classes = classes * is_present.reshape(-1, *[1] * (classes.ndim - 2))
         arrays = {
             "images": stored,
             "masks": pack_classes(classes, num_classes=num_classes, num_space_axes=classes.ndim - 2),
@@ -78,7 +78,7 @@ def make_prepared(
                 shape=classes.shape[2:],
                 spacing_mm=(0.7,) * (classes.ndim - 2),
                 raw_shape=(*classes.shape[2:], 8) if slices_per_scan else classes.shape[2:],
-                raters=tuple(rater for rater, here in zip(raters, there, strict=True) if here),
+                raters=tuple(rater for rater, looked in zip(raters, is_present, strict=True) if looked),
                 inputs={f"{name}.raw": hashlib.sha256(stored.tobytes()).hexdigest()},
                 arrays={
                     kind: hashlib.sha256(folder.array(kind, name).read_bytes()).hexdigest() for kind in arrays

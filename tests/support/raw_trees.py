@@ -1,8 +1,8 @@
-"""Small raw file trees in the layouts that `data.sources` reads: seeded, with a bright blob where a mask is.
+"""Small raw file trees in the layouts of `data.sources`: seeded, with a bright blob inside of each mask.
 
-The oddities of the published files are in them: singleton axes, channels as a third axis, masks of 255, a
-rater's file that is missing, an empty mask, volumes in batch folders, both .nii and .nii.gz. Below them,
-what tests ask of the datasets that are found there.
+They have the irregularities of the published files: singleton axes, channels as a third axis, masks of 255,
+a missing file of a rater, an empty mask, volumes in batch folders, both .nii and .nii.gz. Helpers for the
+datasets found in them are at the end.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from PIL import Image
 from semidice.data.sources import find_datasets
 from semidice.data.sources.raw import RawDataset
 
-# real data and the paper's figures, where they are
+# real data and the paper's figures, if they are present
 SHARED = Path(__file__).parents[3] / "shared"
 AFFINE = np.diag([0.7, 0.8, 2.5, 1.0])
 SIZE = (40, 36)
@@ -282,18 +282,18 @@ def only(source: str, raw: Path, **options: object) -> RawDataset:
 
 
 def problems(source: str, raw: Path) -> list[str]:
-    """All that is wrong with any scan that a source finds."""
+    """The problems of all scans that a source finds."""
     return [problem for dataset in find_datasets(source, raw) for problem in dataset.problems]
 
 
 def names(dataset: RawDataset) -> list[str]:
-    """Of its scans."""
+    """The names of the scans."""
     return [scan.name for scan in dataset.scans]
 
 
 @contextlib.contextmanager
 def without_rights() -> Iterator[None]:
-    """As a user who owns nothing: root may read every file, whatever its permissions."""
+    """Run as a user without permissions, because root may read every file."""
     if os.geteuid() != 0:
         yield
         return

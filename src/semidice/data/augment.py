@@ -112,7 +112,7 @@ def augment(
     fine = [_power_of_two(side) for side in image.shape[2:]]
     grid, valid = _grid(positions, sizes, out_size, fine)
     # the background follows from the other classes
-    stack = _stack([image, label[:, 1:]], fine)
+    stack = fit_to(torch.cat([image, label[:, 1:]], 1), fine)
     sampled = F.grid_sample(stack, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
     changed = sampled[:, :num_channels].contiguous()
     if options.gamma > 0:
@@ -203,10 +203,9 @@ def _power_of_two(side: int) -> int:
     return 1 << (side - 1).bit_length()
 
 
-def _stack(parts: Sequence[Tensor], size: Sequence[int]) -> Tensor:
-    """The parts as channels of one tensor, padded with zeros to `size`."""
-    stack = torch.cat(list(parts), 1)
-    if tuple(stack.shape[2:]) == tuple(size):
-        return stack
-    missing = [new - old for new, old in zip(size, stack.shape[2:], strict=True)]
-    return F.pad(stack, [number for side in reversed(missing) for number in (0, side)])
+def fit_to(tensor: Tensor, size: Sequence[int]) -> Tensor:
+    """A tensor (N, C, *any) cut or padded with zeros at the end of each spatial axis, to size `size`."""
+    if tuple(tensor.shape[2:]) == tuple(size):
+        return tensor
+    missing = [new - old for new, old in zip(size, tensor.shape[2:], strict=True)]
+    return F.pad(tensor, [number for side in reversed(missing) for number in (0, side)])

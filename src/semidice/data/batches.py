@@ -18,11 +18,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float32, Int64, Shaped, UInt8
 from torch import Tensor
 
-from .augment import AugmentOptions, augment, draw_augmentation
+from .augment import AugmentOptions, augment, draw_augmentation, fit_to
 from .label_making import LabelOptions, LabelTables
 from .storage import Storage, common_space, inside
 
@@ -264,8 +263,8 @@ class WholeCases:
         stored, packed = storage.stored(case, image, packed)
         valid = inside(storage.sizes[case], self.space)
         return CaseBatch(
-            image=_fit(storage.normalised(stored, case), self.space) * valid.unsqueeze(1),
-            masks=_fit(storage.masks(packed), self.space),
+            image=fit_to(storage.normalised(stored, case), self.space) * valid.unsqueeze(1),
+            masks=fit_to(storage.masks(packed), self.space),
             present=self._present[case],
             valid=valid,
             case=numbers,
@@ -281,14 +280,6 @@ def _with_background(foreground: Tensor, axis: int) -> Tensor:
     """Class probabilities along an axis, with the background in front."""
     background = 1 - foreground.sum(axis, keepdim=True).clamp_(max=1)
     return torch.cat([background, foreground], axis)
-
-
-def _fit(tensor: Tensor, space: Sequence[int]) -> Tensor:
-    """A tensor (N, C, *any) cut or padded with zeros to size `space`."""
-    if tensor.shape[2:] == tuple(space):
-        return tensor
-    missing = [new - old for new, old in zip(space, tensor.shape[2:], strict=True)]
-    return F.pad(tensor, [number for side in reversed(missing) for number in (0, side)])
 
 
 def _check(num_cases: int, cases: Sequence[int], batch_size: int, rank: int, world_size: int) -> None:

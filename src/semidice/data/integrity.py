@@ -51,9 +51,9 @@ def manifest_problems(dataset: Dataset) -> list[str]:
     """Problems of the manifest as a whole; `scan_problems` are those of single scans."""
     manifest = dataset.manifest
     problems = []
-    twice = [name for name, count in Counter(case.name for case in dataset.cases).items() if count > 1]
-    if twice:
-        problems.append(f"manifest.json has several cases with the same name: {enumerated(twice, 'name')}")
+    repeated = [name for name, count in Counter(case.name for case in dataset.cases).items() if count > 1]
+    if repeated:
+        problems.append(f"manifest.json has several cases with the same name: {enumerated(repeated, 'name')}")
     if not all(map(math.isfinite, manifest.mean)) or not all(0 < std < math.inf for std in manifest.std):
         problems.append(
             f"manifest.json: mean must be finite and std above 0; got {manifest.mean} and {manifest.std}"

@@ -66,9 +66,9 @@ class Manifest(_Record):
     @model_validator(mode="after")
     def _consistent(self) -> "Manifest":
         names = [scan.name.casefold() for scan in self.scans]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ValueError(f"scans {', '.join(twice)} occur twice")
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if repeated:
+            raise ValueError(f"scans {', '.join(repeated)} occur twice")
         for scan in self.scans:
             unknown = set(scan.raters) - set(self.raters)
             if unknown or not scan.raters:

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
@@ -93,7 +92,8 @@ def verify_scan(job: Job, dataset: DatasetFolder, pair: tuple[RawScan, Scan | No
     raw_scan, scan = pair
     try:
         if scan is None:
-            return _still_left_out(job.raw, raw_scan)
+            now = f"{raw_scan.name}: it is not in the dataset, but can be prepared now"
+            return now if _becomes_a_case(job.raw, raw_scan) else ""
         if scan.patient != raw_scan.patient:
             return f"{scan.name}: the patient was {scan.patient} and is now {raw_scan.patient}"
         inputs = _input_hashes(job.raw.root, raw_scan)
@@ -109,13 +109,11 @@ def verify_scan(job: Job, dataset: DatasetFolder, pair: tuple[RawScan, Scan | No
     return ""
 
 
-def _still_left_out(raw: RawDataset, scan: RawScan) -> str:
+def _becomes_a_case(raw: RawDataset, scan: RawScan) -> bool:
     try:
-        if _read_and_convert(raw, scan)[1] is None:
-            return ""
+        return _read_and_convert(raw, scan)[1] is not None
     except Exception:
-        return ""
-    return f"{scan.name}: it is not in the dataset, but can be prepared now"
+        return False
 
 
 def file_hash(path: Path) -> str:
@@ -219,23 +217,11 @@ def _write_arrays(folder: DatasetFolder, name: str, stored: StoredScan) -> dict[
         path = folder.array(kind, name)
         with writing(path):
             path.parent.mkdir(exist_ok=True)
-            with atomic_write(path, durable=False) as temp_path, temp_path.open("wb") as file:
-                hashed = _HashedFile(file)
-                np.save(hashed, np.ascontiguousarray(array), allow_pickle=False)
-        digests[kind] = hashed.digest.hexdigest()
+            with atomic_write(path, durable=False) as temp_path:
+                with temp_path.open("wb") as file:
+                    np.save(file, np.ascontiguousarray(array), allow_pickle=False)
+                digests[kind] = file_hash(temp_path)
     return digests
-
-
-class _HashedFile:
-    """A file for `np.save` that also computes the SHA-256 of its content."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self.file = file
-        self.digest = hashlib.sha256()
-
-    def write(self, data: bytes) -> int:
-        self.digest.update(data)
-        return self.file.write(data)
 
 
 def _sums(images: np.ndarray) -> dict[str, int | tuple[int, ...]]:

@@ -119,9 +119,9 @@ def _qubiq_case(raw: Path, folder: Path, files: Sequence[Path]) -> _QubiqCase | 
 def _add_qubiq_case(collected: _Collected, case: _QubiqCase, task: int) -> None:
     by_rater = case.masks.get(task, {})
     masks = {rater: paths[0] for rater, paths in by_rater.items()}
-    twice = [paths for paths in [case.images, *by_rater.values()] if len(paths) > 1]
-    if twice:
-        files = " and ".join(path.name for path in twice[0])
+    repeated = [paths for paths in [case.images, *by_rater.values()] if len(paths) > 1]
+    if repeated:
+        files = " and ".join(path.name for path in repeated[0])
         collected.problems.append(f"{case.folder} holds both {files}: keep one")
     elif not case.images and masks:
         collected.problems.append(
@@ -130,31 +130,31 @@ def _add_qubiq_case(collected: _Collected, case: _QubiqCase, task: int) -> None:
     elif not masks and case.is_test:
         collected.num_skipped += 1
     elif not masks:
-        wanted = f"task{task:02d}_segNN.nii.gz"
+        expected = f"task{task:02d}_segNN.nii.gz"
         collected.problems.append(
-            f"{case.folder} holds no mask {wanted} of any rater: add one, or remove the folder"
+            f"{case.folder} holds no mask {expected} of any rater: add one, or remove the folder"
         )
     else:
         collected.scans.append(RawScan(case.name, case.patient, (case.images[0],), masks))
 
 
 def _qubiq_dataset(raw: Path, folder: str, task: int, collected: _Collected) -> RawDataset:
-    known = _QUBIQ[folder]
-    name = known.name if known.num_tasks == task == 1 else f"{known.name}_task{task}"
+    entry = _QUBIQ[folder]
+    name = entry.name if entry.num_tasks == task == 1 else f"{entry.name}_task{task}"
     scans, name_problems = distinct_scans(collected.scans)
-    slicing: dict[str, Any] = {"slices": "all", "slice_axis": 0} if known.volumes else {}
+    slicing: dict[str, Any] = {"slices": "all", "slice_axis": 0} if entry.volumes else {}
     return RawDataset(
         name=name,
         source="qubiq",
         root=raw,
         class_names=("background", name),
         raters=rater_names(scans),
-        channels=known.channels,
+        channels=entry.channels,
         scans=scans,
-        options=PrepareOptions(size=_SIZE, window=known.window, **slicing),
+        options=PrepareOptions(size=_SIZE, window=entry.window, **slicing),
         problems=(*collected.problems, *name_problems),
         num_skipped=collected.num_skipped,
-        num_axes=3 if known.volumes else 2,
+        num_axes=3 if entry.volumes else 2,
     )
 
 
@@ -168,7 +168,7 @@ def find_lits(raw: Path) -> list[RawDataset]:
     collected = _Collected()
     for number in sorted(files["volume"].keys() | files["segmentation"].keys()):
         images, masks = files["volume"].get(number, []), files["segmentation"].get(number, [])
-        _add_volume(collected, f"volume-{number}", images, masks, wanted=("volume", "segmentation"))
+        _add_volume(collected, f"volume-{number}", images, masks, expected=("volume", "segmentation"))
     return _tumour_dataset("lits", raw, collected, window=(-60.0, 140.0), slice_axis=2)
 
 
@@ -188,7 +188,7 @@ def find_kits(raw: Path) -> list[RawDataset]:
         if images and not masks:
             collected.num_skipped += 1
         elif images or masks:
-            _add_volume(collected, folder.name.lower(), images, masks, wanted=("imaging", "segmentation"))
+            _add_volume(collected, folder.name.lower(), images, masks, expected=("imaging", "segmentation"))
     return _tumour_dataset("kits", raw, collected, window=(-200.0, 300.0), slice_axis=0)
 
 
@@ -198,7 +198,7 @@ def _add_volume(
     images: Sequence[Path],
     masks: Sequence[Path],
     *,
-    wanted: tuple[str, str],
+    expected: tuple[str, str],
 ) -> None:
     for paths in (images, masks):
         if len(paths) > 1:
@@ -208,7 +208,7 @@ def _add_volume(
     if images and masks:
         collected.scans.append(RawScan(name, name, (images[0],), {"reference": masks[0]}))
         return
-    path, missing = (images[0], wanted[1]) if images else (masks[0], wanted[0])
+    path, missing = (images[0], expected[1]) if images else (masks[0], expected[0])
     collected.problems.append(f"{path} has no {missing} next to it: add it, or remove the file")
 
 

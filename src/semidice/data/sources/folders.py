@@ -100,9 +100,9 @@ def matched_scans(images: Path, raters: Mapping[str, Path]) -> tuple[list[RawSca
     scans = []
     for case in sorted(image_of.keys() | masks_of.keys(), key=natural_order):
         pictures, by_rater = image_of.get(case, []), masks_of.get(case, {})
-        twice = [paths for paths in [pictures, *by_rater.values()] if len(paths) > 1]
-        if twice:
-            files = " and ".join(str(path) for path in twice[0])
+        repeated = [paths for paths in [pictures, *by_rater.values()] if len(paths) > 1]
+        if repeated:
+            files = " and ".join(str(path) for path in repeated[0])
             problems.append(f"case {case!r} has two files, {files}: keep one")
         elif not pictures:
             mask = next(iter(by_rater.values()))[0]

@@ -181,9 +181,9 @@ def _classes(path: Path, labels: Mapping[str, Any]) -> dict[int, str]:
                 "65535"
             )
     values = list(labels.values())
-    twice = [value for value in values if values.count(value) > 1]
-    if twice:
-        raise ValueError(f"{path} has value {twice[0]} twice in labels {dict(labels)}: give it one name")
+    repeated = [value for value in values if values.count(value) > 1]
+    if repeated:
+        raise ValueError(f"{path} has value {repeated[0]} twice in labels {dict(labels)}: give it one name")
     if 0 not in values or not 2 <= len(values) <= 256:
         raise ValueError(f"{path} needs label 0 and 1 to 255 more; it has {dict(labels)}")
     return {value: name for name, value in sorted(labels.items(), key=lambda item: item[1])}

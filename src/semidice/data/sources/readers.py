@@ -292,15 +292,15 @@ def _arrange(
     """Values (channels, *space), and the spacing and the positions of the spatial axes."""
     shape = stored.values.shape
     has_channels = stored.has_colours or num_channels > 1
-    kept = list(range(len(shape)))
+    remaining = list(range(len(shape)))
     for axis in reversed(range(len(shape))):
-        if len(kept) > num_axes + has_channels and shape[axis] == 1:
-            kept.remove(axis)
-    values = stored.values.reshape([shape[axis] for axis in kept])
+        if len(remaining) > num_axes + has_channels and shape[axis] == 1:
+            remaining.remove(axis)
+    values = stored.values.reshape([shape[axis] for axis in remaining])
     if values.ndim != num_axes + has_channels or not values.size:
         channels = f" and {num_channels} channels last" if has_channels else ""
         raise ValueError(f"{path} has shape {shape}; expected {num_axes} spatial axes{channels}")
-    axes = kept[:num_axes]
+    axes = remaining[:num_axes]
     spacing = tuple(stored.spacing_mm[axis] for axis in axes)
     # an affine has no column for a fourth axis
     affines = stored.affines_mm if max(axes) < 3 else ()
