@@ -6,7 +6,7 @@
 Batches of 8 slices of 512 x 512 come from one prepared dataset, which the first run writes. The reference
 does the same work in the usual way: a PyTorch DataLoader with two processes reads a case, unpacks and
 averages the masks, and MONAI's RandAffine and RandFlip change image and label; it does not compute which
-voxels are valid. All methods take turns in one run. --docs docs/performance.md writes the table into that page.
+voxels are valid. All methods take turns in one run. --docs docs/performance.md writes the table there.
 """
 
 import argparse
