@@ -99,6 +99,14 @@ def test_links_between_pages_lead_to_files():
             assert (path.parent / target).is_file(), f"{path.name} points to {target}"
 
 
+def test_every_benchmark_is_listed_with_its_room():
+    page = (ROOT / "benchmarks" / "README.md").read_text()
+    for script in (ROOT / "benchmarks").glob("*.py"):
+        assert f"`{script.name}`" in page, script.name
+    for names in re.findall(r"^\|.*\|.*\| (.*) \|$", page, flags=re.MULTILINE)[2:]:
+        assert set(re.findall(r"`(\w+)`", names)) <= set(rooms.ROOMS), names
+
+
 @pytest.mark.parametrize("name", ["label_makers", "reliability", "bias_bound"])
 def test_a_figure_is_drawn_and_small_enough_for_a_page(name, tmp_path):
     make_figures.save_compact(make_figures.FIGURES[name](), tmp_path / "figure.png")

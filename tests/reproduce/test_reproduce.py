@@ -753,7 +753,7 @@ def test_wrong_arguments_are_refused_before_anything_runs(table, options, messag
 
 def test_a_part_can_be_run_by_task_and_by_fold(data, tmp_path):
     results, printed = reproduce("ce_against_dml", data, tmp_path / "out", tasks=["kidney"], folds=2)
-    figures = results["ce_against_dml"].values
+    figures = results["ce_against_dml"]
     assert set(figures.values) == {RowKey("qubiq", "dice")}
     assert figures.num_cases[RowKey("qubiq", "dice")] == len(Dataset(data / "kidney"))
     assert "qubiq (1 of 7 tasks)" in printed
@@ -762,7 +762,7 @@ def test_a_part_can_be_run_by_task_and_by_fold(data, tmp_path):
     table = read_cases(tmp_path / "out" / "kidney" / "ce" / "cases.parquet").select(
         metric="dice_score", fold=0
     )
-    ours = results["ce_against_dml"].values.value(RowKey("qubiq", "dice"), "ce")
+    ours = results["ce_against_dml"].value(RowKey("qubiq", "dice"), "ce")
     assert ours == pytest.approx(100 * table.select(class_name="mean").columns["value"].mean())
 
 
@@ -797,7 +797,7 @@ def test_all_seven_tasks_and_five_networks_run(tmp_path):
     run_prepare("lits", make_lits(tmp_path / "lits"), tmp_path / "data" / "lits", request, console=console)
     options = {"overrides": ["model.weights=none", "augment.crop=[64, 64]", *QUICK[1:]]}
     results, _ = reproduce("lits_kits", tmp_path / "data", tmp_path / "out", **options)
-    names = {key.name for key in results["lits_kits"].values.values}
+    names = {key.name for key in results["lits_kits"].values}
     assert names == {f"{network} on lits" for network in NETWORKS}
     results, _ = reproduce("qubiq_labels", tmp_path / "data", tmp_path / "out2")
-    assert set(results["qubiq_labels"].values.values) == set(paper_values("qubiq_labels").values)
+    assert set(results["qubiq_labels"].values) == set(paper_values("qubiq_labels").values)

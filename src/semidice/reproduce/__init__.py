@@ -11,7 +11,7 @@
 A training has one run folder, OUT/DATASET/METHOD. Tables share run folders.
 """
 
-from .command import ReproduceError, Reproduction, run_reproduce
+from .command import ReproduceError, run_reproduce
 from .tables import paper_tables
 
-__all__ = ["ReproduceError", "Reproduction", "paper_tables", "run_reproduce"]
+__all__ = ["ReproduceError", "paper_tables", "run_reproduce"]

@@ -10,7 +10,6 @@ end.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -37,15 +36,6 @@ class ReproduceError(ValueError):
     """Some trainings failed: which ones, and why. All others were run, shown and written."""
 
 
-@dataclass(frozen=True)
-class Reproduction:
-    """Our version of one table of the paper."""
-
-    values: TableValues
-    table: Table
-    conclusions: Table
-
-
 def run_reproduce(
     table: str,
     data: Path,
@@ -58,11 +48,12 @@ def run_reproduce(
     overrides: Sequence[str] = (),
     list_only: bool = False,
     accelerator: str = "auto",
-) -> dict[str, Reproduction]:
-    """Run, print and write one table of the paper, or `all`; a ReproduceError at the end if trainings failed.
+) -> dict[str, TableValues]:
+    """Run, print and write one table of the paper, or `all`, and return our numbers by table.
 
-    folds: run only the first N folds. tasks: datasets such as kidney or lits; all if empty. overrides:
-    KEY=VALUE for every recipe. list_only: only show how many trainings are left and how long they take.
+    A ReproduceError at the end names the trainings that failed. folds: run only the first N folds. tasks:
+    datasets such as kidney or lits; all if empty. overrides: KEY=VALUE for every recipe. list_only: only show
+    how many trainings are left and how long they take.
     """
     options = [] if epochs is None else [f"schedule.epochs={epochs}"]
     options += [] if folds is None else [f"data.folds={list(range(folds))}"]
@@ -88,7 +79,8 @@ def run_reproduce(
             values = _agreement(datasets, data, out, console, failed)
         else:
             values = our_values(paper_table, runs)
-        results[paper_table.name] = _finish_table(paper_table, values, datasets, out, console)
+        _show_and_write(paper_table, values, datasets, out, console)
+        results[paper_table.name] = values
     if failed:
         raise ReproduceError(
             f"{len(failed)} failed; all other results are shown above and written:\n"
@@ -157,24 +149,22 @@ def _agreement(
     return agreement_values(tables)
 
 
-def _finish_table(
+def _show_and_write(
     table: PaperTable, values: TableValues, datasets: Sequence[str], out: Path, console: Console
-) -> Reproduction:
-    """Compare a table with the paper, print and write it."""
-    result = Reproduction(
-        values, values_table(table, values, datasets), conclusions_table(table, values, datasets)
-    )
-    console.print(result.table.rich())
-    _print_conclusions(result.conclusions, console)
+) -> None:
+    """Compare a table with the paper; print and write it."""
+    numbers = values_table(table, values, datasets)
+    conclusions = conclusions_table(table, values, datasets)
+    console.print(numbers.rich())
+    _print_conclusions(conclusions, console)
     out.mkdir(parents=True, exist_ok=True)
     folder = ReproductionFolder(out)
-    result.table.write(folder.table(table.name))
-    result.conclusions.write(folder.conclusions(table.name))
-    page = f"# {table.title}\n\n{result.table.markdown()}\n## Conclusions\n\n{result.conclusions.markdown()}"
+    numbers.write(folder.table(table.name))
+    conclusions.write(folder.conclusions(table.name))
+    page = f"# {table.title}\n\n{numbers.markdown()}\n## Conclusions\n\n{conclusions.markdown()}"
     with atomic_write(folder.table(table.name).with_suffix(".md")) as temp_path:
         temp_path.write_text(page, encoding="utf-8")
     say(console, f"written to {out}: {table.name} and {table.name}_conclusions, as .md, .csv and .tex")
-    return result
 
 
 def _print_conclusions(conclusions: Table, console: Console) -> None:
