@@ -770,7 +770,7 @@ def test_a_method_that_fails_is_reported_and_the_others_are_shown(data, tmp_path
     (tmp_path / "out" / "kidney" / "ce").mkdir(parents=True)
     (tmp_path / "out" / "kidney" / "ce" / "notes.txt").write_text("mine")
     console = a_console()
-    with pytest.raises(ReproduceError, match=r"kidney/ce: .*is no run folder"):
+    with pytest.raises(ReproduceError, match=r"kidney/ce: .*is not a run folder"):
         run_reproduce(
             "ce_against_dml",
             data,
