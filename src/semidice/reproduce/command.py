@@ -194,7 +194,7 @@ def _print_list(plan: Plan, console: Console, accelerator: str) -> None:
         "A training is one fold of one method. Time: number of steps x time of a step, measured now on "
         f"{device.type}, without validation, prediction and reading from disk."
     )
-    header = ("table", "datasets there", "trainings", "of them here", "finished", "left", "time")
+    header = ("table", "datasets found", "trainings", "with data", "finished", "left", "time")
     cells = tuple(tuple(map(Cell, row)) for row in rows)
     console.print(Table("Tables of the paper", header, cells, note, ({},)).rich())
 

@@ -49,7 +49,7 @@ def values_table(table: PaperTable, ours: TableValues, datasets: Sequence[str]) 
             )
         score = SCORES[METRICS[key.metric]]
         arrow = "↑" if score.higher_is_better else "↓"
-        # one column for all names: a narrow terminal has no space for more beside seven bandwidths
+        # one column for all names: a narrow terminal has no space for a second one next to seven bandwidths
         rows.append((Cell(f"{name}, {score.short_name} {arrow}"), *our_line))
         rows.append((Cell("  paper"), *paper_line))
         rows.append((Cell("  difference"), *difference_line))

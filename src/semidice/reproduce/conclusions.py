@@ -91,8 +91,8 @@ def highest(column: str, key: RowKey) -> Judge:
         runner_up = max(gains, key=lambda name: gains[name])
         so = gains[runner_up] < 0
         shown = column if so else runner_up
-        alone = table.best.get(key) == frozenset([column])
-        return _verdict(so, f"best is {shown}, {cells[shown]:.2f}", significant=alone)
+        only_best = table.best.get(key) == frozenset([column])
+        return _verdict(so, f"best is {shown}, {cells[shown]:.2f}", significant=only_best)
 
     return judge
 
@@ -167,7 +167,7 @@ def _keys(metric: str, names: Sequence[str]) -> list[RowKey]:
 _DISAGREED = "brain_tumor_task2"
 _SOFT_LABELS = ("uniform", "weighted", "smoothing")
 _TUMOUR_DICE = _keys("dice", TUMOURS)
-# the paper judges QUBIQ by BDice there
+# the table of the paper has BDice for QUBIQ
 _SDL_ROWS = [RowKey("qubiq", "bdice"), *_TUMOUR_DICE]
 _NETWORK_ROWS = [f"{network} on {dataset}" for network in NETWORKS for dataset in TUMOURS]
 _STUDENT_ROWS = [name for name in _NETWORK_ROWS if not name.startswith(NETWORKS[0])]

@@ -1,8 +1,8 @@
 """The numbers of one table, ours or the paper's: one value per row and column, and the marked columns.
 
 All numbers are percentages, except the number of raters. A method is superior to another if the difference is
-significant. The paper only tells which methods are marked, so there each marked method counts as superior to
-each method that is not marked.
+significant. The paper shows only which methods are marked, so for its numbers each marked method counts as
+superior to each method that is not marked.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
