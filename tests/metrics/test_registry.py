@@ -6,9 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from laws import class_map, soft_label
 
-from semidice.metrics.registry import SCORES, ScoredBatch, display_scale, higher_is_better, is_fraction
+from semidice.metrics.registry import SCORES, ScoredBatch, display_scale, higher_is_better
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 REFERENCES = {
@@ -18,24 +19,37 @@ REFERENCES = {
     "spacing_mm": (1.0, 1.0, 2.0),
     "truth": soft_label(2, 3, 8, 8),
 }
-each_score = pytest.mark.parametrize("score", SCORES.values(), ids=list(SCORES))
+each_score = pytest.mark.parametrize(("name", "score"), SCORES.items(), ids=list(SCORES))
 
 
 @each_score
-def test_a_score_reads_the_references_that_it_names_and_no_other(score):
+def test_a_score_reads_the_references_that_it_names_and_no_other(name, score):
     if score.package is not None:
         pytest.importorskip(score.package)
     prob = soft_label(2, 3, 8, 8)
-    references = {name: REFERENCES[name] for name in score.needs}
-    assert score.function(ScoredBatch(prob, **references)).shape in ((2,), (2, 3))
-    for missing in score.needs:
-        others = {name: reference for name, reference in references.items() if name != missing}
+    needs = [score.reference, *(["spacing_mm"] if score.needs_spacing else [])]
+    references = {need: REFERENCES[need] for need in needs}
+    assert score(ScoredBatch(prob, **references)).shape in ((2,), (2, 3))
+    for missing in needs:
+        others = {need: reference for need, reference in references.items() if need != missing}
         with pytest.raises(ValueError, match=f"needs {missing}"):
-            score.function(ScoredBatch(prob, **others))
+            score(ScoredBatch(prob, **others))
 
 
 @each_score
-def test_the_record_agrees_with_the_rule_for_names(score):
+def test_a_voxel_that_is_not_valid_does_not_count(name, score):
+    if score.package is not None:
+        pytest.importorskip(score.package)
+    valid = torch.ones(2, 8, 8, dtype=torch.bool)
+    valid[:, :, 6:] = False
+    prob = soft_label(2, 3, 8, 8)
+    changed = torch.where(valid.unsqueeze(1), prob, prob.flip(1))
+    first, second = (score(ScoredBatch(p, **REFERENCES, valid=valid)) for p in (prob, changed))
+    torch.testing.assert_close(first, second, equal_nan=True)
+
+
+@each_score
+def test_the_record_agrees_with_the_rule_for_names(name, score):
     """A table of a later version, read by an older one, still has the right direction and unit."""
     for ending, direction in {
         "_score": True,
@@ -43,28 +57,28 @@ def test_the_record_agrees_with_the_rule_for_names(score):
         "_error_ml": False,
         "_error_mm": False,
     }.items():
-        if score.name.endswith(ending):
-            assert higher_is_better(score.name) == score.higher_is_better == direction
-    assert score.name.endswith(("_ml", "_mm")) == (score.unit in ("ml", "mm"))
-    assert is_fraction(score.name) == (score.unit == "percent") == (display_scale(score.name) == 100)
+        if name.endswith(ending):
+            assert higher_is_better(name) == score.higher_is_better == direction
+    assert name.endswith(("_ml", "_mm")) == (score.unit in ("ml", "mm"))
+    assert display_scale(name) == (100 if score.unit == "percent" else 1)
 
 
 def test_names_of_scores_of_ones_own_tell_direction_and_unit():
     assert higher_is_better("my_score")
-    assert is_fraction("my_score")
+    assert display_scale("my_score") == 100
     assert not higher_is_better("my_error_ml")
-    assert not is_fraction("my_error_ml")
+    assert display_scale("my_error_ml") == 1
     assert not higher_is_better("my_calibration_error")
-    assert is_fraction("my_calibration_error")
+    assert display_scale("my_calibration_error") == 100
 
 
 @each_score
-def test_the_documentation_says_what_the_record_says(score):
-    lines = [line for line in DOCS.read_text().splitlines() if re.match(rf"\| .*`{score.name}`", line)]
+def test_the_documentation_says_what_the_record_says(name, score):
+    lines = [line for line in DOCS.read_text().splitlines() if re.match(rf"\| .*`{name}`", line)]
     (line,) = lines
     _, against, unit, better = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)][-5:-1]
     references = {"target": "majority", "soft_target": "mean", "masks": "each rater", "truth": "truth"}
-    assert against == references[score.needs[0]]
+    assert against == references[score.reference]
     assert unit == {"percent": "%", "none": ""}.get(score.unit, score.unit)
     assert better == ("↑" if score.higher_is_better else "↓")
 

@@ -88,7 +88,7 @@ class CaseScores(Metric):
         batch = ScoredBatch(prob, target, soft_target, masks, present, spacing_mm, valid, truth)
         rows = []
         for metric in self.metrics:
-            score = self.own_scores.get(metric) or SCORES[metric].function
+            score = self.own_scores.get(metric) or SCORES[metric]
             for class_name, values in self._columns(score(batch)):
                 for name, owner, value in zip(case, patient or case, values.tolist(), strict=True):
                     rows.append(CaseRow(name, owner, fold, self.method, class_name, metric, value))

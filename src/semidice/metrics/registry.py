@@ -28,7 +28,7 @@ from .scores import (
 from .surfaces import hausdorff_error_mm, surface_dice_score
 
 Unit = Literal["percent", "ml", "mm", "nats", "none"]
-Reference = Literal["target", "soft_target", "masks", "spacing_mm", "truth"]
+Reference = Literal["target", "soft_target", "masks", "truth"]
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class ScoredBatch:
     valid: Tensor | None = None
     truth: Tensor | None = None
 
-    def need(self, name: Reference) -> Any:
+    def need(self, name: str) -> Any:
         """The named reference; a ValueError if it is missing."""
         reference = getattr(self, name)
         if reference is None:
@@ -63,20 +63,30 @@ ScoreFunction = Callable[[ScoredBatch], Tensor]
 
 @dataclass(frozen=True)
 class Score:
-    """One score.
+    """One score; call it with a `ScoredBatch`.
 
-    needs: references that the function reads. unit "percent": a fraction of 1 that is shown in percent.
-    short_name: as the paper writes it. package: an optional package that the function imports.
+    function: of prob and the reference, with `valid`, and what else the reference or `needs_spacing` implies.
+    unit "percent": a fraction of 1 that is shown in percent. short_name: as the paper writes it. package: an
+    optional package that the function imports.
     """
 
-    name: str
-    function: ScoreFunction
-    meaning: str
+    function: Callable[..., Tensor]
+    reference: Reference
     higher_is_better: bool
-    needs: tuple[Reference, ...] = ("target",)
+    meaning: str
     unit: Unit = "percent"
     short_name: str | None = None
+    needs_spacing: bool = False
     package: str | None = None
+
+    def __call__(self, batch: ScoredBatch) -> Tensor:
+        """One value per case, (N,), or per case and class, (N, C)."""
+        options: dict[str, Any] = {"valid": batch.valid}
+        if self.reference == "masks":
+            options |= {"num_classes": max(2, batch.prob.shape[1]), "present": batch.present}
+        if self.needs_spacing:
+            options["spacing_mm"] = batch.need("spacing_mm")
+        return self.function(batch.prob, batch.need(self.reference), **options)
 
 
 def higher_is_better(metric: str) -> bool:
@@ -98,24 +108,15 @@ def higher_is_better(metric: str) -> bool:
     )
 
 
-def is_fraction(metric: str) -> bool:
-    """Whether a score is a fraction of 1, which is shown in percent.
+def display_scale(metric: str) -> float:
+    """100 for a score that is a fraction of 1 and is shown in percent, else 1.
 
-    >>> is_fraction("dice_score"), is_fraction("volume_error_ml"), is_fraction("my_calibration_error")
-    (True, False, True)
+    >>> display_scale("dice_score"), display_scale("volume_error_ml"), display_scale("my_calibration_error")
+    (100.0, 1.0, 100.0)
     """
     if metric in SCORES:
-        return SCORES[metric].unit == "percent"
-    return metric.endswith(("_score", "_index", "calibration_error", "brier_error"))
-
-
-def display_scale(metric: str) -> float:
-    """100 for a score that is shown in percent, else 1.
-
-    >>> display_scale("dice_score"), display_scale("volume_error_ml")
-    (100.0, 1.0)
-    """
-    return 100.0 if is_fraction(metric) else 1.0
+        return 100.0 if SCORES[metric].unit == "percent" else 1.0
+    return 100.0 if metric.endswith(("_score", "_index", "calibration_error", "brier_error")) else 1.0
 
 
 def heading(metric: str, class_name: str = "mean", *, higher_is_better: bool) -> str:
@@ -127,22 +128,8 @@ def heading(metric: str, class_name: str = "mean", *, higher_is_better: bool) ->
     'volume_error_ml, liver ↓'
     """
     of_class = "" if class_name in ("mean", "all") else f", {class_name}"
-    percent = " (%)" if is_fraction(metric) else ""
+    percent = " (%)" if display_scale(metric) == 100 else ""
     return f"{metric}{of_class}{percent} {'↑' if higher_is_better else '↓'}"
-
-
-def _against(reference: Reference, function: Callable[..., Tensor]) -> ScoreFunction:
-    return lambda batch: function(batch.prob, batch.need(reference), valid=batch.valid)
-
-
-def _against_masks(function: Callable[..., Tensor]) -> ScoreFunction:
-    return lambda batch: function(
-        batch.prob,
-        batch.need("masks"),
-        num_classes=max(2, batch.prob.shape[1]),
-        present=batch.present,
-        valid=batch.valid,
-    )
 
 
 def _energy_distance(prob: Tensor, masks: Tensor, **options: Any) -> Tensor:
@@ -153,137 +140,109 @@ def _mean_rater_dice(prob: Tensor, masks: Tensor, **options: Any) -> Tensor:
     return rater_dice_score(prob, masks, **options).nanmean(1)
 
 
-def _volume_error(batch: ScoredBatch) -> Tensor:
-    return volume_error_ml(
-        batch.prob, batch.need("target"), spacing_mm=batch.need("spacing_mm"), valid=batch.valid
+def _in_plane(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The function with one side of a voxel per axis: a 2D image ignores its slice thickness."""
+    return lambda prob, target, *, spacing_mm, valid: function(
+        prob, target, spacing_mm=torch.as_tensor(spacing_mm)[..., : prob.ndim - 2], valid=valid
     )
 
 
-def _between_surfaces(function: Callable[..., Tensor]) -> ScoreFunction:
-    def score(batch: ScoredBatch) -> Tensor:
-        # one side of a voxel per axis of space: a distance in a 2D image ignores the slice thickness
-        spacing = torch.as_tensor(batch.need("spacing_mm"))[..., : batch.prob.ndim - 2]
-        return function(batch.prob, batch.need("target"), spacing_mm=spacing, valid=batch.valid)
-
-    return score
-
-
+_UP, _DOWN = True, False
 SCORES: dict[str, Score] = {
-    score.name: score
-    for score in (
-        Score(
-            "dice_score",
-            _against("target", dice_score),
-            "overlap of the decided mask with the raters' majority: 2 tp / (2 tp + fp + fn)",
-            higher_is_better=True,
-            short_name="Dice",
-        ),
-        Score(
-            "iou_score",
-            _against("target", iou_score),
-            "overlap of the decided mask with the raters' majority: tp / (tp + fp + fn)",
-            higher_is_better=True,
-        ),
-        Score(
-            "binarized_dice_score",
-            _against("soft_target", binarized_dice_score),
-            "BDice: Dice of prediction and mean of the raters, both cut at 0.1, 0.2, ... 0.9, averaged",
-            higher_is_better=True,
-            needs=("soft_target",),
-            short_name="BDice",
-        ),
-        Score(
-            "soft_dice_score",
-            _against("soft_target", soft_dice_score),
-            "overlap of the probabilities and the mean of the raters, 1 only where they are equal",
-            higher_is_better=True,
-            needs=("soft_target",),
-        ),
-        Score(
-            "calibration_error",
-            _against("target", calibration_error),
-            "ECE: distance of confidence from accuracy over 10 bins of the top class, against the majority",
-            higher_is_better=False,
-            short_name="ECE",
-        ),
-        Score(
-            "rater_calibration_error",
-            _against("soft_target", calibration_error),
-            "the same, accuracy being the share of raters who agree with the top class",
-            higher_is_better=False,
-            needs=("soft_target",),
-        ),
-        Score(
-            "classwise_calibration_error",
-            _against("target", classwise_calibration_error),
-            "the calibration error of each class on its own",
-            higher_is_better=False,
-        ),
-        Score(
-            "kde_calibration_error",
-            _against("target", kde_calibration_error),
-            "how far probabilities are from what is observed at them, by kernel density",
-            higher_is_better=False,
-        ),
-        Score(
-            "brier_error",
-            _against("target", brier_error),
-            "mean squared difference of probabilities and the majority",
-            higher_is_better=False,
-        ),
-        Score(
-            "negative_log_likelihood",
-            _against("target", negative_log_likelihood),
-            "mean of -log of the probability given to the majority's class, in nats",
-            higher_is_better=False,
-            unit="nats",
-        ),
-        Score(
-            "volume_error_ml",
-            _volume_error,
-            "difference of the volumes of the decided mask and of the majority, in ml",
-            higher_is_better=False,
-            needs=("target", "spacing_mm"),
-            unit="ml",
-        ),
-        Score(
-            "hausdorff_error_mm",
-            _between_surfaces(hausdorff_error_mm),
-            "95th percentile of the distance between surfaces, in mm",
-            higher_is_better=False,
-            needs=("target", "spacing_mm"),
-            unit="mm",
-            package="monai",
-        ),
-        Score(
-            "surface_dice_score",
-            _between_surfaces(surface_dice_score),
-            "share of the surfaces that lie within a tolerance of each other",
-            higher_is_better=True,
-            needs=("target", "spacing_mm"),
-            package="monai",
-        ),
-        Score(
-            "generalised_energy_distance",
-            _against_masks(_energy_distance),
-            "distance between the masks a prediction allows and those the raters drew",
-            higher_is_better=False,
-            needs=("masks",),
-            unit="none",
-        ),
-        Score(
-            "rater_dice_score",
-            _against_masks(_mean_rater_dice),
-            "overlap of the decided mask with each rater, averaged over the raters",
-            higher_is_better=True,
-            needs=("masks",),
-        ),
-        Score(
-            "truth_error",
-            lambda batch: truth_error(batch.prob, batch.need("truth")),
-            "mean distance of the probabilities from the true ones, which are known of phantoms alone",
-            higher_is_better=False,
-            needs=("truth",),
-        ),
-    )
+    "dice_score": Score(
+        dice_score,
+        "target",
+        _UP,
+        "overlap of the decided mask with the raters' majority: 2 tp / (2 tp + fp + fn)",
+        short_name="Dice",
+    ),
+    "iou_score": Score(
+        iou_score, "target", _UP, "overlap of the decided mask with the raters' majority: tp / (tp + fp + fn)"
+    ),
+    "binarized_dice_score": Score(
+        binarized_dice_score,
+        "soft_target",
+        _UP,
+        "BDice: Dice of prediction and mean of the raters, both cut at 0.1, 0.2, ... 0.9, averaged",
+        short_name="BDice",
+    ),
+    "soft_dice_score": Score(
+        soft_dice_score,
+        "soft_target",
+        _UP,
+        "overlap of the probabilities and the mean of the raters, 1 only where they are equal",
+    ),
+    "calibration_error": Score(
+        calibration_error,
+        "target",
+        _DOWN,
+        "ECE: distance of confidence from accuracy over 10 bins of the top class, against the majority",
+        short_name="ECE",
+    ),
+    "rater_calibration_error": Score(
+        calibration_error,
+        "soft_target",
+        _DOWN,
+        "the same, but accuracy is the share of raters who agree with the top class",
+    ),
+    "classwise_calibration_error": Score(
+        classwise_calibration_error, "target", _DOWN, "the calibration error of each class against the rest"
+    ),
+    "kde_calibration_error": Score(
+        kde_calibration_error,
+        "target",
+        _DOWN,
+        "distance of probabilities from observed rates, by kernel density",
+    ),
+    "brier_error": Score(
+        brier_error, "target", _DOWN, "mean squared difference of probabilities and the majority"
+    ),
+    "negative_log_likelihood": Score(
+        negative_log_likelihood,
+        "target",
+        _DOWN,
+        "mean of -log of the probability of the majority's class",
+        "nats",
+    ),
+    "volume_error_ml": Score(
+        volume_error_ml,
+        "target",
+        _DOWN,
+        "difference of the volumes of the decided mask and of the majority, in ml",
+        "ml",
+        needs_spacing=True,
+    ),
+    "hausdorff_error_mm": Score(
+        _in_plane(hausdorff_error_mm),
+        "target",
+        _DOWN,
+        "95th percentile of the distance between surfaces, in mm",
+        "mm",
+        needs_spacing=True,
+        package="monai",
+    ),
+    "surface_dice_score": Score(
+        _in_plane(surface_dice_score),
+        "target",
+        _UP,
+        "share of the surfaces that lie within a tolerance of each other",
+        needs_spacing=True,
+        package="monai",
+    ),
+    "generalised_energy_distance": Score(
+        _energy_distance,
+        "masks",
+        _DOWN,
+        "distance between masks sampled from a prediction and the raters'",
+        "none",
+    ),
+    "rater_dice_score": Score(
+        _mean_rater_dice,
+        "masks",
+        _UP,
+        "overlap of the decided mask with each rater, averaged over the raters",
+    ),
+    "truth_error": Score(
+        truth_error, "truth", _DOWN, "mean distance from the true probabilities, which only phantoms have"
+    ),
 }

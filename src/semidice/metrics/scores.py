@@ -189,14 +189,19 @@ def negative_log_likelihood(
 
 
 def truth_error(
-    prob: Float[Tensor, "N C *space"], truth: Float[Tensor, "N C *space"]
+    prob: Float[Tensor, "N C *space"], truth: Float[Tensor, "N C *space"], *, valid: Tensor | None = None
 ) -> Float[Tensor, "N C"]:
     """Mean over voxels of |p - p*| of each class, p* the probability that the raters' masks are drawn from.
 
     >>> truth_error(torch.tensor([[[0.5, 0.0]]]), torch.tensor([[[1.0, 0.0]]]))
     tensor([[0.2500]])
     """
-    return (prob - truth).abs().flatten(2).mean(2, dtype=torch.float64).float()
+    error = (prob - truth).abs().flatten(2)
+    if valid is None:
+        return error.mean(2, dtype=torch.float64).float()
+    counted = valid.flatten(1).unsqueeze(1)
+    # 0/0 is NaN: no valid voxel
+    return (torch.where(counted, error, 0).sum(2, dtype=torch.float64) / counted.sum(2)).float()
 
 
 def volume_error_ml(

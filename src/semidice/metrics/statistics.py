@@ -147,7 +147,7 @@ def compare_scores(
     )
     of_pairs = Estimate(*(part[: len(pairs)] for part in estimate))
     of_methods = Estimate(*(part[len(pairs) :] for part in estimate))
-    if registry.is_fraction(scores.metric) and scores.values.min() >= 0 and scores.values.max() <= 1:
+    if registry.display_scale(scores.metric) == 100 and scores.values.min() >= 0 and scores.values.max() <= 1:
         # a symmetric interval of few cases may extend beyond the possible values of a mean
         of_methods = of_methods._replace(low=of_methods.low.clip(0, 1), high=of_methods.high.clip(0, 1))
 

@@ -279,7 +279,7 @@ class ValidationOptions(_Section):
     @classmethod
     def _scores_exist(cls, names: Any) -> Any:
         # the truth is known of phantoms only, and is scored there without being asked for
-        known = [score.name for score in SCORES.values() if "truth" not in score.needs]
+        known = [name for name, score in SCORES.items() if score.reference != "truth"]
         for name in [names] if isinstance(names, str) else names:
             if name not in known:
                 close = get_close_matches(name, known, n=1, cutoff=0.5)

@@ -36,7 +36,7 @@ def _stored_likelihood(batch: ScoredBatch) -> Tensor:
 
 
 _STORED_SCORES: dict[str, ScoreFunction] = {"negative_log_likelihood": _stored_likelihood}
-_TRUTH_SCORES = tuple(score.name for score in SCORES.values() if "truth" in score.needs)
+_TRUTH_SCORES = tuple(name for name, score in SCORES.items() if score.reference == "truth")
 
 
 def score_fold(
@@ -58,7 +58,7 @@ def score_fold(
     """
     names = dict.fromkeys((*metrics, *_TRUTH_SCORES))
     left_out = inapplicable_metrics(dataset, tuple(names))
-    wanted = {name: _STORED_SCORES.get(name, SCORES[name].function) for name in names if name not in left_out}
+    wanted = {name: _STORED_SCORES.get(name, SCORES[name]) for name in names if name not in left_out}
     scores = CaseScores(wanted, class_names=dataset.manifest.class_names, method=method).to(device)
     for batch in _batches_of_equal_shape(dataset, cases):
         prob = torch.from_numpy(_read_predictions(dataset, batch, predictions)).to(device)
@@ -92,15 +92,16 @@ def inapplicable_metrics(dataset: Dataset, metrics: Sequence[str]) -> dict[str, 
         raise ValueError(f"there is no metric {', '.join(map(repr, unknown))}; there are {', '.join(SCORES)}")
     flat = sum(len(case.scan.spacing_mm) < 3 for case in dataset.cases)
     reasons = {}
-    for score in (SCORES[name] for name in metrics):
+    for name in metrics:
+        score = SCORES[name]
         if score.unit == "ml" and flat:
-            reasons[score.name] = (
+            reasons[name] = (
                 f"{flat} of {len(dataset)} cases are images of unknown thickness, without a volume"
             )
-        if "truth" in score.needs and not _has_truth(dataset):
-            reasons[score.name] = "the true probability is known of phantoms alone"
+        if score.reference == "truth" and not _has_truth(dataset):
+            reasons[name] = "the true probability is known of phantoms alone"
         if score.package is not None and importlib.util.find_spec(score.package) is None:
-            reasons[score.name] = f"it needs {score.package}: pip install 'semidice[{score.package}]'"
+            reasons[name] = f"it needs {score.package}: pip install 'semidice[{score.package}]'"
     return reasons
 
 
