@@ -150,9 +150,9 @@ def calibrated(name: str) -> Calibrated:
 
 
 def calibrator_rows() -> list[Row]:
-    """Error to p* of each teacher as it is and calibrated; the lowest of a row in bold."""
+    """Error to p* of each teacher before and after calibration; the lowest of a row in bold."""
     rows: list[Row] = [
-        ["teacher", "as it is", "temperature", "KDE", "temperature, then KDE", "KDE, keys unweighted"]
+        ["teacher", "uncalibrated", "temperature", "KDE", "temperature, then KDE", "KDE, keys unweighted"]
     ]
     for name in TEACHERS:
         result = calibrated(name)
@@ -205,7 +205,12 @@ def batchwise_error(name: str, *, keys_from: KeySource, reweight_keys: bool = Tr
 
 
 def batchwise_rows() -> list[Row]:
-    header = ["as it is", "keys of the region (default)", "keys of the batch", "the same, unweighted (paper)"]
+    header = [
+        "uncalibrated",
+        "keys of the region (default)",
+        "keys of the batch",
+        "the same, unweighted (paper)",
+    ]
     rows: list[Row] = [["teacher", *header]]
     for name in TEACHERS:
         errors = (
