@@ -53,12 +53,12 @@ def resident_mb(field: str) -> float:
 
 
 def forget_peak() -> None:
-    """Start VmHWM anew: making the data took more than it left behind."""
+    """Reset VmHWM: creating the data needed more memory than it occupies now."""
     Path("/proc/self/clear_refs").write_text("5")
 
 
 def measure_volume(name: str) -> None:
-    """Print seconds and extra MB of one metric of a volume; in a process of its own, so the peak is too."""
+    """Print seconds and extra MB of one metric of a volume, in a separate process with its own peak."""
     prob = torch.rand(VOLUME).pow_(4)
     target = (torch.rand_like(prob) < prob).float()
     OF_VOLUME[name](prob[..., :1], target[..., :1])
@@ -69,7 +69,7 @@ def measure_volume(name: str) -> None:
 
 
 def paired_scores(num_cases: int, num_methods: int) -> PairedScores:
-    """Scores of methods that differ a little on the same cases, two cases a patient."""
+    """Scores of methods that differ a little on the same cases, two cases per patient."""
     rng = np.random.default_rng(0)
     values = rng.uniform(0.5, 0.9, (num_cases, 1)) + 0.05 * rng.standard_normal((num_cases, num_methods))
     cases = tuple(f"case{number}" for number in range(num_cases))
@@ -100,7 +100,7 @@ def speed_table() -> Iterator[str]:
 
 
 def null_differences(kind: str, num_cases: int, num_trials: int, rng: np.random.Generator) -> np.ndarray:
-    """Differences of two equally good methods, a trial a column."""
+    """Differences of two equally good methods, one column per trial."""
     shape = (num_cases, num_trials)
     if kind == "normal":
         return rng.standard_normal(shape)
@@ -120,7 +120,7 @@ def null_differences(kind: str, num_cases: int, num_trials: int, rng: np.random.
 
 
 def level_table(num_trials: int = 4000, num_resamples: int = 2000) -> Iterator[str]:
-    """Share of trials with p < 0.05 where there is no difference; it should be 5 %, give or take 0.7."""
+    """Share of trials with p < 0.05 where there is no difference; it should be 5 % ± 0.7."""
     intervals: tuple[Interval, ...] = ("studentised", "percentile", "bca")
     yield f"| differences | cases | {' | '.join(intervals)} | permutation |\n|{' --- |' * 6}"
     rng = np.random.default_rng(1)
@@ -137,7 +137,7 @@ def level_table(num_trials: int = 4000, num_resamples: int = 2000) -> Iterator[s
 
 
 def main() -> None:
-    """Run what the command line asks for."""
+    """Run the benchmarks that the command line selects."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -108,13 +108,13 @@ def _seeded(seed: int) -> torch.Generator:
 
 
 def error_to_truth(prob: Tensor) -> float:
-    """Mean of |prob - p*| for the lesion over the judged cases, in percent."""
+    """Mean of |prob - p*| for the lesion over the test cases, in percent."""
     return 100 * float((prob - cases().prob[JUDGED])[:, 1].abs().mean())
 
 
 @dataclass(frozen=True)
 class Calibrated:
-    """A teacher's probabilities in the judged cases, before and after; by_both: by temperature, then KDE."""
+    """Probabilities of a teacher in the test cases, before and after; by_both: temperature, then KDE."""
 
     before: Tensor
     by_temperature: Tensor

@@ -119,7 +119,7 @@ def _panel(model: str, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def label_error_rows() -> list[Row]:
-    """A row a maker, a column a rater model, four raters; the lowest error of a column in bold."""
+    """One row per maker, one column per rater model, four raters; the lowest error of a column in bold."""
     errors = {model: label_errors(model, 4) for model in RATER_MODELS}
     rows: list[Row] = [["label of 4 raters", *RATER_MODELS]]
     for name in MAKERS:
@@ -132,7 +132,7 @@ def label_error_rows() -> list[Row]:
 
 
 def lidc_rows() -> list[Row] | None:
-    """What `semidice check` prints for the LIDC slices; None where they are not beside the repository."""
+    """What `semidice check` prints for the LIDC slices; None if the data are missing."""
     if not LIDC.is_dir():
         return None
     with TemporaryDirectory() as folder:
@@ -211,7 +211,7 @@ def _window(masks: Tensor, labels: Mapping[str, Tensor], margin: float = 0.25) -
 
 
 def draw_label_errors() -> Figure:
-    """Error of each maker's label against the number of raters, a panel a rater model."""
+    """Error of each maker's label against the number of raters, one panel per rater model."""
     figure, first = new_axes(width=6.8, height=5.6)
     first.remove()
     panels: Sequence[Axes] = list(figure.subplots(2, 2, sharex=True, sharey=True).flat)
