@@ -4,9 +4,9 @@
 
 The tiling depends on the number of classes (`kernels/tiling_tables.py`). This shows how good the tilings are,
 also for numbers of classes at which they were not tuned. A batch has 2^26 logits for any number of classes.
-The time of its forward and backward pass, replayed from a CUDA graph, is divided by the limit of `bench_loss`,
-with the copy of the same run. Many processes compile all kernels first. Writes classes_cuda.jsonl, and with
---docs the table between its markers.
+The time of its forward and backward pass, replayed from a CUDA graph, is divided by the limit of
+`bench_loss`, with the copy of the same run. Many processes compile all kernels first. Writes
+classes_cuda.jsonl, and with --docs the table between its markers.
 """
 
 import argparse
