@@ -1,6 +1,7 @@
 """Kernel means for up to 256 classes: energies are a float64 product.
 
-Tensor cores compute it from compute capability 8 on. A program goes over blocks of keys. It rescales its sums whenever the least energy falls.
+Tensor cores compute it from compute capability 8 on. A program goes over blocks of keys. It rescales its
+sums whenever the least energy falls.
 """
 
 import triton
