@@ -108,9 +108,9 @@ def contenders(hard: bool, compiled: bool, *, alone: bool = False) -> dict[str, 
 
 def plain_definition(logits: Tensor, target: Tensor) -> Tensor:
     """The mixture by plain operations, so that the compiler sees no kernel."""
-    sums = reference_sums(logits, target, activation="softmax", valid=None, form="min", entropy=True)
-    weight = torch.ones(logits.shape[1], device=logits.device)
     options = MixtureOptions("softmax", RegionOptions(alpha=0.5, beta=0.5))
+    sums = reference_sums(logits, target, None, options.sums)
+    weight = torch.ones(logits.shape[1], device=logits.device)
     return losses_of(sums, weight, options, parts=False).total
 
 

@@ -28,6 +28,7 @@ from timing import seconds_of
 from semidice.kernels import MAX_FUSED_CLASSES, plans, tiling_tables
 from semidice.kernels.layout import Inputs, Layout, flat_inputs
 from semidice.kernels.tilings import BLOCK_GRADIENT, BLOCK_SUMS, Row, Tiling, Tilings
+from semidice.overlap.options import SumsOptions
 
 PASSES = ("forward", "backward")
 # of a program, on any GPU since 2020
@@ -99,7 +100,7 @@ def tilings(num_classes: int, kind: str, pass_name: str) -> Iterator[Tiling]:
 
 def inputs_of(num_classes: int, kind: str) -> Inputs:
     logits, target = batch(num_classes, kind)
-    return flat_inputs(logits.detach(), target, None, activation="softmax", form="min", entropy=True)
+    return flat_inputs(logits.detach(), target, None, SumsOptions("softmax", "min", entropy=True))
 
 
 def prepared(inputs: Inputs, pass_name: str, tiling: Tiling | None) -> Callable[[], None]:

@@ -11,6 +11,7 @@ from laws import FORMS, class_map, random_logits, soft_label
 import semidice
 from semidice.arrays import one_hot
 from semidice.kernels import blocked, segmentation_sums
+from semidice.overlap.options import SumsOptions
 from semidice.overlap.sums import reference_sums
 
 
@@ -49,15 +50,15 @@ def test_sums_and_gradients_of_soft_targets(shape, form, activation):
 
 
 @pytest.fixture(params=["gathered", "one hot"])
-def _both_ways(request, monkeypatch):
-    """Class indices of few and of many classes go different ways; here both go each of them."""
+def _both_kernels(request, monkeypatch):
+    """Class indices of few and of many classes use different kernels; here all use each of them."""
     monkeypatch.setattr(blocked, "MIN_GATHERED_CLASSES", 2 if request.param == "gathered" else 1000)
 
 
 # the last: many images in a block, more classes than a block has elements, rows of whole vectors and a rest
 @pytest.mark.parametrize("shape", [*SHAPES, (7, 5, 3), (2, 150, 5), (1, 3, 101)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8])
-@pytest.mark.usefixtures("_both_ways")
+@pytest.mark.usefixtures("_both_kernels")
 def test_sums_and_gradients_of_class_indices(shape, dtype):
     target = class_map((shape[0], *shape[2:]), shape[1]).to(dtype)
     valid = random_logits(shape[0], *shape[2:], seed=6) > -1
@@ -79,7 +80,7 @@ def test_any_number_of_classes(num_classes):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.usefixtures("_both_ways")
+@pytest.mark.usefixtures("_both_kernels")
 def test_probabilities_of_exactly_0_and_1(form):
     index = class_map((2, 60), 5)
     # a third of the voxels certain and right, a third certain and wrong, and the others between
@@ -95,7 +96,7 @@ def test_probabilities_of_exactly_0_and_1(form):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.usefixtures("_both_ways")
+@pytest.mark.usefixtures("_both_kernels")
 def test_a_tie_at_1_beside_probabilities_that_are_not_0(form):
     index = class_map((2, 40), 4)
     logits = random_logits(2, 4, 40) + 30 * one_hot(index, 4)
@@ -118,9 +119,7 @@ def test_at_the_label_there_is_no_error_and_no_gradient(form, shape, monkeypatch
     logits = random_logits(*shape)
     # the label is what the network outputs, to the bit, and the incoming gradient that of a Dice loss
     free, label = logits.requires_grad_(), logits.detach().softmax(1)
-    sums = blocked.blocked_sums(
-        free, label, activation="softmax", valid=None, form=form, entropy=False
-    ).overlap
+    sums = blocked.blocked_sums(free, label, None, SumsOptions("softmax", form, entropy=False)).overlap
     assert torch.count_nonzero(sums.fp) == 0
     assert torch.count_nonzero(sums.fn) == 0
     errors = 0.5 * sums.fp + 0.5 * sums.fn
@@ -128,14 +127,14 @@ def test_at_the_label_there_is_no_error_and_no_gradient(form, shape, monkeypatch
     assert torch.count_nonzero(free.grad) == 0
 
 
-@pytest.mark.usefixtures("_both_ways")
+@pytest.mark.usefixtures("_both_kernels")
 def test_a_certain_class_keeps_the_digits_of_its_few_errors():
     index = class_map((1, 2000), 3)
     logits = random_logits(1, 3, 2000) + 9 * one_hot(index, 3)
-    options = {"activation": "softmax", "valid": None, "form": "min", "entropy": True}
-    exact = reference_sums(logits.double(), index, **options)
+    options = SumsOptions("softmax", "min", entropy=True)
+    exact = reference_sums(logits.double(), index, None, options)
     for target in (index, one_hot(index, 3).float()):
-        ours = blocked.blocked_sums(logits, target, **options)
+        ours = blocked.blocked_sums(logits, target, None, options)
         for part in ("fp", "fn"):
             mine, true = getattr(ours.overlap, part).double(), getattr(exact.overlap, part)
             assert (true < 0.02 * exact.mass).all()
@@ -144,7 +143,7 @@ def test_a_certain_class_keeps_the_digits_of_its_few_errors():
         torch.testing.assert_close(ours.entropy.double(), exact.entropy, rtol=1e-4, atol=0)
 
 
-@pytest.mark.usefixtures("_both_ways")
+@pytest.mark.usefixtures("_both_kernels")
 @pytest.mark.parametrize("soft", [False, True])
 def test_an_ignored_voxel_may_hold_nan_and_no_class(soft):
     logits, index = random_logits(2, 4, 50), class_map((2, 50), 4)
@@ -178,7 +177,7 @@ def test_other_precisions(dtype):
 def test_what_is_not_asked_for_is_none(wanted):
     form, entropy = wanted
     logits, target = random_logits(2, 3, 40), soft_label(2, 3, 40)
-    sums = blocked.blocked_sums(logits, target, activation="softmax", valid=None, form=form, entropy=entropy)
+    sums = blocked.blocked_sums(logits, target, None, SumsOptions("softmax", form, entropy))
     assert (sums.overlap is None) == (form is None)
     assert (sums.entropy is None) == (not entropy)
     assert_equal_to_the_definition(logits, target, form=form, activation="softmax", entropy=entropy)
@@ -198,7 +197,7 @@ def test_a_second_derivative_goes_through_the_definition():
     logits, target = random_logits(2, 2, 3, dtype=torch.float64), soft_label(2, 2, 3, dtype=torch.float64)
 
     def entropy_and_overlap(x):
-        sums = blocked.blocked_sums(x, target, activation="softmax", valid=None, form="product", entropy=True)
+        sums = blocked.blocked_sums(x, target, None, SumsOptions("softmax", "product", entropy=True))
         return sums.entropy, *sums.overlap
 
     assert torch.autograd.gradgradcheck(entropy_and_overlap, (logits.requires_grad_(),))
@@ -207,21 +206,21 @@ def test_a_second_derivative_goes_through_the_definition():
 def test_it_is_used_for_large_tensors_until_it_is_turned_off(monkeypatch):
     used = []
     monkeypatch.setattr(
-        "semidice.kernels.blocked_sums", lambda *args, **_: used.append(args) or reference_sums(*args, **_)
+        "semidice.kernels.blocked_sums", lambda *args: used.append(args) or reference_sums(*args)
     )
     large, small = random_logits(1, 2, 600, 600), random_logits(1, 2, 9)
-    options = {"activation": "softmax", "valid": None, "form": "min", "entropy": False}
-    segmentation_sums(small, soft_label(1, 2, 9), **options)
+    options = SumsOptions("softmax", "min", entropy=False)
+    segmentation_sums(small, soft_label(1, 2, 9), None, options)
     assert not used
     target = soft_label(1, 2, 600, 600)
-    segmentation_sums(large, target, **options)
+    segmentation_sums(large, target, None, options)
     assert len(used) == 1
     # a target that asks for a gradient has one in the definition only
-    segmentation_sums(large, target.clone().requires_grad_(), **options)
+    segmentation_sums(large, target.clone().requires_grad_(), None, options)
     assert len(used) == 1
     try:
         semidice.use_kernels(False)
-        segmentation_sums(large, target, **options)
+        segmentation_sums(large, target, None, options)
     finally:
         semidice.use_kernels(True)
     assert len(used) == 1

@@ -15,7 +15,7 @@ import torch
 from laws import FORMS, class_map, random_logits, soft_label
 
 from semidice.overlap.mixture import cross_entropy_of, losses_of, region_loss_of
-from semidice.overlap.options import MixtureOptions, RegionOptions
+from semidice.overlap.options import MixtureOptions, RegionOptions, SumsOptions
 from semidice.overlap.sums import reference_gradient, reference_sums
 
 pytest.importorskip("triton")
@@ -27,7 +27,7 @@ ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
 pytestmark = pytest.mark.gpu if ON_GPU else []
 FIVE_CLASSES = flat_inputs(
-    torch.zeros(1, 5, 4096), torch.zeros(1, 5, 4096), None, activation="softmax", form="min", entropy=True
+    torch.zeros(1, 5, 4096), torch.zeros(1, 5, 4096), None, SumsOptions("softmax", "min", entropy=True)
 ).layout.forward
 BLOCK, PROGRAM = FIVE_CLASSES.voxel_block, FIVE_CLASSES.voxel_block * FIVE_CLASSES.num_tiles
 # 1, a block, a program's voxels and their neighbours, primes, plain classification, many classes
@@ -136,11 +136,11 @@ def test_an_index_beyond_the_classes_is_no_class(num_classes):
     stray = target.clone()
     stray[:, ::7] = num_classes + 3
     one_hot = torch.nn.functional.one_hot(stray, num_classes + 4)[..., :num_classes].movedim(-1, 1).float()
-    which = {"valid": None, "activation": "softmax", "form": "relaxed", "entropy": True}
+    options = SumsOptions("softmax", "relaxed", entropy=True)
     results = []
     for label in (stray, one_hot):
         free = logits.to(DEVICE).requires_grad_()
-        sums = fused.fused_sums(free, label.to(DEVICE), **which)
+        sums = fused.fused_sums(free, label.to(DEVICE), None, options)
         (sums.overlap.tp.sum() + 2 * sums.overlap.fp.square().sum() + sums.entropy.sum()).backward()
         results.append((*sums.overlap, sums.entropy, sums.mass, free.grad))
     for mine, theirs in zip(*results, strict=True):
@@ -206,11 +206,10 @@ def test_any_strides_by_blocks_of_classes(by_class):
 def assert_ignored_voxels_may_hold_anything(num_classes, whatever, hard):
     logits, valid = random_logits(2, num_classes, 30), random_logits(2, 30, seed=6) > 0
     target = class_map((2, 30), num_classes) if hard else soft_label(2, num_classes, 30)
-    options = {"valid": valid.to(DEVICE), **ALL_SUMS}
     results = []
     for held in (0.0, whatever):
         free = torch.where(valid[:, None], logits, held).to(DEVICE).requires_grad_()
-        sums = fused.fused_sums(free, target.to(DEVICE), **options)
+        sums = fused.fused_sums(free, target.to(DEVICE), valid.to(DEVICE), ALL_SUMS)
         (sums.overlap.fp.square().sum() + sums.entropy.sum()).backward()
         results.append((*sums.overlap, sums.entropy, sums.mass, free.grad))
     for mine, theirs in zip(*results, strict=True):
@@ -306,7 +305,7 @@ def test_the_mixture_of_many_classes(num_classes, kind):
     target = (soft_label(*shape) if kind == "soft" else class_map((2, 7), num_classes)).to(DEVICE)
     total, gradient = mixture_and_gradient(logits, target)
     defined = logits.clone().requires_grad_()
-    sums = reference_sums(defined, target, valid=None, **ALL_SUMS)
+    sums = reference_sums(defined, target, None, ALL_SUMS)
     ones = torch.ones(num_classes, device=DEVICE)
     expected = losses_of(sums, ones, DICE_AND_ENTROPY, parts=False).total
     expected.backward()
@@ -343,7 +342,7 @@ def test_a_second_derivative_goes_through_the_definition():
     logits, target = random_logits(1, 2, 5).to(DEVICE).requires_grad_(), soft_label(1, 2, 5).to(DEVICE)
 
     def curvature(function):
-        sums = function(logits, target, activation="softmax", valid=None, form="product", entropy=True)
+        sums = function(logits, target, None, SumsOptions("softmax", "product", entropy=True))
         (slope,) = torch.autograd.grad(
             sums.entropy.sum() + sums.overlap.tp.square().sum(), logits, create_graph=True
         )
@@ -390,7 +389,7 @@ def test_the_mixture_in_three_launches_equals_the_definition(name, kind, weighte
     (2.5 * total).backward()
 
     defined = logits.clone().requires_grad_()
-    sums = reference_sums(defined, target, valid=valid, **ALL_SUMS)
+    sums = reference_sums(defined, target, valid, ALL_SUMS)
     ones = torch.ones(4, device=DEVICE) if weight is None else weight
     defined_entropy = cross_entropy_of(sums, ones, sync=False)
     defined_region = region_loss_of(sums, ones, region_options)
@@ -420,7 +419,7 @@ def test_many_partial_sums_are_added_up_before_the_loss(over, monkeypatch):
 def test_totals_are_the_sums_of_all_programs(num_programs):
     partials = torch.rand(3, num_programs, NUM_SUMS, 7).to(DEVICE)
     planned = flat_inputs(
-        random_logits(3, 7, 16), torch.zeros(3, 16, dtype=torch.uint8), None, **ALL_SUMS
+        random_logits(3, 7, 16), torch.zeros(3, 16, dtype=torch.uint8), None, ALL_SUMS
     ).layout
     workspace = torch.full((11 + 3 * NUM_SUMS * 7 + 5,), -1.0, device=DEVICE)
     plans.totals_launch(planned, num_programs, 11)(partials, workspace)
@@ -613,7 +612,7 @@ def test_at_the_label_the_gradient_is_exactly_zero():
 
 needs_gpu = pytest.mark.skipif(not ON_GPU, reason="needs a CUDA device")
 DICE_AND_ENTROPY = MixtureOptions("softmax", RegionOptions(alpha=0.5, beta=0.5))
-ALL_SUMS = {"activation": "softmax", "form": "min", "entropy": True}
+ALL_SUMS = SumsOptions("softmax", "min", entropy=True)
 
 
 def mixture_and_gradient(logits, target):
@@ -654,12 +653,12 @@ def test_all_of_the_gpu(num_classes, kind, monkeypatch):
         target = torch.randn(shape, device=DEVICE, generator=generator).softmax(1)
         if kind == "hard":
             target = target.argmax(1).to(torch.int16)
-        planned = flat_inputs(logits, target, None, **ALL_SUMS).layout
+        planned = flat_inputs(logits, target, None, ALL_SUMS).layout
         num_tiles = -(-shape[2] // planned.forward.voxel_block)
         assert 1 < num_tiles / planned.num_programs <= planned.forward.num_tiles
-        ours = fused.fused_sums(logits, target, valid=None, **ALL_SUMS)
+        ours = fused.fused_sums(logits, target, None, ALL_SUMS)
         exact = target.double() if kind == "soft" else target
-        theirs = reference_sums(logits.double(), exact, valid=None, **ALL_SUMS)
+        theirs = reference_sums(logits.double(), exact, None, ALL_SUMS)
         pairs = zip((*ours.overlap, *ours[1:]), (*theirs.overlap, *theirs[1:]), strict=True)
         for mine, defined in pairs:
             torch.testing.assert_close(mine.double(), defined.double(), rtol=1e-5, atol=0.0)
@@ -677,7 +676,7 @@ def test_the_gradient_is_the_only_large_tensor(shape, kind):
     if kind == "hard":
         target = torch.randint(shape[1], (shape[0], *shape[2:]), device=DEVICE, dtype=torch.int16)
     mixture_and_gradient(logits, target)
-    planned = flat_inputs(logits, target, None, **ALL_SUMS).layout
+    planned = flat_inputs(logits, target, None, ALL_SUMS).layout
     num_partials = shape[0] * planned.num_programs * NUM_SUMS * shape[1]
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
@@ -697,7 +696,7 @@ def test_more_than_two_to_the_31_elements(shape):
     logits = torch.empty(shape, device=DEVICE, dtype=torch.bfloat16).normal_()
     target = torch.randint(shape[1], (shape[0], shape[2]), device=DEVICE, dtype=torch.int16)
     logits.requires_grad_()
-    sums = fused.fused_sums(logits, target, valid=None, **ALL_SUMS)
+    sums = fused.fused_sums(logits, target, None, ALL_SUMS)
     parts = torch.stack([*sums.overlap, sums.entropy, sums.mass])
     incoming = torch.randn(4, *parts.shape[1:], device=DEVICE)
     (gradient,) = torch.autograd.grad(list(parts[:4]), logits, list(incoming))
@@ -707,9 +706,9 @@ def test_more_than_two_to_the_31_elements(shape):
     for start in range(0, shape[2], step):
         part = slice(start, min(start + step, shape[2]))
         piece = logits.detach()[..., part].float().requires_grad_()
-        of_piece = reference_sums(piece, target[..., part], valid=None, **ALL_SUMS)
+        of_piece = reference_sums(piece, target[..., part], None, ALL_SUMS)
         exact += torch.stack([*of_piece.overlap, of_piece.entropy, of_piece.mass]).detach()
-        slope = reference_gradient(piece, target[..., part], list(incoming), valid=None, **ALL_SUMS)
+        slope = reference_gradient(piece, target[..., part], None, ALL_SUMS, list(incoming))
         torch.testing.assert_close(gradient[..., part], slope.bfloat16().detach())
     # a billion float32 numbers in another order
     torch.testing.assert_close(parts.double().detach(), exact, rtol=1e-4, atol=0)

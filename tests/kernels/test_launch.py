@@ -27,7 +27,6 @@ from semidice.overlap.options import MixtureOptions, RegionOptions
 KERNELS = {"sums_kernel": sums, "gradient_kernel": gradient, "loss_kernel": mixture_kernel}
 STREAM = 77
 OPTIONS = MixtureOptions("softmax", RegionOptions(alpha=0.5, beta=0.5))
-WHICH = {"activation": "softmax", "form": "min", "entropy": True}
 
 
 class Compiled(CompiledKernel):
@@ -251,7 +250,7 @@ def test_a_mask_is_copied_unless_it_is_contiguous():
         mask = tensor[:, 1] % 2 == 0
         for valid in (mask, mask.expand(3, *mask.shape)[1], (tensor % 2 == 0)[:, 1]):
             logits, target = torch.zeros(tensor.shape), torch.zeros(valid.shape, dtype=torch.long)
-            inputs = layout.flat_inputs(logits, target, valid, **WHICH)
+            inputs = layout.flat_inputs(logits, target, valid, OPTIONS.sums)
             assert torch.equal(inputs.valid.flatten(), valid.flatten())
             assert inputs.valid.is_contiguous()
             num_kept += inputs.valid is valid

@@ -3,13 +3,14 @@
 import torch
 from laws import random_logits
 
+from semidice.overlap.options import SumsOptions
 from semidice.overlap.sums import reference_sums
 
 
 def sums_and_gradient(function, prediction, target, valid, **options):
     """The sums asked for, and the gradient for incoming ones that differ in every sum, image and class."""
     free = prediction.detach().requires_grad_()
-    sums = function(free, target, valid=valid, **options)
+    sums = function(free, target, valid, SumsOptions(**options))
     parts = [part for part in (*(sums.overlap or ()), sums.entropy, sums.mass) if part is not None]
     # the mass, the last one, depends on the target alone
     differentiable = parts[:-1] if options["entropy"] else parts

@@ -22,10 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arrays import Activation, check_result, class_weights, values_are_readable
-from ..overlap.forms import Form
+from ..arrays import check_result, class_weights, values_are_readable
 from ..overlap.mixture import Losses, check_batch, losses_of
-from ..overlap.options import MixtureOptions
+from ..overlap.options import MixtureOptions, SumsOptions
 from ..overlap.sums import SegmentationSums, reference_sums
 from .blocked import MIN_SIZE, blocked_sums
 
@@ -60,20 +59,14 @@ def segmentation_losses(
         losses: Losses = _fused().fused_mixture(prediction, target, valid, options, weight, parts=parts)
         return losses
     check_batch(prediction, target, valid, options)
-    sums = segmentation_sums(prediction, target, valid=valid, **options.sums._asdict())
+    sums = segmentation_sums(prediction, target, valid, options.sums)
     losses = losses_of(sums, class_weights(class_weight, prediction), options, parts=parts)
     check_result(losses.total, prediction)
     return losses
 
 
 def segmentation_sums(
-    prediction: Tensor,
-    target: Tensor,
-    *,
-    activation: Activation,
-    valid: Tensor | None,
-    form: Form | None,
-    entropy: bool,
+    prediction: Tensor, target: Tensor, valid: Tensor | None, options: SumsOptions
 ) -> SegmentationSums:
     """`reference_sums`, by a kernel where one applies: the same numbers to rounding, and gradients too."""
     sums = reference_sums
@@ -90,7 +83,7 @@ def segmentation_sums(
         and values_are_readable(prediction)
     ):
         sums = blocked_sums
-    return sums(prediction, target, activation=activation, valid=valid, form=form, entropy=entropy)
+    return sums(prediction, target, valid, options)
 
 
 def fused_applies(prediction: Tensor, target: Tensor) -> bool:

@@ -19,11 +19,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..arrays import Activation
-from ..overlap.forms import Form, form_gradient, form_sums
+from ..overlap.forms import form_gradient, form_sums
 from ..overlap.options import SumsOptions
 from ..overlap.stats import OverlapStats
-from ..overlap.sums import SegmentationSums, probability, reference_gradient, reference_sums
+from ..overlap.sums import SegmentationSums, probability, reference_gradient, reference_sums, requested_sums
 
 # Elements of the prediction in a block: 2 MiB of float32. Large predictions have blocks of up to 4 MiB.
 # Smaller blocks would use the cache better, but starting the threads would then cost more than that saves.
@@ -65,20 +64,10 @@ class _Buffers:
 
 
 def blocked_sums(
-    prediction: Tensor,
-    target: Tensor,
-    *,
-    activation: Activation,
-    valid: Tensor | None,
-    form: Form | None,
-    entropy: bool,
+    prediction: Tensor, target: Tensor, valid: Tensor | None, options: SumsOptions
 ) -> SegmentationSums:
     """See `reference_sums`; differentiable in the prediction, not in the target."""
-    tp, fp, fn, entropies, mass = _BlockedSums.apply(
-        prediction, target, valid, SumsOptions(activation, form, entropy)
-    )
-    overlap = None if form is None else OverlapStats(tp, fp, fn)
-    return SegmentationSums(overlap, *((entropies, mass) if entropy else (None, None)))
+    return requested_sums(_BlockedSums.apply(prediction, target, valid, options), options)
 
 
 class _BlockedSums(torch.autograd.Function):
@@ -105,7 +94,7 @@ class _BlockedSums(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         prediction, target, valid = ctx.saved_tensors
         if torch.is_grad_enabled():
-            gradient = reference_gradient(prediction, target, gradients, valid=valid, **ctx.options._asdict())
+            gradient = reference_gradient(prediction, target, valid, ctx.options, gradients)
             return gradient, None, None, None
         gradient_of = _kernels_for(prediction, target, ctx.options).gradient
         buffers = _Buffers(prediction.dtype)
@@ -283,7 +272,7 @@ def _gathered_gradient(
 
 def _plain_sums(block: _Block, options: SumsOptions, buffers: _Buffers) -> SegmentationSums:
     soft = _soft_target(block, buffers)
-    return reference_sums(block.prediction, soft, valid=block.valid, **options._asdict())
+    return reference_sums(block.prediction, soft, block.valid, options)
 
 
 def _plain_gradient(

@@ -11,12 +11,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..arrays import Activation, class_weights
-from ..overlap.forms import Form
+from ..arrays import class_weights
 from ..overlap.mixture import Losses, check_batch, losses_of
 from ..overlap.options import MixtureOptions, SumsOptions
-from ..overlap.stats import OverlapStats
-from ..overlap.sums import SegmentationSums, reference_gradient, reference_sums
+from ..overlap.sums import SegmentationSums, reference_gradient, reference_sums, requested_sums
 from .layout import flat_inputs, flat_tensors
 from .plans import MixturePlan, SumsPlan
 
@@ -80,7 +78,7 @@ def fused_mixture(
     planned = _plans.get(key)
     if planned is None:
         check_batch(prediction, target, valid, options)
-        inputs = flat_inputs(prediction, target, valid, **options.sums._asdict())
+        inputs = flat_inputs(prediction, target, valid, options.sums)
         plan = MixturePlan(inputs.layout, prediction, region, parts=parts)
         planned = _remember(key, _Planned(plan, inputs.copied))
     total, (terms,) = _FusedMixture.apply(prediction, target, valid, class_weight, planned, options)
@@ -133,26 +131,17 @@ def _differentiable_gradient(
     grad_total: Tensor,
 ) -> Tensor:
     """The gradient of the mixture by the definition, for `create_graph=True`."""
-    sums = reference_sums(prediction, target, valid=valid, **options.sums._asdict())
+    sums = reference_sums(prediction, target, valid, options.sums)
     total = losses_of(sums, class_weights(class_weight, prediction), options, parts=False).total
     (gradient,) = torch.autograd.grad(total, prediction, grad_total, create_graph=True)
     return gradient
 
 
 def fused_sums(
-    prediction: Tensor,
-    target: Tensor,
-    *,
-    activation: Activation,
-    valid: Tensor | None,
-    form: Form | None,
-    entropy: bool,
+    prediction: Tensor, target: Tensor, valid: Tensor | None, options: SumsOptions
 ) -> SegmentationSums:
     """See `reference_sums`; differentiable in the prediction, not in the target."""
-    sums = _FusedSums.apply(prediction, target, valid, SumsOptions(activation, form, entropy))
-    tp, fp, fn, entropies, mass = sums.unbind(1)
-    overlap = None if form is None else OverlapStats(tp, fp, fn)
-    return SegmentationSums(overlap, *((entropies, mass) if entropy else (None, None)))
+    return requested_sums(_FusedSums.apply(prediction, target, valid, options).unbind(1), options)
 
 
 class _FusedSums(torch.autograd.Function):
@@ -172,9 +161,7 @@ class _FusedSums(torch.autograd.Function):
         prediction, target, valid = ctx.saved_tensors
         options = ctx.options
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            gradient = reference_gradient(
-                prediction, target, grad_sums.unbind(1), valid=valid, **options._asdict()
-            )
+            gradient = reference_gradient(prediction, target, valid, options, grad_sums.unbind(1))
             return gradient, None, None, None
         gradient_of = torch.ops.semidice.overlap_gradient if torch.compiler.is_compiling() else _gradient
         gradient = gradient_of(
@@ -216,9 +203,7 @@ def _sums_plan(
     key = (_kind(prediction, target, valid), activation, form, entropy)
     planned = _plans.get(key)
     if planned is None:
-        inputs = flat_inputs(
-            prediction, target, valid, activation=activation, form=form or None, entropy=entropy
-        )
+        inputs = flat_inputs(prediction, target, valid, SumsOptions(activation, form or None, entropy))
         planned = _remember(key, _Planned(SumsPlan(inputs.layout, prediction), inputs.copied))
     return planned
 

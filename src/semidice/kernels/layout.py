@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..arrays import Activation
 from ..overlap.forms import Form
+from ..overlap.options import SumsOptions
 from . import tiling_tables, tilings
 from .tile import ACTIVATIONS, FORMS
 from .tilings import Tiling, Tilings
@@ -166,32 +167,13 @@ class Inputs(NamedTuple):
     copied: bool = False
 
 
-def flat_inputs(
-    logits: Tensor,
-    target: Tensor,
-    valid: Tensor | None,
-    *,
-    activation: Activation,
-    form: Form | None,
-    entropy: bool,
-) -> Inputs:
+def flat_inputs(logits: Tensor, target: Tensor, valid: Tensor | None, options: SumsOptions) -> Inputs:
     """`Inputs`, with a copy of each tensor whose axes of space have no common stride."""
-    layout = _layout(
-        logits.shape,
-        logits.stride(),
-        logits.dtype,
-        target.stride(),
-        target.dtype,
-        None if valid is None else valid.stride(),
-        activation,
-        form,
-        entropy,
-        logits.device,
-    )
+    layout = _layout(logits, target, valid, options)
     if layout is not None:
         return Inputs(logits, target, valid, layout)
     flat = flat_tensors(logits, target, valid)
-    return flat_inputs(*flat, activation=activation, form=form, entropy=entropy)._replace(copied=True)
+    return flat_inputs(*flat, options)._replace(copied=True)
 
 
 def flat_tensors(
@@ -203,28 +185,17 @@ def flat_tensors(
     return _flat(logits, 2), _flat(target, num_leading), valid
 
 
-def _layout(
-    shape: tuple[int, ...],
-    logits_stride: tuple[int, ...],
-    logits_dtype: torch.dtype,
-    target_stride: tuple[int, ...],
-    target_dtype: torch.dtype,
-    valid_stride: tuple[int, ...] | None,
-    activation: Activation,
-    form: Form | None,
-    entropy: bool,
-    device: torch.device,
-) -> Layout | None:
-    """Layout of tensors with these strides, None if one of them has to be copied."""
-    num_images, num_classes, *space = shape
+def _layout(logits: Tensor, target: Tensor, valid: Tensor | None, options: SumsOptions) -> Layout | None:
+    """Layout of these tensors, None if one of them has to be copied."""
+    num_images, num_classes, *space = logits.shape
     num_voxels = math.prod(space)
-    hard = not target_dtype.is_floating_point
-    logits_flat: Any = flat_stride(shape, logits_stride, 2)
-    target_flat: Any = flat_stride((num_images, *space) if hard else shape, target_stride, 1 if hard else 2)
+    hard = not target.is_floating_point()
+    logits_flat: Any = flat_stride(logits.shape, logits.stride(), 2)
+    target_flat: Any = flat_stride(target.shape, target.stride(), 1 if hard else 2)
     if logits_flat is None or target_flat is None:
         return None
-    if valid_stride is not None:
-        valid_flat = flat_stride((num_images, *space), valid_stride, 1)
+    if valid is not None:
+        valid_flat = flat_stride(valid.shape, valid.stride(), 1)
         # the kernels take a contiguous mask; the stride of a single image does not matter
         if valid_flat is None or valid_flat[1] != 1 or (num_images > 1 and valid_flat[0] != num_voxels):
             return None
@@ -234,13 +205,11 @@ def _layout(
         (num_images, num_classes, num_voxels),
         logits_flat,
         target_flat,
-        logits_dtype,
-        target_dtype,
-        valid_stride is not None,
-        activation,
-        form,
-        entropy,
-        _num_multiprocessors(device),
+        logits.dtype,
+        target.dtype,
+        valid is not None,
+        *options,
+        _num_multiprocessors(logits.device),
     )
 
 

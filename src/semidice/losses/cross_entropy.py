@@ -13,6 +13,7 @@ from torch import Tensor
 from ..arrays import Activation, check_prediction, check_result, check_target, class_weights
 from ..kernels import segmentation_sums
 from ..overlap.mixture import check_entropy, cross_entropy_of
+from ..overlap.options import SumsOptions
 
 
 def soft_cross_entropy(
@@ -37,5 +38,5 @@ def soft_cross_entropy(
     check_prediction(prediction, activation)
     valid = check_target(prediction, target, activation=activation, valid=valid, ignore_index=ignore_index)
     check_entropy(prediction, activation)
-    sums = segmentation_sums(prediction, target, activation=activation, valid=valid, form=None, entropy=True)
+    sums = segmentation_sums(prediction, target, valid, SumsOptions(activation, form=None, entropy=True))
     return check_result(cross_entropy_of(sums, class_weights(class_weight, prediction), sync), prediction)

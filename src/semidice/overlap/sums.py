@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..arrays import Activation, one_hot
-from .forms import Form
+from .options import SumsOptions
 from .stats import OverlapStats, unchecked_overlap_stats
 
 
@@ -30,15 +30,10 @@ class SegmentationSums(NamedTuple):
 
 
 def reference_sums(
-    prediction: Tensor,
-    target: Tensor,
-    *,
-    activation: Activation,
-    valid: Tensor | None,
-    form: Form | None,
-    entropy: bool,
+    prediction: Tensor, target: Tensor, valid: Tensor | None, options: SumsOptions
 ) -> SegmentationSums:
-    """The sums of checked inputs; `options.SumsOptions` says which."""
+    """The sums of checked inputs."""
+    activation, form, entropy = options
     # half precision ends here, before the exponential
     prediction = prediction.to(torch.promote_types(prediction.dtype, torch.float32))
     overlap = None
@@ -49,20 +44,24 @@ def reference_sums(
     return SegmentationSums(overlap, *entropy_sums)
 
 
+def requested_sums(sums: Sequence[Tensor], options: SumsOptions) -> SegmentationSums:
+    """The record of tp, fp, fn, entropy and mass, without those that were not requested."""
+    tp, fp, fn, entropy, mass = sums
+    overlap = None if options.form is None else OverlapStats(tp, fp, fn)
+    return SegmentationSums(overlap, *((entropy, mass) if options.entropy else (None, None)))
+
+
 def reference_gradient(
     prediction: Tensor,
     target: Tensor,
-    gradients: Sequence[Tensor],
-    *,
-    activation: Activation,
     valid: Tensor | None,
-    form: Form | None,
-    entropy: bool,
+    options: SumsOptions,
+    gradients: Sequence[Tensor],
 ) -> Tensor:
     """Gradient in the prediction from the gradients of tp, fp, fn and entropy; it is differentiable."""
-    sums = reference_sums(prediction, target, activation=activation, valid=valid, form=form, entropy=entropy)
+    sums = reference_sums(prediction, target, valid, options)
     outputs = [*(sums.overlap or ()), *(() if sums.entropy is None else (sums.entropy,))]
-    incoming = [*(gradients[:3] if sums.overlap else ()), *(gradients[3:4] if entropy else ())]
+    incoming = [*(gradients[:3] if sums.overlap else ()), *(gradients[3:4] if options.entropy else ())]
     (gradient,) = torch.autograd.grad(outputs, prediction, incoming, create_graph=True)
     return gradient
 
