@@ -1,10 +1,11 @@
 """Is the loss as fast as before? Two checkouts take turns on one GPU, and their times are divided.
 
-    python benchmarks/compare_speed.py OLD_CHECKOUT NEW_CHECKOUT [--turns 3]
+    python benchmarks/compare_speed.py OLD_CHECKOUT NEW_CHECKOUT [--turns 3] [--shapes 2]
 
 Each turn is a process of its own per checkout. It times the forward and backward pass of `SegmentationLoss`
 as a CUDA graph (the kernels alone) and called from Python in one thread (kernels and host). The table shows
-the smallest time over all turns, and NEW / OLD: 1.00 is as fast, below 1 is faster.
+the smallest time over all turns, and NEW / OLD: 1.00 is as fast, below 1 is faster. Small shapes called from
+Python depend on the host, which may be busy for a whole turn: give them more turns.
 """
 
 import argparse
@@ -33,11 +34,11 @@ SHAPES = [
 Times = dict[str, dict[str, float]]
 
 
-def measure() -> Times:
+def measure(num_shapes: int) -> Times:
     """Seconds of this process's semidice, by row and by way of calling."""
     times: Times = {}
     loss = semidice.SegmentationLoss()
-    for shape in SHAPES:
+    for shape in SHAPES[:num_shapes]:
         for dtype in (torch.float32, torch.bfloat16):
             for kind in ("soft", "hard"):
                 generator = torch.Generator(device="cuda").manual_seed(0)
@@ -65,11 +66,11 @@ def measure() -> Times:
     return times
 
 
-def measured_in(checkout: Path) -> Times:
+def measured_in(checkout: Path, num_shapes: int) -> Times:
     """`measure` in a process that imports the sources of `checkout`."""
     paths = [str(checkout / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
-    command = [sys.executable, __file__, "--measure"]
+    command = [sys.executable, __file__, "--measure", "--shapes", str(num_shapes)]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     times: Times = json.loads(done.stdout)
     return times
@@ -79,11 +80,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("checkouts", nargs="*", type=Path, metavar="CHECKOUT", help="the old and the new one")
     parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument(
+        "--shapes", type=int, default=len(SHAPES), help="only the first N, which are the smallest"
+    )
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     need_gpu()
     if arguments.measure:
-        print(json.dumps(measure()))
+        print(json.dumps(measure(arguments.shapes)))
         return
     if len(arguments.checkouts) != 2:
         parser.error(f"expected two checkouts, the old and the new one; got {len(arguments.checkouts)}")
@@ -91,7 +95,7 @@ def main() -> None:
     for turn in range(arguments.turns):
         for number, checkout in enumerate(arguments.checkouts):
             print(f"turn {turn + 1} of {arguments.turns}: {checkout}", file=sys.stderr, flush=True)
-            turns[number].append(measured_in(checkout))
+            turns[number].append(measured_in(checkout, arguments.shapes))
     print("| shape, logits, target | graphed ms old | new | new / old | called ms old | new | new / old |")
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
     for name in turns[0][0]:
