@@ -518,12 +518,12 @@ def compile_for_hopper(kernel, pointers, constants, num_warps, registers=None):
 def check_exponentials(compiled, constants, tile, extra):
     # the compiler may make a tile twice, in two layouts, rather than move it: slow, and nothing else tells
     by_class = tile.class_block is not None
-    rows = tile.class_block if by_class else sum(num_rows for _, num_rows in constants["CHUNKS"])
+    rows = tile.class_block if by_class else sum(num_rows for _, num_rows in constants["SPEC"].chunks)
     # twice over the classes in the gradient
     num_passes = 2 if by_class and "gradient" in compiled.name else 1
     elements = num_passes * rows * tile.voxel_block // (32 * tile.num_warps)
     count = compiled.asm["ptx"].count("ex2.approx")
-    assert count < 1.5 * elements + extra, (compiled.name, constants["NUM_CLASSES"], tile, elements, count)
+    assert count < 1.5 * elements + extra, (compiled.name, constants["SPEC"], tile, elements, count)
     if by_class:
         # and it holds what it needs in registers
         assert resources(compiled)["STACK"] == 0, (compiled.name, tile)
@@ -557,19 +557,18 @@ for num_classes, logits, target in CASES:
     layout = Layout(shape, stride, stride, *types, False, "softmax", "min", True)
     tile = layout.forward
     kernel = plans.sums_launch(layout, 0)._kernel
-    constants = layout.constants(kernel, tile) | dict(logits_stride_v=1, target_stride_v=1)
+    constants = dict(SPEC=layout.spec(tile), logits_stride_v=1, target_stride_v=1)
     compiled = compile_for_hopper(kernel, pointers, constants, tile.num_warps, tile.registers)
     check_exponentials(compiled, constants, tile, tile.vector)
     check_at_once(compiled, layout, tile)
     tile = layout.backward
     kernel = plans.gradient_launch(layout, stride)._kernel
-    constants = layout.constants(kernel, tile)
-    constants |= dict(logits_stride_v=1, target_stride_v=1, gradient_stride_v=1)
+    constants = dict(SPEC=layout.spec(tile), logits_stride_v=1, target_stride_v=1, gradient_stride_v=1)
     compiled = compile_for_hopper(kernel, pointers, constants, tile.num_warps, tile.registers)
     check_exponentials(compiled, constants, tile, 2 * tile.vector)
     if tile.class_block is not None:
         tile = layout.norms
-        constants = layout.constants(norms_kernel, tile) | dict(logits_stride_v=1)
+        constants = dict(SPEC=layout.spec(tile), logits_stride_v=1)
         compiled = compile_for_hopper(norms_kernel, pointers, constants, tile.num_warps)
         check_exponentials(compiled, constants, tile, 4 * tile.vector)
 for over, added_up, num_classes in ((0, False, 4), (1, True, 8192), (2, False, 1000), (1, True, 19)):

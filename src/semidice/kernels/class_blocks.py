@@ -4,11 +4,13 @@ A softmax needs all classes. So `norms_kernel` first finds the largest logit and
 with t = log2 e (x - largest). The other two kernels then need no more than their block.
 """
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
 from .gradient import store_chunk, tile_from_end, weighted_chunk
-from .sums import add_chunk, store_sums, zero_sums
+from .sums import add_chunk, store_sums, zero_sum
 from .tile import (
     FAR_BELOW,
     LOG2_E,
@@ -31,22 +33,21 @@ def norms_kernel(
     logits_ptr,  # (N, C, V)
     norms_ptr,  # (N, 2, V): largest logit, log2 Σ 2^t
     num_voxels, logits_stride_n, logits_stride_c, logits_stride_v,
-    WIDE: tl.constexpr, NUM_CLASSES: tl.constexpr, STEP: tl.constexpr, CLASS_BLOCK: tl.constexpr,
-    VOXEL_BLOCK: tl.constexpr, VECTOR: tl.constexpr, EVEN: tl.constexpr, NUM_STAGES: tl.constexpr,
+    SPEC: tl.constexpr,
 ):  # fmt: skip
-    """Norms of one tile. Every STEP-th class has a largest logit and a sum of its own, joined at the end."""
+    """Norms of one tile. Every step-th class has a largest logit and a sum of its own, joined at the end."""
+    STEP: tl.constexpr = SPEC.step
+    VOXEL_BLOCK: tl.constexpr = SPEC.voxel_block
     n = tl.program_id(1).to(tl.int64)
-    voxels = voxels_of(
-        n, tl.program_id(0), num_voxels, VOXEL_BLOCK=VOXEL_BLOCK, VECTOR=VECTOR, EVEN=EVEN, WIDE=WIDE
-    )
+    voxels = voxels_of(n, tl.program_id(0), num_voxels, SPEC=SPEC)
     logits = Source(logits_ptr + n * logits_stride_n, logits_stride_c, logits_stride_v)
     # finite, so that rows that only pad, whose logit is -inf, add 0
     largest = tl.full([STEP, VOXEL_BLOCK], FAR_BELOW, tl.float32)
     total = tl.zeros([STEP, VOXEL_BLOCK], tl.float32)
-    for first in tl.range(0, NUM_CLASSES, CLASS_BLOCK, num_stages=NUM_STAGES):
-        place, inside = addresses(logits, voxels, NUM_CLASSES=NUM_CLASSES, FIRST=first, ROWS=CLASS_BLOCK)
+    for first in tl.range(0, SPEC.num_classes, SPEC.class_block, num_stages=SPEC.num_stages):
+        place, inside = addresses(logits, voxels, SPEC=SPEC, FIRST=first, ROWS=SPEC.class_block)
         x = tl.load(place, mask=inside, other=float("-inf"))
-        x = tl.reshape(x.to(tl.float32), [CLASS_BLOCK // STEP, STEP, VOXEL_BLOCK])
+        x = tl.reshape(x.to(tl.float32), [x.shape[0] // STEP, STEP, VOXEL_BLOCK])
         before = largest
         largest = tl.maximum(before, tl.max(x, 0))
         # The difference first: a rounded multiple of `largest` would differ between steps, and not cancel.
@@ -60,28 +61,36 @@ def norms_kernel(
     tl.store(place + num_voxels, log_total, mask=voxels.inside)
 
 
+class Tile(NamedTuple):
+    """The voxels of one tile, and the tensors from which blocks of its classes are read."""
+
+    logits: Any
+    target: Any
+    # (N, V), or None
+    valid_ptr: Any
+    # (N, 2, V), or None without a softmax
+    norms_ptr: Any
+    voxels: Any
+    # (V,): whether each voxel counts, and its class index
+    counted: Any
+    index: Any
+
+
 @triton.jit
-def _read_block(
-    logits, target, valid_ptr,
-    norms_ptr,  # (N, 2, V), or None
-    index, voxels, counted, num_voxels,
-    ACTIVATION: tl.constexpr, HARD: tl.constexpr, NUM_CLASSES: tl.constexpr, FIRST, ROWS: tl.constexpr,
-):  # fmt: skip
+def _read_block(tile, num_voxels, SPEC: tl.constexpr, FIRST):
     """Logits, for a softmax t, and target of a block of classes; log2 Σ 2^t of every voxel."""
-    x = load_chunk(logits, voxels, NUM_CLASSES=NUM_CLASSES, FIRST=FIRST, ROWS=ROWS)
+    x = load_chunk(tile.logits, tile.voxels, SPEC=SPEC, FIRST=FIRST, ROWS=SPEC.class_block)
     y = x
-    if not HARD:
-        y = load_chunk(target, voxels, NUM_CLASSES=NUM_CLASSES, FIRST=FIRST, ROWS=ROWS)
-    x = mask_logits(
-        x, counted, valid_ptr, ACTIVATION=ACTIVATION, NUM_CLASSES=NUM_CLASSES, FIRST=FIRST, ROWS=ROWS
-    )
-    y = mask_target(y, index, counted, valid_ptr, HARD=HARD, FIRST=FIRST, ROWS=ROWS)
-    log_total = tl.zeros(index.shape, tl.float32)
-    if ACTIVATION == SOFTMAX:
+    if not SPEC.hard:
+        y = load_chunk(tile.target, tile.voxels, SPEC=SPEC, FIRST=FIRST, ROWS=SPEC.class_block)
+    x = mask_logits(x, tile.counted, tile.valid_ptr, SPEC=SPEC, FIRST=FIRST)
+    y = mask_target(y, tile.index, tile.counted, tile.valid_ptr, SPEC=SPEC, FIRST=FIRST)
+    log_total = tl.zeros(tile.index.shape, tl.float32)
+    if SPEC.activation == SOFTMAX:
         # norms of a voxel that does not count may be anything, even NaN
-        place = norms_ptr + 2 * voxels.before + voxels.index
-        largest = tl.load(place, mask=counted, other=0.0)
-        log_total = tl.load(place + num_voxels, mask=counted, other=0.0)
+        place = tile.norms_ptr + 2 * tile.voxels.before + tile.voxels.index
+        largest = tl.load(place, mask=tile.counted, other=0.0)
+        log_total = tl.load(place + num_voxels, mask=tile.counted, other=0.0)
         x = (x - largest[None, :]) * LOG2_E
     return x, y, log_total
 
@@ -95,57 +104,36 @@ def block_sums_kernel(
     norms_ptr,  # (N, 2, V), or None without a softmax
     partials_start, num_voxels,
     logits_stride_n, logits_stride_c, logits_stride_v, target_stride_n, target_stride_c, target_stride_v,
-    ACTIVATION: tl.constexpr, FORM: tl.constexpr, ENTROPY: tl.constexpr,
-    HARD: tl.constexpr, WIDE: tl.constexpr, NUM_CLASSES: tl.constexpr,
-    CLASS_BLOCK: tl.constexpr, VOXEL_BLOCK: tl.constexpr, VECTOR: tl.constexpr, EVEN: tl.constexpr,
-    NUM_STAGES: tl.constexpr,
+    SPEC: tl.constexpr,
 ):  # fmt: skip
     """Sums of one program: some tiles of one image, one block of classes."""
     # programs for the same voxels run side by side
-    num_blocks: tl.constexpr = (NUM_CLASSES + CLASS_BLOCK - 1) // CLASS_BLOCK
+    num_blocks: tl.constexpr = (SPEC.num_classes + SPEC.class_block - 1) // SPEC.class_block
     program, n = tl.program_id(0) // num_blocks, tl.program_id(1).to(tl.int64)
     num_programs = tl.num_programs(0) // num_blocks
-    first_class = tl.program_id(0) % num_blocks * CLASS_BLOCK
+    first_class = tl.program_id(0) % num_blocks * SPEC.class_block
     logits = Source(logits_ptr + n * logits_stride_n, logits_stride_c, logits_stride_v)
     target = Source(target_ptr + n * target_stride_n, target_stride_c, target_stride_v)
-    first_tile, end_tile = tiles_of(program, num_programs, num_voxels, VOXEL_BLOCK=VOXEL_BLOCK)
-    sums = zero_sums(ROWS=CLASS_BLOCK, VOXEL_BLOCK=VOXEL_BLOCK, VECTOR=VECTOR)
-    for tile in tl.range(first_tile, end_tile, num_stages=NUM_STAGES):
-        voxels = voxels_of(
-            n, tile, num_voxels, VOXEL_BLOCK=VOXEL_BLOCK, VECTOR=VECTOR, EVEN=EVEN, WIDE=WIDE
-        )  # fmt: skip
-        counted, index = valid_labels(valid_ptr, load_labels(target, voxels, HARD=HARD), voxels)
-        x, y, log_total = _read_block(
-            logits, target, valid_ptr, norms_ptr, index, voxels, counted, num_voxels,
-            ACTIVATION=ACTIVATION, HARD=HARD, NUM_CLASSES=NUM_CLASSES, FIRST=first_class, ROWS=CLASS_BLOCK,
-        )  # fmt: skip
-        sums = add_chunk(
-            sums, x, y, None, None, log_total, counted,
-            ACTIVATION=ACTIVATION, FORM=FORM, ENTROPY=ENTROPY, NUM_CLASSES=NUM_CLASSES,
-            FIRST=first_class, ROWS=CLASS_BLOCK, VECTOR=VECTOR,
-        )  # fmt: skip
-    row_ptr = partials_ptr + partials_start + (n * num_programs + program) * 5 * NUM_CLASSES
-    store_sums(
-        row_ptr, sums, ACTIVATION=ACTIVATION, FORM=FORM, ENTROPY=ENTROPY, NUM_CLASSES=NUM_CLASSES,
-        FIRST=first_class, ROWS=CLASS_BLOCK,
-    )  # fmt: skip
+    first_tile, end_tile = tiles_of(program, num_programs, num_voxels, SPEC=SPEC)
+    zero = zero_sum(ROWS=SPEC.class_block, SPEC=SPEC)
+    sums = (zero, zero, zero, zero, zero)
+    for i in tl.range(first_tile, end_tile, num_stages=SPEC.num_stages):
+        voxels = voxels_of(n, i, num_voxels, SPEC=SPEC)
+        counted, index = valid_labels(valid_ptr, load_labels(target, voxels, SPEC=SPEC), voxels)
+        tile = Tile(logits, target, valid_ptr, norms_ptr, voxels, counted, index)
+        x, y, log_total = _read_block(tile, num_voxels, SPEC=SPEC, FIRST=first_class)
+        sums = add_chunk(sums, x, y, None, None, log_total, counted, SPEC=SPEC, FIRST=first_class)
+    row_ptr = partials_ptr + partials_start + (n * num_programs + program) * 5 * SPEC.num_classes
+    store_sums(row_ptr, sums, SPEC=SPEC, FIRST=first_class)
 
 
 @triton.jit
-def _weighted_block(
-    logits, target, valid_ptr, grad_sums_ptr, norms_ptr, index, voxels, counted, scale, num_voxels,
-    ACTIVATION: tl.constexpr, FORM: tl.constexpr, ENTROPY: tl.constexpr, HARD: tl.constexpr,
-    NUM_CLASSES: tl.constexpr, FIRST, ROWS: tl.constexpr,
-):  # fmt: skip
+def _weighted_block(tile, grad_sums_ptr, scale, num_voxels, SPEC: tl.constexpr, FIRST):
     """`weighted_chunk` of a block of classes."""
-    x, y, log_total = _read_block(
-        logits, target, valid_ptr, norms_ptr, index, voxels, counted, num_voxels,
-        ACTIVATION=ACTIVATION, HARD=HARD, NUM_CLASSES=NUM_CLASSES, FIRST=FIRST, ROWS=ROWS,
-    )  # fmt: skip
+    x, y, log_total = _read_block(tile, num_voxels, SPEC=SPEC, FIRST=FIRST)
     return weighted_chunk(
-        grad_sums_ptr, x, y, None, None, log_total, counted, scale,
-        ACTIVATION=ACTIVATION, FORM=FORM, ENTROPY=ENTROPY, NUM_CLASSES=NUM_CLASSES, FIRST=FIRST, ROWS=ROWS,
-    )  # fmt: skip
+        grad_sums_ptr, x, y, None, None, log_total, tile.counted, scale, SPEC=SPEC, FIRST=FIRST
+    )
 
 
 @triton.jit
@@ -160,37 +148,27 @@ def block_gradient_kernel(
     num_voxels,
     logits_stride_n, logits_stride_c, logits_stride_v, target_stride_n, target_stride_c, target_stride_v,
     gradient_stride_n, gradient_stride_c, gradient_stride_v,
-    ACTIVATION: tl.constexpr, FORM: tl.constexpr, ENTROPY: tl.constexpr,
-    HARD: tl.constexpr, WIDE: tl.constexpr, NUM_CLASSES: tl.constexpr,
-    STEP: tl.constexpr, CLASS_BLOCK: tl.constexpr, VOXEL_BLOCK: tl.constexpr, VECTOR: tl.constexpr,
-    EVEN: tl.constexpr, NUM_STAGES: tl.constexpr,
+    SPEC: tl.constexpr,
 ):  # fmt: skip
     """Gradient of one tile, block by block. A softmax goes over the classes twice: first for Σ w."""
-    n, tile = tile_from_end()
-    voxels = voxels_of(n, tile, num_voxels, VOXEL_BLOCK=VOXEL_BLOCK, VECTOR=VECTOR, EVEN=EVEN, WIDE=WIDE)
+    n, tile_index = tile_from_end()
+    voxels = voxels_of(n, tile_index, num_voxels, SPEC=SPEC)
     logits = Source(logits_ptr + n * logits_stride_n, logits_stride_c, logits_stride_v)
     target = Source(target_ptr + n * target_stride_n, target_stride_c, target_stride_v)
     gradient = Source(gradient_ptr + n * gradient_stride_n, gradient_stride_c, gradient_stride_v)
-    grad_sums_ptr += n * 4 * NUM_CLASSES
+    grad_sums_ptr += n * 4 * SPEC.num_classes
     scale = tl.load(scale_ptr)
-    counted, index = valid_labels(valid_ptr, load_labels(target, voxels, HARD=HARD), voxels)
-    total = tl.zeros([STEP, VOXEL_BLOCK], tl.float32)
-    if ACTIVATION == SOFTMAX:
-        for first in tl.range(0, NUM_CLASSES, CLASS_BLOCK, num_stages=NUM_STAGES):
-            _, w = _weighted_block(
-                logits, target, valid_ptr, grad_sums_ptr, norms_ptr, index, voxels, counted, scale,
-                num_voxels,
-                ACTIVATION=ACTIVATION, FORM=FORM, ENTROPY=ENTROPY, HARD=HARD,
-                NUM_CLASSES=NUM_CLASSES, FIRST=first, ROWS=CLASS_BLOCK,
-            )  # fmt: skip
-            total = add_steps(total, w, STEP=STEP)
+    counted, index = valid_labels(valid_ptr, load_labels(target, voxels, SPEC=SPEC), voxels)
+    tile = Tile(logits, target, valid_ptr, norms_ptr, voxels, counted, index)
+    STEP: tl.constexpr = SPEC.step
+    total = tl.zeros([STEP, counted.shape[0]], tl.float32)
+    if SPEC.activation == SOFTMAX:
+        for first in tl.range(0, SPEC.num_classes, SPEC.class_block, num_stages=SPEC.num_stages):
+            _, w = _weighted_block(tile, grad_sums_ptr, scale, num_voxels, SPEC=SPEC, FIRST=first)
+            total = add_steps(total, w, SPEC=SPEC)
     total = tl.sum(total, 0)[None, :]
-    for first in tl.range(0, NUM_CLASSES, CLASS_BLOCK, num_stages=NUM_STAGES):
-        prob, result = _weighted_block(
-            logits, target, valid_ptr, grad_sums_ptr, norms_ptr, index, voxels, counted, scale, num_voxels,
-            ACTIVATION=ACTIVATION, FORM=FORM, ENTROPY=ENTROPY, HARD=HARD,
-            NUM_CLASSES=NUM_CLASSES, FIRST=first, ROWS=CLASS_BLOCK,
-        )  # fmt: skip
-        if ACTIVATION == SOFTMAX:
+    for first in tl.range(0, SPEC.num_classes, SPEC.class_block, num_stages=SPEC.num_stages):
+        prob, result = _weighted_block(tile, grad_sums_ptr, scale, num_voxels, SPEC=SPEC, FIRST=first)
+        if SPEC.activation == SOFTMAX:
             result -= prob * total
-        store_chunk(gradient, voxels, result, NUM_CLASSES=NUM_CLASSES, FIRST=first, ROWS=CLASS_BLOCK)
+        store_chunk(gradient, voxels, result, SPEC=SPEC, FIRST=first)

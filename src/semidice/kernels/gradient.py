@@ -35,34 +35,33 @@ MAX_COMPARED = tl.constexpr(7)
 def weighted_chunk(
     grad_sums_ptr,  # (4, C): the derivatives of one image
     x, y, power, inverse, log_total, counted, scale,
-    ACTIVATION: tl.constexpr, FORM: tl.constexpr, ENTROPY: tl.constexpr,
-    NUM_CLASSES: tl.constexpr, FIRST, ROWS: tl.constexpr,
+    SPEC: tl.constexpr, FIRST,
 ):  # fmt: skip
     """Probabilities, and for a softmax w; for other activations the gradient itself."""
-    prob = probability(x, power, inverse, log_total, counted, ACTIVATION=ACTIVATION)
+    prob = probability(x, power, inverse, log_total, counted, SPEC=SPEC)
     # Loaded as a row, then turned: otherwise the compiler lays out the tile for these few numbers.
-    c = FIRST + tl.arange(0, ROWS)
-    place, inside = grad_sums_ptr + c, c < NUM_CLASSES
+    c = FIRST + tl.arange(0, x.shape[0])
+    place, inside = grad_sums_ptr + c, c < SPEC.num_classes
     grad_prob = tl.zeros(x.shape, tl.float32)
-    if FORM != NO_FORM:
+    if SPEC.form != NO_FORM:
         grad_tp = (tl.load(place, mask=inside, other=0.0) * scale)[:, None]
-        grad_fp = (tl.load(place + NUM_CLASSES, mask=inside, other=0.0) * scale)[:, None]
-        grad_fn = (tl.load(place + 2 * NUM_CLASSES, mask=inside, other=0.0) * scale)[:, None]
-        if FORM == MIN:
+        grad_fp = (tl.load(place + SPEC.num_classes, mask=inside, other=0.0) * scale)[:, None]
+        grad_fn = (tl.load(place + 2 * SPEC.num_classes, mask=inside, other=0.0) * scale)[:, None]
+        if SPEC.form == MIN:
             grad_prob = tl.where(prob < y, grad_tp - grad_fn, tl.where(prob > y, grad_fp, 0.0))
-        elif FORM == PRODUCT:
+        elif SPEC.form == PRODUCT:
             grad_prob = tl.where(prob < y, -grad_fn, tl.where(prob > y, grad_fp, 0.0)) + grad_tp * y
-        elif FORM == SQUARED:
+        elif SPEC.form == SQUARED:
             grad_prob = (grad_tp - grad_fp - grad_fn) * y + 2.0 * grad_fp * prob
         else:
             grad_prob = grad_fp + (grad_tp - grad_fp - grad_fn) * y
     grad_entropy = tl.zeros([1, 1], tl.float32)
-    if ENTROPY:
-        grad_entropy = (tl.load(place + 3 * NUM_CLASSES, mask=inside, other=0.0) * scale)[:, None]
-    if ACTIVATION == SOFTMAX:
+    if SPEC.entropy:
+        grad_entropy = (tl.load(place + 3 * SPEC.num_classes, mask=inside, other=0.0) * scale)[:, None]
+    if SPEC.activation == SOFTMAX:
         # where a voxel does not count, p and y are 0
         result = prob * grad_prob - grad_entropy * y
-    elif ACTIVATION == SIGMOID:
+    elif SPEC.activation == SIGMOID:
         result = prob * (1.0 - prob) * grad_prob + grad_entropy * (prob - y)
         result = tl.where(counted[None, :], result, 0.0)
     else:
@@ -73,108 +72,99 @@ def weighted_chunk(
 
 
 @triton.jit
-def _dense_gradient(
-    grad_sums_ptr, xs, ys, powers, inverse, counted, scale,
-    ACTIVATION: tl.constexpr, FORM: tl.constexpr, ENTROPY: tl.constexpr,
-    NUM_CLASSES: tl.constexpr, CHUNKS: tl.constexpr, STEP: tl.constexpr,
-):  # fmt: skip
+def _dense_gradient(grad_sums_ptr, xs, ys, powers, inverse, counted, scale, SPEC: tl.constexpr):
     """Gradient of every chunk, from a target of every class."""
     probs, weighted, total = (), (), None
-    for i in tl.static_range(len(CHUNKS)):
+    for i in tl.static_range(len(SPEC.chunks)):
         prob, w = weighted_chunk(
-            grad_sums_ptr, xs[i], ys[i], powers[i], inverse, None, counted, scale,
-            ACTIVATION=ACTIVATION, FORM=FORM, ENTROPY=ENTROPY, NUM_CLASSES=NUM_CLASSES,
-            FIRST=CHUNKS[i][0], ROWS=CHUNKS[i][1],
-        )  # fmt: skip
+            grad_sums_ptr,
+            xs[i],
+            ys[i],
+            powers[i],
+            inverse,
+            None,
+            counted,
+            scale,
+            SPEC=SPEC,
+            FIRST=SPEC.chunks[i][0],
+        )
         probs += (prob,)
         weighted += (w,)
-        total = add_steps(total, w, STEP=STEP)
+        total = add_steps(total, w, SPEC=SPEC)
     gradients = weighted
-    if ACTIVATION == SOFTMAX:
+    if SPEC.activation == SOFTMAX:
         total = tl.sum(total, 0)[None, :]
         gradients = ()
-        for i in tl.static_range(len(CHUNKS)):
+        for i in tl.static_range(len(SPEC.chunks)):
             gradients += (weighted[i] - probs[i] * total,)
     return gradients
 
 
 @triton.jit
-def _own_values(
-    logits, grad_sums_ptr, index, voxels, FORM: tl.constexpr, ENTROPY: tl.constexpr, NUM_CLASSES: tl.constexpr
-):
+def _own_values(logits, grad_sums_ptr, index, voxels, SPEC: tl.constexpr):
     """Of the voxel's own class: logit, dL/dp beyond that of other classes, and dL/dentropy.
 
     All are 0 for a voxel without a class. The logit is loaded again, which is less work than to find it in
     the tile.
     """
-    has_class = (index >= 0) & (index < NUM_CLASSES)
+    has_class = (index >= 0) & (index < SPEC.num_classes)
     x = tl.zeros(index.shape, tl.float32)
     slope, grad_entropy = x, x
-    if FORM != NO_FORM:
-        x = own_logits(logits, index, voxels, NUM_CLASSES=NUM_CLASSES).to(tl.float32)
+    if SPEC.form != NO_FORM:
+        x = own_logits(logits, index, voxels, SPEC=SPEC).to(tl.float32)
         grad_tp = tl.load(grad_sums_ptr + index, mask=has_class, other=0.0)
-        grad_fp = tl.load(grad_sums_ptr + NUM_CLASSES + index, mask=has_class, other=0.0)
-        grad_fn = tl.load(grad_sums_ptr + 2 * NUM_CLASSES + index, mask=has_class, other=0.0)
+        grad_fp = tl.load(grad_sums_ptr + SPEC.num_classes + index, mask=has_class, other=0.0)
+        grad_fn = tl.load(grad_sums_ptr + 2 * SPEC.num_classes + index, mask=has_class, other=0.0)
         slope = grad_tp - grad_fp - grad_fn
-    if ENTROPY:
-        grad_entropy = tl.load(grad_sums_ptr + 3 * NUM_CLASSES + index, mask=has_class, other=0.0)
+    if SPEC.entropy:
+        grad_entropy = tl.load(grad_sums_ptr + 3 * SPEC.num_classes + index, mask=has_class, other=0.0)
     return x, slope, grad_entropy
 
 
 @triton.jit
-def _other_slope(
-    grad_sums_ptr, power, inverse, scale,
-    FORM: tl.constexpr, NUM_CLASSES: tl.constexpr, FIRST: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
+def _other_slope(grad_sums_ptr, power, inverse, scale, SPEC: tl.constexpr, FIRST: tl.constexpr):
     """dL/dp of a chunk for voxels of another class."""
-    c = FIRST + tl.arange(0, ROWS)
-    slope = tl.zeros([ROWS, 1], tl.float32)
-    if FORM != NO_FORM:
-        slope = (tl.load(grad_sums_ptr + NUM_CLASSES + c, mask=c < NUM_CLASSES, other=0.0) * scale)[:, None]
-    if FORM == SQUARED:
+    c = FIRST + tl.arange(0, power.shape[0])
+    slope = tl.zeros([power.shape[0], 1], tl.float32)
+    if SPEC.form != NO_FORM:
+        grad_fp = tl.load(grad_sums_ptr + SPEC.num_classes + c, mask=c < SPEC.num_classes, other=0.0)
+        slope = (grad_fp * scale)[:, None]
+    if SPEC.form == SQUARED:
         slope = 2.0 * slope * (power * inverse[None, :])
     return slope
 
 
 @triton.jit
-def _index_chunk(index, power, slope, inverse, total, own, FIRST: tl.constexpr, ROWS: tl.constexpr):
+def _index_chunk(index, power, slope, inverse, total, own, FIRST: tl.constexpr):
     """Gradient of a chunk, p (dL/dp - Σ w), and what the voxel's own class has beyond it."""
-    row = FIRST + tl.arange(0, ROWS)[:, None]
+    row = FIRST + tl.arange(0, power.shape[0])[:, None]
     result = power * (slope * inverse[None, :] - (total * inverse)[None, :])
     return result + tl.where(row == index[None, :], own[None, :], 0.0)
 
 
 @triton.jit
-def _index_gradient(
-    grad_sums_ptr, powers, own_values, index, largest, inverse, scale,
-    FORM: tl.constexpr, NUM_CLASSES: tl.constexpr, CHUNKS: tl.constexpr, STEP: tl.constexpr,
-):  # fmt: skip
+def _index_gradient(grad_sums_ptr, powers, own_values, index, largest, inverse, scale, SPEC: tl.constexpr):
     """Gradient of every chunk, for a softmax and class indices."""
     own_x, own_slope, grad_entropy = own_values
     own_p = tl.exp2((own_x - largest) * LOG2_E) * inverse
     own = scale * (own_p * own_slope - grad_entropy)
     slopes, total = (), None
-    for i in tl.static_range(len(CHUNKS)):
-        slope = _other_slope(
-            grad_sums_ptr, powers[i], inverse, scale,
-            FORM=FORM, NUM_CLASSES=NUM_CLASSES, FIRST=CHUNKS[i][0], ROWS=CHUNKS[i][1],
-        )  # fmt: skip
+    for i in tl.static_range(len(SPEC.chunks)):
+        slope = _other_slope(grad_sums_ptr, powers[i], inverse, scale, SPEC=SPEC, FIRST=SPEC.chunks[i][0])
         slopes += (slope,)
-        total = add_steps(total, powers[i] * slope, STEP=STEP)
+        total = add_steps(total, powers[i] * slope, SPEC=SPEC)
     total = tl.sum(total, 0) * inverse + own
     gradients = ()
-    for i in tl.static_range(len(CHUNKS)):
-        chunk = _index_chunk(
-            index, powers[i], slopes[i], inverse, total, own, FIRST=CHUNKS[i][0], ROWS=CHUNKS[i][1]
-        )
+    for i in tl.static_range(len(SPEC.chunks)):
+        chunk = _index_chunk(index, powers[i], slopes[i], inverse, total, own, FIRST=SPEC.chunks[i][0])
         gradients += (chunk,)
     return gradients
 
 
 @triton.jit
-def store_chunk(gradient, voxels, result, NUM_CLASSES: tl.constexpr, FIRST, ROWS: tl.constexpr):
+def store_chunk(gradient, voxels, result, SPEC: tl.constexpr, FIRST):
     """Store a chunk (ROWS, V) of the gradient."""
-    place, inside = addresses(gradient, voxels, NUM_CLASSES=NUM_CLASSES, FIRST=FIRST, ROWS=ROWS)
+    place, inside = addresses(gradient, voxels, SPEC=SPEC, FIRST=FIRST, ROWS=result.shape[0])
     tl.store(place, result.to(gradient.ptr.dtype.element_ty), mask=inside)
 
 
@@ -196,45 +186,30 @@ def gradient_kernel(
     num_voxels,
     logits_stride_n, logits_stride_c, logits_stride_v, target_stride_n, target_stride_c, target_stride_v,
     gradient_stride_n, gradient_stride_c, gradient_stride_v,
-    ACTIVATION: tl.constexpr, FORM: tl.constexpr, ENTROPY: tl.constexpr,
-    HARD: tl.constexpr, WIDE: tl.constexpr, NUM_CLASSES: tl.constexpr,
-    CHUNKS: tl.constexpr, STEP: tl.constexpr, VOXEL_BLOCK: tl.constexpr, VECTOR: tl.constexpr,
-    EVEN: tl.constexpr,
+    SPEC: tl.constexpr,
 ):  # fmt: skip
     """Gradient of one tile."""
-    BY_INDEX: tl.constexpr = (ACTIVATION == SOFTMAX) & HARD & (NUM_CLASSES > MAX_COMPARED)
+    BY_INDEX: tl.constexpr = (SPEC.activation == SOFTMAX) & SPEC.hard & (SPEC.num_classes > MAX_COMPARED)
     n, tile = tile_from_end()
-    voxels = voxels_of(n, tile, num_voxels, VOXEL_BLOCK=VOXEL_BLOCK, VECTOR=VECTOR, EVEN=EVEN, WIDE=WIDE)
+    voxels = voxels_of(n, tile, num_voxels, SPEC=SPEC)
     logits = Source(logits_ptr + n * logits_stride_n, logits_stride_c, logits_stride_v)
     target = Source(target_ptr + n * target_stride_n, target_stride_c, target_stride_v)
     gradient = Source(gradient_ptr + n * gradient_stride_n, gradient_stride_c, gradient_stride_v)
-    grad_sums_ptr += n * 4 * NUM_CLASSES
+    grad_sums_ptr += n * 4 * SPEC.num_classes
     scale = tl.load(scale_ptr)
-    counted, index, xs, ys = read_tile(
-        logits, target, valid_ptr, None, voxels,
-        ACTIVATION=ACTIVATION, HARD=HARD, NUM_CLASSES=NUM_CLASSES, CHUNKS=CHUNKS,
-    )  # fmt: skip
+    counted, index, xs, ys = read_tile(logits, target, valid_ptr, None, voxels, SPEC=SPEC)
     if BY_INDEX:
         # Loaded together with the logits, before warps wait for each other.
-        own_values = _own_values(
-            logits, grad_sums_ptr, index, voxels, FORM=FORM, ENTROPY=ENTROPY, NUM_CLASSES=NUM_CLASSES
-        )
+        own_values = _own_values(logits, grad_sums_ptr, index, voxels, SPEC=SPEC)
     powers = xs
-    inverse = tl.zeros([VOXEL_BLOCK], tl.float32)
-    if ACTIVATION == SOFTMAX:
-        _, powers, largest, inverse, _ = softmax_powers(xs, counted, STEP=STEP)
+    inverse = tl.zeros(counted.shape, tl.float32)
+    if SPEC.activation == SOFTMAX:
+        _, powers, largest, inverse, _ = softmax_powers(xs, counted, SPEC=SPEC)
     if BY_INDEX:
         gradients = _index_gradient(
-            grad_sums_ptr, powers, own_values, index, largest, inverse, scale,
-            FORM=FORM, NUM_CLASSES=NUM_CLASSES, CHUNKS=CHUNKS, STEP=STEP,
-        )  # fmt: skip
-    else:
-        gradients = _dense_gradient(
-            grad_sums_ptr, xs, ys, powers, inverse, counted, scale,
-            ACTIVATION=ACTIVATION, FORM=FORM, ENTROPY=ENTROPY,
-            NUM_CLASSES=NUM_CLASSES, CHUNKS=CHUNKS, STEP=STEP,
-        )  # fmt: skip
-    for i in tl.static_range(len(CHUNKS)):
-        store_chunk(
-            gradient, voxels, gradients[i], NUM_CLASSES=NUM_CLASSES, FIRST=CHUNKS[i][0], ROWS=CHUNKS[i][1]
+            grad_sums_ptr, powers, own_values, index, largest, inverse, scale, SPEC=SPEC
         )
+    else:
+        gradients = _dense_gradient(grad_sums_ptr, xs, ys, powers, inverse, counted, scale, SPEC=SPEC)
+    for i in tl.static_range(len(SPEC.chunks)):
+        store_chunk(gradient, voxels, gradients[i], SPEC=SPEC, FIRST=SPEC.chunks[i][0])

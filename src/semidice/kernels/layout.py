@@ -15,7 +15,7 @@ from ..arrays import Activation
 from ..overlap.forms import Form
 from ..overlap.options import SumsOptions
 from . import tiling_tables, tilings
-from .tile import ACTIVATIONS, FORMS
+from .tile import ACTIVATIONS, FORMS, Spec
 from .tilings import Tiling, Tilings
 
 NUM_SUMS = 5
@@ -119,28 +119,24 @@ class Layout(NamedTuple):
         """Whether the target has class indices and the activation is a softmax: then kernels do less work."""
         return self.hard and self.activation == "softmax"
 
-    def constants(self, kernel: Any, tiling: Tiling) -> dict[str, Any]:
-        """Constants of a kernel that reads logits."""
+    def spec(self, tiling: Tiling) -> Spec:
+        """Constants of the kernels that read logits."""
         chunks = tilings.class_chunks(self.shape[1], tiling.step)
-        num_rows = tiling.class_block or chunks[0][1]
-        constants = {
-            "ACTIVATION": ACTIVATIONS[self.activation],
-            "FORM": FORMS[self._kernel_form],
-            "ENTROPY": self.entropy,
-            "HARD": self.hard,
-            # offsets within an image; offsets of images are always 64 bit
-            "WIDE": max(map(self._extent, (self.logits_stride, self.target_stride))) >= 2**31,
-            # constants, so that the compiler drops masks that are always true
-            "NUM_CLASSES": self.shape[1],
-            "EVEN": self.shape[2] % tiling.voxel_block == 0,
-            "CHUNKS": chunks,
-            "CLASS_BLOCK": tiling.class_block,
-            "STEP": min(tiling.step, num_rows),
-            "VOXEL_BLOCK": tiling.voxel_block,
-            "VECTOR": tiling.vector,
-            "NUM_STAGES": tiling.num_stages,
-        }
-        return {name: value for name, value in constants.items() if name in kernel.arg_names}
+        return Spec(
+            activation=ACTIVATIONS[self.activation],
+            form=FORMS[self._kernel_form],
+            entropy=self.entropy,
+            hard=self.hard,
+            wide=max(map(self._extent, (self.logits_stride, self.target_stride))) >= 2**31,
+            num_classes=self.shape[1],
+            even=self.shape[2] % tiling.voxel_block == 0,
+            chunks=chunks,
+            class_block=tiling.class_block,
+            step=min(tiling.step, tiling.class_block or chunks[0][1]),
+            voxel_block=tiling.voxel_block,
+            vector=tiling.vector,
+            num_stages=tiling.num_stages,
+        )
 
     @property
     def _kernel_form(self) -> Form | None:

@@ -30,7 +30,7 @@ def _launch(
         integers,
         num_warps=tiling.num_warps,
         registers=tiling.registers,
-        **layout.constants(kernel, tiling),
+        SPEC=layout.spec(tiling),
     )
 
 

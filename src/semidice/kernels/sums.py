@@ -30,10 +30,10 @@ MAX_KEPT = tl.constexpr(160)
 
 
 @triton.jit
-def zero_sums(ROWS: tl.constexpr, VOXEL_BLOCK: tl.constexpr, VECTOR: tl.constexpr):
-    """tp, fp, fn, entropy and mass of a chunk, with one number per class and vector of voxels."""
-    zero = tl.zeros([ROWS, VOXEL_BLOCK // VECTOR], tl.float32)
-    return zero, zero, zero, zero, zero
+def zero_sum(ROWS: tl.constexpr, SPEC: tl.constexpr):
+    """A sum of a chunk, with one number per class and vector of voxels."""
+    NUM_VECTORS: tl.constexpr = SPEC.voxel_block // SPEC.vector
+    return tl.zeros([ROWS, NUM_VECTORS], tl.float32)
 
 
 @triton.jit
@@ -43,54 +43,50 @@ def sum_vectors(x, VECTOR: tl.constexpr):
 
 
 @triton.jit
-def add_chunk(
-    sums, x, y, power, inverse, log_total, counted,
-    ACTIVATION: tl.constexpr, FORM: tl.constexpr, ENTROPY: tl.constexpr, NUM_CLASSES: tl.constexpr,
-    FIRST, ROWS: tl.constexpr, VECTOR: tl.constexpr,
-):  # fmt: skip
+def add_chunk(sums, x, y, power, inverse, log_total, counted, SPEC: tl.constexpr, FIRST):
     """`sums` with the voxels of a chunk added. For a softmax x is its t, and the entropy is in bits.
 
     For the forms min and relaxed fp = p - tp and fn = y - tp. Then `fp` and `fn` sum p and y, and
     `store_sums` subtracts tp: that is less work, and Σ y is the mass as well.
     """
     tp_sum, fp_sum, fn_sum, entropy_sum, mass_sum = sums
-    p = probability(x, power, inverse, log_total, counted, ACTIVATION=ACTIVATION)
-    is_counted = (FIRST + tl.arange(0, ROWS)[:, None] < NUM_CLASSES) & counted[None, :]
-    if ACTIVATION == SIGMOID:
+    p = probability(x, power, inverse, log_total, counted, SPEC=SPEC)
+    is_counted = (FIRST + tl.arange(0, x.shape[0])[:, None] < SPEC.num_classes) & counted[None, :]
+    if SPEC.activation == SIGMOID:
         p = tl.where(is_counted, p, 0.0)
     tp, fp, fn = p, p, p
-    SUMS_P_AND_Y: tl.constexpr = (FORM == MIN) | (FORM == RELAXED)
-    if FORM == MIN:
+    SUMS_P_AND_Y: tl.constexpr = (SPEC.form == MIN) | (SPEC.form == RELAXED)
+    if SPEC.form == MIN:
         tp, fn = tl.minimum(p, y), y
-    elif FORM == PRODUCT:
+    elif SPEC.form == PRODUCT:
         tp = p * y
         fp = tl.maximum(p - y, 0.0)
         fn = tl.maximum(y - p, 0.0)
-    elif FORM == SQUARED:
+    elif SPEC.form == SQUARED:
         tp = p * y
         fp = p * (p - y)
         fn = y * (y - p)
-    elif FORM == RELAXED:
+    elif SPEC.form == RELAXED:
         tp, fn = p * y, y
-    if FORM != NO_FORM:
-        tp_sum += sum_vectors(tp, VECTOR=VECTOR)
+    if SPEC.form != NO_FORM:
+        tp_sum += sum_vectors(tp, VECTOR=SPEC.vector)
         # Joined: otherwise the compiler gives labels another layout, and moves them between threads.
         fp, fn = tl.split(tl.join(fp, fn))
-        fp_sum += sum_vectors(fp, VECTOR=VECTOR)
-        fn_sum += sum_vectors(fn, VECTOR=VECTOR)
-    if ENTROPY:
+        fp_sum += sum_vectors(fp, VECTOR=SPEC.vector)
+        fn_sum += sum_vectors(fn, VECTOR=SPEC.vector)
+    if SPEC.entropy:
         mass = y
-        if ACTIVATION == SOFTMAX:
+        if SPEC.activation == SOFTMAX:
             entropy = y * (log_total[None, :] - x)
-        elif ACTIVATION == SIGMOID:
+        elif SPEC.activation == SIGMOID:
             entropy = tl.maximum(x, 0.0) - x * y + tl.log(1.0 + tl.exp(-tl.abs(x)))
             entropy = tl.where(is_counted, entropy, 0.0)
             mass = is_counted.to(tl.float32)
         else:
             entropy = -y * tl.log(tl.maximum(p, SMALLEST_NORMAL))
-        entropy_sum += sum_vectors(entropy, VECTOR=VECTOR)
-        if ACTIVATION == SIGMOID or not SUMS_P_AND_Y:
-            mass_sum += sum_vectors(mass, VECTOR=VECTOR)
+        entropy_sum += sum_vectors(entropy, VECTOR=SPEC.vector)
+        if SPEC.activation == SIGMOID or not SUMS_P_AND_Y:
+            mass_sum += sum_vectors(mass, VECTOR=SPEC.vector)
     return tp_sum, fp_sum, fn_sum, entropy_sum, mass_sum
 
 
@@ -98,15 +94,14 @@ def add_chunk(
 def store_sums(
     row_ptr,  # (5, C): the sums of one program
     sums,
-    ACTIVATION: tl.constexpr, FORM: tl.constexpr, ENTROPY: tl.constexpr,
-    NUM_CLASSES: tl.constexpr, FIRST, ROWS: tl.constexpr,
+    SPEC: tl.constexpr, FIRST,
 ):  # fmt: skip
     """Store the sums of a chunk of classes, over all threads."""
     tp, fp, fn, entropy, mass = sums
-    c = FIRST + tl.arange(0, ROWS)
-    inside = c < NUM_CLASSES
-    SUMS_P_AND_Y: tl.constexpr = (FORM == MIN) | (FORM == RELAXED)
-    if FORM != NO_FORM:
+    c = FIRST + tl.arange(0, tp.shape[0])
+    inside = c < SPEC.num_classes
+    SUMS_P_AND_Y: tl.constexpr = (SPEC.form == MIN) | (SPEC.form == RELAXED)
+    if SPEC.form != NO_FORM:
         tp, fp, fn = tl.sum(tp, 1), tl.sum(fp, 1), tl.sum(fn, 1)
         if SUMS_P_AND_Y:
             # never below 0, because all three were summed in the same order
@@ -114,17 +109,17 @@ def store_sums(
             fp -= tp
             fn -= tp
         tl.store(row_ptr + c, tp, mask=inside)
-        tl.store(row_ptr + NUM_CLASSES + c, fp, mask=inside)
-        tl.store(row_ptr + 2 * NUM_CLASSES + c, fn, mask=inside)
-    if ENTROPY:
+        tl.store(row_ptr + SPEC.num_classes + c, fp, mask=inside)
+        tl.store(row_ptr + 2 * SPEC.num_classes + c, fn, mask=inside)
+    if SPEC.entropy:
         entropy = tl.sum(entropy, 1)
-        if ACTIVATION == SOFTMAX:
+        if SPEC.activation == SOFTMAX:
             entropy *= LN_2
-        tl.store(row_ptr + 3 * NUM_CLASSES + c, entropy, mask=inside)
-        if ACTIVATION != SIGMOID and SUMS_P_AND_Y:
-            tl.store(row_ptr + 4 * NUM_CLASSES + c, label, mask=inside)
+        tl.store(row_ptr + 3 * SPEC.num_classes + c, entropy, mask=inside)
+        if SPEC.activation != SIGMOID and SUMS_P_AND_Y:
+            tl.store(row_ptr + 4 * SPEC.num_classes + c, label, mask=inside)
         else:
-            tl.store(row_ptr + 4 * NUM_CLASSES + c, tl.sum(mass, 1), mask=inside)
+            tl.store(row_ptr + 4 * SPEC.num_classes + c, tl.sum(mass, 1), mask=inside)
 
 
 @triton.jit
@@ -135,49 +130,44 @@ def sums_kernel(
     partials_ptr,  # (N, T, 5, C) from element `partials_start` on, for T programs per image
     partials_start, num_voxels,
     logits_stride_n, logits_stride_c, logits_stride_v, target_stride_n, target_stride_c, target_stride_v,
-    ACTIVATION: tl.constexpr, FORM: tl.constexpr, ENTROPY: tl.constexpr,
-    HARD: tl.constexpr, WIDE: tl.constexpr, NUM_CLASSES: tl.constexpr,
-    CHUNKS: tl.constexpr, STEP: tl.constexpr, VOXEL_BLOCK: tl.constexpr, VECTOR: tl.constexpr,
-    EVEN: tl.constexpr, NUM_STAGES: tl.constexpr,
+    SPEC: tl.constexpr,
 ):  # fmt: skip
     """Sums of one program: some tiles of one image, all classes."""
     program, n = tl.program_id(0), tl.program_id(1).to(tl.int64)
     logits = Source(logits_ptr + n * logits_stride_n, logits_stride_c, logits_stride_v)
     target = Source(target_ptr + n * target_stride_n, target_stride_c, target_stride_v)
-    first_tile, end_tile = tiles_of(program, tl.num_programs(0), num_voxels, VOXEL_BLOCK=VOXEL_BLOCK)
+    first_tile, end_tile = tiles_of(program, tl.num_programs(0), num_voxels, SPEC=SPEC)
     # Every thread adds for itself. Sums over threads need an exchange, and so come only at the end.
     sums = ()
-    for i in tl.static_range(len(CHUNKS)):
-        sums += (zero_sums(ROWS=CHUNKS[i][1], VOXEL_BLOCK=VOXEL_BLOCK, VECTOR=VECTOR),)
-    for tile in tl.range(first_tile, end_tile, num_stages=NUM_STAGES):
-        voxels = voxels_of(
-            n, tile, num_voxels, VOXEL_BLOCK=VOXEL_BLOCK, VECTOR=VECTOR, EVEN=EVEN, WIDE=WIDE
-        )  # fmt: skip
-        counted, _, xs, ys = read_tile(
-            logits, target, valid_ptr, None, voxels,
-            ACTIVATION=ACTIVATION, HARD=HARD, NUM_CLASSES=NUM_CLASSES, CHUNKS=CHUNKS,
-        )  # fmt: skip
+    for i in tl.static_range(len(SPEC.chunks)):
+        zero = zero_sum(ROWS=SPEC.chunks[i][1], SPEC=SPEC)
+        sums += ((zero, zero, zero, zero, zero),)
+    for tile in tl.range(first_tile, end_tile, num_stages=SPEC.num_stages):
+        voxels = voxels_of(n, tile, num_voxels, SPEC=SPEC)
+        counted, _, xs, ys = read_tile(logits, target, valid_ptr, None, voxels, SPEC=SPEC)
         powers = xs
-        inverse = tl.zeros([VOXEL_BLOCK], tl.float32)
+        inverse = tl.zeros(counted.shape, tl.float32)
         log_total = inverse
-        if ACTIVATION == SOFTMAX:
-            xs, powers, _, inverse, log_total = softmax_powers(xs, counted, STEP=STEP)
+        if SPEC.activation == SOFTMAX:
+            xs, powers, _, inverse, log_total = softmax_powers(xs, counted, SPEC=SPEC)
         new_sums = ()
-        for i in tl.static_range(len(CHUNKS)):
+        for i in tl.static_range(len(SPEC.chunks)):
             chunk_sums = add_chunk(
-                sums[i], xs[i], ys[i], powers[i] if NUM_CLASSES <= MAX_KEPT else None,
-                inverse, log_total, counted,
-                ACTIVATION=ACTIVATION, FORM=FORM, ENTROPY=ENTROPY, NUM_CLASSES=NUM_CLASSES,
-                FIRST=CHUNKS[i][0], ROWS=CHUNKS[i][1], VECTOR=VECTOR,
-            )  # fmt: skip
+                sums[i],
+                xs[i],
+                ys[i],
+                powers[i] if SPEC.num_classes <= MAX_KEPT else None,
+                inverse,
+                log_total,
+                counted,
+                SPEC=SPEC,
+                FIRST=SPEC.chunks[i][0],
+            )
             new_sums += (chunk_sums,)
         sums = new_sums
-    row_ptr = partials_ptr + partials_start + (n * tl.num_programs(0) + program) * 5 * NUM_CLASSES
-    for i in tl.static_range(len(CHUNKS)):
-        store_sums(
-            row_ptr, sums[i], ACTIVATION=ACTIVATION, FORM=FORM, ENTROPY=ENTROPY, NUM_CLASSES=NUM_CLASSES,
-            FIRST=CHUNKS[i][0], ROWS=CHUNKS[i][1],
-        )  # fmt: skip
+    row_ptr = partials_ptr + partials_start + (n * tl.num_programs(0) + program) * 5 * SPEC.num_classes
+    for i in tl.static_range(len(SPEC.chunks)):
+        store_sums(row_ptr, sums[i], SPEC=SPEC, FIRST=SPEC.chunks[i][0])
 
 
 @triton.jit
@@ -210,7 +200,12 @@ def totals_kernel(
 ):  # fmt: skip
     """Sums of all programs."""
     add_programs(
-        partials_ptr, totals_ptr + totals_start, tl.program_id(0) * COLUMN_BLOCK,
-        num_images, num_programs, num_classes,
-        COLUMN_BLOCK=COLUMN_BLOCK, PROGRAM_BLOCK=PROGRAM_BLOCK,
-    )  # fmt: skip
+        partials_ptr,
+        totals_ptr + totals_start,
+        tl.program_id(0) * COLUMN_BLOCK,
+        num_images,
+        num_programs,
+        num_classes,
+        COLUMN_BLOCK=COLUMN_BLOCK,
+        PROGRAM_BLOCK=PROGRAM_BLOCK,
+    )

@@ -1,10 +1,10 @@
 """Reading a tile: logits, target and validity of a block of voxels, and the activation of the logits.
 
 A tile has one row per class and one column per voxel. Its rows come in chunks of a power of two, because a
-Triton tensor has such a size: 150 classes are 128 + 16 + 8 rows rather than 256. CHUNKS holds (first class,
-number of rows) of every chunk. Values of a tile are tuples with one tensor per chunk, such as logits `xs`.
+Triton tensor has such a size: 150 classes are 128 + 16 + 8 rows rather than 256. Values of a tile are tuples
+with one tensor per chunk, such as logits `xs`.
 
-Pointers of kernels have the suffix `_ptr`. A tensor that is None is a constant, and costs nothing.
+`Spec` holds all constants of a kernel. Pointers have the suffix `_ptr`; a tensor that is None is a constant.
 """
 
 from typing import Any, NamedTuple
@@ -24,6 +24,34 @@ SMALLEST_NORMAL = tl.constexpr(1.1754943508222875e-38)
 LOG2_E, LN_2 = tl.constexpr(1.4426950408889634), tl.constexpr(0.6931471805599453)
 # the logit of a row that only pads a softmax: 2^t is 0, and t is finite, so that 0 · t is 0
 FAR_BELOW = tl.constexpr(-1e30)
+
+
+class Spec(NamedTuple):
+    """What a kernel is compiled for."""
+
+    # values of ACTIVATIONS and FORMS
+    activation: int
+    form: int
+    # whether the cross entropy is needed
+    entropy: bool
+    # whether the target has class indices
+    hard: bool
+    # whether offsets within an image need 64 bit; offsets of images always have them
+    wide: bool
+    num_classes: int
+    # whether all tiles are full, and need no mask
+    even: bool
+    # (first class, number of rows) of every chunk of a tile with all classes
+    chunks: tuple[tuple[int, int], ...]
+    # number of rows of a tile with a block of classes
+    class_block: int | None
+    # a thread has every step-th row
+    step: int
+    voxel_block: int
+    # voxels side by side in one thread
+    vector: int
+    # tiles that are loaded at once
+    num_stages: int
 
 
 class Source(NamedTuple):
@@ -47,31 +75,29 @@ class Voxels(NamedTuple):
 
 
 @triton.jit
-def tiles_of(program, num_programs, num_voxels, VOXEL_BLOCK: tl.constexpr):
+def tiles_of(program, num_programs, num_voxels, SPEC: tl.constexpr):
     """First tile of a program, and the first of the next one. Programs differ by at most one tile."""
-    num_tiles = tl.cdiv(num_voxels, VOXEL_BLOCK).to(tl.int64)
+    num_tiles = tl.cdiv(num_voxels, SPEC.voxel_block).to(tl.int64)
     first = program * num_tiles // num_programs
     return first.to(tl.int32), ((program + 1) * num_tiles // num_programs).to(tl.int32)
 
 
 @triton.jit
-def voxels_of(
-    n, tile, num_voxels,
-    VOXEL_BLOCK: tl.constexpr, VECTOR: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
-    """The voxels of a tile of image n; EVEN if all tiles are full."""
-    index = tl.max_contiguous(tile * VOXEL_BLOCK + tl.arange(0, VOXEL_BLOCK), VECTOR)
-    inside = tl.full(index.shape, True, tl.int1) if EVEN else index < num_voxels
-    if WIDE:
+def voxels_of(n, tile, num_voxels, SPEC: tl.constexpr):
+    """The voxels of a tile of image n."""
+    VECTOR: tl.constexpr = SPEC.vector
+    index = tl.max_contiguous(tile * SPEC.voxel_block + tl.arange(0, SPEC.voxel_block), VECTOR)
+    inside = tl.full(index.shape, True, tl.int1) if SPEC.even else index < num_voxels
+    if SPEC.wide:
         index = index.to(tl.int64)
     return Voxels(index=index, inside=inside, before=n * num_voxels)
 
 
 @triton.jit
-def load_labels(target, voxels, HARD: tl.constexpr):
+def load_labels(target, voxels, SPEC: tl.constexpr):
     """Class indices (V,) of a hard target; zeros for a soft one."""
     labels = tl.zeros(voxels.index.shape, tl.int32)
-    if HARD:
+    if SPEC.hard:
         labels = tl.load(target.ptr + voxels.index * target.stride_v, mask=voxels.inside, other=0)
     return labels
 
@@ -87,90 +113,75 @@ def valid_labels(valid_ptr, labels, voxels):
 
 
 @triton.jit
-def addresses(tensor, voxels, NUM_CLASSES: tl.constexpr, FIRST, ROWS: tl.constexpr):
+def addresses(tensor, voxels, SPEC: tl.constexpr, FIRST, ROWS: tl.constexpr):
     """Pointers (ROWS, V) to a chunk of classes, and whether there is an element."""
     row = FIRST + tl.arange(0, ROWS)[:, None]
-    inside = (row < NUM_CLASSES) & voxels.inside[None, :]
+    inside = (row < SPEC.num_classes) & voxels.inside[None, :]
     row = row.to(voxels.index.dtype)
     return tensor.ptr + row * tensor.stride_c + voxels.index[None, :] * tensor.stride_v, inside
 
 
 @triton.jit
-def load_chunk(tensor, voxels, NUM_CLASSES: tl.constexpr, FIRST, ROWS: tl.constexpr):
+def load_chunk(tensor, voxels, SPEC: tl.constexpr, FIRST, ROWS: tl.constexpr):
     """A chunk (ROWS, V) as float32, 0 where there is no element."""
-    place, inside = addresses(tensor, voxels, NUM_CLASSES=NUM_CLASSES, FIRST=FIRST, ROWS=ROWS)
+    place, inside = addresses(tensor, voxels, SPEC=SPEC, FIRST=FIRST, ROWS=ROWS)
     return tl.load(place, mask=inside, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def mask_logits(
-    x, counted, valid_ptr, ACTIVATION: tl.constexpr, NUM_CLASSES: tl.constexpr, FIRST, ROWS: tl.constexpr
-):
+def mask_logits(x, counted, valid_ptr, SPEC: tl.constexpr, FIRST):
     """Logits of a chunk: 0 where a voxel does not count, FAR_BELOW in rows that only pad a softmax."""
     if valid_ptr is not None:
         # whatever the memory holds, even NaN
         x = tl.where(counted[None, :], x, 0.0)
-    if ACTIVATION == SOFTMAX:
-        x = tl.where(FIRST + tl.arange(0, ROWS)[:, None] < NUM_CLASSES, x, FAR_BELOW)
+    if SPEC.activation == SOFTMAX:
+        x = tl.where(FIRST + tl.arange(0, x.shape[0])[:, None] < SPEC.num_classes, x, FAR_BELOW)
     return x
 
 
 @triton.jit
-def mask_target(y, index, counted, valid_ptr, HARD: tl.constexpr, FIRST, ROWS: tl.constexpr):
+def mask_target(y, index, counted, valid_ptr, SPEC: tl.constexpr, FIRST):
     """Target of a chunk, `y` if it is soft and one-hot if it is hard: 0 where a voxel does not count."""
-    if HARD:
-        y = (index[None, :] == FIRST + tl.arange(0, ROWS)[:, None]).to(tl.float32)
+    if SPEC.hard:
+        y = (index[None, :] == FIRST + tl.arange(0, y.shape[0])[:, None]).to(tl.float32)
     elif valid_ptr is not None:
         y = tl.where(counted[None, :], y, 0.0)
     return y
 
 
 @triton.jit
-def _load_tile(tensor, voxels, NUM_CLASSES: tl.constexpr, CHUNKS: tl.constexpr):
+def _load_tile(tensor, voxels, SPEC: tl.constexpr):
     chunks = ()
-    for i in tl.static_range(len(CHUNKS)):
-        chunk = load_chunk(
-            tensor, voxels, NUM_CLASSES=NUM_CLASSES, FIRST=CHUNKS[i][0], ROWS=CHUNKS[i][1]
-        )  # fmt: skip
-        chunks += (chunk,)
+    for i in tl.static_range(len(SPEC.chunks)):
+        chunks += (load_chunk(tensor, voxels, SPEC=SPEC, FIRST=SPEC.chunks[i][0], ROWS=SPEC.chunks[i][1]),)
     return chunks
 
 
 @triton.jit
-def read_tile(
-    logits, target, valid_ptr, labels, voxels,
-    ACTIVATION: tl.constexpr, HARD: tl.constexpr, NUM_CLASSES: tl.constexpr, CHUNKS: tl.constexpr,
-):  # fmt: skip
+def read_tile(logits, target, valid_ptr, labels, voxels, SPEC: tl.constexpr):
     """Whether voxels count, their class indices, and logits and target of all chunks.
 
     `labels` are the class indices in the target, or None: then they are loaded here.
     """
-    loaded_xs = _load_tile(logits, voxels, NUM_CLASSES=NUM_CLASSES, CHUNKS=CHUNKS)
+    loaded_xs = _load_tile(logits, voxels, SPEC=SPEC)
     loaded_ys = loaded_xs
-    if not HARD:
-        loaded_ys = _load_tile(target, voxels, NUM_CLASSES=NUM_CLASSES, CHUNKS=CHUNKS)
+    if not SPEC.hard:
+        loaded_ys = _load_tile(target, voxels, SPEC=SPEC)
     if labels is None:
         # After the logits: threads exchange labels and wait for them, while logits are on their way.
-        labels = load_labels(target, voxels, HARD=HARD)
+        labels = load_labels(target, voxels, SPEC=SPEC)
     counted, index = valid_labels(valid_ptr, labels, voxels)
     xs, ys = (), ()
-    for i in tl.static_range(len(CHUNKS)):
-        x = mask_logits(
-            loaded_xs[i], counted, valid_ptr,
-            ACTIVATION=ACTIVATION, NUM_CLASSES=NUM_CLASSES, FIRST=CHUNKS[i][0], ROWS=CHUNKS[i][1],
-        )  # fmt: skip
-        y = mask_target(
-            loaded_ys[i], index, counted, valid_ptr, HARD=HARD, FIRST=CHUNKS[i][0], ROWS=CHUNKS[i][1]
-        )
-        xs += (x,)
-        ys += (y,)
+    for i in tl.static_range(len(SPEC.chunks)):
+        xs += (mask_logits(loaded_xs[i], counted, valid_ptr, SPEC=SPEC, FIRST=SPEC.chunks[i][0]),)
+        ys += (mask_target(loaded_ys[i], index, counted, valid_ptr, SPEC=SPEC, FIRST=SPEC.chunks[i][0]),)
     return counted, index, xs, ys
 
 
 @triton.jit
-def own_logits(logits, index, voxels, NUM_CLASSES: tl.constexpr):
+def own_logits(logits, index, voxels, SPEC: tl.constexpr):
     """Logits (V,) of the voxels' own classes, 0 for an index beyond the classes."""
-    has_class = (index >= 0) & (index < NUM_CLASSES)
+    has_class = (index >= 0) & (index < SPEC.num_classes)
     row = index.to(voxels.index.dtype)
     place = logits.ptr + row * logits.stride_c + voxels.index * logits.stride_v
     return tl.load(place, mask=has_class, other=0.0)
@@ -182,9 +193,9 @@ def _steps(x, STEP: tl.constexpr):
 
 
 @triton.jit
-def add_steps(total, x, STEP: tl.constexpr):
-    """`total` (STEP, V), if there is one, and the sum of every STEP-th row: one thread holds these rows."""
-    summed = tl.sum(_steps(x, STEP=STEP), 0)
+def add_steps(total, x, SPEC: tl.constexpr):
+    """`total` (step, V), if there is one, and the sum of every step-th row: one thread holds these rows."""
+    summed = tl.sum(_steps(x, STEP=SPEC.step), 0)
     return summed if total is None else total + summed
 
 
@@ -199,14 +210,14 @@ def _log2(x):
 
 
 @triton.jit
-def softmax_powers(xs, counted, STEP: tl.constexpr):
+def softmax_powers(xs, counted, SPEC: tl.constexpr):
     """t = log2 e (x - largest) and 2^t of every chunk; largest, 1 / Σ 2^t and log2 Σ 2^t of every voxel.
 
     1 / Σ 2^t is 0 where the voxel does not count.
     """
-    largest = tl.max(_steps(xs[0], STEP=STEP), 0)
+    largest = tl.max(_steps(xs[0], STEP=SPEC.step), 0)
     for i in tl.static_range(1, len(xs)):
-        largest = tl.maximum(largest, tl.max(_steps(xs[i], STEP=STEP), 0))
+        largest = tl.maximum(largest, tl.max(_steps(xs[i], STEP=SPEC.step), 0))
     # Threads exchange nothing until the chunks are joined.
     largest = tl.max(largest, 0)
     # its rounding error is the same for all classes, and cancels
@@ -215,7 +226,7 @@ def softmax_powers(xs, counted, STEP: tl.constexpr):
     for i in tl.static_range(len(xs)):
         t = tl.fma(xs[i], LOG2_E, shift)
         power = tl.exp2(t)
-        total = add_steps(total, power, STEP=STEP)
+        total = add_steps(total, power, SPEC=SPEC)
         ts += (t,)
         powers += (power,)
     log_total = _log2(tl.sum(total, 0))
@@ -224,13 +235,13 @@ def softmax_powers(xs, counted, STEP: tl.constexpr):
 
 
 @triton.jit
-def probability(x, power, inverse, log_total, counted, ACTIVATION: tl.constexpr):
+def probability(x, power, inverse, log_total, counted, SPEC: tl.constexpr):
     """Probability of a chunk of logits; for a softmax of t, from 2^t or, if `power` is None, from t."""
-    if ACTIVATION == SOFTMAX and power is None:
+    if SPEC.activation == SOFTMAX and power is None:
         prob = tl.where(counted[None, :], tl.exp2(x - log_total[None, :]), 0.0)
-    elif ACTIVATION == SOFTMAX:
+    elif SPEC.activation == SOFTMAX:
         prob = power * inverse[None, :]
-    elif ACTIVATION == SIGMOID:
+    elif SPEC.activation == SIGMOID:
         prob = 1.0 / (1.0 + tl.exp(-x))
     else:
         prob = x
