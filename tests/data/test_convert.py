@@ -32,7 +32,7 @@ def convert(scan, *, num_classes=2, raters=RATERS, **options):
 
 def classes_of(stored, *, num_classes=2):
     packed = torch.from_numpy(stored.masks)
-    space = stored.shape
+    space = stored.images.shape[2:]
     return unpack_classes(packed, width=space[-1], num_classes=num_classes, num_space_axes=len(space)).numpy()
 
 
@@ -108,7 +108,7 @@ def test_slices_are_cut_along_their_axis_and_the_other_two_keep_their_order(axis
     space = [length for number, length in enumerate((5, 6, 7)) if number != axis]
     spacing = [side for number, side in enumerate((0.5, 0.75, 3.0)) if number != axis]
     assert stored.slices == tuple(range((5, 6, 7)[axis]))
-    assert stored.shape == tuple(space)
+    assert stored.images.shape[2:] == tuple(space)
     assert stored.spacing_mm == (*spacing, (0.5, 0.75, 3.0)[axis])
     for number in stored.slices:
         expected = (image.take(number, axis + 1) + 1000) / 2000
@@ -138,7 +138,7 @@ def test_an_image_of_two_axes_is_one_case_whatever_is_said_of_slices():
     masks = np.zeros((3, 8, 9), dtype=np.uint8)
     stored = convert(a_scan(noise(1, 8, 9), masks), slices="foreground")
     assert stored.slices is None
-    assert stored.shape == (8, 9)
+    assert stored.images.shape[2:] == (8, 9)
 
 
 def test_the_extent_in_mm_stays_when_the_size_changes():

@@ -4,7 +4,6 @@ command     every dataset of a source, with a progress bar and a summary
 dataset     one dataset: its scans over processes, then the manifest
 scan        one scan: read, convert, write
 convert     intensities, slices, sizes, bit planes
-assembly    the manifest from the records of the scans
 workers     tasks over processes
 """
 

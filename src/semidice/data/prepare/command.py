@@ -1,12 +1,11 @@
 """`semidice prepare`: prepares every dataset of a source, with a progress bar and a summary."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from rich.console import Console
-from rich.progress import Progress, TaskID
 
 from ...console import counting_bar, say
 from ..integrity import enumerated
@@ -36,13 +35,8 @@ class PrepareRequest:
 
     def overrides(self) -> dict[str, Any]:
         """The options that replace those of the source."""
-        chosen = {
-            "size": self.size,
-            "window": self.window,
-            "slices": self.slices,
-            "ignore_placement": self.ignore_placement or None,
-        }
-        overrides: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
+        chosen = {name: getattr(self, name) for name in ("size", "window", "slices", "ignore_placement")}
+        overrides = {name: value for name, value in chosen.items() if value}
         return overrides | ({"size": None} if self.size == "raw" else {})
 
 
@@ -53,69 +47,47 @@ def run_prepare(
 
     A problem does not stop the other datasets: a PrepareError at the end holds all problems.
     """
+    prepared: list[Prepared] = []
+    problems: list[str] = []
+    advice: list[str] = []
     with (
         Workers(request.workers) as pool,
         counting_bar(console, doing="preparing", unit="scans") as progress,
     ):
         bar = progress.add_task(f"{source}: looking through its files", total=None)
-        prepared, failed = _prepare_all(source, raw_dir, out_dir, request, pool, progress, bar)
+        datasets = find_datasets(
+            source,
+            raw_dir,
+            tasks=request.tasks,
+            phantom=request.phantom,
+            on_file=lambda done, total: progress.update(bar, completed=done, total=total),
+        )
+        progress.reset(bar, total=sum(len(raw.scans) for raw in datasets))
+        num_before = 0
+        for raw in datasets:
+            progress.update(bar, description=raw.name or source, completed=num_before)
+            try:
+                dataset = prepare_dataset(
+                    raw,
+                    out_dir / raw.name,
+                    overrides=request.overrides(),
+                    skip_bad=request.skip_bad,
+                    workers=pool,
+                    on_scan=lambda _: progress.advance(bar),
+                )
+                prepared.append(dataset)
+            except PrepareError as error:
+                problems += [f"{raw.name}: {problem}" if raw.name else problem for problem in error.problems]
+                advice.append(error.advice)
+            except KeyboardInterrupt:
+                say(progress.console, "stopped; the finished scans are kept: the same command continues")
+                raise
+            num_before += len(raw.scans)
     for dataset in prepared:
         _print_summary(dataset, console)
-    if failed:
-        raise _joined(failed)
+    if advice:
+        raise PrepareError(problems, "\n".join(dict.fromkeys(advice)))
     return prepared
-
-
-def _prepare_all(
-    source: str,
-    raw_dir: Path,
-    out_dir: Path,
-    request: PrepareRequest,
-    pool: Workers,
-    progress: Progress,
-    bar: TaskID,
-) -> tuple[list[Prepared], dict[str, PrepareError]]:
-    """The datasets that were prepared, and the errors of the others by name."""
-    prepared: list[Prepared] = []
-    failed: dict[str, PrepareError] = {}
-    datasets = find_datasets(
-        source,
-        raw_dir,
-        tasks=request.tasks,
-        phantom=request.phantom,
-        on_file=lambda done, total: progress.update(bar, completed=done, total=total),
-    )
-    progress.reset(bar, total=sum(len(raw.scans) for raw in datasets))
-    num_before = 0
-    for raw in datasets:
-        progress.update(bar, description=raw.name or source, completed=num_before)
-        try:
-            dataset = prepare_dataset(
-                raw,
-                out_dir / raw.name,
-                overrides=request.overrides(),
-                skip_bad=request.skip_bad,
-                workers=pool,
-                on_scan=lambda _: progress.advance(bar),
-            )
-            prepared.append(dataset)
-        except PrepareError as error:
-            failed[raw.name] = error
-        except KeyboardInterrupt:
-            say(progress.console, "stopped; the finished scans are kept: the same command continues")
-            raise
-        num_before += len(raw.scans)
-    return prepared, failed
-
-
-def _joined(failed: Mapping[str, PrepareError]) -> PrepareError:
-    """One error with the problems of all datasets."""
-    problems = [
-        f"{name}: {problem}" if name else problem
-        for name, error in failed.items()
-        for problem in error.problems
-    ]
-    return PrepareError(problems, "\n".join(dict.fromkeys(error.advice for error in failed.values())))
 
 
 def _print_summary(prepared: Prepared, console: Console) -> None:

@@ -27,7 +27,6 @@ class StoredScan:
     masks: UInt8[np.ndarray, "S R B *packed"]
     truth: Float32[np.ndarray, "S C *space"] | None
     slices: tuple[int, ...] | None
-    shape: tuple[int, ...]
     spacing_mm: tuple[float, ...]
 
     @property
@@ -57,7 +56,10 @@ def convert_scan(
     """
     slices = None
     if scan.image.ndim == 4 and options.slices != "none":
-        slices = _chosen_slices(scan.masks, options)
+        masks_by_slice = np.moveaxis(scan.masks, 1 + options.slice_axis, 0)
+        slices = tuple(
+            number for number, drawn in enumerate(masks_by_slice) if options.slices == "all" or drawn.any()
+        )
     if slices == ():
         # an image without contrast is an error nevertheless
         intensity_limits(scan.image, options)
@@ -80,16 +82,8 @@ def convert_scan(
         masks=pack_classes(masks, num_classes=num_classes, num_space_axes=len(shape)),
         truth=truth,
         slices=slices,
-        shape=shape,
         spacing_mm=_spacing(scan, slices, shape, options),
     )
-
-
-def _chosen_slices(masks: UInt8[np.ndarray, "R D H W"], options: PrepareOptions) -> tuple[int, ...]:
-    slices = np.moveaxis(masks, 1 + options.slice_axis, 0)
-    if options.slices == "all":
-        return tuple(range(len(slices)))
-    return tuple(number for number, drawn in enumerate(slices) if drawn.any())
 
 
 def _new_size(

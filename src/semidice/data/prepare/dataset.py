@@ -14,7 +14,8 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,7 @@ from ..manifest import Manifest, Scan, manifest_text, read_manifest
 from ..options import PrepareOptions
 from ..sources.listing import natural_order
 from ..sources.raw import RawDataset, RawScan
-from .assembly import assembled_manifest, dataset_identity, differences
-from .scan import CannotWriteError, Job, ScanOutcome, prepare_scan, verify_scan, writing
+from .scan import CannotWriteError, FinishedScan, Job, ScanOutcome, prepare_scan, verify_scan, writing
 from .workers import WorkerDiedError, Workers
 
 _NUM_FLUSHED = 32
@@ -103,7 +103,7 @@ def prepare_dataset(
             outcomes = _prepare_scans(job, scans, pool, on_scan)
             left_out = _left_out(raw, outcomes, job.folder, skip_bad=skip_bad)
             finished = [outcome.finished for outcome in outcomes.values() if outcome.finished is not None]
-            manifest = assembled_manifest(job.raw, finished, left_out)
+            manifest = _manifest_of(job.raw, finished, left_out)
             _move_to(out, job.folder, manifest)
         except PrepareError:
             raise
@@ -172,7 +172,7 @@ def _work_folder(job: Job, out: Path) -> Iterator[None]:
     with writing(out):
         folder.path.mkdir(parents=True, exist_ok=True)
     with _locked(folder.path):
-        description = json.dumps({"semidice": __version__} | dataset_identity(job.raw))
+        description = json.dumps({"semidice": __version__} | _identity(job.raw))
         with writing(folder.job):
             if not folder.job.is_file() or folder.job.read_text(encoding="utf-8") != description:
                 for path in (folder.records, folder.dataset.path):
@@ -280,7 +280,7 @@ def _verified(job: Job, scans: Sequence[RawScan], out: Path, pool: Workers, on_s
         manifest = read_manifest(out)
     except ValueError as error:
         raise PrepareError([str(error)], advice) from error
-    problems = differences(manifest, dataset_identity(job.raw))
+    problems = _differences(manifest, _identity(job.raw))
     if not problems:
         entries = {scan.name: scan for scan in manifest.scans}
         gone = entries.keys() - {scan.name for scan in scans}
@@ -300,3 +300,73 @@ def _verified(job: Job, scans: Sequence[RawScan], out: Path, pool: Workers, on_s
     if not job.folder.dataset.path.exists() and not job.folder.foreign_files():
         shutil.rmtree(job.folder.path, ignore_errors=True)
     return Prepared(out, manifest, already=True, left_out=tuple(manifest.options.get("left_out", ())))
+
+
+def _identity(raw: RawDataset) -> dict[str, Any]:
+    """Everything a dataset depends on besides its raw files, as JSON values."""
+    used = raw.options.model_dump(mode="json")
+    if not raw.options.ignore_placement:
+        # manifests from before this option do not have it
+        del used["ignore_placement"]
+    if raw.class_of_value is not None:
+        used["class_of_value"] = {str(value): label for value, label in sorted(raw.class_of_value.items())}
+    if raw.phantom is not None:
+        used["phantom"] = asdict(raw.phantom) | {"size": list(raw.phantom.size)}
+    return {
+        "source": raw.source,
+        "class_names": list(raw.class_names),
+        "raters": list(raw.raters),
+        "channels": list(raw.channels),
+        "options": used,
+    }
+
+
+def _manifest_of(raw: RawDataset, records: Sequence[FinishedScan], left_out: Sequence[str]) -> Manifest:
+    """The manifest of the scans that became cases; a ValueError if there is none, or a channel is constant.
+
+    left_out: problems of scans that were left out; they are stored with the options.
+    """
+    scans = tuple(record.scan for record in records if record.scan is not None)
+    if not scans:
+        raise ValueError(f"no scan in {raw.root} has foreground, so there is no case: use --slices all")
+    mean, std = _moments([record for record in records if record.scan is not None])
+    identity = _identity(raw)
+    if left_out:
+        identity["options"]["left_out"] = list(left_out)
+    return Manifest(mean=mean, std=std, scans=scans, **identity)
+
+
+def _moments(records: Sequence[FinishedScan]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel over all cases, rounded only at the end."""
+    count = sum(record.count for record in records)
+    means, deviations = [], []
+    for channel in range(len(records[0].total)):
+        mean = sum(Fraction(record.total[channel], record.levels) for record in records) / count
+        square = sum(Fraction(record.squares[channel], record.levels**2) for record in records) / count
+        variance = square - mean * mean
+        if not variance:
+            raise ValueError(f"channel {channel + 1} has the same value in all cases: it has no contrast")
+        means.append(float(mean))
+        deviations.append(float(variance) ** 0.5)
+    return tuple(means), tuple(deviations)
+
+
+def _differences(manifest: Manifest, identity: Mapping[str, Any]) -> list[str]:
+    """One message for each option or description that differs from the manifest."""
+    previous = manifest.model_dump(mode="json", include=set(identity))
+    previous["options"].pop("left_out", None)
+    before, now = _flat(previous), _flat(identity)
+    return [
+        f"{name.removeprefix('options.')} was {before.get(name, 'not given')} and is now "
+        f"{now.get(name, 'not given')}"
+        for name in before | now
+        if before.get(name) != now.get(name)
+    ]
+
+
+def _flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Values by their keys; the keys of nested records are joined with a dot."""
+    flat: dict[str, Any] = {}
+    for key, value in record.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return flat

@@ -9,9 +9,10 @@ import errno
 import hashlib
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
@@ -92,8 +93,10 @@ def verify_scan(job: Job, dataset: DatasetFolder, pair: tuple[RawScan, Scan | No
     raw_scan, scan = pair
     try:
         if scan is None:
-            now = f"{raw_scan.name}: it is not in the dataset, but can be prepared now"
-            return now if _becomes_a_case(job.raw, raw_scan) else ""
+            with suppress(Exception):
+                if _read_and_convert(job.raw, raw_scan)[1] is not None:
+                    return f"{raw_scan.name}: it is not in the dataset, but can be prepared now"
+            return ""
         if scan.patient != raw_scan.patient:
             return f"{scan.name}: the patient was {scan.patient} and is now {raw_scan.patient}"
         inputs = _input_hashes(job.raw.root, raw_scan)
@@ -107,13 +110,6 @@ def verify_scan(job: Job, dataset: DatasetFolder, pair: tuple[RawScan, Scan | No
     except Exception as error:
         return f"{raw_scan.name}: {_reason(error)}"
     return ""
-
-
-def _becomes_a_case(raw: RawDataset, scan: RawScan) -> bool:
-    try:
-        return _read_and_convert(raw, scan)[1] is not None
-    except Exception:
-        return False
 
 
 def file_hash(path: Path) -> str:
@@ -181,25 +177,24 @@ def _read_and_convert(raw: RawDataset, scan: RawScan) -> tuple[ScanArrays, Store
 
 def _write(job: Job, scan: RawScan, arrays: ScanArrays, stored: StoredScan | None) -> FinishedScan:
     """Write the arrays of a scan, then its record."""
-    finished = FinishedScan(
-        raw=_description(job.raw.root, scan), inputs=dict(sorted(arrays.inputs.items())), scan=None
-    )
+    inputs = dict(sorted(arrays.inputs.items()))
+    entry, sums = None, {}
     if stored is not None:
         affine = None if arrays.affine is None else tuple(tuple(map(float, row)) for row in arrays.affine)
         entry = Scan(
             name=scan.name,
             patient=scan.patient,
             slices=stored.slices,
-            shape=stored.shape,
+            shape=stored.images.shape[2:],
             spacing_mm=stored.spacing_mm,
             affine=affine,
             raw_shape=arrays.image.shape[1:],
             raters=arrays.raters,
-            inputs=finished.inputs,
+            inputs=inputs,
             arrays=_write_arrays(job.folder.dataset, scan.name, stored),
         )
-        update = {"scan": entry, "levels": stored.levels, **_sums(stored.images)}
-        finished = finished.model_copy(update=update)
+        sums = _sums(stored)
+    finished = FinishedScan(raw=_description(job.raw.root, scan), inputs=inputs, scan=entry, **sums)
     path = job.folder.record(scan.name)
     with writing(path):
         path.parent.mkdir(exist_ok=True)
@@ -224,9 +219,9 @@ def _write_arrays(folder: DatasetFolder, name: str, stored: StoredScan) -> dict[
     return digests
 
 
-def _sums(images: np.ndarray) -> dict[str, int | tuple[int, ...]]:
-    """The entries count, total and squares of the record."""
-    num_channels = images.shape[1]
+def _sums(stored: StoredScan) -> dict[str, Any]:
+    """The entries levels, count, total and squares of the record."""
+    images, num_channels = stored.images, stored.images.shape[1]
     total, squares = [0] * num_channels, [0] * num_channels
     # one case at a time: an int64 copy of the scan may not fit into memory, nor the squares into int64
     for image in images:
@@ -234,7 +229,8 @@ def _sums(images: np.ndarray) -> dict[str, int | tuple[int, ...]]:
             values = channel.astype(np.int64)
             total[number] += int(values.sum())
             squares[number] += int(np.square(values).sum())
-    return {"count": images.size // num_channels, "total": tuple(total), "squares": tuple(squares)}
+    count = images.size // num_channels
+    return {"levels": stored.levels, "count": count, "total": tuple(total), "squares": tuple(squares)}
 
 
 def _description(root: Path, scan: RawScan) -> str:

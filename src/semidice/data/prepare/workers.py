@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from types import TracebackType
+from contextlib import AbstractContextManager
 from typing import Generic, TypeVar
 
 import torch
@@ -30,7 +30,7 @@ class WorkerDiedError(RuntimeError, Generic[Item]):
         self.items = items
 
 
-class Workers:
+class Workers(AbstractContextManager["Workers"]):
     """`number` processes, which start with the first work and end with the `with` block.
 
     number: None for one per CPU; with 0 or 1 everything runs in this process.
@@ -39,16 +39,21 @@ class Workers:
     def __init__(self, number: int | None = None) -> None:
         if number is not None and number < 0:
             raise ValueError(f"workers must be 0 or more; got {number}")
-        self.number = _num_cpus() if number is None else number
+        if number is None:
+            # the CPUs of this process, which a scheduler or a container may have limited
+            has_affinity = hasattr(os, "sched_getaffinity")
+            number = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+        self.number = number
         self._executor: ProcessPoolExecutor | None = None
 
-    def __enter__(self) -> "Workers":
-        return self
+    def __exit__(self, *error: object) -> None:
+        self.stop()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop()
+    def stop(self) -> None:
+        """End the processes; the next work starts new ones."""
+        if self._executor is not None:
+            self._executor.shutdown(wait=True, cancel_futures=True)
+            self._executor = None
 
     def each(
         self, task: Callable[[Item], Result], items: Iterable[Item]
@@ -60,42 +65,28 @@ class Workers:
                 yield item, task(item)
             return
         pending.reverse()
-        executor = self._started()
+        if self._executor is None:
+            # spawn, because a fork of a process with torch's threads may hang
+            context = multiprocessing.get_context("spawn")
+            self._executor = ProcessPoolExecutor(self.number, mp_context=context, initializer=_start_worker)
         running: dict[Future[Result], Item] = {}
         try:
             while pending or running:
                 while pending and len(running) < self.number:
                     item = pending.pop()
-                    running[executor.submit(task, item)] = item
+                    running[self._executor.submit(task, item)] = item
                 done, _ = wait(running, return_when=FIRST_COMPLETED)
                 for future in done:
                     result = future.result()
                     yield running.pop(future), result
         except BrokenProcessPool as error:
-            self._stop()
+            self.stop()
             died = tuple(item for future, item in running.items() if future.exception() is not None)
             raise WorkerDiedError(died) from error
         finally:
             for future in running:
                 future.cancel()
             wait(running)
-
-    def _started(self) -> ProcessPoolExecutor:
-        if self._executor is None:
-            # spawn, because a fork of a process with torch's threads may hang
-            context = multiprocessing.get_context("spawn")
-            self._executor = ProcessPoolExecutor(self.number, mp_context=context, initializer=_start_worker)
-        return self._executor
-
-    def _stop(self) -> None:
-        if self._executor is not None:
-            self._executor.shutdown(wait=True, cancel_futures=True)
-            self._executor = None
-
-
-def _num_cpus() -> int:
-    # the CPUs of this process, which a scheduler or a container may have limited
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _start_worker() -> None:
