@@ -4,6 +4,7 @@ No other module spells out a file name. (Layouts that others define, such as tho
 their source in `data.sources`.) A file appears under its name only when it is complete, see `atomic_write`.
 """
 
+import hashlib
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -48,6 +49,12 @@ def force_to_disk(path: Path) -> None:
     """Return when the file's bytes are on the disk."""
     with path.open("rb+") as file:
         os.fsync(file.fileno())
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @dataclass(frozen=True)

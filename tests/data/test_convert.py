@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from semidice.data.options import PrepareOptions
+from semidice.data.manifest import PrepareOptions
 from semidice.data.packing import unpack_classes
 from semidice.data.prepare.convert import convert_scan
 from semidice.data.sources.scan import ScanArrays

@@ -14,7 +14,7 @@ from raw_trees import (
 )
 
 from semidice.data.sources import find_datasets
-from semidice.data.sources.listing import natural_order, safe_name, walk
+from semidice.data.sources.raw import natural_order, safe_name, walk
 from semidice.data.sources.scan import read_scan
 from semidice.paths import check_name
 

@@ -109,7 +109,8 @@ def augment(
     """
     dims, num_channels = len(out_size), image.shape[1]
     positions = _positions(params, out_size, rotates=options.rotate_degrees > 0)
-    fine = [_power_of_two(side) for side in image.shape[2:]]
+    # powers of two: with these sizes, grid_sample computes whole positions without rounding errors
+    fine = [1 << (side - 1).bit_length() for side in image.shape[2:]]
     grid, valid = _grid(positions, sizes, out_size, fine)
     # the background follows from the other classes
     stack = fit_to(torch.cat([image, label[:, 1:]], 1), fine)
@@ -196,11 +197,6 @@ def _grid(
         coordinate = (nearest * (2 / fine[axis])).add_(1 / fine[axis] - 1)
         grid[..., dims - 1 - axis] = torch.where(inside, coordinate, -3)
     return grid, valid
-
-
-def _power_of_two(side: int) -> int:
-    """With these sizes, grid_sample computes whole positions without rounding errors."""
-    return 1 << (side - 1).bit_length()
 
 
 def fit_to(tensor: Tensor, size: Sequence[int]) -> Tensor:

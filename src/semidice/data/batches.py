@@ -98,7 +98,16 @@ class Batches:
         with_raters: bool = False,
     ) -> None:
         self.storage, self.dataset, self.device = storage, storage.dataset, storage.device
-        _check(len(self.dataset), cases, batch_size, rank, world_size)
+        last = len(self.dataset) - 1
+        if not cases or not 0 <= min(cases) <= max(cases) <= last:
+            raise ValueError(f"cases must be numbers from 0 to {last}, at least one; got {list(cases)}")
+        if batch_size < 1 or batch_size % world_size:
+            raise ValueError(
+                f"batch_size counts the cases of all {world_size} processes together and must be a multiple "
+                f"of their number; got {batch_size}"
+            )
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank must be from 0 to {world_size - 1}; got {rank}")
         self.cases, self.batch_size, self.augment, self.seed = tuple(cases), batch_size, augment, seed
         self.workers, self.with_raters = workers, with_raters
         self.out_size = storage.space if augment is None or augment.crop is None else augment.crop
@@ -109,7 +118,6 @@ class Batches:
         self.steps_per_epoch = max(1, len(self.cases) // batch_size)
         self._share = slice(rank * batch_size // world_size, (rank + 1) * batch_size // world_size)
         self._sizes = np.array([case.shape for case in self.dataset.cases])
-        self._draws_raters = label.maker == "random"
         self._tables = LabelTables(self.dataset, self.cases, label, device=self.device)
         self._drawn: tuple[int, np.ndarray, np.ndarray] | None = None
 
@@ -164,7 +172,8 @@ class Batches:
         num_classes = label.shape[1]
         if self.with_raters:
             # as further classes of the label, so that one resampling moves all of them
-            label = torch.cat([label, _foreground(masks, num_classes)], 1)
+            drawings = torch.stack([masks == number for number in range(1, num_classes)], 2)
+            label = torch.cat([label, drawings.flatten(1, 2).float()], 1)
         image = storage.normalised(stored, case)
         if self.augment is None:
             image = image.mul_(valid.unsqueeze(1)) if storage.is_padded else image
@@ -208,23 +217,20 @@ class Batches:
         """The order of the cases in an epoch, and a rater for each case of the dataset."""
         drawn = self._drawn
         if drawn is None or drawn[0] != epoch:
+            rng, num_rounds = self._rng(0, epoch), math.ceil(self.batch_size / len(self.cases))
+            order = np.concatenate([rng.permutation(np.array(self.cases)) for _ in range(num_rounds)])
             # returned from the local variable: another thread may replace the attribute
-            self._drawn = drawn = (epoch, self._order(epoch), self._raters(epoch))
+            self._drawn = drawn = (epoch, order, self._raters(epoch))
         return drawn[1], drawn[2]
 
     def _rng(self, purpose: int, number: int) -> np.random.Generator:
         """A separate random generator for each purpose and each epoch or step."""
         return np.random.Generator(np.random.Philox(np.random.SeedSequence((self.seed, purpose, number))))
 
-    def _order(self, epoch: int) -> Int64[np.ndarray, " some"]:
-        rng, cases = self._rng(0, epoch), np.array(self.cases)
-        num_rounds = math.ceil(self.batch_size / len(cases))
-        return np.concatenate([rng.permutation(cases) for _ in range(num_rounds)])
-
     def _raters(self, epoch: int) -> Int64[np.ndarray, " cases"]:
         """One of the raters who are present, with equal chances; 0 if the label does not need one."""
         present = self.dataset.present
-        if not self._draws_raters:
+        if self._tables.options.maker != "random":
             return np.zeros(len(present), dtype=np.int64)
         draw = self._rng(2, epoch).random((len(present), 1))
         nth = np.floor(draw * present.sum(1, keepdims=True))
@@ -250,45 +256,26 @@ class WholeCases:
 
     @torch.no_grad()
     def __iter__(self) -> Iterator[CaseBatch]:
-        for start in range(0, len(self.cases), self.batch_size):
-            yield self._batch(self.cases[start : start + self.batch_size])
-
-    def _batch(self, cases: Sequence[int]) -> CaseBatch:
         storage = self.storage
-        numbers = torch.tensor(cases)
-        case = numbers.to(storage.device, non_blocking=True)
-        image, packed = (None, None)
-        if not storage.resident:
-            image, packed = (part.to(storage.device) for part in storage.read(cases))
-        stored, packed = storage.stored(case, image, packed)
-        valid = inside(storage.sizes[case], self.space)
-        return CaseBatch(
-            image=fit_to(storage.normalised(stored, case), self.space) * valid.unsqueeze(1),
-            masks=fit_to(storage.masks(packed), self.space),
-            present=self._present[case],
-            valid=valid,
-            case=numbers,
-        )
-
-
-def _foreground(masks: UInt8[Tensor, "N R *space"], num_classes: int) -> Float32[Tensor, "N drawings *space"]:
-    """The foreground classes of all raters as channels, one rater after the other."""
-    return torch.stack([masks == number for number in range(1, num_classes)], 2).flatten(1, 2).float()
+        for start in range(0, len(self.cases), self.batch_size):
+            cases = self.cases[start : start + self.batch_size]
+            numbers = torch.tensor(cases)
+            case = numbers.to(storage.device, non_blocking=True)
+            image, packed = (None, None)
+            if not storage.resident:
+                image, packed = (part.to(storage.device) for part in storage.read(cases))
+            stored, packed = storage.stored(case, image, packed)
+            valid = inside(storage.sizes[case], self.space)
+            yield CaseBatch(
+                image=fit_to(storage.normalised(stored, case), self.space) * valid.unsqueeze(1),
+                masks=fit_to(storage.masks(packed), self.space),
+                present=self._present[case],
+                valid=valid,
+                case=numbers,
+            )
 
 
 def _with_background(foreground: Tensor, axis: int) -> Tensor:
     """Class probabilities along an axis, with the background in front."""
     background = 1 - foreground.sum(axis, keepdim=True).clamp_(max=1)
     return torch.cat([background, foreground], axis)
-
-
-def _check(num_cases: int, cases: Sequence[int], batch_size: int, rank: int, world_size: int) -> None:
-    if not cases or not 0 <= min(cases) <= max(cases) < num_cases:
-        raise ValueError(f"cases must be numbers from 0 to {num_cases - 1}, at least one; got {list(cases)}")
-    if batch_size < 1 or batch_size % world_size:
-        raise ValueError(
-            f"batch_size counts the cases of all {world_size} processes together and must be a multiple of "
-            f"their number; got {batch_size}"
-        )
-    if not 0 <= rank < world_size:
-        raise ValueError(f"rank must be from 0 to {world_size - 1}; got {rank}")

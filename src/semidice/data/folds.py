@@ -10,16 +10,15 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from ..paths import atomic_write
 from .dataset import Dataset
+from .manifest import Record
 
 
-class _Folds(BaseModel):
+class _Folds(Record):
     """The content of folds.json."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     version: Literal[1] = 1
     num_folds: int = Field(ge=2)
@@ -78,10 +77,8 @@ def write_folds(path: Path, dataset: Dataset, fold_of_case: Sequence[int]) -> No
             f"fold_of_case needs a fold for each of {len(dataset)} cases; got {len(fold_of_case)}"
         )
     names = [case.name for case in dataset.cases]
-    folds = _Folds(
-        num_folds=max(2, *(fold + 1 for fold in fold_of_case)),
-        fold_of_case=dict(zip(names, fold_of_case, strict=True)),
-    )
+    num_folds = max(2, *(fold + 1 for fold in fold_of_case))
+    folds = _Folds(num_folds=num_folds, fold_of_case=dict(zip(names, fold_of_case, strict=True)))
     _check_folds(folds, dataset, "the folds")
     with atomic_write(path) as temp_path:
         temp_path.write_text(json.dumps(folds.model_dump(), indent=1) + "\n")

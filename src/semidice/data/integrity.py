@@ -5,7 +5,6 @@ one problem does not hide another. Files are named by their path in the dataset.
 dataset is not followed.
 """
 
-import hashlib
 import math
 import os
 import warnings
@@ -16,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float32, UInt8
 
-from ..paths import DatasetFolder
+from ..paths import DatasetFolder, file_hash
 from .dataset import Dataset
 from .intensities import INTENSITY_UNITS
 from .manifest import Kind, Manifest, Scan
@@ -77,8 +76,7 @@ def open_array(
     try:
         if not path.is_file():
             return None, [f"{name} is {'not a file' if path.exists() else 'missing'}"]
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        digest = file_hash(path)
     except OSError as error:
         return None, [f"{name} cannot be read: {error.strerror}"]
     problems = []
@@ -120,20 +118,21 @@ def _expected(manifest: Manifest, scan: Scan, kind: Kind) -> tuple[Sequence[str]
     return ("uint8",), axes
 
 
-def packing_problem(packed: UInt8[np.ndarray, "R B *packed"], *, width: int) -> str | None:
-    """The problem of the bits that fill up the last byte of each row, if any."""
-    filling = (1 << (-width % 8)) - 1
+def mask_problems(
+    packed: UInt8[np.ndarray, "R B *packed"],
+    classes: UInt8[np.ndarray, "R *space"],
+    class_names: Sequence[str],
+) -> list[str]:
+    """Problems of a case's masks: the bits that fill up the last byte of each row, and the class indices."""
+    problems = []
+    filling = (1 << (-classes.shape[-1] % 8)) - 1
     if (packed[..., -1] & filling).any():
-        return "bits after the last voxel of a row are set"
-    return None
-
-
-def class_problem(classes: UInt8[np.ndarray, "R *space"], class_names: Sequence[str]) -> str | None:
-    """The problem of the class indices, if any."""
+        problems.append("bits after the last voxel of a row are set")
     highest = int(classes.max(initial=0))
     if highest >= len(class_names):
-        return f"masks hold class {highest}, but the dataset has {len(class_names)}: {', '.join(class_names)}"
-    return None
+        names = ", ".join(class_names)
+        problems.append(f"masks hold class {highest}, but the dataset has {len(class_names)}: {names}")
+    return problems
 
 
 def image_problem(stored: np.ndarray) -> str | None:

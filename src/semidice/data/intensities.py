@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float32
 from torch import Tensor
 
-from .options import PrepareOptions
+from .manifest import PrepareOptions
 from .resample import resize_image
 
 # the intensity in [0, 1] is the stored value times this unit

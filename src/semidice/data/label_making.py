@@ -148,14 +148,18 @@ class LabelTables:
     ) -> tuple[Float32[Tensor, "tables C columns"], Integer[Tensor, " cases"]]:
         """One table per rater, per group of raters of a case, or per case; and the table of each case."""
         maker, row = self.options.maker, torch.zeros(len(dataset), dtype=torch.int64)
-        every = _every_vote(self.present.shape[1], self.num_columns, self.bits, self.num_classes)
+        # class maps of all raters in which voxel number k has the votes of column k of a table
+        shifts = self.bits * torch.arange(self.present.shape[1]).unsqueeze(1)
+        votes = (torch.arange(self.num_columns) >> shifts) & ((1 << self.bits) - 1)
+        # two bits for three classes can also say 3, which never occurs but must be a class
+        every = votes.where(votes < self.num_classes, 0).to(torch.uint8)
         if maker == "random":
             return one_hot(every, self.num_classes).float(), row
         if maker in ("majority", "mean"):
             groups, row = torch.from_numpy(dataset.present).unique(dim=0, return_inverse=True)
-            votes = every.expand(len(groups), *every.shape)
+            repeated = every.expand(len(groups), *every.shape)
             options = LabelOptions(maker=maker)
-            return make_labels(votes, groups, options, num_classes=self.num_classes), row
+            return make_labels(repeated, groups, options, num_classes=self.num_classes), row
         numbers = sorted(set(cases))
         row[numbers] = torch.arange(len(numbers))
         tables = torch.zeros(len(numbers), self.num_classes, self.num_columns)
@@ -182,15 +186,6 @@ def _votes(masks: UInt8[Tensor, "N R *space"], bits: int) -> Integer[Tensor, "N 
     for number in range(1, masks.shape[1]):
         votes = votes | (wide[:, number] << (bits * number))
     return votes.int()
-
-
-def _every_vote(num_raters: int, num_columns: int, bits: int, num_classes: int) -> UInt8[Tensor, "R columns"]:
-    """Class maps of all raters in which voxel number k has the votes of column k of a table."""
-    numbers = torch.arange(num_columns).expand(num_raters, -1)
-    shifts = bits * torch.arange(num_raters).unsqueeze(1)
-    votes = (numbers >> shifts) & ((1 << bits) - 1)
-    # two bits for three classes can also say 3, which never occurs but must be a class
-    return votes.where(votes < num_classes, 0).to(torch.uint8)
 
 
 def _smooth_uniformly(label: Tensor, options: LabelOptions) -> Tensor:

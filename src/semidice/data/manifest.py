@@ -1,4 +1,4 @@
-"""`manifest.json` of a prepared dataset: its content, its raw files, and the options of `prepare`.
+"""Options of `semidice prepare`, and manifest.json of a prepared dataset, which stores the values used.
 
 A scan is an image and its raters' masks. It holds one case, or one case per slice of a volume. The arrays of
 a scan are found by its name, which must be safe as a file name.
@@ -13,15 +13,57 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from ..paths import DatasetFolder, check_name
 
 Kind = Literal["images", "masks", "truth"]
+Slices = Literal["none", "all", "foreground"]
 Name = Annotated[str, AfterValidator(check_name)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
-class _Record(BaseModel):
+class Record(BaseModel):
+    """Content of a JSON file: other keys are errors."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Scan(_Record):
+class PrepareOptions(Record):
+    """How raw scans are converted into arrays; each source has its own defaults."""
+
+    size: tuple[int, int] | None = Field(
+        default=None,
+        description="rows and columns of every 2D image or slice; None keeps the size of the scan",
+    )
+    window: tuple[float, float] | None = Field(
+        default=None,
+        description="raw values that become 0 and 1, such as HU -60 and 140; values outside are clipped",
+    )
+    percentiles: tuple[float, float] = Field(
+        default=(0.5, 99.5),
+        description="of a scan's channel, which become 0 and 1 without a window; 8-bit images are kept",
+    )
+    slices: Slices = Field(
+        default="none",
+        description="whether a volume becomes slices: all slices, or those with foreground",
+    )
+    slice_axis: int = Field(
+        default=2, ge=0, le=2, description="axis of the raw volume that counts its slices"
+    )
+    ignore_placement: bool = Field(
+        default=False,
+        description="accept a mask with the shape of its image, also if the headers are not aligned",
+    )
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "PrepareOptions":
+        if self.size is not None and min(self.size) < 1:
+            raise ValueError(f"size needs 1 or more rows and columns; got {self.size}")
+        if self.window is not None and not self.window[0] < self.window[1]:
+            raise ValueError(f"window needs the lower value first; got {self.window}")
+        low, high = self.percentiles
+        if not 0 <= low < high <= 100:
+            raise ValueError(f"percentiles need 0 <= low < high <= 100; got {self.percentiles}")
+        return self
+
+
+class Scan(Record):
     """One image and its raters' masks."""
 
     name: Name
@@ -50,7 +92,7 @@ class Scan(_Record):
         return tuple(f"{self.name}_slice{number:04d}" for number in self.slices)
 
 
-class Manifest(_Record):
+class Manifest(Record):
     """The content of manifest.json."""
 
     version: Literal[1] = 1

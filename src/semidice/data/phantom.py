@@ -101,19 +101,25 @@ def make_phantom(num_cases: int, **options: Any) -> Phantom:
 
 def _make(options: PhantomOptions, cases: Iterable[int]) -> Phantom:
     num_structures, seed = max(2, options.num_classes - 1), options.seed
-    habit = _rng(seed, 0).standard_normal((options.num_raters, num_structures))
+    habit = np.random.default_rng((seed, 0)).standard_normal((options.num_raters, num_structures))
     spread = np.hypot(np.hypot(options.bias, options.offset), options.wobble)
     images, probs, masks = [], [], []
     for case in cases:
-        scene = _Scene(_rng(seed, 1, case), options.size, num_structures, spread=spread)
-        images.append(scene.image + options.noise * _rng(seed, 2, case).standard_normal(scene.image.shape))
+        of_scene, of_noise, of_raters = (np.random.default_rng((seed, use, case)) for use in (1, 2, 3))
+        scene = _Scene(of_scene, options.size, num_structures, spread=spread)
+        images.append(scene.image + options.noise * of_noise.standard_normal(scene.image.shape))
         missed = scene.miss_probability(options.miss)
-        drawn = _drawn(scene, _rng(seed, 3, case), habit, missed, options)
+        drawn = _drawn(scene, of_raters, habit, missed, options)
         seen = scene.edge * (1 - missed)[:, None, None]
-        # with two classes the organ is in the image, but nobody labels it
-        labelled = slice(1, None) if options.num_classes == 2 else slice(None)
-        probs.append(_painted_prob(seen[labelled]))
-        masks.append(_painted_classes(drawn[:, labelled]))
+        if options.num_classes == 2:
+            # the organ is in the image, but nobody labels it
+            seen, drawn = seen[1:], drawn[:, 1:]
+        # structures are painted one after the other, each over the earlier ones
+        prob = np.ones((1, *options.size))
+        for chance in seen:
+            prob = np.concatenate([prob * (1 - chance), chance[None]])
+        probs.append(prob)
+        masks.append((drawn * np.arange(1, len(seen) + 1)[:, None, None]).max(axis=1))
     classes = torch.from_numpy(np.stack(masks))
     return Phantom(
         image=torch.from_numpy(np.stack(images)[:, None]).float(),
@@ -149,7 +155,9 @@ class _Scene:
             fuzziness.append(rng.uniform(0.6, 1.4) * (1 + 0.5 * np.cos(angle + rng.uniform(0, 2 * np.pi))))
         self.level, self.angle = np.stack(levels), np.stack(angles)
         self.fuzziness = np.stack(fuzziness) * self.scale
-        self.edge = _normal_cdf(self.level, self.fuzziness * spread)
+        # without spread the edge is a step, not 0 / 0
+        ratio = self.level / np.maximum(self.fuzziness * spread, 1e-9)
+        self.edge: np.ndarray = torch.special.ndtr(torch.from_numpy(ratio)).numpy()
         self.contrast = rng.uniform(*_CONTRAST, num_structures)
         self.image = self._render()
 
@@ -199,31 +207,3 @@ def _outline(rng: np.random.Generator, angle: Float[np.ndarray, "H W"]) -> Float
     for order, size in ((2, 0.2), (3, 0.08), (4, 0.05)):
         radius += rng.uniform(0, size) * np.cos(order * angle + rng.uniform(0, 2 * np.pi))
     return radius
-
-
-def _normal_cdf(
-    level: Float[np.ndarray, "*any"], spread: Float[np.ndarray, "*any"]
-) -> Float[np.ndarray, "*any"]:
-    # without spread the edge is a step, not 0 / 0
-    ratio = level / np.maximum(spread, 1e-9)
-    probability: np.ndarray = torch.special.ndtr(torch.from_numpy(ratio)).numpy()
-    return probability
-
-
-def _painted_prob(seen: Float[np.ndarray, "structures H W"]) -> Float[np.ndarray, "C H W"]:
-    """Class probabilities if structures are painted one after the other, each over the earlier ones."""
-    prob = np.ones((1, *seen.shape[1:]))
-    for chance in seen:
-        prob = np.concatenate([prob * (1 - chance), chance[None]])
-    return prob
-
-
-def _painted_classes(drawn: Bool[np.ndarray, "R structures H W"]) -> np.ndarray:
-    """Class maps (R, H, W): the last structure that is drawn at a voxel, 0 for none."""
-    classes = np.arange(1, drawn.shape[1] + 1)[:, None, None]
-    painted: np.ndarray = (drawn * classes).max(axis=1)
-    return painted
-
-
-def _rng(*key: int) -> np.random.Generator:
-    return np.random.default_rng(key)

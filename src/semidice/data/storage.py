@@ -64,14 +64,9 @@ class Storage:
         self.space = common_space(shapes)
         self.sizes: Int64[Tensor, "cases axes"] = torch.tensor(shapes).to(device)
         self.is_padded = any(shape != self.space for shape in shapes)
-        planes = num_planes(dataset.num_classes)
+        num_raters, planes = len(dataset.manifest.raters), num_planes(dataset.num_classes)
         self._image_shape = (dataset.num_channels, *self.space)
-        self._packed_shape = (
-            len(dataset.manifest.raters),
-            planes,
-            *self.space[:-1],
-            self.space[-1] // 8,
-        )
+        self._packed_shape = (num_raters, planes, *self.space[:-1], self.space[-1] // 8)
         # opening a file takes longer than reading a slice from it
         self._mapped: dict[tuple[str, int], np.ndarray] = {}
         dtypes = self._image_dtypes()

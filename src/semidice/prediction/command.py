@@ -8,7 +8,6 @@ not, an image with more than `window` pixels per side is predicted in windows. A
 stop the others. Inputs that were predicted before are skipped.
 """
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from ..console import counting_bar, say
 from ..data.resample import resize_probability
 from ..metrics.decision import decided_classes
 from ..networks.systems import network_probability
+from ..paths import file_hash
 from ..runs.run import TrainedRun, open_run
 from .inputs import InputCase, InputImage, find_inputs, read_input
 from .outputs import OutputFolder
@@ -166,14 +166,10 @@ def _chosen_folds(run: TrainedRun, fold: int | None, console: Console) -> tuple[
 
 def _settings(run: TrainedRun, folds: Sequence[int], options: PredictOptions) -> dict[str, Any]:
     """Everything that the results depend on, except the inputs and the device."""
-    digests = {}
-    for fold in folds:
-        with run.checkpoint_path(fold).open("rb") as file:
-            digests[str(fold)] = hashlib.file_digest(file, "sha256").hexdigest()
     return {
         "method": run.recipe.name,
         "class_names": list(run.facts.class_names),
-        "checkpoints": digests,
+        "checkpoints": {str(fold): file_hash(run.checkpoint_path(fold)) for fold in folds},
         "threshold": options.threshold,
         "window": options.window,
         "overlap": options.overlap,

@@ -20,13 +20,12 @@ from torch import Tensor
 
 from ..data.dataset import Dataset
 from ..data.integrity import (
-    class_problem,
     enumerated,
     image_problem,
     listed_arrays,
     manifest_problems,
+    mask_problems,
     open_array,
-    packing_problem,
     scan_problems,
     truth_problem,
     unlisted_files,
@@ -169,7 +168,7 @@ class _Checker:
         manifest, space = self.dataset.manifest, self.dataset.cases[number].shape
         present = self.dataset.present[number]
         classes = unpack_case(packed, width=space[-1])
-        results = [packing_problem(packed, width=space[-1]), class_problem(classes, manifest.class_names)]
+        problems = mask_problems(packed, classes, manifest.class_names)
         drawn = drawn_voxels(classes)
         absent = [
             rater
@@ -177,10 +176,9 @@ class _Checker:
             if not is_present and voxels.any()
         ]
         if absent:
-            results.append(
+            problems.append(
                 f"{', '.join(absent)} did not look at it according to the manifest, but the mask is not empty"
             )
-        problems = [problem for problem in results if problem is not None]
         if not problems:
             self._count(number, drawn, num_voxels=math.prod(space))
         return problems

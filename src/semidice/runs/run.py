@@ -21,8 +21,7 @@ from jaxtyping import Float32
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import nn
 
-from ..data.manifest import Manifest
-from ..data.options import PrepareOptions
+from ..data.manifest import Manifest, PrepareOptions
 from ..metrics.cases import CaseTable, read_cases
 from ..networks.checkpoint import Checkpoint
 from ..networks.systems import build_network

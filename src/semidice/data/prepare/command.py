@@ -9,7 +9,7 @@ from rich.console import Console
 
 from ...console import counting_bar, say
 from ..integrity import enumerated
-from ..options import Slices
+from ..manifest import Slices
 from ..phantom import PhantomOptions
 from ..sources import find_datasets
 from .dataset import Prepared, PrepareError, prepare_dataset

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float32, Int16, UInt8
 
 from ..intensities import intensity_limits, levels_of, stored_image
-from ..options import PrepareOptions
+from ..manifest import PrepareOptions
 from ..packing import pack_classes
 from ..resample import resize_classes, resize_probability
 from ..sources.scan import ScanArrays

@@ -24,10 +24,8 @@ from pydantic import ValidationError
 
 from ... import __version__
 from ...paths import DatasetFolder, UnfinishedDataset, atomic_write, force_to_disk
-from ..manifest import Manifest, Scan, manifest_text, read_manifest
-from ..options import PrepareOptions
-from ..sources.listing import natural_order
-from ..sources.raw import RawDataset, RawScan
+from ..manifest import Manifest, PrepareOptions, Scan, manifest_text, read_manifest
+from ..sources.raw import RawDataset, RawScan, natural_order
 from .scan import CannotWriteError, FinishedScan, Job, ScanOutcome, prepare_scan, verify_scan, writing
 from .workers import WorkerDiedError, Workers
 

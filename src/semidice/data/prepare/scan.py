@@ -6,7 +6,6 @@ are prepared again, so an array that was lost with the power does no harm.
 """
 
 import errno
-import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -15,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
 
-from ...paths import DatasetFolder, UnfinishedDataset, atomic_write, check_name
-from ..manifest import Kind, Scan
+from ...paths import DatasetFolder, UnfinishedDataset, atomic_write, check_name, file_hash
+from ..manifest import Kind, Record, Scan
 from ..sources.raw import RawDataset, RawScan
 from ..sources.scan import ScanArrays, read_scan
 from .convert import StoredScan, convert_scan
@@ -36,7 +34,7 @@ class Job:
     folder: UnfinishedDataset
 
 
-class FinishedScan(BaseModel):
+class FinishedScan(Record):
     """The record of a finished scan.
 
     raw, inputs: name, patient and files of the scan, and the SHA-256 of each file.
@@ -44,8 +42,6 @@ class FinishedScan(BaseModel):
     count, total, squares: number, sum and sum of squares of the stored values of each channel, exact;
     levels: the stored value of intensity 1.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     raw: str
     inputs: dict[str, str]
@@ -110,12 +106,6 @@ def verify_scan(job: Job, dataset: DatasetFolder, pair: tuple[RawScan, Scan | No
     except Exception as error:
         return f"{raw_scan.name}: {_reason(error)}"
     return ""
-
-
-def file_hash(path: Path) -> str:
-    """SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _input_hashes(root: Path, scan: RawScan) -> dict[str, str]:

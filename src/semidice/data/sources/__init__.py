@@ -8,13 +8,12 @@ time, in the same way for all sources.
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ..options import PrepareOptions
+from ..manifest import PrepareOptions
 from ..phantom import PhantomOptions
 from .challenges import find_kits, find_lits, find_qubiq
 from .folders import OnFile, find_folder, find_lidc
-from .listing import is_folder
 from .nnunet import find_decathlon, find_nnunet
-from .raw import RawDataset, RawScan
+from .raw import RawDataset, RawScan, is_folder
 
 # the files that each source looks for in the raw folder
 SOURCES = {
@@ -64,19 +63,13 @@ def find_datasets(
         skipped = sum(dataset.num_skipped for dataset in datasets)
         unlabelled = f"; {skipped} cases were found, but none has a mask" if skipped else ""
         raise ValueError(f"no scan found in {raw}: source {source} looks for {SOURCES[source]}{unlabelled}")
-    return _chosen(datasets, tasks, source)
-
-
-def _chosen(datasets: list[RawDataset], tasks: Sequence[str], source: str) -> list[RawDataset]:
-    if not tasks:
-        return datasets
     names = [dataset.name for dataset in datasets]
-    if names == [""]:
+    if tasks and names == [""]:
         raise ValueError(f"source {source} has no tasks: leave out --task; got {', '.join(tasks)}")
     missing = [task for task in tasks if task not in names]
     if missing:
         raise ValueError(f"there is no task {', '.join(missing)}; choose from {', '.join(names)}")
-    return [dataset for dataset in datasets if dataset.name in tasks]
+    return [dataset for dataset in datasets if not tasks or dataset.name in tasks]
 
 
 def _phantom_dataset(raw: Path, phantom: PhantomOptions) -> RawDataset:

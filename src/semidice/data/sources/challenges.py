@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..options import PrepareOptions
-from .listing import distinct_scans, rater_names, walk
-from .raw import RawDataset, RawScan
+from ..manifest import PrepareOptions
+from .raw import RawDataset, RawScan, distinct_scans, natural_order, walk
 
 # Soft tissue of the abdomen, level 40 and width 400 HU. Fat around a kidney (-100) is dark. Kidney tissue
 # (30 without contrast agent, up to about 200 with it) is in the middle. Bone and air are clipped.
@@ -141,18 +140,19 @@ def _add_qubiq_case(collected: _Collected, case: _QubiqCase, task: int) -> None:
 def _qubiq_dataset(raw: Path, folder: str, task: int, collected: _Collected) -> RawDataset:
     entry = _QUBIQ[folder]
     name = entry.name if entry.num_tasks == task == 1 else f"{entry.name}_task{task}"
-    scans, name_problems = distinct_scans(collected.scans)
+    scans, problems = distinct_scans(collected.scans, collected.problems)
+    raters = {rater for scan in scans for rater in scan.masks}
     slicing: dict[str, Any] = {"slices": "all", "slice_axis": 0} if entry.volumes else {}
     return RawDataset(
         name=name,
         source="qubiq",
         root=raw,
         class_names=("background", name),
-        raters=rater_names(scans),
+        raters=tuple(sorted(raters, key=natural_order)),
         channels=entry.channels,
         scans=scans,
         options=PrepareOptions(size=_SIZE, window=entry.window, **slicing),
-        problems=(*collected.problems, *name_problems),
+        problems=problems,
         num_skipped=collected.num_skipped,
         num_axes=3 if entry.volumes else 2,
     )
@@ -215,7 +215,7 @@ def _add_volume(
 def _tumour_dataset(
     source: str, raw: Path, collected: _Collected, *, window: tuple[float, float], slice_axis: int
 ) -> list[RawDataset]:
-    scans, name_problems = distinct_scans(collected.scans)
+    scans, problems = distinct_scans(collected.scans, collected.problems)
     return [
         RawDataset(
             source=source,
@@ -227,7 +227,7 @@ def _tumour_dataset(
                 size=(512, 512), window=window, slices="foreground", slice_axis=slice_axis
             ),
             class_of_value={0: 0, 1: 0, 2: 1},
-            problems=(*collected.problems, *name_problems),
+            problems=problems,
             num_skipped=collected.num_skipped,
             num_axes=3,
         )

@@ -18,9 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ..options import PrepareOptions
-from .listing import distinct_scans, is_folder, natural_order, visible
-from .raw import RawDataset, RawScan
+from ..manifest import PrepareOptions
+from .raw import RawDataset, RawScan, distinct_scans, is_folder, natural_order, visible
 from .readers import NIFTI_SUFFIXES, SUFFIXES, file_shape, mask_values, stem_of, suffix_of
 
 OnFile = Callable[[int, int], object]
@@ -49,7 +48,7 @@ def find_folder(raw: Path, *, on_file: OnFile) -> list[RawDataset]:
             scans=scans,
             options=slicing_options(num_axes, is_nifti=is_nifti),
             class_of_value=class_of_value,
-            problems=tuple(problems),
+            problems=problems,
             num_axes=num_axes,
         )
     ]
@@ -71,7 +70,7 @@ def find_lidc(raw: Path) -> list[RawDataset]:
             raters=raters,
             channels=("CT",),
             scans=scans,
-            problems=tuple(problems),
+            problems=problems,
         )
     ]
 
@@ -154,16 +153,8 @@ def space_and_channels(scans: Sequence[RawScan]) -> tuple[int, tuple[str, ...]]:
     return max(num_axes, 2), names.get(num_channels, numbered)
 
 
-def _scans_in(raw: Path) -> tuple[tuple[RawScan, ...], tuple[str, ...], list[str]]:
+def _scans_in(raw: Path) -> tuple[tuple[RawScan, ...], tuple[str, ...], tuple[str, ...]]:
     """Scans of a user's folder, names of its raters, and problems."""
-    images, raters = _image_and_rater_folders(raw)
-    matched, problems = matched_scans(images, raters)
-    with_patients, table_problems = _with_patients(matched, raw / "cases.csv")
-    scans, name_problems = distinct_scans(with_patients)
-    return scans, tuple(raters), problems + table_problems + name_problems
-
-
-def _image_and_rater_folders(raw: Path) -> tuple[Path, dict[str, Path]]:
     images, raters, masks = raw / "images", raw / "raters", raw / "masks"
     if not is_folder(images) or not (is_folder(raters) or is_folder(masks)):
         content = ", ".join(path.name for path in visible(raw)[:10]) or "nothing"
@@ -172,12 +163,15 @@ def _image_and_rater_folders(raw: Path) -> tuple[Path, dict[str, Path]]:
         raise ValueError(
             f"{raw} holds both raters and masks: masks is for a single rater; remove one of them"
         )
-    if is_folder(masks):
-        return images, {"masks": masks}
-    folders = {path.name: path for path in visible(raters) if is_folder(path)}
-    if not folders:
-        raise ValueError(f"{raters} holds no folder: put the masks into {raters}/NAME/CASE.png")
-    return images, folders
+    folders = {"masks": masks}
+    if is_folder(raters):
+        folders = {path.name: path for path in visible(raters) if is_folder(path)}
+        if not folders:
+            raise ValueError(f"{raters} holds no folder: put the masks into {raters}/NAME/CASE.png")
+    matched, problems = matched_scans(images, folders)
+    with_patients, table_problems = _with_patients(matched, raw / "cases.csv")
+    scans, all_problems = distinct_scans(with_patients, problems + table_problems)
+    return scans, tuple(folders), all_problems
 
 
 def _with_patients(scans: Sequence[RawScan], table: Path) -> tuple[list[RawScan], list[str]]:

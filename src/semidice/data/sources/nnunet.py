@@ -18,10 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..options import PrepareOptions
 from .folders import files_by_name, matched_scans, slicing_options, space_and_channels
-from .listing import distinct_scans, is_folder, natural_order, visible
-from .raw import RawDataset, RawScan
+from .raw import RawDataset, RawScan, distinct_scans, is_folder, natural_order, visible
 from .readers import NIFTI_SUFFIXES, SUFFIXES, file_shape, stem_of
 
 _CHANNEL = re.compile(r"(.+)_(\d{4})")
@@ -60,9 +58,7 @@ def find_decathlon(raw: Path) -> list[RawDataset]:
     """A task of the Medical Segmentation Decathlon."""
     header = _read_decathlon(_header_path(raw))
     matched, problems = matched_scans(raw / "imagesTr", {"reference": raw / "labelsTr"})
-    scans, name_problems = distinct_scans(matched)
-    options = PrepareOptions(slices="all", slice_axis=2)
-    return [_dataset("decathlon", raw, header, scans, [*problems, *name_problems], options, num_axes=3)]
+    return [_dataset("decathlon", raw, header, matched, problems, num_axes=3)]
 
 
 def find_nnunet(raw: Path) -> list[RawDataset]:
@@ -77,32 +73,31 @@ def find_nnunet(raw: Path) -> list[RawDataset]:
             f"{channel_file(case, 0, header.ending)} for the first; use source decathlon"
         )
     matched, problems = _matched(raw, images, labels, header)
-    scans, name_problems = distinct_scans(matched)
-    num_axes, _ = space_and_channels(scans)
-    options = slicing_options(num_axes, is_nifti=header.ending in NIFTI_SUFFIXES)
-    problems = [*image_problems, *label_problems, *problems, *name_problems]
-    return [_dataset("nnunet", raw, header, scans, problems, options, num_axes=num_axes)]
+    return [_dataset("nnunet", raw, header, matched, image_problems + label_problems + problems)]
 
 
 def _dataset(
     source: str,
     raw: Path,
     header: _Header,
-    scans: tuple[RawScan, ...],
-    problems: list[str],
-    options: PrepareOptions,
+    matched: list[RawScan],
+    matching_problems: list[str],
     *,
-    num_axes: int,
+    num_axes: int | None = None,
 ) -> RawDataset:
+    """The dataset of these scans; num_axes: None takes the number of axes of the files."""
+    scans, problems = distinct_scans(matched, matching_problems)
+    if num_axes is None:
+        num_axes, _ = space_and_channels(scans)
     return RawDataset(
         source=source,
         root=raw,
         class_names=tuple(header.labels.values()),
         channels=header.channels,
         scans=scans,
-        options=options,
+        options=slicing_options(num_axes, is_nifti=header.ending in NIFTI_SUFFIXES),
         class_of_value={value: index for index, value in enumerate(header.labels)},
-        problems=tuple(problems),
+        problems=problems,
         num_axes=num_axes,
     )
 

@@ -21,18 +21,17 @@ from typing import Any
 
 import nibabel
 import numpy as np
-from jaxtyping import Float32, UInt8
+from jaxtyping import Float32, Float64, UInt8
 from nibabel.imageglobals import logger as nibabel_log
 from nibabel.spatialimages import HeaderDataError
 from PIL import Image, UnidentifiedImageError
 
-from .placement import Placement
-
 NIFTI_SUFFIXES = (".nii.gz", ".nii")
-PICTURE_SUFFIXES = (".png", ".tif", ".tiff")
-SUFFIXES = NIFTI_SUFFIXES + PICTURE_SUFFIXES
+SUFFIXES = (*NIFTI_SUFFIXES, ".png", ".tif", ".tiff")
 _MM = {"meter": 1000.0, "mm": 1.0, "micron": 0.001, "unknown": 1.0}
 _NIFTI_CLASSES = {348: nibabel.Nifti1Image, 540: nibabel.Nifti2Image}
+# the part of an affine that belongs to the spatial axes, in mm: a step along each, and the first voxel
+Placement = Float64[np.ndarray, "3 steps_and_origin"]
 _GREY_MODES = ("1", "L", "LA", "La", "I", "F", "I;16", "I;16B", "I;16L", "I;16N")
 
 
@@ -276,10 +275,9 @@ def _read_picture(file: BufferedReader, *, palette_to_colours: bool) -> tuple[np
 
 
 def _pixels(picture: Image.Image, *, palette_to_colours: bool) -> np.ndarray:
-    if picture.mode in ("P", "PA") and not palette_to_colours:
-        # the indices of a palette are the class numbers of a mask
-        return np.array(picture.getchannel(0))
-    if picture.mode in ("LA", "La"):
+    # the indices of a palette are the class numbers of a mask
+    is_indices = picture.mode in ("P", "PA") and not palette_to_colours
+    if is_indices or picture.mode in ("LA", "La"):
         return np.array(picture.getchannel(0))
     if picture.mode in _GREY_MODES:
         return np.array(picture)
