@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from semidice.data.intensities import levels_of
 from semidice.data.manifest import PrepareOptions
 from semidice.data.packing import unpack_classes
 from semidice.data.prepare.convert import convert_scan
@@ -68,10 +69,10 @@ def test_eight_bits_without_a_window_are_kept_and_with_one_they_are_scaled():
     image = np.random.default_rng(0).integers(0, 256, (1, 16, 18), dtype=np.uint8)
     kept = convert(a_scan(image))
     assert kept.images.dtype == np.uint8
-    assert kept.levels == 255
+    assert levels_of(kept.images.dtype) == 255
     assert np.array_equal(kept.images[0], image)
     scaled = convert(a_scan(image), window=(50, 150))
-    assert scaled.levels == 32767
+    assert levels_of(scaled.images.dtype) == 32767
     assert np.abs(scaled.images[0] / 32767 - np.clip((image - 50.0) / 100, 0, 1)).max() <= HALF_A_LEVEL
     halved = convert(a_scan(image), size=(8, 9)).images
     means = image.reshape(8, 2, 9, 2).mean((1, 3))

@@ -162,9 +162,7 @@ def _positions(params: Tensor, out_size: Sequence[int], *, rotates: bool) -> lis
     """A o + t for each spatial axis, shaped (N, *out), with length 1 along axes it does not depend on."""
     dims = len(out_size)
     index = [
-        torch.arange(side, dtype=torch.float32, device=params.device).view(
-            1, *[side if axis == other else 1 for other in range(dims)]
-        )
+        torch.arange(side, dtype=torch.float32, device=params.device).view(-1, *[1] * (dims - 1 - axis))
         for axis, side in enumerate(out_size)
     ]
     entry = params.view(*params.shape, *[1] * dims)

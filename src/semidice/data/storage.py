@@ -40,9 +40,7 @@ def inside(sizes: Integer[Tensor, "N axes"], space: Sequence[int]) -> Bool[Tenso
     dims = len(space)
     flags = torch.ones(len(sizes), *space, dtype=torch.bool, device=sizes.device)
     for axis, side in enumerate(space):
-        shape = [1] * dims
-        shape[axis] = side
-        index = torch.arange(side, device=sizes.device).view(1, *shape)
+        index = torch.arange(side, device=sizes.device).view(-1, *[1] * (dims - 1 - axis))
         flags &= index < sizes[:, axis].view(-1, *[1] * dims)
     return flags
 

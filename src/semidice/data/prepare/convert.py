@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float32, Int16, UInt8
 
-from ..intensities import intensity_limits, levels_of, stored_image
+from ..intensities import intensity_limits, stored_image
 from ..manifest import PrepareOptions
 from ..packing import pack_classes
 from ..resample import resize_classes, resize_probability
@@ -28,11 +28,6 @@ class StoredScan:
     truth: Float32[np.ndarray, "S C *space"] | None
     slices: tuple[int, ...] | None
     spacing_mm: tuple[float, ...]
-
-    @property
-    def levels(self) -> int:
-        """The stored value of intensity 1."""
-        return levels_of(self.images.dtype)
 
 
 def convert_image(

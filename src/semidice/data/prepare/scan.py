@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ...paths import DatasetFolder, UnfinishedDataset, atomic_write, check_name, file_hash
+from ..intensities import levels_of
 from ..manifest import Kind, Record, Scan
 from ..sources.raw import RawDataset, RawScan
 from ..sources.scan import ScanArrays, read_scan
@@ -183,7 +184,7 @@ def _write(job: Job, scan: RawScan, arrays: ScanArrays, stored: StoredScan | Non
             inputs=inputs,
             arrays=_write_arrays(job.folder.dataset, scan.name, stored),
         )
-        sums = _sums(stored)
+        sums = _sums(stored.images)
     finished = FinishedScan(raw=_description(job.raw.root, scan), inputs=inputs, scan=entry, **sums)
     path = job.folder.record(scan.name)
     with writing(path):
@@ -209,9 +210,9 @@ def _write_arrays(folder: DatasetFolder, name: str, stored: StoredScan) -> dict[
     return digests
 
 
-def _sums(stored: StoredScan) -> dict[str, Any]:
+def _sums(images: np.ndarray) -> dict[str, Any]:
     """The entries levels, count, total and squares of the record."""
-    images, num_channels = stored.images, stored.images.shape[1]
+    num_channels = images.shape[1]
     total, squares = [0] * num_channels, [0] * num_channels
     # one case at a time: an int64 copy of the scan may not fit into memory, nor the squares into int64
     for image in images:
@@ -219,8 +220,8 @@ def _sums(stored: StoredScan) -> dict[str, Any]:
             values = channel.astype(np.int64)
             total[number] += int(values.sum())
             squares[number] += int(np.square(values).sum())
-    count = images.size // num_channels
-    return {"levels": stored.levels, "count": count, "total": tuple(total), "squares": tuple(squares)}
+    levels, count = levels_of(images.dtype), images.size // num_channels
+    return {"levels": levels, "count": count, "total": tuple(total), "squares": tuple(squares)}
 
 
 def _description(root: Path, scan: RawScan) -> str:

@@ -62,19 +62,13 @@ def find_qubiq(raw: Path) -> list[RawDataset]:
     Validation are merged; the split becomes part of their name, because both count from 1. A rater without
     a file did not look at the case.
     """
-    collected: dict[tuple[str, int], _Collected] = {}
-    tasks_of: dict[str, set[int]] = {}
     cases = [case for folder, files in walk(raw) if (case := _qubiq_case(raw, folder, files)) is not None]
-    for case in cases:
-        tasks_of.setdefault(case.dataset, set()).update(case.masks or {1})
-    for case in cases:
-        for task in tasks_of[case.dataset]:
-            _add_qubiq_case(collected.setdefault((case.dataset, task), _Collected()), case, task)
-    order = list(_QUBIQ)
-    return [
-        _qubiq_dataset(raw, folder, task, collected[folder, task])
-        for folder, task in sorted(collected, key=lambda key: (order.index(key[0]), key[1]))
-    ]
+    datasets = []
+    for folder in _QUBIQ:
+        of_folder = [case for case in cases if case.dataset == folder]
+        tasks = {task for case in of_folder for task in case.masks or {1}}
+        datasets += [_qubiq_dataset(raw, folder, task, of_folder) for task in sorted(tasks)]
+    return datasets
 
 
 @dataclass(frozen=True)
@@ -137,9 +131,12 @@ def _add_qubiq_case(collected: _Collected, case: _QubiqCase, task: int) -> None:
         collected.scans.append(RawScan(case.name, case.patient, (case.images[0],), masks))
 
 
-def _qubiq_dataset(raw: Path, folder: str, task: int, collected: _Collected) -> RawDataset:
+def _qubiq_dataset(raw: Path, folder: str, task: int, cases: Sequence[_QubiqCase]) -> RawDataset:
     entry = _QUBIQ[folder]
     name = entry.name if entry.num_tasks == task == 1 else f"{entry.name}_task{task}"
+    collected = _Collected()
+    for case in cases:
+        _add_qubiq_case(collected, case, task)
     scans, problems = distinct_scans(collected.scans, collected.problems)
     raters = {rater for scan in scans for rater in scan.masks}
     slicing: dict[str, Any] = {"slices": "all", "slice_axis": 0} if entry.volumes else {}
