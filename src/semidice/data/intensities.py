@@ -32,22 +32,27 @@ def intensity_limits(image: np.ndarray, options: PrepareOptions) -> list[Limits]
 
     image: (channels, *space), of the whole scan.
     """
-    extremes = [_extremes(number, channel) for number, channel in enumerate(image, 1)]
-    if options.window is not None:
-        low, high = options.window
-        for number, (lowest, highest) in enumerate(extremes, 1):
+    keeps_bytes = options.window is None and image.dtype == np.uint8
+    limits = []
+    for number, channel in enumerate(image, 1):
+        lowest, highest = float(channel.min()), float(channel.max())
+        # both are NaN if any value is NaN
+        if not (np.isfinite(lowest) and np.isfinite(highest)):
+            raise ValueError(f"channel {number} holds values that are not finite: repair the image")
+        if lowest == highest:
+            raise ValueError(f"channel {number} is {lowest:g} everywhere: the image has no contrast")
+        if options.window is not None:
+            low, high = options.window
             if lowest >= high or highest <= low:
                 raise ValueError(
                     f"channel {number} holds values from {lowest:g} to {highest:g}, none of them in the "
                     f"window ({low:g}, {high:g}): choose another --window"
                 )
-        return [options.window] * len(image)
-    if image.dtype == np.uint8:
-        return None
-    percentiles = [tuple(map(float, np.percentile(channel, options.percentiles))) for channel in image]
-    return [
-        (low, high) if low < high else ends for (low, high), ends in zip(percentiles, extremes, strict=True)
-    ]
+            limits.append((low, high))
+        elif not keeps_bytes:
+            low, high = map(float, np.percentile(channel, options.percentiles))
+            limits.append((low, high) if low < high else (lowest, highest))
+    return None if keeps_bytes else limits
 
 
 def stored_image(image: np.ndarray, limits: list[Limits] | None, size: tuple[int, int] | None) -> np.ndarray:
@@ -72,14 +77,3 @@ def scale_and_shift(
 ) -> tuple[Tensor, Tensor]:
     """Factors a and b with a * stored + b = (intensity - mean) / std; intensity = unit * stored."""
     return unit / std, -mean / std
-
-
-def _extremes(number: int, channel: np.ndarray) -> Limits:
-    """The smallest and the largest value of a channel, which must differ."""
-    lowest, highest = float(channel.min()), float(channel.max())
-    # both are NaN if any value is NaN
-    if not (np.isfinite(lowest) and np.isfinite(highest)):
-        raise ValueError(f"channel {number} holds values that are not finite: repair the image")
-    if lowest == highest:
-        raise ValueError(f"channel {number} is {lowest:g} everywhere: the image has no contrast")
-    return lowest, highest
