@@ -118,10 +118,8 @@ class UnfinishedDataset(_Folder):
 
     def foreign_files(self) -> list[Path]:
         """Files in this folder that `prepare` did not write; the path itself if it is not a folder."""
-        if self.path.is_symlink() or (self.path.exists() and not self.path.is_dir()):
-            return [self.path]
-        if not self.path.exists():
-            return []
+        if self.path.is_symlink() or not self.path.is_dir():
+            return [self.path] if os.path.lexists(self.path) else []
         own = {self.job, self.records, self.dataset.path}
         temp_path = f".{self.job.name}."
         return [

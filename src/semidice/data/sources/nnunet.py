@@ -14,7 +14,7 @@ dataset.json lists itself; imagesTs; the JSON files next to TIFFs in which nnU-N
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -132,15 +132,14 @@ def _read_decathlon(path: Path) -> _Header:
 def _read_nnunet(path: Path) -> _Header:
     try:
         header = json.loads(path.read_bytes())
-        if "channel_names" not in header and "modality" in header:
-            version_1 = _read_decathlon(path)
-            return _Header(version_1.labels, version_1.channels, is_version_1=True)
-        labels, channels = dict(header["labels"]), _by_number(header["channel_names"])
-        ending = str(header["file_ending"]).lower()
+        is_version_1 = "channel_names" not in header and "modality" in header
+        if not is_version_1:
+            labels, channels = dict(header["labels"]), _by_number(header["channel_names"])
+            ending = str(header["file_ending"]).lower()
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        if isinstance(error, ValueError) and str(path) in str(error):
-            raise
         raise ValueError(f"{path} cannot be read: {error!r}; it needs {_NNUNET_ENTRIES}") from error
+    if is_version_1:
+        return replace(_read_decathlon(path), is_version_1=True)
     if "dataset" in header:
         raise ValueError(f"{path} lists its files under dataset: put them into imagesTr and labelsTr instead")
     if ending not in SUFFIXES:
