@@ -1,8 +1,5 @@
 """Calibrators: fitted to one or more batches, then applied, and saved to a file.
 
-    KDECalibrator        E[y | f] by kernel density, from class-balanced key points of all batches
-    TemperatureScaling   softmax(logits / T), T with the highest likelihood in [0.05, 20]
-
 Both have fit(prediction, target), or partial_fit for each batch; calibrate(prediction) -> probabilities; save
 and load, as a safetensors file. Predictions are (N, C, *space), targets follow the contract in `arrays`.
 activation="none" means that predictions are probabilities, else they are logits. One channel is [1 - p, p].
@@ -146,11 +143,7 @@ class KDECalibrator:
 
     def save(self, path: str | Path) -> None:
         """Write keys, bandwidth and random state: a loaded calibrator continues like this one."""
-        settings: dict[str, Any] = {
-            "num_keys": self.num_keys,
-            "activation": self.activation,
-            "seed": self.seed,
-        }
+        settings: dict[str, Any] = {name: getattr(self, name) for name in ("num_keys", "activation", "seed")}
         if self._given_bandwidth is not None:
             settings["bandwidth"] = self._given_bandwidth
         tensors = {**self._fitted(), "generator": self._generator.get_state()}

@@ -1,8 +1,5 @@
 """The voxels that calibration uses: key points to learn from, and the region it is applied to.
 
-    keys    ceil(K / present classes) voxels of each present class, drawn without replacement
-    region  mispredicted voxels, and those whose (2 width + 1)-wide window holds more than one class
-
 Both as in the paper, appendix G. On a GPU no function here reads a value on the host, and no shape depends on
 values, so a CUDA graph can capture them. Left out: the estimate from the keys (`recalibration`).
 """

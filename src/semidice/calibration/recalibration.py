@@ -84,7 +84,7 @@ def kde_recalibrate(
         key_prob, label = key_prob.unsqueeze(0), label.unsqueeze(0)
         key_weight = None if key_weight is None else key_weight.unsqueeze(0)
     else:
-        points = prob.flatten(2) if prob.ndim > 2 else prob.unsqueeze(-1)
+        points = prob.reshape(*prob.shape[:2], -1)
     if leave_one_out and (points.shape[0] != key_prob.shape[0] or points.shape[2] != key_prob.shape[1]):
         raise ValueError(
             "leave_one_out needs as many points as keys, because point j is key j; got prob "
@@ -169,17 +169,16 @@ def _checked_keys(
         raise ValueError(f"key_weight must be one number per key, {shape}; got {describe(key_weight)}")
     if key_weight is not None and values_are_readable(key_weight) and not bool((key_weight >= 0).all()):
         raise ValueError(f"key_weight must be 0 or more; got a minimum of {float(key_weight.min()):.4g}")
-    if key_target.is_floating_point() and key_target.shape != key_prob.shape:
+    if not key_target.is_floating_point():
+        if tuple(key_target.shape) != shape or key_target.dtype == torch.bool:
+            raise ValueError(f"key_target must be class indices {shape} or soft; got {describe(key_target)}")
+        label = _one_hot_keys(key_target, key_weight, num_classes)
+    elif key_target.shape == key_prob.shape:
+        label = key_target
+    else:
         raise ValueError(
             f"a soft key_target has the shape {tuple(key_prob.shape)} of key_prob; got {describe(key_target)}"
         )
-    if not key_target.is_floating_point() and (
-        tuple(key_target.shape) != shape or key_target.dtype == torch.bool
-    ):
-        raise ValueError(f"key_target must be class indices {shape} or soft; got {describe(key_target)}")
-    label = (
-        key_target if key_target.is_floating_point() else _one_hot_keys(key_target, key_weight, num_classes)
-    )
     if key_weight is not None:
         # the values of a key that is not real, such as NaN, must not reach a sum
         real = (key_weight > 0).unsqueeze(-1)

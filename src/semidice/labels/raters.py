@@ -63,9 +63,7 @@ def to_input_type(result: Tensor, like: Array | Sequence[Array], batched: bool) 
     """The result as numpy or torch, like the input; without the case axis unless batched."""
     result = result if batched else result[0]
     first = like if isinstance(like, (Tensor, np.ndarray)) else like[0]
-    if isinstance(first, Tensor):
-        return result
-    return result.numpy()
+    return result if isinstance(first, Tensor) else result.numpy()
 
 
 def _described(array: object) -> str:
@@ -133,11 +131,7 @@ def _integers(masks: np.ndarray | Tensor) -> Tensor:
 def _read_present(present: Present | None, masks: Tensor, batched: bool) -> Bool[Tensor, "N R"]:
     if present is None:
         return torch.ones(masks.shape[:2], dtype=torch.bool, device=masks.device)
-    flags = present if isinstance(present, Tensor) else torch.from_numpy(np.array(present))
-    expected = tuple(masks.shape[:2] if batched else masks.shape[1:2])
-    if flags.dtype != torch.bool or tuple(flags.shape) != expected:
-        raise ValueError(f"present must be bool {expected}, one flag per rater; got {describe(flags)}")
-    flags = flags if batched else flags.unsqueeze(0)
+    flags = _read_flags("present", "rater", present, tuple(masks.shape[:2]), batched)
     if values_are_readable(flags) and not bool(flags.any(1).all()):
         absent = (~flags.any(1)).nonzero().flatten().tolist()
         where = f" in cases {absent}" if batched else ""
@@ -191,8 +185,13 @@ def read_valid(
     """The flags (N, *space) of a label (N, C, *space); a ValueError if they do not fit."""
     if valid is None:
         return None
-    flags = valid if isinstance(valid, Tensor) else torch.from_numpy(np.array(valid))
-    expected = (*soft.shape[:1], *soft.shape[2:]) if batched else tuple(soft.shape[2:])
-    if flags.dtype != torch.bool or tuple(flags.shape) != expected:
-        raise ValueError(f"valid must be bool {expected}, one flag per voxel; got {describe(flags)}")
-    return flags if batched else flags.unsqueeze(0)
+    return _read_flags("valid", "voxel", valid, (len(soft), *soft.shape[2:]), batched)
+
+
+def _read_flags(name: str, unit: str, flags: Present, shape: tuple[int, ...], batched: bool) -> Tensor:
+    """Flags of a shape with a case axis; the caller's flags have that axis only if batched."""
+    read = flags if isinstance(flags, Tensor) else torch.from_numpy(np.array(flags))
+    expected = shape if batched else shape[1:]
+    if read.dtype != torch.bool or tuple(read.shape) != expected:
+        raise ValueError(f"{name} must be bool {expected}, one flag per {unit}; got {describe(read)}")
+    return read if batched else read.unsqueeze(0)

@@ -11,6 +11,7 @@ last batch counts once. Needs the extra: pip install 'semidice[train]'.
 import json
 import math
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import torch
@@ -88,8 +89,12 @@ class CaseScores(Metric):
         batch = ScoredBatch(prob, target, soft_target, masks, present, spacing_mm, valid, truth)
         rows = []
         for metric in self.metrics:
-            score = self.own_scores.get(metric) or SCORES[metric]
-            for class_name, values in self._columns(score(batch)):
+            scores = (self.own_scores.get(metric) or SCORES[metric])(batch).double()
+            columns = [("all", scores)]
+            if scores.ndim > 1:
+                columns = list(zip(self.class_names, scores.unbind(1), strict=True))
+                columns.append(("mean", foreground_mean(scores)))
+            for class_name, values in columns:
                 for name, owner, value in zip(case, patient or case, values.tolist(), strict=True):
                     rows.append(CaseRow(name, owner, fold, self.method, class_name, metric, value))
         self.encoded.append(_encode(rows, self.device))
@@ -98,12 +103,10 @@ class CaseScores(Metric):
         """Mean of each score over the cases of all processes."""
         table = _decode(self.encoded)
         means = {}
-        for metric in self.metrics:
-            for class_name in ("mean", "all"):
-                rows = table.select(metric=metric, class_name=class_name)
-                values = torch.from_numpy(rows.columns["value"])
-                if len(values):
-                    means[metric] = values.nanmean()
+        for metric, class_name in product(self.metrics, ("mean", "all")):
+            rows = table.select(metric=metric, class_name=class_name)
+            if len(rows):
+                means[metric] = torch.from_numpy(rows.columns["value"]).nanmean()
         return means
 
     def table(self) -> CaseTable:
@@ -116,13 +119,6 @@ class CaseScores(Metric):
         if not self.encoded:
             self.encoded.append(_encode([], self.device))
         super().sync(*arguments, **options)
-
-    def _columns(self, values: Tensor) -> list[tuple[str, Tensor]]:
-        values = values.double()
-        if values.ndim == 1:
-            return [("all", values)]
-        per_class = list(zip(self.class_names, values.unbind(1), strict=True))
-        return [*per_class, ("mean", foreground_mean(values))]
 
 
 class CalibrationError(Metric):
@@ -153,8 +149,8 @@ class CalibrationError(Metric):
         self.binning: Binning = binning
         # bins of one voxel that does not count have the right shape and are 0
         voxel = torch.full((1, num_classes), 1 / num_classes)
-        bins = self._bins_of(voxel, voxel, valid=torch.zeros(1, dtype=torch.bool))
-        self.add_state("sums", default=_stack(bins), dist_reduce_fx="sum")
+        sums = self._sums_of(voxel, voxel, valid=torch.zeros(1, dtype=torch.bool))
+        self.add_state("sums", default=sums, dist_reduce_fx="sum")
 
     def update(
         self, prob: Tensor, target: Tensor, *, valid: Tensor | None = None, ignore_index: int | None = None
@@ -162,7 +158,7 @@ class CalibrationError(Metric):
         """Count the voxels of a batch."""
         if self.confidence == "classwise" and prob.shape[1] != self.num_classes:
             raise ValueError(f"num_classes is {self.num_classes}, but prob has {prob.shape[1]} channels")
-        self.sums += _stack(self._bins_of(prob, target, valid=valid, ignore_index=ignore_index))
+        self.sums += self._sums_of(prob, target, valid=valid, ignore_index=ignore_index)
 
     def compute(self) -> Tensor:
         """The error over the voxels of all processes: one number, or one per class if classwise."""
@@ -177,8 +173,8 @@ class CalibrationError(Metric):
         count, confidence, accuracy = self.sums
         return CalibrationBins(count, confidence, accuracy, self.num_bins, self.binning)
 
-    def _bins_of(self, prob: Tensor, target: Tensor, **options: Any) -> CalibrationBins:
-        return calibration_bins(
+    def _sums_of(self, prob: Tensor, target: Tensor, **options: Any) -> Tensor:
+        bins = calibration_bins(
             prob,
             target,
             confidence=self.confidence,
@@ -187,10 +183,7 @@ class CalibrationError(Metric):
             per_case=False,
             **options,
         )
-
-
-def _stack(bins: CalibrationBins) -> Tensor:
-    return torch.stack([bins.count, bins.confidence, bins.accuracy])
+        return torch.stack([bins.count, bins.confidence, bins.accuracy])
 
 
 def _encode(rows: Sequence[CaseRow], device: torch.device) -> Tensor:

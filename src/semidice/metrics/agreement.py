@@ -1,8 +1,5 @@
 """Agreement of raters over many cases: `labels.rater_agreement` of each case, as scores or as a case table.
 
-    AgreementBatches        scores of many cases of any size, in batches of bounded memory
-    rater_agreement_table   a case table with each rater as a method
-
 Voxels that nobody drew change no Dice score. So a case is reduced to the voxels that somebody drew, and
 cases of different sizes are compared together after padding with background.
 """
@@ -15,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float32, Shaped
 from torch import Tensor
 
-from ..labels.agreement import RaterAgreement, rater_agreement
+from ..labels.makers import RaterAgreement, rater_agreement
 from .cases import CaseRow, CaseTable
 
 # Voxels of all raters and foreground classes that are compared at once: about 100 MB of intermediate copies.

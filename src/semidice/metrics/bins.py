@@ -13,7 +13,7 @@ All sums are integers in units of 2^-26 voxel: up to 10^11 voxels, their order d
 Left out: the kernel estimate of the same error (`density`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, TypedDict, Unpack
 
@@ -122,19 +122,17 @@ class CalibrationBins:
         gaps = torch.minimum(both, 2 * self.count * _UNIT - both)
         return 2 * (gaps * cut).sum(-1).double() / _UNIT / total
 
-    def _binned(self) -> tuple[Tensor, Tensor, Tensor]:
+    def _binned(self) -> Iterable[Tensor]:
+        """Count, confidence and accuracy, summed in each bin."""
+        sums = (self.count, self.confidence, self.accuracy)
         if self.binning == "equal_width":
-            return self.count, self.confidence, self.accuracy
+            return sums
         # a cell belongs to the bin of its middle voxel in the order of confidence
         doubled_middle = 2 * self.count.cumsum(-1) - self.count
         total = self.count.sum(-1, keepdim=True).clamp_min(1)
         bin_of_cell = (doubled_middle * self.num_bins // (2 * total)).clamp_max(self.num_bins - 1)
-        sums = (self.count, self.confidence, self.accuracy)
-        count, confidence, accuracy = (
-            part.new_zeros(*part.shape[:-1], self.num_bins).scatter_add(-1, bin_of_cell, part)
-            for part in sums
-        )
-        return count, confidence, accuracy
+        empty = self.count.new_zeros(*self.count.shape[:-1], self.num_bins)
+        return (empty.scatter_add(-1, bin_of_cell, part) for part in sums)
 
 
 def calibration_bins(
@@ -218,13 +216,9 @@ def _confidence_and_accuracy(slab: Slab, confidence: Confidence) -> Iterator[tup
             yield prob[:, channel], target[:, channel] if soft else target == channel
         return
     if prob.shape[1] == 1:
-        foreground = prob[:, 0]
-        decided = foreground > 0.5
-        background = 1 - foreground
-        yield (
-            torch.where(decided, foreground, background),
-            torch.where(decided, target[:, 0], 1 - target[:, 0]),
-        )
+        decided = prob[:, 0] > 0.5
+        sure, right = (torch.where(decided, part[:, 0], 1 - part[:, 0]) for part in (prob, target))
+        yield sure, right
         return
     check_sums_to_one(prob, slab.valid)
     sure, decided = prob.max(1)

@@ -230,19 +230,21 @@ def _pair(
 def write_cases(table: CaseTable, path: str | Path) -> None:
     """Write the sorted table to a .parquet or .csv file, which appears only when it is complete."""
     path = Path(path)
-    suffix = _suffix(path)
+    suffix, table = _suffix(path), table.sorted()
     with atomic_write(path) as temp_path:
         if suffix == ".csv":
             with temp_path.open("w", newline="", encoding="utf-8") as file:
                 writer = csv.writer(file, lineterminator="\n")
                 writer.writerow(COLUMNS)
                 # repr gives the shortest text that reads back as the same float
-                writer.writerows((*row[:-1], repr(row.value)) for row in table.sorted().rows())
+                writer.writerows((*row[:-1], repr(row.value)) for row in table.rows())
         else:
             pyarrow, parquet = _import_pyarrow()
-            arrow = pyarrow.table({name: table.sorted().columns[name].tolist() for name in COLUMNS})
-            arrow = arrow.cast(_arrow_schema(pyarrow))
-            parquet.write_table(arrow, temp_path)
+            arrow = pyarrow.table({name: column.tolist() for name, column in table.columns.items()})
+            types = {"fold": pyarrow.int64(), "value": pyarrow.float64()}
+            fields = [(name, types.get(name, pyarrow.string())) for name in COLUMNS]
+            schema = pyarrow.schema(fields, metadata={"semidice_case_table": SCHEMA_VERSION})
+            parquet.write_table(arrow.cast(schema), temp_path)
 
 
 def read_cases(path: str | Path) -> CaseTable:
@@ -306,12 +308,6 @@ def _suffix(path: Path) -> str:
     if path.suffix not in (".parquet", ".csv"):
         raise ValueError(f"a case table is a .parquet or a .csv file; got {path}")
     return path.suffix
-
-
-def _arrow_schema(pyarrow: ModuleType) -> Any:
-    types = {"fold": pyarrow.int64(), "value": pyarrow.float64()}
-    fields = [(name, types.get(name, pyarrow.string())) for name in COLUMNS]
-    return pyarrow.schema(fields, metadata={"semidice_case_table": SCHEMA_VERSION})
 
 
 def _import_pyarrow() -> tuple[ModuleType, ModuleType]:

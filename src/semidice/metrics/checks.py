@@ -36,9 +36,9 @@ def check_hard_target(
 
     full_target: what the message describes, if `target` is a part of it.
     """
-    full_target = target if full_target is None else full_target
     if not target.is_floating_point():
         return
+    full_target = target if full_target is None else full_target
     counted = target if valid is None else torch.where(valid.unsqueeze(1), target, 0)
     between = (counted != 0) & (counted != 1)
     if bool(between.any()):

@@ -6,7 +6,7 @@ sigmoid channels are each compared with the threshold if decision="threshold".
 A volume is a number of voxels, or a sum of probabilities, times the volume of a voxel.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 import torch
@@ -104,11 +104,10 @@ def volume_ml(
     check_choice("of", of, VolumeOf)
     check_prediction(prob, "none")
     per_voxel = voxel_ml(spacing_mm, num_cases=len(prob)).to(prob.device)
-    if of == "probability":
-        voxels = [sum_voxels(prob[:, channel], valid) for channel in range(prob.shape[1])]
-    else:
-        rule = chosen_rule(decision, prob.shape[1])
-        voxels = [sum_voxels(mask, valid) for mask in decided_masks(prob, rule=rule, threshold=threshold)]
+    masses: Iterable[Tensor] = prob.unbind(1)
+    if of == "mask":
+        masses = decided_masks(prob, rule=chosen_rule(decision, prob.shape[1]), threshold=threshold)
+    voxels = [sum_voxels(mass, valid) for mass in masses]
     return nan_without_voxels((torch.stack(voxels, 1) * per_voxel).float(), valid)
 
 

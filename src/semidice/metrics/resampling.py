@@ -93,11 +93,17 @@ def permutation_test(
     _check_resampling(len(sizes), num_resamples, 0.05)
     # a sum of the same numbers in another order must count as equal
     observed = np.abs(sums.sum(0)) * (1 - 1e-12)
-    exact = 2 ** len(sizes) <= num_resamples
-    as_extreme = np.zeros(sums.shape[1])
-    for signs in _all_signs(len(sizes)) if exact else _random_signs(len(sizes), num_resamples, seed):
+    if 2 ** len(sizes) <= num_resamples:
+        numbers = np.arange(2 ** len(sizes))[:, None]
+        signs = (numbers >> np.arange(len(sizes)) & 1) * 2.0 - 1
+        share: np.ndarray = (np.abs(signs @ sums) >= observed).mean(0)
+        return share
+    as_extreme = np.ones(sums.shape[1])
+    rng = np.random.default_rng(seed)
+    for rows in _chunk_sizes(len(sizes), num_resamples):
+        signs = rng.integers(0, 2, (rows, len(sizes)), dtype=np.int8) * 2.0 - 1
         as_extreme += (np.abs(signs @ sums) >= observed).sum(0)
-    return as_extreme / 2 ** len(sizes) if exact else (as_extreme + 1) / (num_resamples + 1)
+    return as_extreme / (num_resamples + 1)
 
 
 def _studentised(
@@ -155,44 +161,26 @@ def _resampled(
     sums_of = np.hstack(
         [residual, residual**2, residual * sizes[:, None], sizes[:, None], sizes[:, None] ** 2]
     )
-    drawn, drawn_error = np.empty((2, num_resamples, num_columns))
-    start = 0
-    for counts in _counts(num_groups, num_resamples, seed):
-        sums = counts @ sums_of
-        first, second, cross = np.split(sums[:, : 3 * num_columns], 3, axis=1)
-        size, size_square = sums[:, -2:-1], sums[:, -1:]
-        chunk = slice(start, start + len(counts))
-        drawn[chunk] = first / size
-        square = second - 2 * drawn[chunk] * cross + drawn[chunk] ** 2 * size_square
-        drawn_error[chunk] = np.sqrt(np.maximum(square, 0) * _small_sample(num_groups)) / size
-        start += len(counts)
-    return drawn, drawn_error
-
-
-def _counts(num_groups: int, num_resamples: int, seed: int) -> Iterator[np.ndarray]:
-    """How often each group is drawn in each resample: float64, in chunks of resamples."""
+    chunks = []
     rng = np.random.default_rng(seed)
     for rows in _chunk_sizes(num_groups, num_resamples):
         chosen = rng.integers(0, num_groups, (rows, num_groups)) + num_groups * np.arange(rows)[:, None]
+        # how often each group is drawn in each resample
         counts = np.bincount(chosen.ravel(), minlength=rows * num_groups)
-        yield counts.reshape(rows, num_groups).astype(np.float64)
-
-
-def _random_signs(num_groups: int, num_resamples: int, seed: int) -> Iterator[np.ndarray]:
-    rng = np.random.default_rng(seed)
-    for rows in _chunk_sizes(num_groups, num_resamples):
-        yield rng.integers(0, 2, (rows, num_groups), dtype=np.int8) * 2.0 - 1
+        sums = counts.reshape(rows, num_groups).astype(np.float64) @ sums_of
+        first, second, cross = np.split(sums[:, : 3 * num_columns], 3, axis=1)
+        size, size_square = sums[:, -2:-1], sums[:, -1:]
+        mean = first / size
+        square = second - 2 * mean * cross + mean**2 * size_square
+        chunks.append((mean, np.sqrt(np.maximum(square, 0) * _small_sample(num_groups)) / size))
+    drawn, drawn_error = (np.concatenate(parts) for parts in zip(*chunks, strict=True))
+    return drawn, drawn_error
 
 
 def _chunk_sizes(num_groups: int, num_resamples: int) -> Iterator[int]:
     step = max(1, _CHUNK // num_groups)
     for start in range(0, num_resamples, step):
         yield min(step, num_resamples - start)
-
-
-def _all_signs(num_groups: int) -> Iterator[np.ndarray]:
-    numbers = np.arange(2**num_groups)[:, None]
-    yield (numbers >> np.arange(num_groups) & 1) * 2.0 - 1
 
 
 def _group_sums(differences: np.ndarray, groups: Sequence[str] | None) -> tuple[np.ndarray, np.ndarray]:

@@ -1,12 +1,4 @@
-"""Scores of each case against a hard or a soft target.
-
-    dice_score, iou_score        Dice and IoU of decided masks; hard target       the paper's Dice
-    binarized_dice_score         mean Dice at the thresholds 0.1, ..., 0.9        the paper's BDice (QUBIQ)
-    soft_dice_score              1 - DML1: sum min(x, y) / sum (x + y)/2          1 exactly at x = y
-    brier_error                  mean over voxels of sum_c (x_c - y_c)^2 / 2
-    negative_log_likelihood      mean over voxels of -sum_c y_c log x_c, in nats
-    truth_error                  mean over voxels of |x - p*|, p* the true probability
-    volume_error_ml              difference of volumes in millilitres (`decision.volume_ml`)
+"""Scores of each case against a hard or a soft target: overlap, probabilities and volumes.
 
 prob is (N, C, *space) in [0, 1]; target, `valid` and `ignore_index` follow the contract of `arrays`; one
 channel is the foreground. Overlap scores are per case and class, (N, C); `foreground_mean` averages over the
@@ -102,9 +94,8 @@ def binarized_dice_score(
                 target_mask = _channel(slab.target, channel) > level
                 yield _stats(slab.prob[:, channel] > level, target_mask, slab.valid)
 
-    index = _index(_over_slabs(prob, target, valid, above), alpha=0.5, empty=empty)
-    per_level = index.view(len(prob), len(levels), prob.shape[1])
-    return nan_without_voxels(per_level.nanmean(1), valid)
+    index = _index(prob, target, valid, above, alpha=0.5, empty=empty)
+    return index.view(len(prob), len(levels), prob.shape[1]).nanmean(1)
 
 
 def soft_dice_score(
@@ -129,7 +120,7 @@ def soft_dice_score(
         for channel in range(prob.shape[1]):
             yield _stats(slab.prob[:, channel], _channel(slab.target, channel), slab.valid)
 
-    return nan_without_voxels(_index(_over_slabs(prob, target, valid, soft), alpha=0.5, empty=empty), valid)
+    return _index(prob, target, valid, soft, alpha=0.5, empty=empty)
 
 
 def brier_error(
@@ -143,20 +134,15 @@ def brier_error(
     0.0625
     """
     valid = check_scored(prob, target, valid=valid, ignore_index=ignore_index)
-    total = torch.zeros(len(prob), dtype=torch.float64, device=prob.device)
-    count = torch.zeros_like(total)
-    for slab in slabs(prob, target, valid):
-        check_sums_to_one(slab.prob, slab.valid)
-        hard = not slab.target.is_floating_point()
-        soft = one_hot(slab.target, prob.shape[1]) if hard else slab.target
+
+    def squares(slab: Slab) -> Tensor:
+        soft = slab.target if slab.target.is_floating_point() else one_hot(slab.target, prob.shape[1])
         square = (slab.prob - soft).square().sum(1)
         if slab.valid is not None:
             square = torch.where(slab.valid, square, 0)
-        cases = slice(slab.first_case, slab.first_case + len(square))
-        total[cases] += square.sum(1, dtype=torch.float64)
-        count[cases] += square.shape[1] if slab.valid is None else slab.valid.sum(1)
-    # 0/0 is NaN: no valid voxel
-    return (total / count / min(2, prob.shape[1])).float()
+        return square.sum(1, dtype=torch.float64)
+
+    return (_voxel_mean(prob, target, valid, squares) / min(2, prob.shape[1])).float()
 
 
 def negative_log_likelihood(
@@ -172,20 +158,19 @@ def negative_log_likelihood(
     0.6931
     """
     valid = check_scored(prob, target, valid=valid, ignore_index=ignore_index)
-    total = torch.zeros(len(prob), dtype=torch.float64, device=prob.device)
-    count = torch.zeros_like(total)
-    for slab in slabs(prob, target, valid):
-        check_sums_to_one(slab.prob, slab.valid)
+
+    def costs(slab: Slab) -> Tensor:
         pair = [slab.prob, slab.target]
         if prob.shape[1] == 1:
             pair = [torch.cat([1 - channel, channel], 1) for channel in pair]
+        sums = []
         for row in range(len(slab.prob)):
             counted = None if slab.valid is None else slab.valid[row : row + 1]
-            num_voxels = slab.prob.shape[2] if counted is None else counted.sum()
             mean = soft_cross_entropy(pair[0][row : row + 1], pair[1][row : row + 1], valid=counted)
-            total[slab.first_case + row] += mean.double() * num_voxels
-            count[slab.first_case + row] += num_voxels
-    return (total / count).float()
+            sums.append(mean.double() * (slab.prob.shape[2] if counted is None else counted.sum()))
+        return torch.stack(sums)
+
+    return _voxel_mean(prob, target, valid, costs).float()
 
 
 def truth_error(
@@ -264,26 +249,45 @@ def _decided_index(
         for channel, mask in enumerate(decided_masks(slab.prob, rule=rule, threshold=threshold)):
             yield _stats(mask, _channel(slab.target, channel), slab.valid)
 
-    stats = _over_slabs(prob, target, valid, decided)
-    return nan_without_voxels(_index(stats, alpha=alpha, empty=empty), valid)
+    return _index(prob, target, valid, decided, alpha=alpha, empty=empty)
 
 
-def _over_slabs(
-    prob: Tensor, target: Tensor, valid: Tensor | None, stats_of: Callable[[Slab], Iterator[OverlapStats]]
-) -> OverlapStats:
-    """Statistics of all cases (N, columns) in float64, from the columns (n,) of each slab.
+def _index(
+    prob: Tensor,
+    target: Tensor,
+    valid: Tensor | None,
+    stats_of: Callable[[Slab], Iterator[OverlapStats]],
+    *,
+    alpha: float,
+    empty: float,
+) -> Float[Tensor, "N columns"]:
+    """Tversky index (alpha = beta) of the sums over all slabs of a case, from the columns (n,) of each slab.
 
     Float32 counts of a slab are exact; those of a volume with more than 2^24 voxels would not be.
     """
-    total: Tensor | None = None
+    # the slabs of a case follow each other
+    parts: dict[int, Tensor] = {}
     for slab in slabs(prob, target, valid):
-        columns = [torch.stack(column) for column in stats_of(slab)]
-        of_slab = torch.stack(columns, -1).double()
-        if total is None:
-            total = of_slab.new_zeros(3, len(prob), of_slab.shape[-1])
-        total[:, slab.first_case : slab.first_case + of_slab.shape[1]] += of_slab
-    assert total is not None
-    return OverlapStats(*total)
+        of_slab = torch.stack([torch.stack(column) for column in stats_of(slab)], -1).double()
+        parts[slab.first_case] = parts.get(slab.first_case, 0) + of_slab
+    stats = OverlapStats(*torch.cat(list(parts.values()), 1))
+    is_empty = stats.tp + stats.fp + stats.fn == 0
+    index = torch.where(is_empty, empty, tversky_index(stats, alpha=alpha, beta=alpha)).float()
+    return nan_without_voxels(index, valid)
+
+
+def _voxel_mean(
+    prob: Tensor, target: Tensor, valid: Tensor | None, sums_of: Callable[[Slab], Tensor]
+) -> Float[Tensor, " N"]:
+    """Float64 mean over the valid voxels of each case, from the sums (n,) of each slab; NaN without one."""
+    total = torch.zeros(len(prob), dtype=torch.float64, device=prob.device)
+    count = torch.zeros_like(total)
+    for slab in slabs(prob, target, valid):
+        check_sums_to_one(slab.prob, slab.valid)
+        cases = slice(slab.first_case, slab.first_case + len(slab.prob))
+        total[cases] += sums_of(slab)
+        count[cases] += slab.prob.shape[2] if slab.valid is None else slab.valid.sum(1)
+    return total / count
 
 
 def _stats(prob: Tensor, target: Tensor, valid: Tensor | None) -> OverlapStats:
@@ -296,8 +300,3 @@ def _stats(prob: Tensor, target: Tensor, valid: Tensor | None) -> OverlapStats:
 def _channel(target: Tensor, channel: int) -> Tensor:
     """One channel of a soft target, or the mask of one class of a class map."""
     return target[:, channel] if target.is_floating_point() else target == channel
-
-
-def _index(stats: OverlapStats, *, alpha: float, empty: float) -> Float[Tensor, "N C"]:
-    is_empty = stats.tp + stats.fp + stats.fn == 0
-    return torch.where(is_empty, empty, tversky_index(stats, alpha=alpha, beta=alpha)).float()

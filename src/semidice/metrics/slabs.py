@@ -46,8 +46,10 @@ def slabs(
     for first in range(0, num_cases, step):
         cases = slice(first, first + step)
         complete = prob[cases], target[cases], None if valid is None else valid[cases]
-        for piece in _cut(complete, len(space), size):
-            yield _slab(first, *piece)
+        for part, label, counted in _cut(complete, len(space), size):
+            rows = part.to(torch.promote_types(part.dtype, torch.float32)).reshape(*part.shape[:2], -1)
+            label = label.reshape(*label.shape[: 2 if label.is_floating_point() else 1], -1)
+            yield Slab(first, rows, label, None if counted is None else counted.reshape(len(counted), -1))
 
 
 def _cut(piece: Piece, num_axes: int, size: int) -> Iterator[Piece]:
@@ -64,12 +66,3 @@ def _cut(piece: Piece, num_axes: int, size: int) -> Iterator[Piece]:
         narrow = prob.narrow(axis, start, length), target.narrow(axis, start, length)
         part = None if valid is None else valid.narrow(axis, start, length)
         yield from _cut((*narrow, part), num_axes, size)
-
-
-def _slab(first_case: int, prob: Tensor, target: Tensor, valid: Tensor | None) -> Slab:
-    num_cases, num_channels = prob.shape[:2]
-    prob = prob.to(torch.promote_types(prob.dtype, torch.float32)).reshape(num_cases, num_channels, -1)
-    shape = (num_cases, num_channels, -1) if target.is_floating_point() else (num_cases, -1)
-    return Slab(
-        first_case, prob, target.reshape(shape), None if valid is None else valid.reshape(num_cases, -1)
-    )

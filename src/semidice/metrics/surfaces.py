@@ -16,6 +16,7 @@ outside `valid` count as background of both. Needs the extra: pip install 'semid
 import importlib
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -46,21 +47,11 @@ def hausdorff_error_mm(
     options as in `dice_score`.
     """
     compute = _monai("compute_hausdorff_distance")
-
-    def distance(mask: Tensor, reference: Tensor, spacing: list[float]) -> Tensor:
-        if not bool(mask.any() or reference.any()):
-            return torch.tensor(empty)
-        if not bool(mask.any() and reference.any()):
-            diagonal = torch.tensor(spacing) * torch.tensor([length - 1 for length in mask.shape[2:]])
-            return diagonal.norm() if missed is None else torch.tensor(missed)
-        error: Tensor = compute(
-            mask, reference, include_background=True, percentile=percentile, spacing=spacing
-        )
-        return error.squeeze()
-
     return _each_class(
-        "hausdorff_error_mm", distance, prob, target, spacing_mm, decision, threshold, valid, ignore_index
-    )
+        "hausdorff_error_mm", prob, target, partial(compute, percentile=percentile),
+        spacing_mm=spacing_mm, empty=empty, missed=missed,
+        decision=decision, threshold=threshold, valid=valid, ignore_index=ignore_index,
+    )  # fmt: skip
 
 
 def surface_dice_score(
@@ -83,26 +74,22 @@ def surface_dice_score(
     compute = _monai("compute_surface_dice")
     if not 0 <= tolerance_mm < float("inf"):
         raise ValueError(f"tolerance_mm must be 0 mm or more; got {tolerance_mm}")
-
-    def share(mask: Tensor, reference: Tensor, spacing: list[float]) -> Tensor:
-        if not bool(mask.any() or reference.any()):
-            return torch.tensor(empty)
-        if not bool(mask.any() and reference.any()):
-            return torch.tensor(0.0)
-        score: Tensor = compute(mask, reference, [tolerance_mm], include_background=True, spacing=spacing)
-        return score.squeeze()
-
     return _each_class(
-        "surface_dice_score", share, prob, target, spacing_mm, decision, threshold, valid, ignore_index
-    )
+        "surface_dice_score", prob, target, partial(compute, class_thresholds=[tolerance_mm]),
+        spacing_mm=spacing_mm, empty=empty, missed=0.0,
+        decision=decision, threshold=threshold, valid=valid, ignore_index=ignore_index,
+    )  # fmt: skip
 
 
 def _each_class(
     metric: str,
-    measure: Callable[[Tensor, Tensor, list[float]], Tensor],
     prob: Tensor,
     target: Tensor,
+    compute: Callable[..., Tensor],
+    *,
     spacing_mm: Sequence[float] | Tensor,
+    empty: float,
+    missed: float | None,
     decision: Decision | None,
     threshold: float,
     valid: Tensor | None,
@@ -113,20 +100,6 @@ def _each_class(
         raise ValueError(f"{metric} needs images or volumes, (N, C, *space); got {tuple(prob.shape)}")
     rule = chosen_rule(decision, prob.shape[1])
     check_hard_target(metric, target, one_hot=rule == "argmax", valid=valid)
-    spacing = _spacing(metric, spacing_mm, prob)
-    scores = torch.empty(prob.shape[:2], device=prob.device)
-    for channel, mask in enumerate(decided_masks(prob, rule=rule, threshold=threshold)):
-        reference = target[:, channel] == 1 if target.is_floating_point() else target == channel
-        if valid is not None:
-            mask, reference = mask & valid, reference & valid
-        for case in range(len(prob)):
-            # MONAI needs a case axis and a channel axis
-            pair = (mask[case][None, None], reference[case][None, None])
-            scores[case, channel] = measure(*pair, spacing[case])
-    return nan_without_voxels(scores, valid)
-
-
-def _spacing(metric: str, spacing_mm: Sequence[float] | Tensor, prob: Tensor) -> list[list[float]]:
     spacing = torch.as_tensor(spacing_mm, dtype=torch.float64).cpu()
     axes = prob.ndim - 2
     if tuple(spacing.shape) not in ((axes,), (len(prob), axes)) or not bool((spacing > 0).all()):
@@ -134,8 +107,27 @@ def _spacing(metric: str, spacing_mm: Sequence[float] | Tensor, prob: Tensor) ->
             f"{metric}: spacing_mm needs {axes} positive sides of a voxel, or ({len(prob)}, {axes}), "
             f"one row per case; got {spacing.tolist()}"
         )
-    rows: list[list[float]] = spacing.expand(len(prob), axes).tolist()
-    return rows
+    spacing = spacing.expand(len(prob), axes)
+    scores = torch.empty(prob.shape[:2], device=prob.device)
+    for channel, mask in enumerate(decided_masks(prob, rule=rule, threshold=threshold)):
+        reference = target[:, channel] == 1 if target.is_floating_point() else target == channel
+        if valid is not None:
+            mask, reference = mask & valid, reference & valid
+        for case in range(len(prob)):
+            sides = spacing[case]
+            num_with_class = int(mask[case].any()) + int(reference[case].any())
+            if num_with_class == 2:
+                # MONAI needs a case axis and a channel axis
+                pair = mask[case][None, None], reference[case][None, None]
+                score = compute(*pair, include_background=True, spacing=sides.tolist()).squeeze()
+            elif num_with_class == 0:
+                score = torch.tensor(empty)
+            elif missed is None:
+                score = (sides.float() * (torch.tensor(mask.shape[1:]) - 1)).norm()
+            else:
+                score = torch.tensor(missed)
+            scores[case, channel] = score
+    return nan_without_voxels(scores, valid)
 
 
 def _monai(name: str) -> Any:

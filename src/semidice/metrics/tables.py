@@ -1,8 +1,5 @@
 """Tables of a comparison for the terminal, Markdown, LaTeX and CSV, with the best set marked.
 
-    means_table   one row per method, one column per metric: mean and confidence interval, best set bold
-    pairs_table   one row per pair of methods: difference, interval and p-values
-
 Fractions are shown in percent, other scores in their own unit (`registry`). The CSV has the plain numbers,
 one row per mean or pair. Left out: the statistics (`statistics`).
 """
@@ -26,6 +23,11 @@ if TYPE_CHECKING:
 
 # by bootstrap, by bootstrap with Holm's correction, and by permutation
 _P_HEADER = ("p", "Holm p", "perm. p")
+_LATEX = str.maketrans(
+    {sign: f"\\{sign}" for sign in "&%$#_{}"}
+    | {"\\": r"\textbackslash ", "~": r"\textasciitilde ", "^": r"\textasciicircum "}
+    | {"−": "$-$", "<": "$<$", ">": "$>$", "↑": r"$\uparrow$", "↓": r"$\downarrow$"}
+)
 
 
 class Cell(NamedTuple):
@@ -57,18 +59,18 @@ class Table:
 
     def latex(self) -> str:
         """A tabular with rules of booktabs, the only package it needs; best cells are bold."""
-        columns = "l" + "r" * (len(self.header) - 1)
-        body = [
-            " & ".join(rf"\textbf{{{_latex(cell.text)}}}" if cell.best else _latex(cell.text) for cell in row)
-            for row in self.rows
-        ]
+
+        def line(cells: Sequence[Cell]) -> str:
+            texts = [(cell.text.translate(_LATEX), cell.best) for cell in cells]
+            return " & ".join(rf"\textbf{{{text}}}" if best else text for text, best in texts) + r" \\"
+
         lines = [
             f"% {self.title}. {self.note}",
-            rf"\begin{{tabular}}{{{columns}}}",
+            rf"\begin{{tabular}}{{l{'r' * (len(self.header) - 1)}}}",
             r"\toprule",
-            " & ".join(map(_latex, self.header)) + r" \\",
+            line([Cell(name) for name in self.header]),
             r"\midrule",
-            *(row + r" \\" for row in body),
+            *map(line, self.rows),
             r"\bottomrule",
             r"\end{tabular}",
         ]
@@ -113,12 +115,7 @@ class Table:
             )
         for row in self.rows:
             # in Text, brackets such as "[0.1, 0.2]" are not markup
-            table.add_row(
-                *(
-                    Text(f"{cell.text} ★" if cell.best else cell.text, "bold green" if cell.best else "")
-                    for cell in row
-                )
-            )
+            table.add_row(*(Text(f"{text} ★", "bold green") if best else Text(text) for text, best in row))
         return table
 
 
@@ -138,8 +135,7 @@ def means_table(
         raise ValueError(
             "means_table needs one or more comparisons, all of the same methods in the same order"
         )
-    records = []
-    columns = []
+    records, columns = [], []
     for each in comparisons:
         best = each.best(level=level, correction=correction)
         scale = display_scale(each.metric)
@@ -256,18 +252,3 @@ def _test(comparisons: Sequence[Comparison], level: float, correction: Correctio
     dropped = max(each.num_dropped for each in comparisons)
     left_out = f" Up to {dropped} cases without a score were left out." if dropped else ""
     return f"(p < {level:g}, paired bootstrap over {cases} {unit}{corrected}).{left_out}"
-
-
-def _latex(text: str) -> str:
-    escaped = re.sub(r"([&%$#_{}])", r"\\\1", text.replace("\\", r"\textbackslash "))
-    for sign, code in (
-        ("−", "$-$"),
-        ("↑", r"$\uparrow$"),
-        ("↓", r"$\downarrow$"),
-        ("~", r"\textasciitilde "),
-        ("^", r"\textasciicircum "),
-        ("<", "$<$"),
-        (">", "$>$"),
-    ):
-        escaped = escaped.replace(sign, code)
-    return escaped
