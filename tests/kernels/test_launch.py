@@ -6,6 +6,7 @@ The oracle is Triton's own choice of what to compile for given arguments, which 
 import itertools
 import math
 import random
+from importlib.util import spec_from_file_location
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from triton.compiler import CompiledKernel, make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
 from semidice import SegmentationLoss, use_kernels
+from semidice import kernels as room
 from semidice.kernels import fused, gradient, launch, layout, sums
 from semidice.kernels import mixture as mixture_kernel
 from semidice.kernels.launch import Launch
@@ -366,3 +368,14 @@ def test_tensors_of_a_known_kind_still_go_where_they_should():
         loss(logits, target[:, 0])
     with pytest.raises(ValueError, match="valid is on cpu but prediction on cuda"):
         loss(logits, target, torch.ones(2, 40, dtype=torch.bool))
+
+
+def test_the_version_of_triton_is_read_without_importing_it(monkeypatch, tmp_path):
+    assert room._triton_version() == tuple(int(part) for part in triton.__version__.split(".")[:2])
+    old = tmp_path / "triton" / "__init__.py"
+    old.parent.mkdir()
+    old.write_text('"""Triton."""\n__version__ = "3.4.1"\n')
+    monkeypatch.setattr(room, "find_spec", lambda name: spec_from_file_location(name, old))
+    assert room._triton_version() == (3, 4) < room.MIN_TRITON
+    monkeypatch.setattr(room, "find_spec", lambda _: None)
+    assert room._triton_version() == ()

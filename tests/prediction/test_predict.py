@@ -161,7 +161,7 @@ def test_damaged_and_missing_predictions_are_named(tmp_path):
 def test_a_pickle_is_not_opened(tmp_path):
     path = tmp_path / "case.npz"
     np.savez_compressed(path, foreground=np.array([{"code": 1}], dtype=object))
-    with pytest.raises(ValueError, match="no stored prediction"):
+    with pytest.raises(ValueError, match="not a complete stored prediction"):
         read_prediction(path)
 
 

@@ -322,6 +322,6 @@ def test_ctrl_c_leaves_a_run_that_can_be_resumed(dataset, tmp_path):
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "interrupted; the same command with --resume goes on from here" in errors
+    assert "interrupted; the same command with --resume continues from here" in errors
     assert "Traceback" not in errors
     assert log.stat().st_size

@@ -133,10 +133,8 @@ def _mean_in_region(
 
 
 def _has_kernel(points: Tensor, label: Tensor) -> bool:
-    """Whether the Triton kernel can run here; its float64 products need compute capability 8."""
-    if torch.compiler.is_compiling() or not fused_applies(points, label):
-        return False
-    return torch.cuda.get_device_capability(points.device) >= (8, 0)
+    """Whether the Triton kernel can run here; the compiler cannot look into its launches."""
+    return not torch.compiler.is_compiling() and fused_applies(points, label)
 
 
 def key_terms(key_prob: Tensor, bandwidth: float, weight: Tensor | None) -> tuple[Tensor, Tensor]:

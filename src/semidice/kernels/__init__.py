@@ -14,9 +14,11 @@ This module alone decides between the definition and a kernel. A loss on a GPU t
 `use_kernels(False)` makes this process use the definition only.
 """
 
+import re
 from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,8 +30,21 @@ from ..overlap.options import MixtureOptions, SumsOptions
 from ..overlap.sums import SegmentationSums, reference_sums
 from .blocked import MIN_SIZE, blocked_sums
 
+# older versions do not compile the kernels
+MIN_TRITON = (3, 5)
+
+
+def _triton_version() -> tuple[int, ...]:
+    """The version of Triton, from its source: to import it takes long. Empty if it is not installed."""
+    spec = find_spec("triton")
+    if spec is None or spec.origin is None:
+        return ()
+    version = re.search(r"__version__ = ['\"](\d+)\.(\d+)", Path(spec.origin).read_text(encoding="utf-8"))
+    return tuple(map(int, version.groups())) if version else ()
+
+
 _enabled = True
-_has_triton = find_spec("triton") is not None
+_has_triton = _triton_version() >= MIN_TRITON
 _FUSED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # one program computes the loss from the sums, and holds the sums of all classes at once
 MAX_FUSED_CLASSES = 8192
