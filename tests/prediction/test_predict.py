@@ -140,7 +140,7 @@ def test_values_that_are_not_probabilities_are_not_stored(tmp_path, prob):
 
 def test_damaged_and_missing_predictions_are_named(tmp_path):
     path = tmp_path / "case.npz"
-    with pytest.raises(ValueError, match=r"there is not a complete stored prediction .*case\.npz"):
+    with pytest.raises(ValueError, match=r"there is no stored prediction .*case\.npz"):
         read_prediction(path)
     write_prediction(path, softmax(np.random.default_rng(0).normal(0, 3, (2, 40, 40))))
     whole = path.read_bytes()
