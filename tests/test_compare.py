@@ -14,6 +14,7 @@ from semidice.metrics import read_cases
 from semidice.recipes import read_recipe
 from semidice.recipes.grid import folder_name, read_variants, shipped_grids
 from semidice.report.page import PageOptions, run_report
+from semidice.training.command import RunBar
 
 QUICK = """
 recipe: quick
@@ -117,7 +118,9 @@ def test_all_methods_are_compared_on_the_same_cases_in_one_table(compared, datas
     assert "Marked: no other method is significantly superior" in " ".join(printed.split())
 
 
-def test_interrupted_and_restarted_it_gives_the_same_result(compared, dataset, tmp_path, console):
+def test_interrupted_and_restarted_it_gives_the_same_result(
+    compared, dataset, tmp_path, console, monkeypatch
+):
     _, whole, _ = compared
     grid = tmp_path / "grid.yaml"
     grid.write_text(QUICK)
@@ -127,11 +130,13 @@ def test_interrupted_and_restarted_it_gives_the_same_result(compared, dataset, t
     class Stopped(BaseException):
         pass
 
-    def stop(variant):
+    def stop(bar):
         raise Stopped
 
-    with pytest.raises(Stopped):
-        run_variants(again, fabric, console, on_finished=stop)
+    with monkeypatch.context() as patch:
+        patch.setattr(RunBar, "show_finished", stop)
+        with pytest.raises(Stopped):
+            run_variants(again, fabric, console)
     assert [folder.name for folder in (tmp_path / "out").iterdir()] == ["uniform"]
     run_compare(again, tmp_path / "out", console, accelerator="cpu")
     assert (tmp_path / "out" / "means.csv").read_text() == (whole / "means.csv").read_text()

@@ -145,11 +145,13 @@ def prepare(
             phantom = PhantomOptions(cases, phantom_size, raters, classes, seed)
             image_size = None
         raw, out = _folders(source, paths)
+        if slices not in (None, "none", "all", "foreground"):
+            raise ValueError(f"--slices must be one of none, all, foreground; got {slices!r}")
         request = PrepareRequest(
             tasks=task or (),
             size=image_size,
             window=window,
-            slices=_choice("--slices", slices, ("none", "all", "foreground")),  # type: ignore[arg-type]
+            slices=slices,  # type: ignore[arg-type]
             ignore_placement=ignore_placement,
             skip_bad=skip_bad,
             workers=workers,
@@ -175,12 +177,6 @@ def _size(text: str | None) -> tuple[int, int] | Literal["raw"] | None:
     if len(lengths) != 2 or not all(length.isdecimal() and int(length) > 0 for length in lengths):
         raise ValueError(f"--size must be ROWSxCOLUMNS, such as 256x256, or raw; got {text!r}")
     return int(lengths[0]), int(lengths[1])
-
-
-def _choice(option: str, value: str | None, known: tuple[str, ...]) -> str | None:
-    if value is not None and value not in known:
-        raise ValueError(f"{option} must be one of {', '.join(known)}; got {value!r}")
-    return value
 
 
 @app.command()

@@ -8,7 +8,7 @@ A variant that fails does not stop the others; its error is reported at the end.
 finished folds.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -52,13 +52,7 @@ class Outcome:
             )
 
 
-def run_variants(
-    variants: Sequence[Variant],
-    fabric: Fabric,
-    console: Console,
-    *,
-    on_finished: Callable[[Variant], object] = lambda _: None,
-) -> Outcome:
+def run_variants(variants: Sequence[Variant], fabric: Fabric, console: Console) -> Outcome:
     """Train every variant that is not finished, with one progress bar for each."""
     outcome = Outcome()
     width = max(len(variant.name) for variant in variants)
@@ -67,24 +61,19 @@ def run_variants(
         for variant in variants:
             bar = bars[variant.name]
             try:
-                _run_variant(variant, outcome, fabric, bar)
+                if variant.teacher in outcome.failed:
+                    raise ValueError(f"its teacher {variant.teacher} failed")
+                run = start_run(variant.recipe, variant.folder, resume=True)
+                table = cross_validate(run, fabric, on_step=bar.show_step, on_phase=bar.show_phase)
+                assert table is not None
             # a wrong recipe must not stop the others
             except Exception as error:
                 outcome.failed[variant.name] = str(error) or type(error).__name__
                 bar.show_failed()
             else:
+                outcome.tables[variant.name], outcome.runs[variant.name] = table, run
                 bar.show_finished()
-                on_finished(variant)
     return outcome
-
-
-def _run_variant(variant: Variant, outcome: Outcome, fabric: Fabric, bar: RunBar) -> None:
-    if variant.teacher in outcome.failed:
-        raise ValueError(f"its teacher {variant.teacher} failed")
-    run = start_run(variant.recipe, variant.folder, resume=True)
-    table = cross_validate(run, fabric, on_step=bar.show_step, on_phase=bar.show_phase)
-    assert table is not None
-    outcome.tables[variant.name], outcome.runs[variant.name] = table, run
 
 
 def comparisons_of(table: CaseTable, metrics: Sequence[str] | None = None) -> dict[str, Comparison]:

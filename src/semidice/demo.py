@@ -16,7 +16,6 @@ from rich.console import Console
 from .compare import comparisons_of, run_variants
 from .console import say
 from .data.dataset import Dataset
-from .data.folds import read_folds
 from .data.phantom import PhantomOptions
 from .data.prepare import prepare_dataset
 from .data.sources import find_datasets
@@ -45,7 +44,9 @@ def run_demo(out: Path, console: Console, *, num_cases: int, epochs: int, num_fo
     torch.set_num_threads(1)
     out.mkdir(parents=True, exist_ok=True)
     folder = DemoFolder(out)
-    prepare_phantom(folder.dataset, num_cases)
+    if not DatasetFolder(folder.dataset).manifest.exists():
+        (raw,) = find_datasets("phantom", out, phantom=replace(PHANTOM, num_cases=num_cases))
+        prepare_dataset(raw, folder.dataset, workers=1)
     dataset = Dataset(folder.dataset)
     options = {
         "data.num_folds": num_folds,
@@ -68,11 +69,7 @@ def run_demo(out: Path, console: Console, *, num_cases: int, epochs: int, num_fo
     console.print(means_table(list(comparisons.values()), intervals=False, title=title).rich())
     for comparison in comparisons.values():
         say(console, _difference_text(comparison))
-    first_run = outcome.runs[BASELINE]
-    fold_of_case = {
-        case.name: fold
-        for case, fold in zip(dataset.cases, read_folds(first_run.folder.folds, dataset), strict=True)
-    }
+    fold_of_case = dict(zip(table.columns["case"].tolist(), table.columns["fold"].tolist(), strict=True))
     predictions = StoredPredictions(dataset, outcome.runs, fold_of_case)
     save_figure(draw_overlays(_overlays(predictions)), folder.overlays)
     bins = count_bins(predictions, range(len(dataset)), table)
@@ -80,14 +77,6 @@ def run_demo(out: Path, console: Console, *, num_cases: int, epochs: int, num_fo
     with console.status("writing the report page"):
         build_page(outcome.runs, dataset, folder.report, PageOptions(figures=False))
     _print_files(folder, console)
-
-
-def prepare_phantom(data: Path, num_cases: int) -> None:
-    """Prepare the phantom dataset in `data`, unless it exists."""
-    if DatasetFolder(data).manifest.exists():
-        return
-    (raw,) = find_datasets("phantom", data.parent, phantom=replace(PHANTOM, num_cases=num_cases))
-    prepare_dataset(raw, data, workers=1)
 
 
 def _difference_text(comparison: Comparison) -> str:

@@ -25,11 +25,18 @@ from semidice.recipes.grid import read_variants
 from semidice.reproduce import ReproduceError, paper_tables, run_reproduce
 from semidice.reproduce.comparison_tables import count_close, count_same_marks, count_same_order
 from semidice.reproduce.conclusions import CONCLUSIONS
-from semidice.reproduce.estimate import StepTimes, estimated_seconds, num_steps
-from semidice.reproduce.plan import make_plan
+from semidice.reproduce.plan import StepTimes, estimated_seconds, make_plan, num_steps
 from semidice.reproduce.scores import comparable_paper_values, our_values, row_scores
-from semidice.reproduce.tables import grid_of
-from semidice.reproduce.values import METRICS, NETWORKS, QUBIQ, RowKey, TableValues, paper_values, paper_yaml
+from semidice.reproduce.tables import (
+    METRICS,
+    NETWORKS,
+    QUBIQ,
+    RowKey,
+    TableValues,
+    grid_of,
+    paper_values,
+    paper_yaml,
+)
 
 PAPER = SHARED / "paper"
 TASKS = ("brain_tumor_task2", "kidney")

@@ -56,20 +56,16 @@ def draw_reliability(bins: Mapping[str, CalibrationBins]) -> Figure:
         xlim=(start - _MARGIN, 1 + _MARGIN),
         ylim=(min(start, _lowest_value(above, skip=1)) - _MARGIN, 1 + _MARGIN),
     )
-    _label_shares(below)
+    # whole decades: most voxels are in one bin, and the other bins differ by orders of magnitude
+    below.set(xlabel="mean confidence in the bin", ylabel="voxels (%)", yscale="log")
+    lowest = min(1.0, 10 ** np.floor(np.log10(_lowest_value(below, skip=0))))
+    below.set_ylim(lowest / 1.5, 150)
+    decades = 10.0 ** np.arange(np.log10(lowest), 2.5)
+    below.set_yticks(decades, [f"{decade:g}" for decade in decades])
+    below.minorticks_off()
     above.legend(loc="upper left", fontsize="small")
     above.set_title("Below the diagonal, confidence is too high", fontsize=11)
     return figure
-
-
-def _label_shares(axes: Axes) -> None:
-    """Whole decades: most voxels are in one bin, and the other bins differ by orders of magnitude."""
-    axes.set(xlabel="mean confidence in the bin", ylabel="voxels (%)", yscale="log")
-    lowest = min(1.0, 10 ** np.floor(np.log10(_lowest_value(axes, skip=0))))
-    axes.set_ylim(lowest / 1.5, 150)
-    decades = 10.0 ** np.arange(np.log10(lowest), 2.5)
-    axes.set_yticks(decades, [f"{decade:g}" for decade in decades])
-    axes.minorticks_off()
 
 
 def _lowest_value(axes: Axes, *, skip: int) -> float:
@@ -144,7 +140,14 @@ def draw_significance(
             fontweight="bold" if better else "normal",
             bbox={"facecolor": face, "edgecolor": "none", "pad": 1.5},
         )
-    _label_matrix(axes, methods, comparison.best(level=level, correction=correction))
+    axes.set(xlim=(0, len(methods)), ylim=(len(methods), 0), aspect="equal")
+    centres = [number + 0.5 for number in range(len(methods))]
+    best = comparison.best(level=level, correction=correction)
+    axes.set_xticks(centres, methods, rotation=30, ha="right", rotation_mode="anchor")
+    axes.set_yticks(centres, [f"{name} ★" if name in best else name for name in methods])
+    axes.tick_params(length=0)
+    axes.grid(visible=False)
+    axes.spines[:].set_visible(False)
     unit = " (percentage points)" if scale == 100 else ""
     corrected = "Holm-corrected" if correction == "holm" else "uncorrected"
     axes.set_title(f"{comparison.metric}: row minus column{unit}", loc="left", fontsize=10)
@@ -154,16 +157,6 @@ def draw_significance(
         fontsize=8,
     )
     return figure
-
-
-def _label_matrix(axes: Axes, methods: Sequence[str], best: Sequence[str]) -> None:
-    axes.set(xlim=(0, len(methods)), ylim=(len(methods), 0), aspect="equal")
-    centres = [number + 0.5 for number in range(len(methods))]
-    axes.set_xticks(centres, methods, rotation=30, ha="right", rotation_mode="anchor")
-    axes.set_yticks(centres, [f"{name} ★" if name in best else name for name in methods])
-    axes.tick_params(length=0)
-    axes.grid(visible=False)
-    axes.spines[:].set_visible(False)
 
 
 @dataclass(frozen=True)

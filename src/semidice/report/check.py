@@ -179,18 +179,15 @@ class _Checker:
             problems.append(
                 f"{', '.join(absent)} did not look at it according to the manifest, but the mask is not empty"
             )
-        if not problems:
-            self._count(number, drawn, num_voxels=math.prod(space))
-        return problems
-
-    def _count(self, number: int, drawn: np.ndarray, *, num_voxels: int) -> None:
-        present = self.dataset.present[number]
+        if problems:
+            return problems
         # one rater at a time: bincount needs eight bytes per voxel
         counts = [np.bincount(voxels, minlength=self.dataset.num_classes) for voxels in drawn[present]]
-        self.foreground[number] = np.mean(counts, axis=0)[1:] / num_voxels
+        self.foreground[number] = np.mean(counts, axis=0)[1:] / math.prod(space)
         self.empty[number] = present & ~drawn.any(axis=1)
         if present.sum() > 1:
             self.batches.add(number, drawn, present=present)
+        return []
 
     def warnings(self) -> list[str]:
         """Warnings about all cases that were checked."""

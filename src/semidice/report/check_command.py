@@ -44,9 +44,13 @@ def run_check(folder: Path, *, sheet: Path | None = None, console: Console) -> C
     console.print(rater_table(report))
     _print_all(report.problems, "problem", "red", console)
     _print_all(report.warnings, "warning", "yellow", console)
-    with console.status("drawing the contact sheet"):
-        is_drawn = _draw_sheet(report, sheet)
-    if is_drawn:
+    dataset, agreement = report.dataset, report.case_agreement().numpy()
+    shown_cases = choose_cases(agreement, report.readable)
+    if shown_cases:
+        with console.status("drawing the contact sheet"):
+            panels = [case_panel(dataset, number, float(agreement[number])) for number in shown_cases]
+            sheet.parent.mkdir(parents=True, exist_ok=True)
+            save_figure(draw_contact_sheet(panels, dataset.manifest.raters, num_cases=len(dataset)), sheet)
         say(console, f"wrote {sheet}")
     counts = f"{_counted(report.problems, 'problem')}, {_counted(report.warnings, 'warning')}"
     if report.problems:
@@ -128,16 +132,3 @@ def _print_all(messages: Sequence[str], kind: str, colour: str, console: Console
         console.print(Text.assemble((f"{kind}: ", f"bold {colour}"), message), soft_wrap=True)
     if len(messages) > _MAX_SHOWN:
         console.print(f"... and {len(messages) - _MAX_SHOWN} more {kind}s", style=colour, highlight=False)
-
-
-def _draw_sheet(report: CheckReport, path: Path) -> bool:
-    """Draw the contact sheet, if there is a readable case; whether it was drawn."""
-    agreement = report.case_agreement().numpy()
-    numbers = choose_cases(agreement, report.readable)
-    if not numbers:
-        return False
-    dataset = report.dataset
-    panels = [case_panel(dataset, number, float(agreement[number])) for number in numbers]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    save_figure(draw_contact_sheet(panels, dataset.manifest.raters, num_cases=len(dataset)), path)
-    return True

@@ -91,7 +91,10 @@ def draw_contact_sheet(panels: Sequence[SheetPanel], raters: Sequence[str], *, n
         score = "" if math.isnan(panel.agreement) else f"\nDice {panel.agreement:.3f}"
         axes.set_title(f"{_shortened(panel.name)}{score}", fontsize=7, pad=3)
     _add_legend(figure, raters, legend_columns)
-    figure.suptitle(_title(panels, num_cases), fontsize=9)
+    title = f"{len(panels)} of {num_cases} cases"
+    if not all(math.isnan(panel.agreement) for panel in panels):
+        title += ", the most contested first: mean Dice of the raters against their majority"
+    figure.suptitle(title, fontsize=9)
     return figure
 
 
@@ -112,13 +115,6 @@ def _add_legend(figure: Figure, raters: Sequence[str], columns: int) -> None:
         frameon=False,
         handlelength=3,
     )
-
-
-def _title(panels: Sequence[SheetPanel], num_cases: int) -> str:
-    chosen = f"{len(panels)} of {num_cases} cases"
-    if all(math.isnan(panel.agreement) for panel in panels):
-        return chosen
-    return f"{chosen}, the most contested first: mean Dice of the raters against their majority"
 
 
 def _num_columns(num_panels: int) -> int:

@@ -138,14 +138,15 @@ def make_pictures(
     predictions: returns the probabilities (C, *space) of each method for the number of a case.
     on_case(done, total) is called after each case.
     """
-    sides = _sides_for(dataset, numbers)
+    longest = max(max(dataset.cases[number].shape) for number in numbers)
+    # of the sides that are larger than every picture, only the smallest
+    sides = [side for side, next_side in zip(SIDES, (*SIDES[1:], 0), strict=True) if longest > next_side]
     sample = [numbers[at] for at in np.unique(np.linspace(0, len(numbers) - 1, 4).astype(int))]
     pictures: list[Picture] = []
     for side in sides:
-        is_smallest = side == sides[-1]
         tried = [make_picture(dataset, number, predictions(number), layout, side=side) for number in sample]
         mean = sum(picture.num_characters() for picture in tried) / len(tried)
-        if mean * len(numbers) > max_characters and not is_smallest:
+        if mean * len(numbers) > max_characters and side != sides[-1]:
             continue
         pictures = []
         for done, number in enumerate(numbers, start=1):
@@ -186,12 +187,6 @@ def make_picture(
     )
 
 
-def _sides_for(dataset: Dataset, numbers: Sequence[int]) -> list[int]:
-    """The sides to try; of those that are larger than every picture, only the smallest."""
-    longest = max(max(dataset.cases[number].shape) for number in numbers)
-    return [side for side, next_side in zip(SIDES, (*SIDES[1:], 0), strict=True) if longest > next_side]
-
-
 def _shrunk(plane: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     """The mean over the area of each new pixel."""
     if plane.shape == size:
@@ -228,10 +223,7 @@ def _grey(plane: np.ndarray) -> np.ndarray:
 def _grid(tiles: Sequence[np.ndarray], columns: int) -> np.ndarray:
     blank = [np.zeros_like(tiles[0])] * (-len(tiles) % columns)
     filled = [*tiles, *blank]
-    rows = [
-        np.concatenate(filled[first : first + columns], axis=1) for first in range(0, len(filled), columns)
-    ]
-    return np.concatenate(rows)
+    return np.block([filled[first : first + columns] for first in range(0, len(filled), columns)])
 
 
 def _data_uri(pixels: UInt8[np.ndarray, "H W"], **options: Any) -> str:

@@ -1,9 +1,8 @@
 """`semidice reproduce`: run the tables of the paper again and compare every cell with the paper.
 
     paper.yaml          every number of the paper's tables
-    values              numbers and marks of one table, ours or the paper's
-    tables              which variant of the grids paper_qubiq and paper_tumours fills which cell
-    plan, estimate      which trainings are needed, and how long they take
+    tables              numbers and marks of a table, ours or the paper's, and the training behind each cell
+    plan                which trainings are needed, and how long they take
     scores              our numbers, from the scores of each case
     conclusions         the paper's conclusions as checks
     comparison_tables   our numbers next to the paper's, as tables

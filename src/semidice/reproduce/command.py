@@ -25,11 +25,9 @@ from ..paths import ReproductionFolder, atomic_write
 from ..recipes.grid import Variant
 from ..training.command import start_fabric
 from .comparison_tables import conclusions_table, values_table
-from .estimate import StepTimes, estimated_seconds, time_text
-from .plan import Plan, chosen_tables, folds_left, make_plan
+from .plan import Plan, StepTimes, chosen_tables, estimated_seconds, folds_left, make_plan, time_text
 from .scores import agreement_scores, agreement_values, our_values
-from .tables import PaperTable
-from .values import TableValues
+from .tables import PaperTable, TableValues
 
 
 class ReproduceError(ValueError):

@@ -7,8 +7,7 @@ from ..metrics.registry import SCORES
 from ..metrics.tables import Cell, Table
 from .conclusions import CONCLUSIONS
 from .scores import comparable_paper_values
-from .tables import PaperTable
-from .values import METRICS, RowKey, TableValues
+from .tables import METRICS, PaperTable, RowKey, TableValues
 
 # percentage points between our number and the paper's that count as equal
 _CLOSE = 1.0
@@ -64,8 +63,7 @@ def _row_name(table: PaperTable, key: RowKey, datasets: Sequence[str]) -> tuple[
         return key.name, {}
     tasks = [dataset for dataset in row.datasets if dataset in datasets]
     runs = {
-        column: [f"{dataset}/{methods[dataset]}" for dataset in tasks if dataset in methods]
-        for column, methods in row.runs.items()
+        column: [f"{dataset}/{methods[dataset]}" for dataset in tasks] for column, methods in row.runs.items()
     }
     partly = len(row.datasets) > 1 and 0 < len(tasks) < len(row.datasets)
     return (f"{key.name} ({len(tasks)} of {len(row.datasets)} tasks)" if partly else key.name), runs

@@ -12,7 +12,7 @@ for the paper's own numbers.
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
-from .values import NETWORKS, QUBIQ, TUMOURS, RowKey, TableValues
+from .tables import NETWORKS, QUBIQ, TUMOURS, RowKey, TableValues
 
 Outcome = Literal["holds", "tendency", "fails", "unknown"]
 

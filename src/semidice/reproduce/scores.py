@@ -21,10 +21,9 @@ import numpy as np
 
 from ..metrics.agreement import agreement_rows
 from ..metrics.cases import CaseTable, PairedScores, concatenate
-from ..metrics.statistics import Comparison, compare_scores, resampling_unit
+from ..metrics.statistics import compare_scores, resampling_unit
 from ..report.check import check_dataset
-from .tables import PaperTable, Row
-from .values import METRICS, RowKey, TableValues
+from .tables import METRICS, PaperTable, Row, RowKey, TableValues
 
 # (dataset, method) -> scores of the run
 Runs = Mapping[tuple[str, str], CaseTable]
@@ -45,8 +44,8 @@ def our_values(table: PaperTable, runs: Runs) -> TableValues:
             column: 100 * float(mean) for column, mean in zip(scores.methods, means, strict=True)
         }
         num_cases[row.key] = len(scores.cases)
-        comparison = _compared(scores)
-        if comparison is not None:
+        if len(scores.methods) > 1 and len(set(scores.patients)) > 1:
+            comparison = compare_scores(scores, unit=resampling_unit(scores.patients, scores.cases))
             names = comparison.methods
             pairs = zip(*np.nonzero(comparison.superior()), strict=True)
             superior[row.key] = frozenset((names[better], names[worse]) for better, worse in pairs)
@@ -64,26 +63,26 @@ def row_scores(row: Row, runs: Runs) -> PairedScores | None:
     datasets = [
         dataset
         for dataset in row.datasets
-        if any((dataset, methods.get(dataset, "")) in scored for methods in row.runs.values())
+        if any((dataset, methods[dataset]) in scored for methods in row.runs.values())
     ]
     columns = [
         column
         for column, methods in row.runs.items()
-        if datasets and all((dataset, methods.get(dataset, "")) in scored for dataset in datasets)
+        if datasets and all((dataset, methods[dataset]) in scored for dataset in datasets)
     ]
     if not columns:
         return None
     parts = []
     for dataset in datasets:
-        tables = [_renamed(runs[dataset, row.runs[column][dataset]], column) for column in columns]
-        part = concatenate(tables).paired(metric, methods=columns, missing="drop")
+        tables = {column: runs[dataset, row.runs[column][dataset]] for column in columns}
+        renamed = [
+            CaseTable({**table.columns, "method": np.full(len(table), column)})
+            for column, table in tables.items()
+        ]
+        part = concatenate(renamed).paired(metric, methods=columns, missing="drop")
         if part.cases:
             parts.append(_with_dataset_name(part, dataset))
     return _pooled(parts) if parts else None
-
-
-def _renamed(table: CaseTable, method: str) -> CaseTable:
-    return CaseTable({**table.columns, "method": np.full(len(table), method)})
 
 
 def _with_dataset_name(scores: PairedScores, dataset: str) -> PairedScores:
@@ -110,13 +109,6 @@ def _pooled(parts: Sequence[PairedScores]) -> PairedScores:
         values=np.concatenate(stretched),
         num_dropped=sum(part.num_dropped for part in parts),
     )
-
-
-def _compared(scores: PairedScores) -> Comparison | None:
-    """Tests of all pairs; None if there is only one method or only one patient."""
-    if len(scores.methods) < 2 or len(set(scores.patients)) < 2:
-        return None
-    return compare_scores(scores, unit=resampling_unit(scores.patients, scores.cases))
 
 
 def agreement_scores(

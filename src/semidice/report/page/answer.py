@@ -7,6 +7,7 @@ patient are resampled together, see `metrics.statistics.resampling_unit`.
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -51,34 +52,8 @@ class Score:
         return self.metric if self.is_main else f"{self.metric}, {self.paired.class_name}"
 
     @property
-    def heading(self) -> str:
-        return self.comparison.heading
-
-    @property
     def file_name(self) -> str:
         return re.sub(r"[^A-Za-z0-9]+", "_", self.name).strip("_")
-
-
-@dataclass(frozen=True)
-class Lead:
-    """The difference between the best mean and that of another method."""
-
-    over: str
-    difference: str
-    interval: str
-    p: str
-    significant: bool
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The answer by one score: the best mean, and its lead over the second and over the last method."""
-
-    score: Score
-    leader: str
-    mean: str
-    interval: str
-    leads: tuple[Lead, ...]
 
 
 def compare_all(
@@ -93,14 +68,17 @@ def compare_all(
     scores: list[Score] = []
     notices = []
     unit = resampling_unit(table.columns["patient"], table.columns["case"])
-    for done, metric in enumerate(_ordered(table.metrics)):
+    ordered = sorted(table.metrics, key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER))
+    for done, metric in enumerate(ordered):
         on_metric(done, len(table.metrics))
         of_metric = table.select(metric=metric)
         missing = [method for method in methods if method not in of_metric.methods]
         if missing:
             notices.append(f"{metric} is left out: {', '.join(missing)} was not scored by it.")
             continue
-        if not _has_direction(metric):
+        try:
+            higher_is_better(metric)
+        except ValueError:
             notices.append(f"{metric} is left out: its name does not say whether higher is better.")
             continue
         scored_classes = set(of_metric.columns["class"].tolist())
@@ -123,20 +101,8 @@ def compare_all(
     return scores, notices
 
 
-def _has_direction(metric: str) -> bool:
-    try:
-        higher_is_better(metric)
-    except ValueError:
-        return False
-    return True
-
-
-def _ordered(metrics: Sequence[str]) -> list[str]:
-    return sorted(metrics, key=lambda metric: _ORDER.index(metric) if metric in _ORDER else len(_ORDER))
-
-
-def answer_of(score: Score) -> Answer:
-    """The method with the best mean, and its lead over the second and over the last method."""
+def answer_of(score: Score) -> dict[str, Any]:
+    """For the template: the method with the best mean, and its lead over the second and the last method."""
     comparison = score.comparison
     mean = comparison.mean if comparison.higher_is_better else -comparison.mean
     ranked = [int(number) for number in np.argsort(-mean, kind="stable")]
@@ -148,22 +114,22 @@ def answer_of(score: Score) -> Answer:
         p = float(comparison.p_holm[first, other])
         low, high = (float(part[first, other]) * scale for part in (comparison.low, comparison.high))
         leads.append(
-            Lead(
-                over=comparison.methods[other],
-                difference=number_text(float(comparison.difference[first, other]) * scale, signed=True),
-                interval=f"[{number_text(low, signed=True)}, {number_text(high, signed=True)}]",
-                p=f"p {p_text(p)}" if p < 0.001 else f"p = {p_text(p)}",
-                significant=bool(comparison.superior(level=LEVEL)[first, other]),
-            )
+            {
+                "over": comparison.methods[other],
+                "difference": number_text(float(comparison.difference[first, other]) * scale, signed=True),
+                "interval": f"[{number_text(low, signed=True)}, {number_text(high, signed=True)}]",
+                "p": f"p {p_text(p)}" if p < 0.001 else f"p = {p_text(p)}",
+                "significant": bool(comparison.superior(level=LEVEL)[first, other]),
+            }
         )
     low, high = (float(part[first]) * scale for part in (comparison.mean_low, comparison.mean_high))
-    return Answer(
-        score,
-        leader=comparison.methods[first],
-        mean=number_text(float(comparison.mean[first]) * scale),
-        interval=f"[{number_text(low)}, {number_text(high)}]",
-        leads=tuple(leads),
-    )
+    return {
+        "heading": comparison.heading,
+        "leader": comparison.methods[first],
+        "mean": number_text(float(comparison.mean[first]) * scale),
+        "interval": f"[{number_text(low)}, {number_text(high)}]",
+        "leads": leads,
+    }
 
 
 def headline(scores: Sequence[Score]) -> str:
@@ -175,7 +141,11 @@ def headline(scores: Sequence[Score]) -> str:
         return f"One method, {methods[0]}: there is nothing to compare it with."
     unbeaten = [method for method in methods if all(method in names for names in best.values())]
     leading_by = {
-        method: [score.name for score in main if _beats_all(score.comparison, number)]
+        method: [
+            score.name
+            for score in main
+            if score.comparison.superior(level=LEVEL)[number].sum() == len(methods) - 1
+        ]
         for number, method in enumerate(methods)
     }
     if len(unbeaten) == len(methods):
@@ -187,7 +157,8 @@ def headline(scores: Sequence[Score]) -> str:
         (winner,) = unbeaten
         ahead = leading_by[winner]
         if len(ahead) == len(best):
-            return f"{winner} is best, significantly ahead of every other method by {_by_all(best)}."
+            by_all = f"all {len(best)} scores" if len(best) > 1 else ahead[0]
+            return f"{winner} is best, significantly ahead of every other method by {by_all}."
         if ahead:
             return (
                 f"{winner} is best: significantly ahead of every other method by {_listed(ahead)}, and no "
@@ -208,14 +179,6 @@ def headline(scores: Sequence[Score]) -> str:
         often = [method for method, count in counts.items() if count == most]
         more = f"Most often in the best set: {_listed(often)} (by {most} of {len(best)} scores)."
     return f"It depends on the score: every method is significantly worse than another by some score. {more}"
-
-
-def _beats_all(comparison: Comparison, number: int) -> bool:
-    return bool(comparison.superior(level=LEVEL)[number].sum() == len(comparison.methods) - 1)
-
-
-def _by_all(best: dict[str, tuple[str, ...]]) -> str:
-    return f"all {len(best)} scores" if len(best) > 1 else next(iter(best))
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""The page, and the figures and tables next to it.
+"""`semidice report`: the page, and the figures and tables next to it.
 
 report.html              the page; it contains everything that it shows
 report_files/means.*     the summary table as .csv, .md and .tex; the same for every pair of methods
@@ -6,7 +6,7 @@ report_files/means.*     the summary table as .csv, .md and .tex; the same for e
              *.png, *.svg    the figures for print
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import resources
@@ -16,8 +16,10 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
+from rich.console import Console
 
 from ... import __version__
+from ...console import counting_bar, say
 from ...data.dataset import Dataset
 from ...metrics.cases import write_cases
 from ...metrics.registry import SCORES, display_scale
@@ -30,7 +32,7 @@ from ..figures import COLOURS, save_figure
 from .answer import LEVEL, Score, answer_of, headline
 from .content import DEFAULT_OPTIONS, OnStep, PageContent, PageOptions, gather_content
 from .records import embedded_json, page_records
-from .runs import check_comparable
+from .runs import check_comparable, find_runs
 
 _MAX_NAME_LENGTH = 24
 _SCRIPTS = ("dom.js", "charts.js", "cases.js", "pictures.js", "browser.js", "main.js")
@@ -43,6 +45,38 @@ class Report:
     page: Path
     files: tuple[Path, ...]
     notices: tuple[str, ...]
+
+
+def run_report(
+    paths: Sequence[Path],
+    out: Path,
+    console: Console,
+    options: PageOptions = DEFAULT_OPTIONS,
+    *,
+    dataset: Path | None = None,
+) -> Report:
+    """`build_page` of run folders, or of folders of run folders, behind a progress bar.
+
+    dataset: where the dataset of the runs is now, if it was moved.
+    """
+    found = find_runs(paths)
+    with counting_bar(console, doing="report:", unit="done") as progress:
+        bar = progress.add_task("opening runs", total=1)
+        report = build_page(
+            found.runs,
+            Dataset(dataset or found.dataset),
+            out,
+            options,
+            notices=found.notices,
+            on_step=lambda step, done, total: progress.update(
+                bar, description=step, completed=done, total=total
+            ),
+        )
+    for notice in report.notices:
+        console.print(notice, style="yellow", highlight=False, markup=False, soft_wrap=True)
+    say(console, f"wrote {report.page} ({report.page.stat().st_size / 1e6:.1f} MB)")
+    say(console, f"wrote {len(report.files)} tables and figures to {report.files[0].parent}")
+    return report
 
 
 def build_page(
@@ -68,12 +102,17 @@ def build_page(
     out.parent.mkdir(parents=True, exist_ok=True)
     folder = ReportFolder.of(out)
     folder.path.mkdir(exist_ok=True)
-    files = _write_tables(content, folder)
+    write_cases(content.table, folder.cases)
+    files = [folder.cases]
+    tables = _tables(content)
+    for name, table in tables.items():
+        files += table.write(folder.path / name)
     if options.figures:
         files += _write_figures(content, folder.path, on_step)
     dataset_name = dataset.folder.path.resolve().name
     subject = next(iter(runs)) if len(runs) == 1 else f"{len(runs)} methods"
-    page = _render(content, title=options.title or f"{subject} on {dataset_name}", folder=folder)
+    title = options.title or f"{subject} on {dataset_name}"
+    page = _render(content, tables, title=title, dataset_name=dataset_name, files_folder=folder.path.name)
     with atomic_write(out) as temp_path:
         temp_path.write_text(page, encoding="utf-8")
     return Report(out, tuple(files), content.notices)
@@ -91,16 +130,27 @@ def _tables(content: PageContent) -> dict[str, Table]:
     return tables
 
 
-def _write_tables(content: PageContent, folder: ReportFolder) -> list[Path]:
-    write_cases(content.table, folder.cases)
-    files = [folder.cases]
-    for name, table in _tables(content).items():
-        files += table.write(folder.path / name)
-    return files
-
-
 def _write_figures(content: PageContent, folder: Path, on_step: OnStep) -> list[Path]:
-    drawings = dict(_figures(content))
+    drawings: dict[str, Callable[[], Figure]] = {}
+    label_of = _figure_labels(content.methods)
+    labels = tuple(label_of.values())
+    for score in content.main_scores:
+        paired, comparison = score.paired._replace(methods=labels), replace(score.comparison, methods=labels)
+        drawings[f"cases_{score.file_name}"] = partial(draw_case_scores, paired)
+        if len(labels) > 1:
+            drawings[f"significance_{score.file_name}"] = partial(draw_significance, comparison, level=LEVEL)
+    # a diagram has six lines at most
+    methods = list(content.bins)
+    for first in range(0, len(methods), len(COLOURS)):
+        part = {label_of[method]: content.bins[method] for method in methods[first : first + len(COLOURS)]}
+        number = "" if len(methods) <= len(COLOURS) else f"_{first // len(COLOURS) + 1}"
+        drawings[f"reliability{number}"] = partial(draw_reliability, part)
+    if content.curves:
+        curves = {
+            series: {label_of[method]: curve for method, curve in of_methods.items()}
+            for series, of_methods in content.curves.items()
+        }
+        drawings["curves"] = partial(draw_curves, curves)
     files = []
     for done, (name, draw) in enumerate(drawings.items(), start=1):
         figure = draw()
@@ -109,29 +159,6 @@ def _write_figures(content: PageContent, folder: Path, on_step: OnStep) -> list[
             save_figure(figure, files[-1])
         on_step("drawing figures", done, len(drawings))
     return files
-
-
-def _figures(content: PageContent) -> Iterator[tuple[str, Callable[[], Figure]]]:
-    """All figures by the name of their files, as functions that draw them."""
-    label_of = _figure_labels(content.methods)
-    labels = tuple(label_of.values())
-    for score in content.main_scores:
-        paired, comparison = score.paired._replace(methods=labels), replace(score.comparison, methods=labels)
-        yield f"cases_{score.file_name}", partial(draw_case_scores, paired)
-        if len(labels) > 1:
-            yield f"significance_{score.file_name}", partial(draw_significance, comparison, level=LEVEL)
-    # a diagram has six lines at most
-    methods = list(content.bins)
-    for first in range(0, len(methods), len(COLOURS)):
-        part = {label_of[method]: content.bins[method] for method in methods[first : first + len(COLOURS)]}
-        number = "" if len(methods) <= len(COLOURS) else f"_{first // len(COLOURS) + 1}"
-        yield f"reliability{number}", partial(draw_reliability, part)
-    if content.curves:
-        curves = {
-            series: {label_of[method]: curve for method, curve in of_methods.items()}
-            for series, of_methods in content.curves.items()
-        }
-        yield "curves", partial(draw_curves, curves)
 
 
 def _figure_labels(methods: Sequence[str]) -> dict[str, str]:
@@ -150,15 +177,15 @@ def _figure_labels(methods: Sequence[str]) -> dict[str, str]:
     return labels
 
 
-def _render(content: PageContent, *, title: str, folder: ReportFolder) -> str:
+def _render(content: PageContent, tables: Mapping[str, Table], **names: str) -> str:
+    """The page; names: title, dataset_name and files_folder of the template."""
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     records = page_records(content)
-    tables = _tables(content)
     metrics = dict.fromkeys(score.metric for score in content.scores)
     return environment.from_string(_asset("template.html")).render(
-        title=title,
+        **names,
         version=__version__,
         style=Markup(_asset("page.css")),
         theme_script=Markup(_asset("theme.js")),
@@ -171,7 +198,6 @@ def _render(content: PageContent, *, title: str, folder: ReportFolder) -> str:
         num_pictures=len(content.pictures),
         unit=content.scores[0].comparison.unit,
         manifest=content.dataset.manifest,
-        dataset_name=content.dataset.folder.path.resolve().name,
         headline=headline(content.scores),
         answers=[answer_of(score) for score in content.main_scores],
         means=tables["means"],
@@ -183,7 +209,6 @@ def _render(content: PageContent, *, title: str, folder: ReportFolder) -> str:
         options=content.options,
         meanings={metric: SCORES[metric].meaning for metric in metrics if metric in SCORES},
         notices=content.notices,
-        files_folder=folder.path.name,
         level=LEVEL,
     )
 

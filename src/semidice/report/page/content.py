@@ -6,6 +6,7 @@ predictions; a calibration error that differs from the one in the table is an er
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -119,7 +120,7 @@ def gather_content(
         list(runs),
         dataset.manifest.class_names,
         num_resamples=options.num_resamples,
-        on_metric=lambda *done: on_step("comparing methods", *done),
+        on_metric=partial(on_step, "comparing methods"),
     )
     stored = {method: run for method, run in runs.items() if run.folder.has_predictions()}
     without = [
@@ -132,10 +133,7 @@ def gather_content(
     numbers = dict(zip(names, dataset.numbers_of(names), strict=True))
     predictions = StoredPredictions(dataset, stored, fold_of_case)
     bins = count_bins(
-        predictions,
-        list(numbers.values()),
-        table,
-        on_case=lambda *done: on_step("reading predictions", *done),
+        predictions, list(numbers.values()), table, on_case=partial(on_step, "reading predictions")
     )
     chosen = choose_pictures(scores, numbers, max_cases=options.max_cases)
     layout = PictureLayout.of(dataset, len(stored)) if chosen else None
@@ -147,7 +145,7 @@ def gather_content(
             predictions.of,
             layout,
             max_characters=options.max_characters,
-            on_case=lambda *done: on_step("making pictures", *done),
+            on_case=partial(on_step, "making pictures"),
         )
     return PageContent(
         dataset=dataset,

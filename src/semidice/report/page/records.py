@@ -3,7 +3,6 @@
 import base64
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -26,15 +25,17 @@ def page_records(content: PageContent) -> dict[str, Any]:
     methods = content.methods
     cases = _case_records(content)
     number_of = {case["name"]: number for number, case in enumerate(cases)}
+    # 256 colours as bytes of red, green and blue
+    colours = matplotlib.colormaps["cividis"](np.linspace(0, 1, 256), bytes=True)[:, :3]
     layout = None
     if content.layout is not None:
         layout = {
             **asdict(content.layout),
-            "raters": _named_styles(content.layout.raters),
+            "raters": [_style_record(*each) for each in enumerate(content.layout.raters)],
             "methods": [methods.index(method) for method in content.pictured],
         }
     return {
-        "methods": _named_styles(methods),
+        "methods": [_style_record(*each) for each in enumerate(methods)],
         "scores": [_score_record(score) for score in content.scores],
         "cases": cases,
         "reliability": [_bins_record(methods.index(method), bins) for method, bins in content.bins.items()],
@@ -47,7 +48,7 @@ def page_records(content: PageContent) -> dict[str, Any]:
         ],
         "layout": layout,
         "pictures": [{**asdict(picture), "case": number_of[picture.case]} for picture in content.pictures],
-        "probability_colours": _colours("cividis"),
+        "probability_colours": base64.b64encode(colours.tobytes()).decode(),
     }
 
 
@@ -78,7 +79,7 @@ def _case_records(content: PageContent) -> list[dict[str, Any]]:
 def _score_record(score: Score) -> dict[str, Any]:
     return {
         "name": score.name,
-        "heading": score.heading,
+        "heading": score.comparison.heading,
         "scale": display_scale(score.metric),
         "higher_is_better": score.comparison.higher_is_better,
         "is_main": score.is_main,
@@ -103,15 +104,12 @@ def _curve_record(method: int, curve: Curve) -> dict[str, Any]:
     return {"method": method, "num_folds": curve.num_folds, "step": curve.step.tolist(), **values}
 
 
-def _named_styles(names: Sequence[str]) -> list[dict[str, Any]]:
-    return [{"name": name, **_style(number)} for number, name in enumerate(names)]
-
-
-def _style(number: int) -> dict[str, Any]:
+def _style_record(number: int, name: str) -> dict[str, Any]:
     """Colour, dashes and marker of a method or rater, the same as in the figures."""
     colour, line = line_style(number)
     dashes = _DASHES[line] if isinstance(line, str) else line[1]
     return {
+        "name": name,
         "colour": colour,
         "on_light": readable_on(colour, (255, 255, 255)),
         "on_dark": readable_on(colour, (20, 23, 26)),
@@ -141,12 +139,6 @@ def _luminance(rgb: np.ndarray) -> float:
     share = rgb / 255
     linear = np.where(share <= 0.04045, share / 12.92, ((share + 0.055) / 1.055) ** 2.4)
     return float(linear @ [0.2126, 0.7152, 0.0722])
-
-
-def _colours(name: str) -> str:
-    """The 256 colours of a colour map as bytes of red, green and blue, in base64."""
-    colours = matplotlib.colormaps[name](np.linspace(0, 1, 256), bytes=True)[:, :3]
-    return base64.b64encode(colours.tobytes()).decode()
 
 
 def _finite(value: float | None) -> float | None:
