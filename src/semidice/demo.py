@@ -48,12 +48,11 @@ def run_demo(out: Path, console: Console, *, num_cases: int, epochs: int, num_fo
         (raw,) = find_datasets("phantom", out, phantom=replace(PHANTOM, num_cases=num_cases))
         prepare_dataset(raw, folder.dataset, workers=1)
     dataset = Dataset(folder.dataset)
-    options = {
-        "data.num_folds": num_folds,
-        "schedule.epochs": epochs,
-        "validation.every": max(1, epochs // 4),
-    }
-    overrides = [f"{key}={value}" for key, value in options.items()]
+    overrides = [
+        f"data.num_folds={num_folds}",
+        f"schedule.epochs={epochs}",
+        f"validation.every={max(1, epochs // 4)}",
+    ]
     variants = read_variants(["demo"], dataset=folder.dataset, out=folder.runs, overrides=overrides)
     say(
         console,

@@ -81,17 +81,12 @@ def row_scores(row: Row, runs: Runs) -> PairedScores | None:
         ]
         part = concatenate(renamed).paired(metric, methods=columns, missing="drop")
         if part.cases:
-            parts.append(_with_dataset_name(part, dataset))
+            # names that no other dataset has; tasks of one QUBIQ folder share patients
+            family = dataset.partition("_task")[0]
+            cases = tuple(f"{dataset}/{case}" for case in part.cases)
+            patients = tuple(f"{family}/{patient}" for patient in part.patients)
+            parts.append(part._replace(cases=cases, patients=patients))
     return _pooled(parts) if parts else None
-
-
-def _with_dataset_name(scores: PairedScores, dataset: str) -> PairedScores:
-    """Cases and patients with names that no other dataset has; tasks of one QUBIQ folder share patients."""
-    family = dataset.partition("_task")[0]
-    return scores._replace(
-        cases=tuple(f"{dataset}/{case}" for case in scores.cases),
-        patients=tuple(f"{family}/{patient}" for patient in scores.patients),
-    )
 
 
 def _pooled(parts: Sequence[PairedScores]) -> PairedScores:

@@ -55,8 +55,8 @@ DEFAULT_OPTIONS = PageOptions()
 class PageContent:
     """What the page shows.
 
-    options: one row per option in which the recipes differ. pictured: the methods with stored predictions,
-    which have pictures and bins.
+    options: one row per option in which the recipes differ. bins: of the methods with stored predictions;
+    the pictures show the same methods.
     """
 
     dataset: Dataset
@@ -65,7 +65,6 @@ class PageContent:
     bins: Mapping[str, CalibrationBins]
     curves: Mapping[str, Mapping[str, Curve]]
     options: Mapping[str, Sequence[str]]
-    pictured: Sequence[str]
     layout: PictureLayout | None
     pictures: Sequence[Picture]
     notices: tuple[str, ...]
@@ -154,7 +153,6 @@ def gather_content(
         bins=bins,
         curves=read_curves({method: run.folder for method, run in runs.items()}),
         options=differing_options(runs),
-        pictured=list(stored),
         layout=layout,
         pictures=pictures,
         notices=(*notices, *left_out, *without),

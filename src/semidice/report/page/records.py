@@ -32,7 +32,7 @@ def page_records(content: PageContent) -> dict[str, Any]:
         layout = {
             **asdict(content.layout),
             "raters": [_style_record(*each) for each in enumerate(content.layout.raters)],
-            "methods": [methods.index(method) for method in content.pictured],
+            "methods": [methods.index(method) for method in content.bins],
         }
     return {
         "methods": [_style_record(*each) for each in enumerate(methods)],
