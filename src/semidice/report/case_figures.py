@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
@@ -34,7 +33,7 @@ def draw_reliability(bins: Mapping[str, CalibrationBins]) -> Figure:
     style_axes(above)
     style_axes(below)
     above.plot([0, 1], [0, 1], color="0.6", linewidth=4, alpha=0.5, label="calibrated")
-    lowest_confidence = 1.0
+    points = []
     for (name, counts), colour, line, marker in zip(bins.items(), COLOURS, LINES, MARKERS, strict=False):
         if counts.count.ndim != 1:
             raise ValueError(
@@ -44,21 +43,24 @@ def draw_reliability(bins: Mapping[str, CalibrationBins]) -> Figure:
         means = counts.means()
         filled = means.share > 0
         style = {"color": colour, "linestyle": line, "marker": marker, "fillstyle": "none"}
-        confidence, accuracy, share = (
-            part[filled].numpy() for part in (means.confidence, means.accuracy, means.share)
+        confidence, accuracy, percentage = (
+            part[filled].numpy() for part in (means.confidence, means.accuracy, 100 * means.share)
         )
         above.plot(confidence, accuracy, label=f"{name}: ECE {100 * float(counts.error()):.2f} %", **style)
-        below.plot(confidence, 100 * share, **style)
-        lowest_confidence = min(lowest_confidence, float(confidence.min(initial=1)))
+        below.plot(confidence, percentage, **style)
+        points.append([confidence, accuracy, percentage])
+    lowest_confidence, lowest_accuracy, lowest_percentage = (
+        np.concatenate(points, axis=1).min(axis=1, initial=1).tolist()
+    )
     start = 0.5 if lowest_confidence >= 0.5 else 0.0
     above.set(
         ylabel="accuracy in the bin",
         xlim=(start - _MARGIN, 1 + _MARGIN),
-        ylim=(min(start, _lowest_value(above, skip=1)) - _MARGIN, 1 + _MARGIN),
+        ylim=(min(start, lowest_accuracy) - _MARGIN, 1 + _MARGIN),
     )
     # whole decades: most voxels are in one bin, and the other bins differ by orders of magnitude
     below.set(xlabel="mean confidence in the bin", ylabel="voxels (%)", yscale="log")
-    lowest = min(1.0, 10 ** np.floor(np.log10(_lowest_value(below, skip=0))))
+    lowest = 10 ** np.floor(np.log10(lowest_percentage))
     below.set_ylim(lowest / 1.5, 150)
     decades = 10.0 ** np.arange(np.log10(lowest), 2.5)
     below.set_yticks(decades, [f"{decade:g}" for decade in decades])
@@ -66,12 +68,6 @@ def draw_reliability(bins: Mapping[str, CalibrationBins]) -> Figure:
     above.legend(loc="upper left", fontsize="small")
     above.set_title("Below the diagonal, confidence is too high", fontsize=11)
     return figure
-
-
-def _lowest_value(axes: Axes, *, skip: int) -> float:
-    """The lowest value of all lines, without the first `skip` lines."""
-    lowest = [np.asarray(line.get_ydata()).min() for line in axes.lines[skip:]]
-    return float(min(lowest, default=1.0))
 
 
 def draw_case_scores(scores: PairedScores) -> Figure:
