@@ -1,11 +1,9 @@
 """Metrics that collect over batches and processes, as torchmetrics `Metric` classes.
 
-CaseScores        rows of the case table; several processes give the same bits as one
-CalibrationError  calibration over a dataset; its state has the size of the bins and is added exactly
-
-Processes exchange rows as text in a byte tensor: names of cases have any length, a process may have no case,
-and the shortest decimal of a float reads back as the same float. A case that a sampler repeats to fill the
-last batch counts once. Needs the extra: pip install 'semidice[train]'.
+Several processes give the same bits as one. They exchange rows as text in a byte tensor: names of cases have
+any length, a process may have no case, and the shortest decimal of a float reads back as the same float. A
+case that a sampler repeats to fill the last batch counts once.
+Needs the extra: pip install 'semidice[train]'.
 """
 
 import json

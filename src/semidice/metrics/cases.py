@@ -300,8 +300,7 @@ def _column(name: str, values: Sequence[Any]) -> np.ndarray:
 
 
 def _in_order(column: np.ndarray) -> tuple[str, ...]:
-    names, first = np.unique(column, return_index=True)
-    return tuple(names[np.argsort(first)].tolist())
+    return tuple(dict.fromkeys(column.tolist()))
 
 
 def _suffix(path: Path) -> str:
