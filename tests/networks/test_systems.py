@@ -25,8 +25,7 @@ from semidice.networks.systems import (
 )
 from semidice.networks.systems.mrnet import draw_weights, fused_label
 from semidice.networks.systems.softseg import adaptive_wing_loss, normalised_relu
-from semidice.networks.systems.system import rater_losses
-from semidice.networks.systems.trunk import Trunk
+from semidice.networks.systems.system import Trunk, rater_losses
 from semidice.recipes import Recipe, SystemOptions
 from semidice.runs.predictions import read_prediction
 from semidice.runs.run import open_run

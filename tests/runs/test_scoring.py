@@ -2,6 +2,8 @@
 
 import io
 import math
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -40,11 +42,21 @@ def predicted(dataset: Dataset, number: int) -> np.ndarray:
     return (prob / prob.sum(0)).astype(np.float32)
 
 
-def stored(dataset: Dataset, path) -> FoldFolder:
+def stored(dataset: Dataset, path, prob: Callable[[Dataset, int], np.ndarray] = predicted) -> FoldFolder:
     folder = FoldFolder(path)
     for number, case in enumerate(dataset.cases):
-        write_prediction(folder.prediction(case.name), predicted(dataset, number))
+        write_prediction(folder.prediction(case.name), prob(dataset, number))
     return folder
+
+
+def one_class(dataset: Dataset, number: int, *, label: int) -> np.ndarray:
+    """Probability one for one of two classes everywhere."""
+    prob = np.zeros((2, *dataset.cases[number].shape), np.float32)
+    prob[label] = 1
+    return prob
+
+
+background, foreground = partial(one_class, label=0), partial(one_class, label=1)
 
 
 def with_spacing(dataset: Dataset, spacing_mm) -> Dataset:
@@ -102,7 +114,7 @@ def test_an_absent_rater_has_no_vote(tmp_path):
     table = score_fold(
         dataset,
         [1],
-        lambda case: prob,
+        stored(dataset, tmp_path / "fold", lambda dataset, number: prob),
         metrics=["dice_score", "soft_dice_score", "rater_dice_score", "generalised_energy_distance"],
         method="m",
         fold=0,
@@ -119,23 +131,23 @@ def test_the_truth_of_a_phantom_is_scored_too(tmp_path):
     dataset = make_prepared(tmp_path / "data", num_cases=2)
     truth = {case.name: dataset.truth(number) for number, case in enumerate(dataset.cases)}
     options = {"metrics": ["dice_score"], "method": "m", "fold": 0}
-    at_truth = score_fold(dataset, [0, 1], truth.__getitem__, **options)
-    nothing = np.stack([np.ones((32, 32)), np.zeros((32, 32))]).astype(np.float32)
-    empty = score_fold(dataset, [0, 1], lambda _: nothing, **options)
+    at_truth = score_fold(dataset, [0, 1], stored(dataset, tmp_path / "truth", Dataset.truth), **options)
+    empty = score_fold(dataset, [0, 1], stored(dataset, tmp_path / "empty", background), **options)
     for name, prob in truth.items():
-        assert value(at_truth, name, "truth_error", "class1") == 0
+        # a prediction is stored within half a unit
+        assert value(at_truth, name, "truth_error", "class1") == pytest.approx(0, abs=0.5 / 65535 + 1e-7)
         assert value(empty, name, "truth_error", "class1") == pytest.approx(prob[1].mean(), rel=1e-5)
         assert value(empty, name, "truth_error", "mean") == value(empty, name, "truth_error", "class1")
     without = make_prepared(tmp_path / "other", num_cases=2, truth=False)
-    assert "truth_error" not in score_fold(without, [0, 1], lambda _: nothing, **options).metrics
+    assert "truth_error" not in score_fold(without, [0, 1], FoldFolder(tmp_path / "empty"), **options).metrics
 
 
 def test_a_likelihood_of_zero_counts_half_a_unit(tmp_path):
     dataset = make_prepared(tmp_path / "data", num_cases=1, cases_per_patient=1)
-    wrong = np.stack([np.zeros((32, 32)), np.ones((32, 32))]).astype(np.float32)
-    table = score_fold(dataset, [0], lambda _: wrong, metrics=["negative_log_likelihood"], method="m", fold=0)
-    background = float((dataset.masks(0).sum(0) <= 1).mean())
-    expected = background * math.log(2 * 65535)
+    folder = stored(dataset, tmp_path / "fold", foreground)
+    table = score_fold(dataset, [0], folder, metrics=["negative_log_likelihood"], method="m", fold=0)
+    share = float((dataset.masks(0).sum(0) <= 1).mean())
+    expected = share * math.log(2 * 65535)
     score = value(table, dataset.cases[0].name, "negative_log_likelihood", "all")
     # the other voxels cost the rest of their probability, 1e-5
     assert score == pytest.approx(expected, abs=2e-5)
@@ -163,7 +175,7 @@ def test_metrics_that_cannot_apply_are_left_out_with_a_reason(tmp_path):
     table = score_fold(
         flat,
         [0, 1],
-        lambda name: predicted(flat, flat.numbers_of([name])[0]),
+        stored(flat, tmp_path / "fold"),
         metrics=metrics,
         method="m",
         fold=0,
@@ -176,8 +188,8 @@ def test_metrics_that_cannot_apply_are_left_out_with_a_reason(tmp_path):
 def test_volumes_are_in_ml_where_slices_have_a_thickness(tmp_path):
     dataset = make_prepared(tmp_path / "data", num_cases=2, slices_per_scan=2, truth=False)
     dataset = with_spacing(dataset, (0.5, 2.0, 4.0))
-    everything = np.stack([np.zeros((32, 32)), np.ones((32, 32))]).astype(np.float32)
-    table = score_fold(dataset, [0, 1], lambda _: everything, metrics=["volume_error_ml"], method="m", fold=0)
+    folder = stored(dataset, tmp_path / "fold", foreground)
+    table = score_fold(dataset, [0, 1], folder, metrics=["volume_error_ml"], method="m", fold=0)
     for number, case in enumerate(dataset.cases):
         majority = (dataset.masks(number).sum(0) >= 2).sum()
         expected = (32 * 32 - majority) * 0.5 * 2 * 4 / 1000

@@ -30,7 +30,7 @@ def checkpoint_tensors(model: nn.Module, optimiser: torch.optim.Optimizer | None
     """Copies of all tensors of a checkpoint, on their own device: on a GPU, copying them is fast."""
     tensors = {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
     if optimiser is not None:
-        for number, parameter in enumerate(_parameters(optimiser)):
+        for number, (_, parameter) in enumerate(_parameters(optimiser)):
             for name, value in optimiser.state[parameter].items():
                 if value is not None:
                     tensors[f"optimiser/{number}/{name}"] = value
@@ -64,47 +64,32 @@ class Checkpoint:
 
     def load_model(self, model: nn.Module) -> None:
         """Load the weights into a model of the same architecture; a ValueError names the differences."""
-        weights = {
-            name.removeprefix("model/"): tensor
-            for name, tensor in self.tensors.items()
-            if name.startswith("model/")
-        }
         try:
-            model.load_state_dict(weights)
+            model.load_state_dict(self._tensors("model/"))
         except RuntimeError as error:
             raise ValueError(f"{self.path} holds the weights of another model: {error}") from error
 
     def load_optimiser(self, optimiser: torch.optim.Optimizer) -> None:
         """Load the state of the optimiser; its options come from the recipe."""
-        for number, parameter in enumerate(_parameters(optimiser)):
-            prefix = f"optimiser/{number}/"
-            state = {
-                name.removeprefix(prefix): tensor
-                for name, tensor in self.tensors.items()
-                if name.startswith(prefix)
-            }
-            optimiser.state[parameter] = {
-                name: _like(tensor, parameter)
-                if tensor.ndim
-                else tensor.to(_scalar_device(optimiser, parameter))
-                for name, tensor in state.items()
-            }
+        for number, (group, parameter) in enumerate(_parameters(optimiser)):
+            state = optimiser.state[parameter] = {}
+            for name, tensor in self._tensors(f"optimiser/{number}/").items():
+                if tensor.ndim:
+                    # the memory format of the parameter, on which the order of sums depends
+                    state[name] = torch.empty_like(parameter, dtype=tensor.dtype).copy_(tensor)
+                else:
+                    # a scalar, such as Adam's number of steps, is on the CPU unless the optimiser is fused
+                    on_device = group.get("fused") or group.get("capturable")
+                    state[name] = tensor.to(parameter.device if on_device else "cpu")
+
+    def _tensors(self, prefix: str) -> dict[str, Tensor]:
+        names = [name for name in self.tensors if name.startswith(prefix)]
+        return {name.removeprefix(prefix): self.tensors[name] for name in names}
 
 
-def _like(tensor: Tensor, parameter: Tensor) -> Tensor:
-    """The tensor on the parameter's device and in its memory format, on which the order of sums depends."""
-    return torch.empty_like(parameter, dtype=tensor.dtype).copy_(tensor)
-
-
-def _scalar_device(optimiser: torch.optim.Optimizer, parameter: Tensor) -> torch.device:
-    """The device on which an optimiser keeps a scalar, such as Adam's number of steps."""
-    group = next(group for group in optimiser.param_groups if any(parameter is p for p in group["params"]))
-    on_device = group.get("fused") or group.get("capturable")
-    return parameter.device if on_device else torch.device("cpu")
-
-
-def _parameters(optimiser: torch.optim.Optimizer) -> list[Tensor]:
-    return [parameter for group in optimiser.param_groups for parameter in group["params"]]
+def _parameters(optimiser: torch.optim.Optimizer) -> list[tuple[dict[str, Any], Tensor]]:
+    """Every parameter, with the options of its group."""
+    return [(group, parameter) for group in optimiser.param_groups for parameter in group["params"]]
 
 
 class CheckpointWriter:

@@ -44,10 +44,10 @@ class SmallUNet(nn.Module):
         self.segmentation_head: nn.Module = nn.Sequential(nn.Conv2d(channels[0], num_classes, 1))
 
     def forward(self, image: Float[Tensor, "N channels H W"]) -> Float[Tensor, "N C H W"]:
-        logits: Tensor = self.segmentation_head(self.decode(self.encode(image)))
-        return logits
+        return self.segmentation_head(self.decoder(self.encoder(image)))  # type: ignore[no-any-return]
 
-    def encode(self, image: Float[Tensor, "N channels H W"]) -> list[Tensor]:
+    # the parts have the names that they have in networks of smp
+    def encoder(self, image: Float[Tensor, "N channels H W"]) -> list[Tensor]:
         """Features of every level, the finest first."""
         if image.shape[-1] % self.multiple or image.shape[-2] % self.multiple:
             raise ValueError(
@@ -59,8 +59,8 @@ class SmallUNet(nn.Module):
             levels.append(image)
         return levels
 
-    def decode(self, levels: Sequence[Tensor]) -> Float[Tensor, "N width H W"]:
-        """The input of the last layer, from the levels of `encode`."""
+    def decoder(self, levels: Sequence[Tensor]) -> Float[Tensor, "N width H W"]:
+        """The input of the last layer, from the levels of `encoder`."""
         *finer, below = levels
         for level, lift, up in zip(reversed(finer), reversed(self.lift), reversed(self.up), strict=True):
             below = up(level + F.interpolate(lift(below), scale_factor=2.0))

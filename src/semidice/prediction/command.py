@@ -70,7 +70,7 @@ class Ensemble:
         return torch.stack(probs).mean(0)
 
     def predict(
-        self, image: InputImage, *, on_work: Callable[[float], object] = lambda _: None
+        self, image: InputImage, on_work: Callable[[float], object]
     ) -> Float32[np.ndarray, "C *space"]:
         """Class probabilities on the grid of the input; on_work(share) is called after each part of it."""
         num_slices, batch_size = len(image.stored), self.options.batch_size
@@ -79,6 +79,7 @@ class Ensemble:
         probs = np.empty((num_slices, len(self.run.facts.class_names), *image.size), dtype=np.float32)
         for first in range(0, num_slices, batch_size):
             slices = slice(first, min(first + batch_size, num_slices))
+            part = (slices.stop - first) / num_slices
             prob = windowed_probability(
                 self,
                 image.normalised(slices, self.run.facts),
@@ -86,14 +87,10 @@ class Ensemble:
                 window=window,
                 overlap=self.options.overlap,
                 batch_size=batch_size,
-                on_batch=_scaled(on_work, (slices.stop - first) / num_slices),
+                on_batch=lambda share, part=part: on_work(part * share),  # type: ignore[misc]
             ).numpy()
             probs[slices] = prob if prob.shape[-2:] == image.size else resize_probability(prob, image.size)
         return image.on_file_grid(probs)
-
-
-def _scaled(on_work: Callable[[float], object], factor: float) -> Callable[[float], object]:
-    return lambda share: on_work(factor * share)
 
 
 def run_predict(
@@ -132,7 +129,7 @@ def _predict_all(
                 progress.update(bar, completed=number, description=case.name)
                 try:
                     image = read_input(case, facts, slice_axis=options.slice_axis)
-                    prob = ensemble.predict(image, on_work=lambda share: progress.advance(bar, share))
+                    prob = ensemble.predict(image, lambda share: progress.advance(bar, share))
                     classes = decided_classes(torch.from_numpy(prob)[None], threshold=options.threshold)
                     folder.write(image, prob, classes[0].numpy())
                 except torch.OutOfMemoryError:

@@ -48,13 +48,6 @@ class Volume(NamedTuple):
 _COLUMNS = tuple("class" if name == "class_name" else name for name in Volume._fields)
 
 
-class OutputFiles(NamedTuple):
-    """Files of one prediction; pictures have one file of probabilities for each foreground class."""
-
-    mask: Path
-    probs: tuple[Path, ...]
-
-
 class OutputFolder:
     """The folder of predictions: file names, settings, and the rows of volumes.csv by case."""
 
@@ -62,14 +55,14 @@ class OutputFolder:
         self.folder, self.class_names = PredictionFolder(path), tuple(class_names)
         self.volumes = read_volumes(self.folder.volumes)
 
-    def files(self, case: InputCase) -> OutputFiles:
-        """Paths of a prediction."""
+    def files(self, case: InputCase) -> list[Path]:
+        """The mask, then the probabilities: a picture has one file for each foreground class."""
         suffix, parts = ".nii.gz", [""]
         if suffix_of(case.path) not in NIFTI_SUFFIXES:
             suffix = ".tif" if _num_pages(case.path) > 1 else ".png"
             parts = self._class_parts()
-        probs = tuple(self.folder.path / f"{case.name}_prob{part}{suffix}" for part in parts)
-        return OutputFiles(self.folder.path / f"{case.name}_mask{suffix}", probs)
+        names = ["mask", *(f"prob{part}" for part in parts)]
+        return [self.folder.path / f"{case.name}_{name}{suffix}" for name in names]
 
     def _class_parts(self) -> list[str]:
         """What distinguishes the file names of the foreground classes; empty if there is one class."""
@@ -82,13 +75,11 @@ class OutputFolder:
 
     def is_done(self, case: InputCase) -> bool:
         """Whether all files of a prediction exist, and its volumes are in volumes.csv."""
-        files = self.files(case)
-        return case.name in self.volumes and all(path.is_file() for path in (files.mask, *files.probs))
+        return case.name in self.volumes and all(path.is_file() for path in self.files(case))
 
     def check_settings(self, settings: Mapping[str, Any], *, overwrite: bool) -> None:
         """Write the settings; a ValueError if the folder has predictions with others, unless `overwrite`."""
         path = self.folder.settings
-        text = json.dumps(settings, indent=1) + "\n"
         previous = _read_settings(path) if path.is_file() else settings
         different = [name for name in settings if previous.get(name) != settings[name]]
         if different:
@@ -102,20 +93,20 @@ class OutputFolder:
             self.folder.volumes.unlink(missing_ok=True)
         self.folder.path.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as temp_path:
-            temp_path.write_text(text, encoding="utf-8")
+            temp_path.write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
 
     def write(
         self, image: InputImage, prob: Float32[np.ndarray, "C *space"], mask: UInt8[np.ndarray, "*space"]
     ) -> None:
         """Write the probabilities and the mask of an input; its volumes are written by `close`."""
-        files = self.files(image.case)
+        mask_path, *prob_paths = self.files(image.case)
         if suffix_of(image.case.path) in NIFTI_SUFFIXES:
-            _write_nifti(files.probs[0], image, prob[1] if len(prob) == 2 else prob, highest=1)
-            _write_nifti(files.mask, image, mask, highest=len(prob) - 1)
+            _write_nifti(prob_paths[0], image, prob[1] if len(prob) == 2 else prob, highest=1)
+            _write_nifti(mask_path, image, mask, highest=len(prob) - 1)
         else:
-            for path, foreground in zip(files.probs, prob[1:], strict=True):
+            for path, foreground in zip(prob_paths, prob[1:], strict=True):
                 _write_picture(path, np.rint(foreground * np.float32(65535)).astype(np.uint16))
-            _write_picture(files.mask, mask * np.uint8(255) if len(prob) == 2 else mask)
+            _write_picture(mask_path, mask * np.uint8(255) if len(prob) == 2 else mask)
         self.volumes[image.case.name] = volumes_of(image, prob, mask, self.class_names)
 
     def close(self) -> None:
@@ -210,15 +201,13 @@ def _write_nifti(path: Path, image: InputImage, values: np.ndarray, *, highest: 
 
 
 def _write_picture(path: Path, pixels: np.ndarray) -> None:
-    pages = [
-        Image.fromarray(np.ascontiguousarray(page)) for page in (pixels if pixels.ndim == 3 else [pixels])
-    ]
+    stack = np.ascontiguousarray(pixels).reshape(-1, *pixels.shape[-2:])
+    first, *others = (Image.fromarray(page) for page in stack)
+    options: dict[str, Any] = {"format": "PNG"}
+    if path.suffix == ".tif":
+        options = {"format": "TIFF", "save_all": True, "append_images": others, "compression": "tiff_deflate"}
     with atomic_write(path) as temp_path:
-        if path.suffix == ".tif":
-            options: dict[str, Any] = {"compression": "tiff_deflate"}
-            pages[0].save(temp_path, format="TIFF", save_all=True, append_images=pages[1:], **options)
-        else:
-            pages[0].save(temp_path, format="PNG")
+        first.save(temp_path, **options)
 
 
 def _num_pages(source: Path) -> int:

@@ -11,7 +11,6 @@ stay on the CPU.
 import math
 from collections.abc import Callable
 from itertools import product
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,42 +19,26 @@ from torch import Tensor
 
 from ..arrays import SIZE_MULTIPLE
 
-Predictor = Callable[[Tensor], Tensor]
-
-
-def padded_probability(
-    predictor: Predictor, image: Float[Tensor, "N channels H W"], *, multiple: int = SIZE_MULTIPLE
-) -> Float[Tensor, "N C H W"]:
-    """The predictor's output for images padded with zeros to multiples, cropped to the size of the images.
-
-    >>> padded_probability(lambda image: image + 1, torch.zeros(1, 1, 3, 5), multiple=4).shape
-    torch.Size([1, 1, 3, 5])
-    """
-    height, width = image.shape[-2:]
-    padded = F.pad(image, (0, -width % multiple, 0, -height % multiple))
-    return predictor(padded)[..., :height, :width]
-
 
 def windowed_probability(
-    predictor: Predictor,
+    predictor: Callable[[Tensor], Tensor],
     image: Float[Tensor, "N channels H W"],
     *,
     device: torch.device | str,
     window: int | None = 1024,
     overlap: float = 0.25,
     batch_size: int = 1,
-    multiple: int = SIZE_MULTIPLE,
     on_batch: Callable[[float], object] = lambda _: None,
 ) -> Float32[Tensor, "N C H W"]:
     """Probabilities of normalised images, on the CPU.
 
     predictor: returns the probabilities of a batch on the device. window: an image with more pixels per side
-    is predicted in windows of this size, a multiple of `multiple`; None predicts it as a whole.
+    is predicted in windows of this size, a multiple of 32; None predicts it as a whole.
     overlap: the smallest share of a window that the next one covers too, in [0, 1).
     batch_size: images or windows per batch. on_batch(share) is called after each share of the work.
     """
-    if window is not None and (window < multiple or window % multiple):
-        raise ValueError(f"window must be a multiple of {multiple} pixels; got {window}")
+    if window is not None and (window < SIZE_MULTIPLE or window % SIZE_MULTIPLE):
+        raise ValueError(f"window must be a multiple of {SIZE_MULTIPLE} pixels; got {window}")
     if not 0 <= overlap < 1:
         raise ValueError(f"window overlap must lie in [0, 1); got {overlap}")
     if batch_size < 1:
@@ -65,27 +48,21 @@ def windowed_probability(
     result: Tensor | None = None
     for first in range(0, len(windows), batch_size):
         batch = windows[first : first + batch_size]
-        pixels = [(number, slice(None), row.pixels, column.pixels) for number, row, column in batch]
-        images = torch.stack([image[part] for part in pixels])
-        probs = padded_probability(predictor, images.to(device), multiple=multiple).float().cpu()
+        images = torch.stack([image[number, :, row, column] for number, (row, _), (column, _) in batch])
+        height, width = images.shape[-2:]
+        padded = F.pad(images.to(device), (0, -width % SIZE_MULTIPLE, 0, -height % SIZE_MULTIPLE))
+        probs = predictor(padded)[..., :height, :width].float().cpu()
         if result is None:
             result = torch.zeros(len(image), probs.shape[1], *image.shape[-2:])
-        for prob, part, (_, row, column) in zip(probs, pixels, batch, strict=True):
-            result[part] += prob * (row.weight[:, None] * column.weight)
+        for prob, (number, (row, row_weight), (column, column_weight)) in zip(probs, batch, strict=True):
+            result[number, :, row, column] += prob * (row_weight[:, None] * column_weight)
         on_batch(len(batch) / len(windows))
     assert result is not None
     return result if len(windows) == len(image) else result / result.sum(1, keepdim=True)
 
 
-class _Interval(NamedTuple):
-    """A window along one axis: its pixels, and the weight of each."""
-
-    pixels: slice
-    weight: Float32[Tensor, " size"]
-
-
-def _windows_along(length: int, window: int, overlap: float) -> list[_Interval]:
-    """The windows along an axis of `length` pixels, evenly spaced, the first and the last at the borders."""
+def _windows_along(length: int, window: int, overlap: float) -> list[tuple[slice, Float32[Tensor, " size"]]]:
+    """Pixels and weights of the windows along an axis, evenly spaced, the first and last at the borders."""
     size = min(length, window)
     stride = max(1, math.floor(window * (1 - overlap)))
     count = 1 + math.ceil((length - size) / stride)
@@ -96,4 +73,4 @@ def _windows_along(length: int, window: int, overlap: float) -> list[_Interval]:
     total = torch.zeros(length, dtype=torch.float64)
     for pixels in intervals:
         total[pixels] += weight
-    return [_Interval(pixels, (weight / total[pixels]).float()) for pixels in intervals]
+    return [(pixels, (weight / total[pixels]).float()) for pixels in intervals]

@@ -1,6 +1,6 @@
 """Opening a run folder and scoring it.
 
-    run           an opened run: recipe, facts of its dataset, networks, stored predictions, case table
+    run           an opened run: recipe, facts of its dataset, networks
     predictions   stored probabilities of a case, within 1/65535
     scoring       the case table of a fold from its stored predictions
     evaluate      `semidice evaluate`

@@ -17,7 +17,8 @@ import numpy as np
 from jaxtyping import Float, Float32, UInt16
 from torch import Tensor
 
-from ..paths import atomic_write
+from ..data.dataset import Dataset
+from ..paths import FoldFolder, atomic_write
 
 UNITS = 65535
 # the sum of a bfloat16 softmax over many classes differs from one by up to this
@@ -60,6 +61,19 @@ def read_prediction(path: Path) -> Float32[np.ndarray, "C *space"]:
         raise ValueError(f"{path} is damaged: classes sum to {1 - background.min() / UNITS:.4f} in a voxel")
     prob = np.concatenate([background[None].astype(np.float32), foreground.astype(np.float32)])
     prob /= np.float32(UNITS)
+    return prob
+
+
+def read_case(folder: FoldFolder, dataset: Dataset, number: int) -> Float32[np.ndarray, "C *space"]:
+    """The stored probabilities of a dataset's case; a ValueError if their shape is not the case's."""
+    case = dataset.cases[number]
+    path = folder.prediction(case.name)
+    prob, expected = read_prediction(path), (dataset.num_classes, *case.shape)
+    if prob.shape != expected:
+        raise ValueError(
+            f"{path} has shape {prob.shape}, but the case has {expected} in {dataset.folder.path}: "
+            "the prediction was made from another dataset; predict again"
+        )
     return prob
 
 

@@ -1,9 +1,7 @@
-"""A run folder, opened: its recipe, the facts of its dataset, its networks, stored predictions and scores.
+"""A run folder, opened: its recipe, the facts of its dataset, and its networks.
 
     run = open_run(path)
-    run.network(0, device="cpu")        the trained network of fold 0
-    run.prediction("case01", fold=0)    its stored probabilities of a case
-    run.case_table()                    the scores of all cases
+    run.network(0, device="cpu")    the trained network of fold 0
 
 `dataset.json` of a run holds the facts of the manifest without its scans: classes, channels, intensities, and
 the options of `prepare`. With these facts a run can predict on a machine that does not have the dataset.
@@ -15,19 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
-from jaxtyping import Float32
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import nn
 
 from ..data.manifest import Manifest, PrepareOptions
-from ..metrics.cases import CaseTable, read_cases
 from ..networks.checkpoint import Checkpoint
 from ..networks.systems import build_network
 from ..paths import RunFolder, atomic_write
 from ..recipes import Recipe, read_recipe
-from .predictions import read_prediction
 
 
 class DatasetFacts(BaseModel):
@@ -101,14 +95,6 @@ class TrainedRun:
             network = network.to(memory_format=torch.channels_last)
         return network.eval().requires_grad_(False)
 
-    def prediction(self, case: str, *, fold: int) -> Float32[np.ndarray, "C *space"]:
-        """The stored probabilities of a case; fold: the one in which the case is validated."""
-        return read_prediction(self.folder.fold(fold).prediction(case))
-
-    def case_table(self) -> CaseTable:
-        """The scores of all cases; a ValueError if the run has none yet."""
-        return read_cases(self.folder.cases)
-
 
 def open_run(run: Path | RunFolder) -> TrainedRun:
     """The run in a folder; a ValueError names the file that is missing or wrong."""
@@ -128,13 +114,8 @@ def manifest_digest(manifest: Manifest) -> str:
 def write_dataset_facts(run: RunFolder, manifest: Manifest) -> None:
     """Write the facts of the dataset into the run folder."""
     facts = DatasetFacts(
-        source=manifest.source,
-        class_names=manifest.class_names,
-        channels=manifest.channels,
-        mean=manifest.mean,
-        std=manifest.std,
+        **manifest.model_dump(include={"source", "class_names", "channels", "mean", "std", "options"}),
         num_raters=len(manifest.raters),
-        options=manifest.options,
         manifest_sha256=manifest_digest(manifest),
     )
     with atomic_write(run.dataset) as temp_path:

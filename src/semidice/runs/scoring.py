@@ -22,9 +22,7 @@ from ..metrics.cases import CaseTable
 from ..metrics.registry import SCORES, ScoredBatch, ScoreFunction
 from ..metrics.scores import negative_log_likelihood
 from ..paths import FoldFolder
-from .predictions import UNITS, read_prediction
-
-Predictions = FoldFolder | Callable[[str], np.ndarray]
+from .predictions import UNITS, read_case
 
 # values of a batch, probabilities and masks together: tens of megabytes with the copies that scores make
 _MAX_VALUES = 1 << 22
@@ -42,7 +40,7 @@ _TRUTH_SCORES = tuple(name for name, score in SCORES.items() if score.reference 
 def score_fold(
     dataset: Dataset,
     cases: Sequence[int],
-    predictions: Predictions,
+    folder: FoldFolder,
     *,
     metrics: Sequence[str],
     method: str,
@@ -52,7 +50,6 @@ def score_fold(
 ) -> CaseTable:
     """The case table of a fold's validation cases, sorted.
 
-    predictions: the fold's folder, or a function from a case's name to its probabilities (C, *space).
     metrics: names of `metrics.registry.SCORES`. `inapplicable_metrics` are left out; scores that need the
     truth are added where it is known. on_cases(number) is called after every batch of `number` cases.
     """
@@ -61,12 +58,15 @@ def score_fold(
     wanted = {name: _STORED_SCORES.get(name, SCORES[name]) for name in names if name not in left_out}
     scores = CaseScores(wanted, class_names=dataset.manifest.class_names, method=method).to(device)
     for batch in _batches_of_equal_shape(dataset, cases):
-        prob = torch.from_numpy(_read_predictions(dataset, batch, predictions)).to(device)
+        probs = np.stack([read_case(folder, dataset, number) for number in batch])
         masks = torch.from_numpy(np.stack([dataset.masks(number) for number in batch])).to(device)
         present = torch.from_numpy(dataset.present[batch]).to(device)
         reference = read_raters(masks, dataset.num_classes, present, batched=True)
+        truth = None
+        if _has_truth(dataset):
+            truth = torch.from_numpy(np.stack([dataset.stored("truth", number) for number in batch]))
         scores.update(
-            prob,
+            torch.from_numpy(probs).to(device),
             reference.majority(),
             case=[dataset.cases[number].name for number in batch],
             patient=[dataset.cases[number].patient for number in batch],
@@ -79,7 +79,7 @@ def score_fold(
                 dtype=torch.float64,
                 device=device,
             ),
-            truth=_stacked_truth(dataset, batch).to(device) if _has_truth(dataset) else None,
+            truth=None if truth is None else truth.to(device),
         )
         on_cases(len(batch))
     return scores.table()
@@ -109,11 +109,6 @@ def _has_truth(dataset: Dataset) -> bool:
     return all("truth" in scan.arrays for scan in dataset.manifest.scans)
 
 
-def _stacked_truth(dataset: Dataset, batch: Sequence[int]) -> Tensor:
-    truths = [dataset.truth(number) for number in batch]
-    return torch.from_numpy(np.stack([truth for truth in truths if truth is not None]))
-
-
 def _batches_of_equal_shape(dataset: Dataset, cases: Sequence[int]) -> Iterator[list[int]]:
     """Case numbers in batches of equal shape; the order does not depend on the order of `cases`."""
     by_shape: dict[tuple[tuple[int, ...], int], list[int]] = {}
@@ -125,24 +120,3 @@ def _batches_of_equal_shape(dataset: Dataset, cases: Sequence[int]) -> Iterator[
         step = max(1, _MAX_VALUES // (width * int(np.prod(shape))))
         for first in range(0, len(numbers), step):
             yield numbers[first : first + step]
-
-
-def _read_predictions(dataset: Dataset, batch: Sequence[int], predictions: Predictions) -> np.ndarray:
-    """Predictions (N, C, *space) of cases of equal shape; a ValueError names one with another shape."""
-    probs = []
-    for number in batch:
-        case = dataset.cases[number]
-        if isinstance(predictions, FoldFolder):
-            source = str(predictions.prediction(case.name))
-            prob = read_prediction(predictions.prediction(case.name))
-        else:
-            source = f"the prediction of case {case.name}"
-            prob = predictions(case.name)
-        expected = (dataset.num_classes, *case.shape)
-        if prob.shape != expected:
-            raise ValueError(
-                f"{source} has shape {prob.shape}, but its case in {dataset.folder.path} has {expected}: "
-                "it was made from another dataset; predict again"
-            )
-        probs.append(prob)
-    return np.stack(probs)

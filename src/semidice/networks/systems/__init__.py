@@ -1,18 +1,63 @@
 """The systems that the paper compares with on QUBIQ, trained and scored like all other networks.
 
     system       the interface: a network with its own losses and its own probability
-    trunk        a network split into encoder, decoder and last layer
     mc_dropout   Gal & Ghahramani, ICML 2016
     multi_head   after Guan et al., AAAI 2018: a head for each rater
     softseg      Gros et al., Med Image Anal 2021
     mrnet        Ji et al., CVPR 2021
-    build        a system, or a plain network, by name
 
 All are written from the descriptions in their papers. Each module says what is published and what was decided
-here.
+here. `build_network` makes a system, or a plain network, by name.
 """
 
-from .build import build_network
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from ..build import build_model
+from .mc_dropout import MCDropout
+from .mrnet import MRNet
+from .multi_head import MultiHead
+from .softseg import SoftSeg
 from .system import DTYPES, System, TrainingLabels, network_probability
 
 __all__ = ["DTYPES", "System", "TrainingLabels", "build_network", "network_probability"]
+
+
+def build_network(
+    model: Mapping[str, Any],
+    *,
+    name: str,
+    dropout: float,
+    num_samples: int,
+    num_channels: int,
+    num_classes: int,
+    num_raters: int | None,
+    seed: int,
+) -> nn.Module:
+    """The system `name`, in training mode, on the CPU; `standard` is the network of `build_model` alone.
+
+    model: the other arguments of `build_model`. dropout, num_samples: of mc_dropout. num_raters: of the
+    dataset, for multi_head and mrnet. seed: of the channels that mc_dropout drops at prediction; initial
+    values come from torch's default generator, as in `build_model`.
+    """
+    raters = num_raters or 1
+    if name in ("multi_head", "mrnet") and num_raters is None:
+        raise ValueError(f"system {name} needs the number of raters of the dataset, which is unknown")
+    if name == "mrnet" and raters < 2:
+        raise ValueError(
+            "system mrnet learns from differences between raters: it needs a dataset with two or more"
+        )
+    # the heads are channels of one convolution
+    num_outputs = num_classes * raters if name == "multi_head" else num_classes
+    network = build_model(num_channels=num_channels, num_classes=num_outputs, **model)
+    if name == "mc_dropout":
+        return MCDropout(network, dropout=dropout, num_samples=num_samples, seed=seed)
+    if name == "multi_head":
+        return MultiHead(network, num_raters=raters)
+    if name == "softseg":
+        return SoftSeg(network)
+    if name == "mrnet":
+        return MRNet(network, num_channels=num_channels, num_classes=num_classes, num_raters=raters)
+    return network

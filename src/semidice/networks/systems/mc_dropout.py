@@ -16,8 +16,7 @@ from jaxtyping import Float, Float32
 from torch import Tensor, nn
 
 from ...losses.segmentation import SegmentationLoss
-from .system import System, TrainingLabels
-from .trunk import Trunk
+from .system import System, TrainingLabels, Trunk
 
 _NUM_LEVELS = 2
 
@@ -51,10 +50,10 @@ class MCDropout(System):
         finer, deepest = levels[:-_NUM_LEVELS], levels[-_NUM_LEVELS:]
         probs = []
         for sample in range(self.num_samples):
-            dropped = [level * self._scale(number, sample, level) for number, level in enumerate(deepest)]
+            scales = [self.get_buffer(f"scale{number}")[sample] for number in range(len(deepest))]
+            dropped = [
+                level * scale.view(1, -1, 1, 1).to(level.dtype)
+                for level, scale in zip(deepest, scales, strict=True)
+            ]
             probs.append(self.trunk.predict(self.trunk.decode([*finer, *dropped])).float().softmax(1))
         return torch.stack(probs).mean(0)
-
-    def _scale(self, number: int, sample: int, level: Tensor) -> Tensor:
-        scale: Tensor = getattr(self, f"scale{number}")
-        return scale[sample].view(1, -1, 1, 1).to(level.dtype)

@@ -13,6 +13,7 @@ each rater; MPM blurs with a fixed Gaussian; one optimiser; the recipe's loss in
 absent raters have weight 0. `label` of the recipe is not used. Reasons are in docs/systems.md.
 """
 
+from functools import reduce
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -22,8 +23,7 @@ from torch import Tensor, nn
 
 from ...losses.segmentation import SegmentationLoss
 from ..small_unet import SmallUNet, conv_block
-from .system import System, TrainingLabels, rater_losses, sum_of
-from .trunk import Trunk
+from .system import System, TrainingLabels, Trunk, rater_losses
 
 # how much the losses of the three sets of weights in `draw_weights` count
 _SHARES = (3 / 6, 2 / 6, 1 / 6)
@@ -88,12 +88,11 @@ class MRNet(System):
         terms = {}
         for name, logits in (("coarse", output.coarse), ("final", output.final)):
             pieces = zip(_SHARES, output.weight, logits.chunk(num_weightings), strict=True)
-            terms[name] = sum_of(
-                [
-                    share * loss(piece, fused_label(raters, weight), labels.valid)
-                    for share, weight, piece in pieces
-                ]
-            )
+            weighted = [
+                share * loss(piece, fused_label(raters, weight), labels.valid)
+                for share, weight, piece in pieces
+            ]
+            terms[name] = reduce(torch.add, weighted)
         terms["raters"], _ = rater_losses(
             output.raters,
             raters.repeat(num_weightings, *[1] * (raters.ndim - 1)),
@@ -101,7 +100,7 @@ class MRNet(System):
             labels.valid.repeat(num_weightings, 1, 1),
             loss,
         )
-        return sum_of(list(terms.values())), {name: term.detach() for name, term in terms.items()}
+        return reduce(torch.add, terms.values()), {name: term.detach() for name, term in terms.items()}
 
     def probability(
         self, image: Float[Tensor, "N channels H W"], weight: Float32[Tensor, "N R"] | None = None
@@ -130,8 +129,7 @@ class ExpertiseInference(nn.Module):
         gates = self.gates(torch.cat([self.narrow(deepest), state.to(deepest.dtype)], 1))
         enter, keep, leave, new = gates.chunk(4, 1)
         cell = keep.sigmoid() * state + enter.sigmoid() * new.tanh()
-        hidden: Tensor = self.widen(leave.sigmoid() * cell.tanh())
-        return hidden
+        return self.widen(leave.sigmoid() * cell.tanh())  # type: ignore[no-any-return]
 
 
 class Perception(nn.Module):
@@ -161,8 +159,7 @@ class Perception(nn.Module):
         differ = raters[:, :, 1:].std(1, correction=0)
         attention = self._attention(torch.cat([prob[:, 1:], differ], 1)).to(features.dtype)
         weighted = features.unsqueeze(1) * (1 + attention.unsqueeze(2))
-        logits: Tensor = self.last(weighted.flatten(1, 2))
-        return logits
+        return self.last(weighted.flatten(1, 2))  # type: ignore[no-any-return]
 
     def _attention(self, maps: Float32[Tensor, "N maps H W"]) -> Float[Tensor, "N maps H W"]:
         """The larger of each map and its blur scaled to [0, 1], so that pixels near it count too."""
@@ -193,7 +190,7 @@ def fused_label(
 ) -> Float32[Tensor, "N C H W"]:
     """The weighted mean of the raters' masks."""
     pairs = zip(raters.unbind(1), weight.unbind(1), strict=True)
-    fused = sum_of([mask * share.view(-1, 1, 1, 1) for mask, share in pairs])
+    fused = reduce(torch.add, [mask * share.view(-1, 1, 1, 1) for mask, share in pairs])
     # by rounding, the weights may sum to a little more than one
     return fused.clamp(max=1)
 

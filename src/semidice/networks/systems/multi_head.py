@@ -31,9 +31,7 @@ class MultiHead(System):
         self, image: Float[Tensor, "N channels *space"], present: Bool[Tensor, "N R"] | None = None
     ) -> Float[Tensor, "N R C *space"]:
         """Logits of each head; `present` is used by the loss alone."""
-        logits: Tensor = self.network(image)
-        heads: Tensor = logits.unflatten(1, (self.num_raters, -1))
-        return heads
+        return self.network(image).unflatten(1, (self.num_raters, -1))  # type: ignore[no-any-return]
 
     def losses(
         self, output: Tensor, labels: TrainingLabels, loss: SegmentationLoss

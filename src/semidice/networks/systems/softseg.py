@@ -13,7 +13,7 @@ of a face. By definition, every image with a positive value has a voxel of proba
 lesion.
 """
 
-from jaxtyping import Bool, Float, Float32
+from jaxtyping import Float, Float32
 from torch import Tensor, nn
 
 from ...losses.segmentation import SegmentationLoss
@@ -77,7 +77,11 @@ class SoftSeg(System):
     def losses(
         self, output: Tensor, labels: TrainingLabels, loss: SegmentationLoss
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        total = _mean_loss(normalised_relu(output[:, 1:].float()), labels.target[:, 1:], labels.valid)
+        """The mean over classes and valid voxels, of all processes together; 0 without a valid voxel."""
+        prob = normalised_relu(output[:, 1:].float())
+        mean = adaptive_wing_loss(prob, labels.target[:, 1:]).mean(1)
+        sums = sum_across_processes(mean.where(labels.valid, 0).sum())
+        total = sums / sum_across_processes(labels.valid.sum().float()).clamp_min(1)
         return total, {"adaptive_wing": total.detach()}
 
     def probability(self, image: Float[Tensor, "N channels *space"]) -> Float32[Tensor, "N C *space"]:
@@ -86,15 +90,3 @@ class SoftSeg(System):
         prob[:, 1:] = normalised_relu(output[:, 1:].float())
         prob[:, 0] = 1 - prob[:, 1:].sum(1).clamp_(max=1)
         return prob  # type: ignore[no-any-return]
-
-
-def _mean_loss(
-    prob: Float[Tensor, "N classes *space"],
-    target: Float[Tensor, "N classes *space"],
-    valid: Bool[Tensor, "N *space"],
-) -> Float[Tensor, ""]:
-    """Mean over classes and valid voxels, of all processes together; 0 without a valid voxel."""
-    mean = adaptive_wing_loss(prob, target).mean(1)
-    totals = sum_across_processes(mean.where(valid, 0).sum())
-    counts = sum_across_processes(valid.sum().float())
-    return totals / counts.clamp_min(1)

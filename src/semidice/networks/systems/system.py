@@ -6,10 +6,12 @@
 
 The system `standard` is not a `System` but a plain network of `build_model`: its loss is the recipe's, its
 probability the softmax. Nothing here waits for the device, so a step can be recorded as a CUDA graph.
+Systems that work inside a network take it apart with `Trunk`.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import reduce
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -18,6 +20,7 @@ from torch import Tensor, nn
 
 from ...losses.segmentation import SegmentationLoss
 from ...overlap.stats import sum_across_processes
+from ..small_unet import SmallUNet
 
 # the values of `precision.dtype` in a recipe
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -74,8 +77,7 @@ def network_probability(
         logits = next(iter(logits.values()))
     elif isinstance(logits, (list, tuple)):
         logits = logits[0]
-    prob: Tensor = logits.float().softmax(1)
-    return prob
+    return logits.float().softmax(1)  # type: ignore[no-any-return]
 
 
 def rater_losses(
@@ -100,12 +102,47 @@ def rater_losses(
         total, parts = loss(logits[:, rater], raters[:, rater], annotated, parts=True)
         totals.append(share[rater] * total)
         terms.append({name: share[rater] * part for name, part in parts.items()})
-    return sum_of(totals), {name: sum_of([part[name] for part in terms]) for name in terms[0]}
+    sums = {name: reduce(torch.add, [part[name] for part in terms]) for name in terms[0]}
+    return reduce(torch.add, totals), sums
 
 
-def sum_of(parts: list[Tensor]) -> Tensor:
-    """The sum of the parts, added from first to last."""
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    return total
+class Trunk(nn.Module):
+    """A network in three parts: image --encode--> levels --decode--> features --predict--> logits.
+
+    network: small_unet, or an architecture of smp with an encoder, a decoder and a last layer. Others, such
+    as dpt, are refused by name. Level 0 of an encoder of smp is the image itself.
+    level_channels: of each level. num_features: inputs of the last layer.
+    """
+
+    def __init__(self, network: Any) -> None:
+        super().__init__()
+        self.network = network
+        if isinstance(network, SmallUNet):
+            self.level_channels: tuple[int, ...] = network.level_channels
+        else:
+            _check_parts(network)
+            self.level_channels = tuple(network.encoder.out_channels)
+        layers = network.segmentation_head.modules()
+        self.num_features = next(layer.in_channels for layer in layers if isinstance(layer, nn.Conv2d))
+
+    def encode(self, image: Float[Tensor, "N channels H W"]) -> list[Tensor]:
+        """Features of every level, the finest first."""
+        return list(self.network.encoder(image))
+
+    def decode(self, levels: Sequence[Tensor]) -> Float[Tensor, "N features h w"]:
+        """The input of the last layer; in some architectures smaller than the image."""
+        return self.network.decoder(list(levels))  # type: ignore[no-any-return]
+
+    def predict(self, features: Float[Tensor, "N features h w"]) -> Float[Tensor, "N C H W"]:
+        """Logits in the size of the image."""
+        return self.network.segmentation_head(features)  # type: ignore[no-any-return]
+
+
+def _check_parts(network: nn.Module) -> None:
+    from segmentation_models_pytorch.base import SegmentationModel
+
+    if not isinstance(network, SegmentationModel) or type(network).forward is not SegmentationModel.forward:
+        raise ValueError(
+            "this system needs an architecture with an encoder, a decoder and a last layer that can be run "
+            f"one by one, such as unet; got {type(network).__name__}"
+        )

@@ -15,6 +15,7 @@ from ...data.dataset import Dataset
 from ...labels.raters import read_raters
 from ...metrics.bins import CalibrationBins, calibration_bins
 from ...metrics.cases import CaseTable
+from ...runs.predictions import read_case
 from ...runs.run import TrainedRun
 from ..curves import Curve, read_curves
 from ..images import MAX_CHARACTERS, Picture, PictureLayout, make_pictures
@@ -89,19 +90,8 @@ class StoredPredictions:
     def of(self, number: int) -> list[np.ndarray]:
         """Probabilities (C, *space) of a case by each run; a ValueError if their shape is not the case's."""
         case = self.dataset.cases[number]
-        expected = (self.dataset.num_classes, *case.shape)
-        fold = self.fold_of_case[case.name]
-        probs = []
-        for run in self.runs.values():
-            prob = run.prediction(case.name, fold=fold)
-            if prob.shape != expected:
-                path = run.folder.fold(fold).prediction(case.name)
-                raise ValueError(
-                    f"{path} has shape {prob.shape}, but the case has {expected} in "
-                    f"{self.dataset.folder.path}: the prediction was made from another dataset"
-                )
-            probs.append(prob)
-        return probs
+        folders = [run.folder.fold(self.fold_of_case[case.name]) for run in self.runs.values()]
+        return [read_case(folder, self.dataset, number) for folder in folders]
 
 
 def gather_content(

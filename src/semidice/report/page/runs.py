@@ -8,7 +8,7 @@ import numpy as np
 
 from ...data.dataset import Dataset
 from ...data.folds import read_folds
-from ...metrics.cases import CaseTable, concatenate
+from ...metrics.cases import CaseTable, concatenate, read_cases
 from ...paths import RunFolder
 from ...recipes import flat_options
 from ...runs.run import TrainedRun, open_run
@@ -121,7 +121,7 @@ def joined_cases(runs: Mapping[str, TrainedRun]) -> CaseTable:
     """The case tables of all runs in one; methods have their names in `runs`."""
     tables = []
     for method, run in runs.items():
-        table = run.case_table()
+        table = read_cases(run.folder.cases)
         if len(table) == 0:
             raise ValueError(f"{run.folder.cases} has no scores: run `semidice evaluate {run.folder.path}`")
         tables.append(CaseTable({**table.columns, "method": np.full(len(table), method)}))
