@@ -33,9 +33,9 @@ from semidice.data.sources import find_datasets
 from semidice.data.storage import Storage
 from semidice.networks.build import build_model
 from semidice.recipes import Recipe
+from semidice.runs.run import FoldRun
 from semidice.training.crossvalidation import start_run
 from semidice.training.engine import train_fold
-from semidice.training.fold import FoldRun
 from semidice.training.step import TrainingStep, build_optimiser
 
 SIZE, BATCH, NUM_CASES = 256, 8, 64

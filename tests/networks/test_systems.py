@@ -28,10 +28,9 @@ from semidice.networks.systems.softseg import adaptive_wing_loss, normalised_rel
 from semidice.networks.systems.system import Trunk, rater_losses
 from semidice.recipes import Recipe, SystemOptions
 from semidice.runs.predictions import read_prediction
-from semidice.runs.run import open_run
+from semidice.runs.run import FoldRun, open_run
 from semidice.training.crossvalidation import cross_validate, start_run
 from semidice.training.engine import train_fold
-from semidice.training.fold import FoldRun
 from semidice.training.teacher import load_teacher
 
 NAMES = ["mc_dropout", "multi_head", "softseg", "mrnet"]

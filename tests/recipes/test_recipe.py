@@ -20,11 +20,11 @@ from semidice.recipes import (
     option_fields,
     read_recipe,
     shipped_recipes,
-    versions,
     write_recipe,
 )
 from semidice.recipes.grid import shipped_grids
 from semidice.recipes.text import parse_yaml, yaml_text
+from semidice.training.crossvalidation import versions
 
 DOCS = Path(__file__).parents[2] / "docs"
 sys.path.insert(0, str(DOCS))

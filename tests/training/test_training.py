@@ -20,9 +20,9 @@ from semidice.metrics import read_cases
 from semidice.networks.checkpoint import Checkpoint, CheckpointWriter, write_checkpoint
 from semidice.paths import RunFolder
 from semidice.recipes import Recipe
+from semidice.runs.run import FoldRun
 from semidice.training.crossvalidation import cross_validate, start_run
 from semidice.training.engine import DivergedError, train_fold
-from semidice.training.fold import FoldRun
 
 SMALL = {"architecture": "small_unet", "encoder": "none", "weights": "none", "options": {"channels": [8, 16]}}
 

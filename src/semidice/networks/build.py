@@ -123,8 +123,7 @@ def _build_smp(
             ) from error
         if weights is not None:
             load_pretrained(network.encoder, name, weights, num_channels, encoder_options)
-    built: nn.Module = network
-    return built
+    return network  # type: ignore[no-any-return]
 
 
 def _encoder_name(encoder: str) -> str:

@@ -18,19 +18,22 @@ _HUB_TIMEOUT_S = 10
 
 
 def load_pretrained(
-    encoder: nn.Module,
-    name: str,
-    weights: str | Path,
-    num_channels: int,
-    encoder_options: Mapping[str, Any],
+    encoder: nn.Module, name: str, weights: str | Path, num_channels: int, encoder_options: Mapping[str, Any]
 ) -> None:
     """Load weights into an encoder of smp.
 
     name: of the encoder in smp, "tu-" and a name for timm's. weights: a name, or the path of a .safetensors
     file. encoder_options: with which timm built the encoder.
     """
+    import safetensors.torch
+
     path = _weights_file(name, weights)
-    tensors = _read_tensors(path)
+    try:
+        tensors = safetensors.torch.load_file(path)
+    except OSError as error:
+        raise ValueError(f"cannot read weights {path}: {error.strerror or error}") from error
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"{path} is not a complete safetensors file ({error}): download it again") from error
     if hasattr(encoder, "model"):
         _load_timm_encoder(encoder, path, tensors, num_channels, encoder_options)
     else:
@@ -95,18 +98,6 @@ def _hub_address(encoder: str, weights: str) -> tuple[str, str | None, str]:
     return repository, revision or None, filename
 
 
-def _read_tensors(path: Path) -> dict[str, Tensor]:
-    import safetensors.torch
-
-    try:
-        tensors: dict[str, Tensor] = safetensors.torch.load_file(path)
-    except OSError as error:
-        raise ValueError(f"cannot read weights {path}: {error.strerror or error}") from error
-    except safetensors.SafetensorError as error:
-        raise ValueError(f"{path} is not a complete safetensors file ({error}): download it again") from error
-    return tensors
-
-
 def _load_timm_encoder(
     encoder: Any, path: Path, tensors: Mapping[str, Tensor], num_channels: int, options: Mapping[str, Any]
 ) -> None:
@@ -118,8 +109,8 @@ def _load_timm_encoder(
         return key.removeprefix("model.").replace(".", "_")
 
     settings = timm.get_pretrained_cfg(encoder.name)
-    first = settings.first_conv if settings is not None else None
-    first_keys = {f"{name}.weight" for name in ([first] if isinstance(first, str) else first or ())}
+    first = (settings and settings.first_conv) or ()
+    first_keys = {f"{name}.weight" for name in ([first] if isinstance(first, str) else first)}
     expected = encoder.model.state_dict()
     key_in_file = {plain(key): key for key in tensors}
     all_keys = _timm_keys(encoder.name, options)

@@ -22,7 +22,6 @@ from .options import (
     flat_options,
     option_fields,
 )
-from .provenance import versions
 
 __all__ = [
     "Recipe",
@@ -33,6 +32,5 @@ __all__ = [
     "option_fields",
     "read_recipe",
     "shipped_recipes",
-    "versions",
     "write_recipe",
 ]

@@ -20,8 +20,6 @@ from . import Recipe, read_recipe
 from .files import shipped_files, shipped_recipes
 from .text import parse_yaml, yaml_text
 
-_KEYS = {"recipe", "set", "variants"}
-
 
 @dataclass(frozen=True)
 class Variant:
@@ -97,7 +95,7 @@ def _read_grid(source: str) -> dict[str, Any] | None:
     grid = parse_yaml(text, name)
     if not isinstance(grid, dict) or "variants" not in grid:
         return None
-    unknown = sorted(set(grid) - _KEYS)
+    unknown = sorted(set(grid) - {"recipe", "set", "variants"})
     if unknown:
         raise ValueError(f"{name}: a grid has the keys recipe, set and variants; got {', '.join(unknown)}")
     for key in ("set", "variants"):

@@ -6,15 +6,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    JsonValue,
-    field_validator,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
 from ..arrays import SIZE_MULTIPLE
@@ -160,8 +152,7 @@ class SystemOptions(_Section):
     """The system to train: a plain network, or one that the paper compares with; see systems.md."""
 
     name: SystemName = Field(
-        default="standard",
-        description="standard is a plain network; the others are explained in systems.md",
+        default="standard", description="standard is a plain network; the others are explained in systems.md"
     )
     dropout: float = Field(
         default=0.5,

@@ -9,6 +9,7 @@ the options of `prepare`. With these facts a run can predict on a machine that d
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,9 +19,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import nn
 
 from ..data.manifest import Manifest, PrepareOptions
+from ..data.dataset import Dataset
+from ..data.folds import fold_cases
 from ..networks.checkpoint import Checkpoint
 from ..networks.systems import build_network
-from ..paths import RunFolder, atomic_write
+from ..paths import FoldFolder, RunFolder, atomic_write
 from ..recipes import Recipe, read_recipe
 
 
@@ -78,22 +81,51 @@ class TrainedRun:
             )
         return path
 
-    def network(self, fold: int, *, device: torch.device | str) -> nn.Module:
-        """The network of a fold with the weights of `checkpoint_path`, in eval mode and without gradients."""
-        checkpoint = Checkpoint(self.checkpoint_path(fold))
+    def new_network(self, **changes: Any) -> nn.Module:
+        """The network of the recipe with initial values; changes: of the options in `recipe.model`."""
+        recipe = self.recipe
         network = build_network(
-            self.recipe.model.build_options() | {"weights": "none"},
-            **self.recipe.system.model_dump(),
+            recipe.model.build_options() | changes,
+            **recipe.system.model_dump(),
             num_channels=len(self.facts.channels),
             num_classes=len(self.facts.class_names),
             num_raters=self.facts.num_raters,
-            seed=self.recipe.seed,
+            seed=recipe.seed,
         )
+        return network.to(memory_format=torch.channels_last) if recipe.precision.channels_last else network
+
+    def network(self, fold: int, *, device: torch.device | str) -> nn.Module:
+        """The network of a fold with the weights of `checkpoint_path`, in eval mode and without gradients."""
+        checkpoint = Checkpoint(self.checkpoint_path(fold))
+        network = self.new_network(weights="none")
         checkpoint.load_model(network)
-        network = network.to(device)
-        if self.recipe.precision.channels_last:
-            network = network.to(memory_format=torch.channels_last)
-        return network.eval().requires_grad_(False)
+        return network.to(device).eval().requires_grad_(False)
+
+
+@dataclass(frozen=True)
+class FoldRun:
+    """One fold of a run. fold_of_case: the fold in which each case of the dataset is validated."""
+
+    run: TrainedRun
+    dataset: Dataset
+    fold: int
+    fold_of_case: Sequence[int]
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.run.recipe
+
+    @property
+    def folder(self) -> FoldFolder:
+        return self.run.folder.fold(self.fold)
+
+    @property
+    def training_cases(self) -> list[int]:
+        return fold_cases(self.fold_of_case, self.fold)[0]
+
+    @property
+    def validation_cases(self) -> list[int]:
+        return fold_cases(self.fold_of_case, self.fold)[1]
 
 
 def open_run(run: Path | RunFolder) -> TrainedRun:

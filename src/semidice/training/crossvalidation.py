@@ -6,12 +6,17 @@ checkpoint continues from it. The case table of the run joins the tables of its 
 
 import json
 import os
+import platform
+import re
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
+import torch
 from lightning_fabric import Fabric
 
+from .. import __version__
 from ..data.batches import WholeCases
 from ..data.dataset import Dataset
 from ..data.folds import read_folds, split_folds, write_folds
@@ -19,12 +24,11 @@ from ..data.storage import Storage
 from ..metrics.cases import CaseTable, concatenate, read_cases, write_cases
 from ..networks.systems import network_probability
 from ..paths import RunFolder, atomic_write
-from ..recipes import Recipe, differing_keys, read_recipe, versions, write_recipe
+from ..recipes import Recipe, differing_keys, read_recipe, write_recipe
 from ..runs.predictions import write_prediction
-from ..runs.run import TrainedRun, read_dataset_facts, write_dataset_facts
+from ..runs.run import FoldRun, TrainedRun, read_dataset_facts, write_dataset_facts
 from ..runs.scoring import score_fold
 from .engine import StepStatus, train_fold
-from .fold import FoldRun
 
 FoldPhase = Literal["training", "predicting", "finished"]
 
@@ -86,6 +90,39 @@ def _create_run_folder(recipe: Recipe, folder: RunFolder) -> None:
     write_dataset_facts(folder, dataset.manifest)
     with atomic_write(folder.versions) as temp_path:
         temp_path.write_text(json.dumps(versions(), indent=2) + "\n")
+
+
+def versions() -> dict[str, str | None]:
+    """Versions and devices on which results can depend; None for what is missing on this machine."""
+    packages = ("numpy", "segmentation-models-pytorch", "timm", "lightning-fabric", "triton")
+    has_gpu = torch.cuda.is_available()
+    return {
+        "semidice": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        **{package: _version_of(package) for package in packages},
+        "cuda": torch.version.cuda,
+        "cudnn": str(torch.backends.cudnn.version()) if has_gpu else None,
+        "gpu": torch.cuda.get_device_name() if has_gpu else None,
+        "cpu": _cpu_name(),
+        "system": platform.platform(),
+    }
+
+
+def _version_of(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu_name() -> str:
+    """The model of the processor; only Linux has a file with it."""
+    try:
+        match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), flags=re.MULTILINE)
+    except OSError:
+        match = None
+    return match[1] if match else platform.processor() or platform.machine()
 
 
 def cross_validate(

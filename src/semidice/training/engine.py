@@ -23,16 +23,15 @@ from ..labels.raters import read_raters
 from ..metrics.accumulators import CaseScores
 from ..metrics.registry import higher_is_better
 from ..networks.checkpoint import Checkpoint, CheckpointWriter, checkpoint_tensors, write_checkpoint
-from ..networks.systems import System, build_network, network_probability
+from ..networks.systems import System, network_probability
 from ..paths import FoldFolder, atomic_write
+from ..runs.run import FoldRun
 from .distributed import synchronise_norms
-from .fold import FoldRun
 from .step import TrainingStep, build_optimiser, step_seed
 from .teacher import load_teacher
 
 # scores of every validation: cheap, and enough to see whether training works
 _VALIDATION_SCORES = ("dice_score", "soft_dice_score", "calibration_error")
-_SECONDS_BETWEEN_CHECKPOINTS = 60.0
 # images per second are measured over windows of this length
 _SECONDS_OF_SPEED = 10.0
 
@@ -60,7 +59,7 @@ def train_fold(
     fabric: Fabric,
     *,
     on_step: Callable[[StepStatus], object] = lambda _: None,
-    seconds_between_checkpoints: float = _SECONDS_BETWEEN_CHECKPOINTS,
+    seconds_between_checkpoints: float = 60.0,
 ) -> nn.Module:
     """The trained network of a fold. Training continues from the last checkpoint, if there is one.
 
@@ -84,12 +83,28 @@ class _FoldTrainer:
     ) -> None:
         self.fold_run, self.fabric, self.on_step = fold_run, fabric, on_step
         self.seconds_between_checkpoints = seconds_between_checkpoints
-        self.recipe, self.dataset, self.folder = fold_run.recipe, fold_run.dataset, fold_run.folder
-        self.model = _build_model(fold_run, fabric)
-        self.optimiser = build_optimiser(self.recipe, self.model, fabric.device)
-        self.batches = self._build_batches()
+        recipe, self.dataset, self.folder = fold_run.recipe, fold_run.dataset, fold_run.folder
+        self.recipe = recipe
+        torch.manual_seed(step_seed(recipe.seed, fold_run.fold, -1))
+        model = fold_run.run.new_network()
+        if fabric.world_size > 1:
+            model = synchronise_norms(model, fabric.device)
+        self.model = model.to(fabric.device)
+        self.optimiser = build_optimiser(recipe, self.model, fabric.device)
+        self.batches = Batches(
+            Storage(self.dataset, fabric.device),
+            fold_run.training_cases,
+            batch_size=recipe.batch_size,
+            label=recipe.label,
+            augment=recipe.augment,
+            seed=step_seed(recipe.seed, fold_run.fold, 0) % 2**32,
+            rank=fabric.global_rank,
+            world_size=fabric.world_size,
+            workers=recipe.workers,
+            with_raters=isinstance(self.model, System) and self.model.needs_raters,
+        )
         self.steps_per_epoch = self.batches.steps_per_epoch
-        self.num_steps = self.recipe.schedule.epochs * self.steps_per_epoch
+        self.num_steps = recipe.schedule.epochs * self.steps_per_epoch
         self.step = self._build_step()
         # the step to start from, and the best validation score so far, signed so that higher is better
         self.start, self.best = 0, -math.inf
@@ -99,21 +114,6 @@ class _FoldTrainer:
         self.saved_at = time.monotonic()
         self.losses: dict[str, float] = {}
         self.scores: dict[str, float] = {}
-
-    def _build_batches(self) -> Batches:
-        recipe, fabric = self.recipe, self.fabric
-        return Batches(
-            Storage(self.dataset, fabric.device),
-            self.fold_run.training_cases,
-            batch_size=recipe.batch_size,
-            label=recipe.label,
-            augment=recipe.augment,
-            seed=step_seed(recipe.seed, self.fold_run.fold, 0) % 2**32,
-            rank=fabric.global_rank,
-            world_size=fabric.world_size,
-            workers=recipe.workers,
-            with_raters=isinstance(self.model, System) and self.model.needs_raters,
-        )
 
     def _build_step(self) -> TrainingStep:
         network: Any = torch.compile(self.model) if self.recipe.precision.compile else self.model
@@ -166,21 +166,19 @@ class _FoldTrainer:
                     self._validate(num_done, epoch)
                 self._save(num_done)
             elapsed = time.monotonic() - since
-            self.on_step(self._status(num_done, images / max(elapsed, 1e-9)))
+            status = StepStatus(
+                fold=self.fold_run.fold,
+                epoch=step // self.steps_per_epoch + 1,
+                num_epochs=recipe.schedule.epochs,
+                step=num_done,
+                num_steps=self.num_steps,
+                losses=self.losses,
+                scores=self.scores,
+                images_per_second=images / max(elapsed, 1e-9),
+            )
+            self.on_step(status)
             if elapsed > _SECONDS_OF_SPEED:
                 since, images = time.monotonic(), 0
-
-    def _status(self, num_done: int, images_per_second: float) -> StepStatus:
-        return StepStatus(
-            fold=self.fold_run.fold,
-            epoch=(num_done - 1) // self.steps_per_epoch + 1,
-            num_epochs=self.recipe.schedule.epochs,
-            step=num_done,
-            num_steps=self.num_steps,
-            losses=self.losses,
-            scores=self.scores,
-            images_per_second=images_per_second,
-        )
 
     def _log_losses(self, losses: Sequence[Tensor], num_done: int) -> None:
         """Log the mean of the losses; a DivergedError if one is not finite. The device is read here only."""
@@ -197,8 +195,7 @@ class _FoldTrainer:
         cases = [self.dataset.cases[int(case)].name for case in self.batches.feed(step).case]
         path = self.folder.diverged(step)
         if self.fabric.is_global_zero:
-            tensors = checkpoint_tensors(self.model, self.optimiser)
-            write_checkpoint(path, tensors, self._progress(step))
+            write_checkpoint(path, checkpoint_tensors(self.model, self.optimiser), self._progress(step))
         raise DivergedError(
             f"fold {self.fold_run.fold}: the loss of step {step} is not finite; its cases are "
             f"{', '.join(cases)}; the weights before it are in {path}. Lower optimiser.lr, set "
@@ -238,9 +235,8 @@ class _FoldTrainer:
 
     def _predictions(self, cases: Sequence[int]) -> Iterator[tuple[CaseBatch, Tensor]]:
         """Batches and their probabilities. The device computes one batch ahead of the one that is scored."""
-        whole_cases = WholeCases(self.batches.storage, cases, batch_size=self.recipe.batch_size)
         previous: tuple[CaseBatch, Tensor] | None = None
-        for batch in whole_cases:
+        for batch in WholeCases(self.batches.storage, cases, batch_size=self.recipe.batch_size):
             prob = network_probability(self.model, batch.image, dtype=self.recipe.precision.dtype)
             if previous is not None:
                 yield previous
@@ -263,24 +259,6 @@ class _FoldTrainer:
             self.log.close()
         if self.writer is not None:
             self.writer.close()
-
-
-def _build_model(fold_run: FoldRun, fabric: Fabric) -> nn.Module:
-    """The network of the recipe with its initial weights, on the device."""
-    recipe, dataset = fold_run.recipe, fold_run.dataset
-    torch.manual_seed(step_seed(recipe.seed, fold_run.fold, -1))
-    model = build_network(
-        recipe.model.build_options(),
-        **recipe.system.model_dump(),
-        num_channels=dataset.num_channels,
-        num_classes=dataset.num_classes,
-        num_raters=len(dataset.manifest.raters),
-        seed=recipe.seed,
-    )
-    if fabric.world_size > 1:
-        model = synchronise_norms(model, fabric.device)
-    model = model.to(fabric.device)
-    return model.to(memory_format=torch.channels_last) if recipe.precision.channels_last else model
 
 
 class _Log:

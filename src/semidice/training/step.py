@@ -82,7 +82,10 @@ class TrainingStep:
         torch.manual_seed(seed)
         self._feed = self._on_device(feed)
         if self._graph is None and self._uses_graph() and self._num_eager >= _NUM_WARM_UP:
-            self._record()
+            torch.cuda.synchronize()
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph):
+                self._parts = self._run()
             # recording runs nothing, but it may have advanced the generators
             torch.manual_seed(seed)
         if self._graph is not None:
@@ -126,18 +129,10 @@ class TrainingStep:
             )
         return wanted is not False and possible
 
-    def _record(self) -> None:
-        torch.cuda.synchronize()
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._parts = self._run()
-
-    def _autocast(self) -> AbstractContextManager[object]:
+    def _autocast(self) -> torch.autocast:
         dtype = DTYPES[self.recipe.precision.dtype]
-        if dtype == torch.float32:
-            return nullcontext()
         # no cache: a graph would replay without a cast that was cached before the recording
-        return torch.autocast(self.device.type, dtype, cache_enabled=False)
+        return torch.autocast(self.device.type, dtype, dtype != torch.float32, cache_enabled=False)
 
     def _run(self) -> Tensor:
         assert self._feed is not None

@@ -10,8 +10,7 @@ from ..data.batches import Batches, WholeCases
 from ..data.folds import read_folds
 from ..losses.distillation import Teacher
 from ..paths import RunFolder, atomic_write
-from ..runs.run import TrainedRun, open_run
-from .fold import FoldRun
+from ..runs.run import FoldRun, TrainedRun, open_run
 
 
 def load_teacher(fold_run: FoldRun, batches: Batches, device: torch.device) -> Teacher | None:
@@ -29,16 +28,14 @@ def load_teacher(fold_run: FoldRun, batches: Batches, device: torch.device) -> T
     network = teacher_run.network(fold_run.fold, device=device)
     temperature = options.temperature
     if options.calibration == "temperature" and temperature == "fit":
-        temperature = _fit_temperature(network, fold_run, batches, device)
+        temperature = _fit_temperature(network, fold_run, batches)
         fold_run.folder.path.mkdir(parents=True, exist_ok=True)
         with atomic_write(fold_run.folder.teacher) as temp_path:
             temp_path.write_text(json.dumps({"temperature": temperature}) + "\n")
     not_of_teacher = {"run", "temperature", "label_weight", "teacher_weight", "terms"}
-    return Teacher(
-        network,
-        temperature=1.0 if isinstance(temperature, str) else temperature,
-        **options.model_dump(exclude=not_of_teacher),
-    ).to(device)
+    temperature = 1.0 if isinstance(temperature, str) else temperature
+    teacher = Teacher(network, temperature=temperature, **options.model_dump(exclude=not_of_teacher))
+    return teacher.to(device)
 
 
 def _check_teacher(teacher: TrainedRun, student: FoldRun) -> None:
@@ -64,13 +61,11 @@ def _check_teacher(teacher: TrainedRun, student: FoldRun) -> None:
         )
 
 
-def _fit_temperature(network: nn.Module, fold_run: FoldRun, batches: Batches, device: torch.device) -> float:
+def _fit_temperature(network: nn.Module, fold_run: FoldRun, batches: Batches) -> float:
     """The temperature of maximum likelihood on the training cases, with the labels of the student."""
     scaling = TemperatureScaling(activation="softmax")
-    whole_cases = WholeCases(batches.storage, batches.cases, batch_size=fold_run.recipe.batch_size)
     with torch.no_grad():
-        for batch in whole_cases:
-            logits = network(batch.image)
+        for batch in WholeCases(batches.storage, batches.cases, batch_size=fold_run.recipe.batch_size):
             target = batches.labels(batch.masks, batch.case)
-            scaling.partial_fit(logits.float(), target, valid=batch.valid)
+            scaling.partial_fit(network(batch.image).float(), target, valid=batch.valid)
     return scaling.temperature
