@@ -45,6 +45,12 @@ def atomic_write(path: Path, *, durable: bool = True) -> Iterator[Path]:
         temp_path.unlink(missing_ok=True)
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a text file with `atomic_write`, as UTF-8."""
+    with atomic_write(path) as temp_path:
+        temp_path.write_text(text, encoding="utf-8")
+
+
 def force_to_disk(path: Path) -> None:
     """Return when the file's bytes are on the disk."""
     with path.open("rb+") as file:

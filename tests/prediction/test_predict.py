@@ -168,19 +168,13 @@ def test_a_pickle_is_not_opened(tmp_path):
 # Networks
 
 
-def test_probability_is_softmax_of_the_first_output_without_gradient():
-    network = nn.Conv2d(1, 3, 1)
+def test_probability_is_softmax_of_the_logits_without_gradient():
+    module = nn.Conv2d(1, 3, 1).train()
     image = torch.randn(2, 1, 4, 4)
-
-    class Several(nn.Module):
-        def forward(self, image):
-            return [network(image), torch.zeros(2, 3, 2, 2)]
-
-    module = Several().train()
     prob = network_probability(module, image, dtype="fp32")
     assert not module.training
     assert not prob.requires_grad
-    torch.testing.assert_close(prob, network(image).softmax(1))
+    torch.testing.assert_close(prob, module(image).softmax(1))
     half = network_probability(module, image, dtype="bf16")
     assert half.dtype == torch.float32
     # bfloat16 keeps eight bits of a logit

@@ -29,7 +29,7 @@ from PIL import Image
 
 from ..data.sources.readers import NIFTI_SUFFIXES, suffix_of
 from ..metrics.decision import voxel_ml
-from ..paths import PredictionFolder, atomic_write
+from ..paths import PredictionFolder, atomic_write, write_text
 from .inputs import InputCase, InputImage
 
 
@@ -92,8 +92,7 @@ class OutputFolder:
             self.volumes = {}
             self.folder.volumes.unlink(missing_ok=True)
         self.folder.path.mkdir(parents=True, exist_ok=True)
-        with atomic_write(path) as temp_path:
-            temp_path.write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
+        write_text(path, json.dumps(settings, indent=1) + "\n")
 
     def write(
         self, image: InputImage, prob: Float32[np.ndarray, "C *space"], mask: UInt8[np.ndarray, "*space"]

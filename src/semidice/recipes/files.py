@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from .. import __version__
-from ..paths import atomic_write
+from ..paths import write_text
 from .options import Recipe, nearest_hint, option_fields
 from .text import parse_yaml, yaml_text
 
@@ -51,8 +51,7 @@ def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     if not isinstance(raw, dict):
         raise ValueError(f"{source}: expected options such as `data: ...`; got {type(raw).__name__}")
     raw.setdefault("name", Path(path).stem)
-    if raw.setdefault("data", {}) is None:
-        raw["data"] = {}
+    raw["data"] = {} if raw.get("data") is None else raw["data"]
     overridden = [_override(raw, override) for override in overrides]
     _resolve_paths(raw, folder, overridden)
     try:
@@ -71,12 +70,8 @@ def write_recipe(recipe: Recipe, path: Path) -> None:
     folder_of_runs = Path(os.path.abspath(path)).parent.parent
     if recipe.teacher is not None and recipe.teacher.run.parent == folder_of_runs:
         options["teacher"]["run"] = f"../{recipe.teacher.run.name}"
-    text = yaml_text(options)
-    with atomic_write(path) as temp_path:
-        temp_path.write_text(
-            f"# Resolved by semidice {__version__}: every option, defaults included.\n{text}",
-            encoding="utf-8",
-        )
+    heading = f"# Resolved by semidice {__version__}: every option, defaults included.\n"
+    write_text(path, heading + yaml_text(options))
 
 
 def _recipe_text(path: str | Path) -> tuple[str, str, Path]:
@@ -186,9 +181,8 @@ def _is_known(key: str) -> bool:
 
 def _no_such(key: str) -> str:
     known = [name for name, _ in option_fields()]
-    last = key.rpartition(".")[2]
+    section, _, last = key.rpartition(".")
     same_name = [name for name in known if name.rpartition(".")[2] == last]
-    section = key.rpartition(".")[0]
     in_section = [name for name in known if name.rpartition(".")[0] == section]
     close = same_name or get_close_matches(key, known, n=1)
     return f"no such option{nearest_hint(close, in_section or known)}"

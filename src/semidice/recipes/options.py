@@ -125,15 +125,12 @@ class SegmentationLossOptions(_Section):
     def build(self, *, sync: bool = False) -> SegmentationLoss:
         """The loss of logits; `sync` takes the statistics of all processes together."""
         options: Any = self.model_dump(include={*RegionKeywords.__annotations__, "class_weight"})
-        region: TverskyLoss
-        if self.family == "dice":
-            region = DiceLoss(**options, sync=sync)
-        elif self.family == "jaccard":
-            region = JaccardLoss(**options, sync=sync)
-        elif self.alpha is None or self.beta is None:
-            raise ValueError("family tversky needs both alpha and beta")
-        else:
+        if self.family == "tversky":
+            if self.alpha is None or self.beta is None:
+                raise ValueError("family tversky needs both alpha and beta")
             region = TverskyLoss(alpha=self.alpha, beta=self.beta, **options, sync=sync)
+        else:
+            region = (DiceLoss if self.family == "dice" else JaccardLoss)(**options, sync=sync)
         return SegmentationLoss(
             region, cross_entropy_weight=self.cross_entropy_weight, region_weight=self.region_weight
         )

@@ -23,7 +23,7 @@ from ..data.dataset import Dataset
 from ..data.folds import fold_cases
 from ..networks.checkpoint import Checkpoint
 from ..networks.systems import build_network
-from ..paths import FoldFolder, RunFolder, atomic_write
+from ..paths import FoldFolder, RunFolder, write_text
 from ..recipes import Recipe, read_recipe
 
 
@@ -150,8 +150,7 @@ def write_dataset_facts(run: RunFolder, manifest: Manifest) -> None:
         num_raters=len(manifest.raters),
         manifest_sha256=manifest_digest(manifest),
     )
-    with atomic_write(run.dataset) as temp_path:
-        temp_path.write_text(json.dumps(facts.model_dump(mode="json"), indent=1) + "\n", encoding="utf-8")
+    write_text(run.dataset, json.dumps(facts.model_dump(mode="json"), indent=1) + "\n")
 
 
 def read_dataset_facts(run: RunFolder) -> DatasetFacts:

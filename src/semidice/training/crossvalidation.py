@@ -23,7 +23,7 @@ from ..data.folds import read_folds, split_folds, write_folds
 from ..data.storage import Storage
 from ..metrics.cases import CaseTable, concatenate, read_cases, write_cases
 from ..networks.systems import network_probability
-from ..paths import RunFolder, atomic_write
+from ..paths import RunFolder, write_text
 from ..recipes import Recipe, differing_keys, read_recipe, write_recipe
 from ..runs.predictions import write_prediction
 from ..runs.run import FoldRun, TrainedRun, read_dataset_facts, write_dataset_facts
@@ -88,8 +88,7 @@ def _create_run_folder(recipe: Recipe, folder: RunFolder) -> None:
     out.mkdir(parents=True, exist_ok=True)
     write_folds(folder.folds, dataset, folds)
     write_dataset_facts(folder, dataset.manifest)
-    with atomic_write(folder.versions) as temp_path:
-        temp_path.write_text(json.dumps(versions(), indent=2) + "\n")
+    write_text(folder.versions, json.dumps(versions(), indent=2) + "\n")
 
 
 def versions() -> dict[str, str | None]:

@@ -24,7 +24,7 @@ from ..metrics.accumulators import CaseScores
 from ..metrics.registry import higher_is_better
 from ..networks.checkpoint import Checkpoint, CheckpointWriter, checkpoint_tensors, write_checkpoint
 from ..networks.systems import System, network_probability
-from ..paths import FoldFolder, atomic_write
+from ..paths import FoldFolder, write_text
 from ..runs.run import FoldRun
 from .distributed import synchronise_norms
 from .step import TrainingStep, build_optimiser, step_seed
@@ -269,8 +269,7 @@ class _Log:
         lines = folder.log.read_text().splitlines() if folder.log.exists() else []
         # a killed run may have logged steps after its last checkpoint; they are trained and logged again
         lines = [line for line in lines if _is_line_until(line, start)]
-        with atomic_write(folder.log) as temp_path:
-            temp_path.write_text("".join(f"{line}\n" for line in lines))
+        write_text(folder.log, "".join(f"{line}\n" for line in lines))
         self.file = folder.log.open("a")
         self.board = SummaryWriter(str(folder.tensorboard), purge_step=start)
 

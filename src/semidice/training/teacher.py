@@ -9,7 +9,7 @@ from ..calibration.calibrators import TemperatureScaling
 from ..data.batches import Batches, WholeCases
 from ..data.folds import read_folds
 from ..losses.distillation import Teacher
-from ..paths import RunFolder, atomic_write
+from ..paths import RunFolder, write_text
 from ..runs.run import FoldRun, TrainedRun, open_run
 
 
@@ -30,8 +30,7 @@ def load_teacher(fold_run: FoldRun, batches: Batches, device: torch.device) -> T
     if options.calibration == "temperature" and temperature == "fit":
         temperature = _fit_temperature(network, fold_run, batches)
         fold_run.folder.path.mkdir(parents=True, exist_ok=True)
-        with atomic_write(fold_run.folder.teacher) as temp_path:
-            temp_path.write_text(json.dumps({"temperature": temperature}) + "\n")
+        write_text(fold_run.folder.teacher, json.dumps({"temperature": temperature}) + "\n")
     not_of_teacher = {"run", "temperature", "label_weight", "teacher_weight", "terms"}
     temperature = 1.0 if isinstance(temperature, str) else temperature
     teacher = Teacher(network, temperature=temperature, **options.model_dump(exclude=not_of_teacher))

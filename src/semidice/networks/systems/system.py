@@ -10,7 +10,7 @@ Systems that work inside a network take it apart with `Trunk`.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import reduce
 from typing import Any, ClassVar, NamedTuple
 
@@ -62,8 +62,7 @@ def network_probability(
 ) -> Float32[Tensor, "N C *space"]:
     """Class probabilities of normalised images: `System.probability`, or the softmax of the logits.
 
-    If a network returns several outputs, the first is used. The network is left in eval mode.
-    dtype: fp32, bf16 or fp16, of the network; the softmax is computed in float32.
+    The network is left in eval mode. dtype: of the network, fp32, bf16 or fp16; the softmax is in float32.
     """
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}; got {dtype!r}")
@@ -73,10 +72,6 @@ def network_probability(
         if isinstance(network, System):
             return network.probability(image)
         logits = network(image)
-    if isinstance(logits, Mapping):
-        logits = next(iter(logits.values()))
-    elif isinstance(logits, (list, tuple)):
-        logits = logits[0]
     return logits.float().softmax(1)  # type: ignore[no-any-return]
 
 
