@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field, ValidationError
 
-from ..paths import atomic_write
+from ..paths import write_text
 from .dataset import Dataset
 from .manifest import Record
 
@@ -80,8 +80,7 @@ def write_folds(path: Path, dataset: Dataset, fold_of_case: Sequence[int]) -> No
     num_folds = max(2, *(fold + 1 for fold in fold_of_case))
     folds = _Folds(num_folds=num_folds, fold_of_case=dict(zip(names, fold_of_case, strict=True)))
     _check_folds(folds, dataset, "the folds")
-    with atomic_write(path) as temp_path:
-        temp_path.write_text(json.dumps(folds.model_dump(), indent=1) + "\n")
+    write_text(path, json.dumps(folds.model_dump(), indent=1) + "\n")
 
 
 def read_folds(path: Path, dataset: Dataset) -> list[int]:

@@ -13,7 +13,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..paths import atomic_write
+from ..paths import write_text
 from .registry import display_scale
 from .statistics import Comparison, Correction
 
@@ -89,8 +89,7 @@ class Table:
         texts = {".csv": self.csv(), ".md": self.markdown(), ".tex": self.latex()}
         files = {path.with_name(f"{path.name}{suffix}"): text for suffix, text in texts.items()}
         for file, text in files.items():
-            with atomic_write(file) as temp_path:
-                temp_path.write_text(text, encoding="utf-8")
+            write_text(file, text)
         return list(files)
 
     def rich(self) -> "RichTable":

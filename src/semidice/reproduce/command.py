@@ -21,7 +21,7 @@ from ..compare import run_variants
 from ..console import counting_bar, say
 from ..metrics.cases import CaseTable, concatenate, write_cases
 from ..metrics.tables import Cell, Table
-from ..paths import ReproductionFolder, atomic_write
+from ..paths import ReproductionFolder, write_text
 from ..recipes.grid import Variant
 from ..training.command import start_fabric
 from .comparison_tables import conclusions_table, values_table
@@ -160,8 +160,7 @@ def _show_and_write(
     numbers.write(folder.table(table.name))
     conclusions.write(folder.conclusions(table.name))
     page = f"# {table.title}\n\n{numbers.markdown()}\n## Conclusions\n\n{conclusions.markdown()}"
-    with atomic_write(folder.table(table.name).with_suffix(".md")) as temp_path:
-        temp_path.write_text(page, encoding="utf-8")
+    write_text(folder.table(table.name).with_suffix(".md"), page)
     say(console, f"written to {out}: {table.name} and {table.name}_conclusions, as .md, .csv and .tex")
 
 

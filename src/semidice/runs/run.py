@@ -18,9 +18,9 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import nn
 
-from ..data.manifest import Manifest, PrepareOptions
 from ..data.dataset import Dataset
 from ..data.folds import fold_cases
+from ..data.manifest import Manifest, PrepareOptions
 from ..networks.checkpoint import Checkpoint
 from ..networks.systems import build_network
 from ..paths import FoldFolder, RunFolder, write_text

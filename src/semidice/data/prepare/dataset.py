@@ -23,7 +23,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ... import __version__
-from ...paths import DatasetFolder, UnfinishedDataset, atomic_write, force_to_disk
+from ...paths import DatasetFolder, UnfinishedDataset, force_to_disk, write_text
 from ..manifest import Manifest, PrepareOptions, Scan, manifest_text, read_manifest
 from ..sources.raw import RawDataset, RawScan, natural_order
 from .scan import CannotWriteError, FinishedScan, Job, ScanOutcome, prepare_scan, verify_scan, writing
@@ -175,8 +175,7 @@ def _work_folder(job: Job, out: Path) -> Iterator[None]:
             if not folder.job.is_file() or folder.job.read_text(encoding="utf-8") != description:
                 for path in (folder.records, folder.dataset.path):
                     shutil.rmtree(path, ignore_errors=not path.exists())
-                with atomic_write(folder.job) as temp_path:
-                    temp_path.write_text(description, encoding="utf-8")
+                write_text(folder.job, description)
             folder.dataset.path.mkdir(exist_ok=True)
         yield
 
@@ -263,8 +262,7 @@ def _move_to(out: Path, folder: UnfinishedDataset, manifest: Manifest) -> None:
         # many at once: the disk writes them together, while one after the other each waits for the disk
         with ThreadPoolExecutor(_NUM_FLUSHED) as threads:
             list(threads.map(force_to_disk, arrays))
-        with atomic_write(dataset.manifest) as temp_path:
-            temp_path.write_text(manifest_text(manifest), encoding="utf-8")
+        write_text(dataset.manifest, manifest_text(manifest))
         dataset.path.rename(out)
     shutil.rmtree(folder.path, ignore_errors=True)
 

@@ -24,7 +24,7 @@ from ...data.dataset import Dataset
 from ...metrics.cases import write_cases
 from ...metrics.registry import SCORES, display_scale
 from ...metrics.tables import Table, means_table, number_text, p_text, pairs_table
-from ...paths import ReportFolder, atomic_write
+from ...paths import ReportFolder, write_text
 from ...runs.run import TrainedRun
 from ..case_figures import draw_case_scores, draw_reliability, draw_significance
 from ..curves import draw_curves
@@ -113,8 +113,7 @@ def build_page(
     subject = next(iter(runs)) if len(runs) == 1 else f"{len(runs)} methods"
     title = options.title or f"{subject} on {dataset_name}"
     page = _render(content, tables, title=title, dataset_name=dataset_name, files_folder=folder.path.name)
-    with atomic_write(out) as temp_path:
-        temp_path.write_text(page, encoding="utf-8")
+    write_text(out, page)
     return Report(out, tuple(files), content.notices)
 
 
