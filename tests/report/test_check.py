@@ -28,12 +28,12 @@ LIDC = Path(__file__).parents[3] / "shared" / "data" / "lidc"
 
 @pytest.fixture
 def folder(tmp_path):
-    """Six cases of three patients, 30 x 30, so that a line of masks has two bits to fill up."""
+    """Six cases of three patients, 30 x 30: each packed row of a mask has two padding bits."""
     return make_prepared(tmp_path / "data", size=(30, 30)).folder.path
 
 
 def write_dataset(folder, cases, *, raters, class_names=("background", "lesion")):
-    """Cases (name, patient, image (H, W), class maps (R, H, W)) as a dataset that everybody looked at."""
+    """Write cases (name, patient, image (H, W), class maps (R, H, W)); every rater looked at every case."""
     scans = []
     for name, patient, image, classes in cases:
         arrays = {
@@ -63,7 +63,7 @@ def edit_manifest(folder, change):
 
 
 def store(folder, kind, name, array):
-    """Replace an array and its hash, so that nothing but the values can be at fault."""
+    """Replace an array and its hash, so that only the values can be wrong."""
     np.save(folder / kind / f"{name}.npy", array)
 
     def change(manifest):
@@ -118,7 +118,7 @@ class TestSoundDatasets:
         assert report.num_bytes == sum(path.stat().st_size for path in files)
 
     @pytest.mark.parametrize("absent", [False, True])
-    def test_foreground_and_agreement_are_those_of_the_masks_case_by_case(self, tmp_path, absent):
+    def test_foreground_and_agreement_of_each_case_are_computed_from_its_masks(self, tmp_path, absent):
         dataset = make_prepared(
             tmp_path / "data", num_classes=4, sizes=[(20, 33), (24, 24), (30, 17)], absent=absent
         )
@@ -130,11 +130,11 @@ class TestSoundDatasets:
             expected = rater_agreement(torch.from_numpy(masks), num_classes=4, present=present).majority
             torch.testing.assert_close(report.agreement[number], expected, equal_nan=True)
             assert report.empty[number].tolist() == [
-                bool(there and not mask.any()) for mask, there in zip(masks, present, strict=True)
+                bool(looked and not mask.any()) for mask, looked in zip(masks, present, strict=True)
             ]
 
     def test_cases_are_read_one_at_a_time(self, tmp_path):
-        # 48 slices of 64 KB and as much truth again: 6 MB, of which a case is 3 %
+        # 48 slices of 64 KB and truth of the same size: 6 MB in total; one case is 3 % of it
         make_prepared(tmp_path / "data", num_cases=48, size=(128, 128), slices_per_scan=48, dtype="int16")
         check_dataset(tmp_path / "data")
         tracemalloc.start()
@@ -165,7 +165,7 @@ class TestDamage:
             "images/scan002.npy is not the file that was prepared: it was changed since (SHA-256 "
         )
 
-    def test_a_truncated_array_is_named_and_its_case_left_out(self, folder):
+    def test_a_truncated_array_is_named_and_its_case_is_left_out(self, folder):
         path = folder / "masks" / "scan001.npy"
         path.write_bytes(path.read_bytes()[:-10])
         report = check_dataset(folder)
@@ -184,11 +184,11 @@ class TestDamage:
             "truth/scan001.npy is not a file",
         )
 
-    def test_swapped_arrays_are_named_with_where_they_belong(self, folder):
-        one, other = (folder / "images" / f"scan00{number}.npy" for number in (0, 3))
-        first = one.read_bytes()
-        one.write_bytes(other.read_bytes())
-        other.write_bytes(first)
+    def test_swapped_arrays_are_named_with_their_correct_paths(self, folder):
+        path_0, path_3 = (folder / "images" / f"scan00{number}.npy" for number in (0, 3))
+        content_0 = path_0.read_bytes()
+        path_0.write_bytes(path_3.read_bytes())
+        path_3.write_bytes(content_0)
         problems = check_dataset(folder).problems
         assert len(problems) == 2
         assert (
@@ -217,7 +217,7 @@ class TestDamage:
 
     def test_a_link_out_of_the_dataset_is_refused_and_not_read(self, folder, tmp_path):
         path = folder / "masks" / "scan001.npy"
-        # the content is right, so only the link can be at fault
+        # the content is right: only the link is wrong
         path.rename(tmp_path / "elsewhere.npy")
         path.symlink_to(tmp_path / "elsewhere.npy")
         report = check_dataset(folder)
@@ -259,12 +259,12 @@ class TestDamage:
 
 class TestManifest:
     @pytest.mark.parametrize("name", ["../x", "..", "/etc/x", "a/b", ".hidden", ""])
-    def test_a_name_that_leads_elsewhere_is_refused(self, folder, name):
+    def test_a_scan_name_that_is_not_a_plain_file_name_is_refused(self, folder, name):
         edit_manifest(folder, lambda manifest: manifest["scans"][0].update(name=name))
         with pytest.raises(ValueError, match=r"manifest.json is not a manifest.*scans\.0\.name"):
             check_dataset(folder)
 
-    def test_another_version_a_broken_file_and_none_are_named(self, folder):
+    def test_a_manifest_of_another_version_a_broken_one_and_a_missing_one_are_named(self, folder):
         edit_manifest(folder, lambda manifest: manifest.update(version=2))
         with pytest.raises(ValueError, match=r"not a manifest of this semidice: version"):
             check_dataset(folder)
@@ -342,7 +342,7 @@ class TestValues:
             "case scan001: masks hold class 3, but the dataset has 3: background, class1, class2",
         )
 
-    def test_masks_of_a_rater_who_did_not_look_are_named(self, folder):
+    def test_a_mask_of_a_rater_who_did_not_look_at_the_case_is_named(self, folder):
         edit_manifest(folder, lambda manifest: manifest["scans"][0].update(raters=["rater0", "rater2"]))
         assert check_dataset(folder).problems == (
             "case scan000: rater1 did not look at it according to the manifest, but the mask is not empty",
@@ -395,7 +395,7 @@ class TestWarnings:
         alter(folder, "images", "scan001", lambda image: image.fill(7))
         alter(folder, "images", "scan005", lambda image: image.fill(7))
         report = check_dataset(folder)
-        # scan001 and scan005 are the same image of two patients, but it shows neither of them
+        # two patients have the same image, but a constant image is not reported as a leak
         assert report.problems == ()
         names = "scan000 channel1, scan001 channel0 channel1, scan005 channel0 channel1"
         assert report.warnings == (f"3 images ({names}) with a single grey value",)
@@ -423,7 +423,7 @@ class TestWarnings:
             "2 files (masks/old.npy, notes.txt) in the folder that the manifest does not list",
         )
 
-    def test_the_same_image_of_two_patients_is_a_problem_and_of_one_a_warning(self, folder):
+    def test_the_same_image_in_two_patients_is_a_problem_and_in_one_patient_a_warning(self, folder):
         image = np.load(folder / "images" / "scan000.npy")
         store(folder, "images", "scan001", image)
         report = check_dataset(folder)
@@ -441,7 +441,7 @@ class TestWarnings:
         assert enumerated(list("abcdefg"), "case") == "7 cases (a, b, c, d, e, ...)"
 
 
-def tiny(folder):
+def write_tiny_dataset(folder):
     """Three cases of two sizes and two patients, three raters, two foreground classes."""
     grey = np.arange(16, dtype=np.uint8).reshape(4, 4)
     empty = np.zeros((3, 4, 4), dtype=np.uint8)
@@ -460,8 +460,8 @@ def tiny(folder):
 
 
 class TestTables:
-    def test_the_summary_is_that_computed_by_hand(self, tmp_path):
-        tiny(tmp_path / "data")
+    def test_the_summary_table_equals_values_computed_by_hand(self, tmp_path):
+        write_tiny_dataset(tmp_path / "data")
         report = check_dataset(tmp_path / "data")
         assert (report.problems, report.warnings) == ((), ())
         rows = dict(cells(summary_table(report)))
@@ -477,10 +477,10 @@ class TestTables:
         )
         assert rows["share of tumour"] == "2.08 % of the voxels, 0.00 to 6.25 % in a case"
 
-    def test_the_rater_table_is_that_computed_by_hand(self, tmp_path):
-        tiny(tmp_path / "data")
+    def test_the_rater_table_equals_values_computed_by_hand(self, tmp_path):
+        write_tiny_dataset(tmp_path / "data")
         # anna and ben draw the same and are the majority. carl, case a: organ 2 * 2 / (2 + 4), tumour 1;
-        # case b: organ 0, tumour 1 as nobody drew one
+        # case b: organ 0, tumour 1 because nobody drew one
         carl = ((2 / 3 + 1) / 2 + (0 + 1) / 2 + 1) / 3
         assert cells(rater_table(check_dataset(tmp_path / "data"))) == [
             ["anna", "3", "0", "1.000", f"{(1 + carl) / 2:.3f}"],
@@ -489,7 +489,7 @@ class TestTables:
             ["mean over raters", "", "", f"{(2 + carl) / 3:.3f}", f"{(1 + 2 * carl) / 3:.3f}"],
         ]
 
-    def test_one_rater_alone_agrees_with_nobody(self, tmp_path):
+    def test_the_agreement_of_a_single_rater_is_undefined(self, tmp_path):
         make_prepared(tmp_path / "data", num_raters=1)
         assert cells(rater_table(check_dataset(tmp_path / "data"))) == [
             ["rater0", "6", "0", "-", "-"],
@@ -503,7 +503,7 @@ class TestTables:
 
 
 class TestCommand:
-    def test_a_sound_dataset_ends_with_what_to_do_next_and_stays_as_it_is(self, folder):
+    def test_the_check_of_a_sound_dataset_prints_the_next_command_and_changes_no_file(self, folder):
         before = {path: (sha256(path), path.stat().st_mtime_ns) for path in folder.rglob("*.*")}
         text = printed(folder)
         assert text.rstrip().endswith(
@@ -513,7 +513,7 @@ class TestCommand:
         assert {path: (sha256(path), path.stat().st_mtime_ns) for path in folder.rglob("*.*")} == before
         assert sorted(path.name for path in folder.parent.iterdir()) == ["data", "data_check.png"]
 
-    def test_problems_are_an_error_that_counts_them_and_the_sheet_shows_the_rest(self, folder, tmp_path):
+    def test_the_error_counts_the_problems_and_the_sheet_is_still_written(self, folder, tmp_path):
         (folder / "images" / "scan000.npy").unlink()
         (folder / "notes.txt").write_text("mine")
         console = Console(file=io.StringIO(), width=120)
@@ -538,25 +538,25 @@ class TestCommand:
         assert "... and 5 more problems" in text
         assert "45 problems" in text
 
-    def test_a_sheet_in_the_dataset_or_of_another_kind_is_refused(self, folder):
+    def test_a_sheet_inside_the_dataset_or_not_ending_in_png_is_refused(self, folder):
         with pytest.raises(ValueError, match="is inside the dataset, which must not change"):
             run_check(folder, sheet=folder / "sheet.png", console=Console(quiet=True))
         with pytest.raises(ValueError, match=r"a name that ends in \.png; got sheet\.jpg"):
             run_check(folder, sheet=Path("sheet.jpg"), console=Console(quiet=True))
 
-    def test_the_current_folder_has_its_sheet_beside_it_too(self, folder, monkeypatch):
+    def test_the_sheet_of_the_current_folder_is_written_next_to_that_folder(self, folder, monkeypatch):
         monkeypatch.chdir(folder)
         assert "no problems" in printed(Path("."))
         assert (folder.parent / "data_check.png").is_file()
 
 
 @pytest.mark.skipif(
-    not LIDC.is_dir(), reason="the LIDC slices are not beside the repository (shared/data/lidc)"
+    not LIDC.is_dir(), reason="the LIDC slices are not next to the repository (shared/data/lidc)"
 )
-def test_the_agreement_of_the_lidc_raters_is_that_of_an_independent_computation(tmp_path):
+def test_the_agreement_of_the_lidc_raters_equals_an_independent_computation(tmp_path):
     with (LIDC / "cases.csv").open() as file:
         entries = [(row["case"], row["patient"]) for row in csv.DictReader(file)]
-    cases, scores, others = [], [], []
+    cases, scores, scores_with_others = [], [], []
     for case, patient in entries:
         paths = [
             LIDC / "images" / f"{case}.png",
@@ -570,17 +570,17 @@ def test_the_agreement_of_the_lidc_raters_is_that_of_an_independent_computation(
         scores.append(2 * overlap / sizes)
         flat = masks.reshape(4, -1).astype(float)
         pairs = 2 * flat @ flat.T / (flat.sum(1)[:, None] + flat.sum(1))
-        others.append((pairs.sum(1) - 1) / 3)
+        scores_with_others.append((pairs.sum(1) - 1) / 3)
         cases.append((case, patient, image, masks.astype(np.uint8)))
     write_dataset(tmp_path / "lidc", cases, raters=["1", "2", "3", "4"])
     report = check_dataset(tmp_path / "lidc")
     assert (report.problems, report.warnings) == ((), ())
     np.testing.assert_allclose(report.agreement.numpy(), scores, atol=1e-6)
-    np.testing.assert_allclose(report.agreement_with_others().numpy(), others, atol=1e-6)
-    means = np.stack([np.mean(scores, axis=0), np.mean(others, axis=0)])
-    shown = [
+    np.testing.assert_allclose(report.agreement_with_others().numpy(), scores_with_others, atol=1e-6)
+    means = np.stack([np.mean(scores, axis=0), np.mean(scores_with_others, axis=0)])
+    rater_rows = [
         [rater, "573", "0", *(f"{mean:.3f}" for mean in column)]
         for rater, column in zip("1234", means.T, strict=True)
     ]
-    total = ["mean over raters", "", "", *(f"{mean:.3f}" for mean in means.mean(1))]
-    assert cells(rater_table(report)) == [*shown, total]
+    mean_row = ["mean over raters", "", "", *(f"{mean:.3f}" for mean in means.mean(1))]
+    assert cells(rater_table(report)) == [*rater_rows, mean_row]

@@ -1,4 +1,4 @@
-"""The contact sheet: which cases are on it, what of them is shown, and that everything is named."""
+"""The contact sheet: the chosen cases, the part of each case that is shown, and the labels."""
 
 import json
 
@@ -29,7 +29,9 @@ def test_the_cases_are_spread_evenly_and_the_most_contested_come_first():
 @pytest.mark.parametrize(
     ("num_cases", "size", "num_raters"), [(1, (32, 32), 1), (5, (40, 24), 8), (24, (16, 40), 3)]
 )
-def test_the_sheet_has_a_readable_size_whatever_it_shows(tmp_path, num_cases, size, num_raters):
+def test_the_sheet_has_a_readable_size_for_any_number_of_cases_and_raters(
+    tmp_path, num_cases, size, num_raters
+):
     folder = tmp_path / "data"
     make_prepared(folder, num_cases=num_cases, size=size, num_raters=num_raters, truth=False)
     run_check(folder, sheet=tmp_path / "sheet.png", console=Console(quiet=True))
@@ -54,7 +56,7 @@ def test_titles_and_legend_name_every_case_and_rater():
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == [" _anna", r" a\$b\$c", " carl"]
     assert figure.get_suptitle().startswith("2 of 7 cases, the most contested first")
-    # two raters drew something, each a dark line and a coloured one
+    # two raters drew something; each has a dark line and a coloured line
     assert len(figure.axes[0].collections) == 4
 
 
@@ -68,12 +70,12 @@ def test_a_rater_has_the_same_colour_on_every_panel_and_in_the_legend():
     assert same_color(outline.get_edgecolor(), line.get_color())
 
 
-def test_no_two_of_36_raters_look_alike():
+def test_36_raters_have_36_different_line_styles():
     styles = [line_style(number) for number in range(36)]
     assert len(set(styles)) == 36
 
 
-def test_a_volume_shows_its_fullest_slice_in_the_proportions_of_its_voxels(tmp_path):
+def test_the_panel_of_a_volume_shows_the_slice_with_most_foreground_with_the_aspect_of_its_voxels(tmp_path):
     path = make_prepared(tmp_path / "data", depth=9, size=(40, 30), dtype="int16").folder.manifest
     manifest = json.loads(path.read_text())
     manifest["options"] = {"slice_axis": 0}
@@ -85,17 +87,17 @@ def test_a_volume_shows_its_fullest_slice_in_the_proportions_of_its_voxels(tmp_p
     masks = dataset.masks(2)
     fullest = (masks > 0).sum(axis=(0, 2, 3)).argmax()
     assert panel.aspect == 3
-    # nothing that was drawn is cut off, and the image is cut the same way
+    # the crop contains all foreground, and the image is cropped like the masks
     assert panel.masks.sum() == masks[:, fullest].sum()
     rows, columns = panel.image.shape
-    whole = dataset.image(2)[0, fullest]
-    windows = np.lib.stride_tricks.sliding_window_view(whole, (rows, columns))
-    (place,) = np.argwhere((windows == panel.image).all(axis=(2, 3)))
-    row, column = place
+    full_slice = dataset.image(2)[0, fullest]
+    windows = np.lib.stride_tricks.sliding_window_view(full_slice, (rows, columns))
+    (corner,) = np.argwhere((windows == panel.image).all(axis=(2, 3)))
+    row, column = corner
     assert np.array_equal(masks[:, fullest, row : row + rows, column : column + columns], panel.masks)
 
 
-def test_a_case_without_drawing_is_shown_whole(tmp_path):
+def test_a_case_with_empty_masks_is_not_cropped(tmp_path):
     dataset = make_prepared(tmp_path / "data", size=(30, 36))
     path = dataset.folder.array("masks", "scan000")
     np.save(path, np.zeros_like(np.load(path)))

@@ -7,7 +7,7 @@ from semidice.paths import RunFolder
 from semidice.report.curves import over_folds, read_curves
 
 
-def test_a_curve_is_the_mean_over_folds_up_to_the_last_step_that_all_have():
+def test_a_curve_is_the_mean_over_folds_up_to_the_last_step_that_all_folds_have():
     first = np.array([[1, 4.0], [2, 2.0], [3, 1.0]])
     second = np.array([[1, 2.0], [2, 4.0], [3, 5.0], [4, 9.0]])
     curve = over_folds([first, second])
@@ -18,7 +18,7 @@ def test_a_curve_is_the_mean_over_folds_up_to_the_last_step_that_all_have():
     assert curve.num_folds == 2
 
 
-def test_a_long_log_is_drawn_by_windows_of_equally_many_lines():
+def test_a_long_log_is_averaged_over_windows_with_the_same_number_of_lines():
     points = np.stack([np.arange(1000.0), np.arange(1000.0) % 2], 1)
     curve = over_folds([points])
     assert len(curve.step) == 112

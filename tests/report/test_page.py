@@ -1,4 +1,4 @@
-"""The report page: every number traced to the case tables, the answer in words, runs that do not fit."""
+"""The report page: every number is traced to the case tables; the headline; runs that cannot be compared."""
 
 import io
 import math
@@ -37,7 +37,7 @@ def built(tmp_path_factory):
 
 
 class Tables(HTMLParser):
-    """Rows of cells of every table of a page, white space made one."""
+    """Read the rows of cells of every table of a page, with white space collapsed."""
 
     def __init__(self):
         super().__init__()
@@ -67,7 +67,7 @@ def tables_of(path):
     return reader.tables
 
 
-def test_every_mean_of_the_summary_is_that_of_the_case_tables(built):
+def test_every_mean_in_the_summary_equals_the_mean_of_the_case_tables(built):
     means = tables_of(built.out)[1]
     assert means[0] == [
         "method",
@@ -76,74 +76,85 @@ def test_every_mean_of_the_summary_is_that_of_the_case_tables(built):
     for row, method in zip(means[1:], NAMES, strict=True):
         assert row[0] == method
         for cell, metric in zip(row[1:], SHOWN_METRICS, strict=True):
-            scores = [one[method] for one in built.values(metric, CLASS_OF.get(metric, "mean")).values()]
+            scores = [
+                by_method[method] for by_method in built.values(metric, CLASS_OF.get(metric, "mean")).values()
+            ]
             assert cell.split()[0].rstrip("★") == shown(math.fsum(scores) / 14, metric)
 
 
-def test_every_interval_lead_and_p_value_is_that_of_the_comparison(built):
+def test_every_interval_difference_and_p_value_equals_the_comparison(built):
     answers, means, *matrices = tables_of(built.out)[: 2 + len(SHOWN_METRICS)]
     for number, metric in enumerate(SHOWN_METRICS):
-        one = compare_cases(built.table(), metric, num_resamples=RESAMPLES)
-        best = one.best()
+        comparison = compare_cases(built.table(), metric, num_resamples=RESAMPLES)
+        best = comparison.best()
         for row, method in enumerate(NAMES):
-            low, high = (shown(float(ends[row]), metric) for ends in (one.mean_low, one.mean_high))
+            low, high = (
+                shown(float(bound[row]), metric) for bound in (comparison.mean_low, comparison.mean_high)
+            )
             cell = means[1 + row][1 + number]
             assert cell.split(" ", 1)[1].removeprefix("★ ") == f"[{low}, {high}]"
             assert ("★" in cell) == (method in best)
             for column in range(len(NAMES)):
                 if column != row:
                     sign = (
-                        "▲ " if one.superior()[row, column] else "▼ " if one.superior()[column, row] else ""
+                        "▲ "
+                        if comparison.superior()[row, column]
+                        else "▼ "
+                        if comparison.superior()[column, row]
+                        else ""
                     )
-                    p = p_text(float(one.p_holm[row, column]))
-                    difference = shown(float(one.difference[row, column]), metric, signed=True)
+                    p = p_text(float(comparison.p_holm[row, column]))
+                    difference = shown(float(comparison.difference[row, column]), metric, signed=True)
                     expected = f"{sign}{difference} p {p if p.startswith('<') else '= ' + p}"
                     assert matrices[number][1 + row][1 + column] == expected
-        ranked = np.argsort(-one.mean if one.higher_is_better else one.mean)
-        first, *others = ranked[[0, 1, -1]]
+        ranked = np.argsort(-comparison.mean if comparison.higher_is_better else comparison.mean)
+        first, *rivals = ranked[[0, 1, -1]]
         answer = answers[1 + number]
-        assert answer[1].startswith(f"{NAMES[first]} {shown(float(one.mean[first]), metric)} [")
-        for cell, other in zip(answer[2:], others, strict=True):
-            low, high = (shown(float(e[first, other]), metric, signed=True) for e in (one.low, one.high))
-            difference = shown(float(one.difference[first, other]), metric, signed=True)
-            words = "significant" if one.superior()[first, other] else "may be chance"
-            p = p_text(float(one.p_holm[first, other]))
+        assert answer[1].startswith(f"{NAMES[first]} {shown(float(comparison.mean[first]), metric)} [")
+        for cell, rival in zip(answer[2:], rivals, strict=True):
+            low, high = (
+                shown(float(bound[first, rival]), metric, signed=True)
+                for bound in (comparison.low, comparison.high)
+            )
+            difference = shown(float(comparison.difference[first, rival]), metric, signed=True)
+            words = "significant" if comparison.superior()[first, rival] else "may be chance"
+            p = p_text(float(comparison.p_holm[first, rival]))
             equals = p if p.startswith("<") else f"= {p}"
-            assert cell == f"{difference} [{low}, {high}] {NAMES[other]} {words}: p {equals}"
+            assert cell == f"{difference} [{low}, {high}] {NAMES[rival]} {words}: p {equals}"
 
 
-def test_the_scores_in_the_page_are_those_of_the_case_tables_to_the_last_bit(built):
+def test_the_scores_in_the_page_equal_the_case_tables_exactly(built):
     for number, score in enumerate(built.data["scores"]):
         expected = built.values(score["name"], CLASS_OF.get(score["name"], "mean"))
-        found = {case["name"]: case["values"][number] for case in built.data["cases"]}
-        assert found == {case: [row[method] for method in NAMES] for case, row in expected.items()}
+        embedded_scores = {case["name"]: case["values"][number] for case in built.data["cases"]}
+        assert embedded_scores == {case: [row[method] for method in NAMES] for case, row in expected.items()}
 
 
-def test_the_reliability_of_the_page_is_counted_by_hand_from_the_predictions(built):
+def test_the_reliability_in_the_page_equals_a_count_over_the_predictions(built):
     for record, (_, run) in zip(built.data["reliability"], built.runs.items(), strict=True):
-        sure, right = [], []
+        confidence, correct = [], []
         for number, case in enumerate(built.dataset.cases):
             (path,) = run.path.glob(f"fold_*/predictions/{case.name}.npz")
             prob = read_prediction(path)
-            there = built.dataset.masks(number)[built.dataset.present[number]]
-            majority = there.sum(0) * 2 > len(there)
-            sure.append(prob.max(0).ravel())
-            right.append((prob.argmax(0) == majority).ravel())
-        sure, right = np.concatenate(sure).astype(np.float64), np.concatenate(right)
-        cell = np.minimum((sure * 10 + 1e-6).astype(int), 9)
-        gaps = [abs(right[cell == bin_].sum() - sure[cell == bin_].sum()) for bin_ in range(10)]
-        assert record["error"] == pytest.approx(sum(gaps) / len(sure), abs=1e-6)
-        assert record["share"] == pytest.approx(np.bincount(cell, minlength=10) / len(sure))
+            masks = built.dataset.masks(number)[built.dataset.present[number]]
+            majority = masks.sum(0) * 2 > len(masks)
+            confidence.append(prob.max(0).ravel())
+            correct.append((prob.argmax(0) == majority).ravel())
+        confidence, correct = np.concatenate(confidence).astype(np.float64), np.concatenate(correct)
+        cell = np.minimum((confidence * 10 + 1e-6).astype(int), 9)
+        gaps = [abs(correct[cell == bin_].sum() - confidence[cell == bin_].sum()) for bin_ in range(10)]
+        assert record["error"] == pytest.approx(sum(gaps) / len(confidence), abs=1e-6)
+        assert record["share"] == pytest.approx(np.bincount(cell, minlength=10) / len(confidence))
 
 
-def test_tables_next_to_the_page_hold_all_digits_and_the_whole_case_table(built):
-    beside = built.out.parent / "report_files"
-    table = read_cases(beside / "cases.csv")
+def test_tables_next_to_the_page_have_all_digits_and_the_complete_case_table(built):
+    files = built.out.parent / "report_files"
+    table = read_cases(files / "cases.csv")
     assert list(map(repr, table.sorted().rows())) == list(map(repr, built.table().sorted().rows()))
     for stem in ("means", *(f"pairs_{metric}" for metric in SHOWN_METRICS)):
-        assert {path.suffix for path in beside.glob(f"{stem}.*")} == {".csv", ".md", ".tex"}
-    assert "\\begin{tabular}" in (beside / "means.tex").read_text()
-    assert set(built.report.files) == set(beside.iterdir())
+        assert {path.suffix for path in files.glob(f"{stem}.*")} == {".csv", ".md", ".tex"}
+    assert "\\begin{tabular}" in (files / "means.tex").read_text()
+    assert set(built.report.files) == set(files.iterdir())
 
 
 def test_figures_next_to_the_page_are_png_and_svg(tmp_path):
@@ -165,12 +176,12 @@ def test_figures_next_to_the_page_are_png_and_svg(tmp_path):
     assert steps[-1][1] == steps[-1][2]
 
 
-def test_a_page_made_twice_is_the_same_to_the_byte(built, tmp_path):
+def test_a_page_built_twice_has_the_same_bytes(built, tmp_path):
     build(built.runs, built.dataset, tmp_path / "report.html")
     assert (tmp_path / "report.html").read_bytes() == built.out.read_bytes()
 
 
-def scored(means, *, metric="dice_score", noise=0.01, num_cases=20):
+def scored_rows(means, *, metric="dice_score", noise=0.01, num_cases=20):
     rng = np.random.default_rng(0)
     return [
         CaseRow(f"case{number}", f"case{number}", 0, method, "mean", metric, value + rng.normal(0, noise))
@@ -232,7 +243,7 @@ def scored(means, *, metric="dice_score", noise=0.01, num_cases=20):
     ],
 )
 def test_the_headline_follows_from_the_best_sets(dice, error, words):
-    table = CaseTable.from_rows([*scored(dice), *scored(error, metric="brier_error")])
+    table = CaseTable.from_rows([*scored_rows(dice), *scored_rows(error, metric="brier_error")])
     scores, notices = compare_all(table, list(dice), ["background", "lesion"], num_resamples=RESAMPLES)
     assert headline(scores) == words
     assert notices == []
@@ -240,10 +251,10 @@ def test_the_headline_follows_from_the_best_sets(dice, error, words):
 
 def test_scores_that_cannot_be_compared_are_left_out_and_named():
     rows = [
-        *scored({"A": 0.9, "B": 0.8}),
-        *scored({"A": 0.1}, metric="brier_error"),
-        *scored({"A": 1.0, "B": 2.0}, metric="volume_ml"),
-        *scored({"A": math.nan, "B": 2.0}, metric="hausdorff_error_mm"),
+        *scored_rows({"A": 0.9, "B": 0.8}),
+        *scored_rows({"A": 0.1}, metric="brier_error"),
+        *scored_rows({"A": 1.0, "B": 2.0}, metric="volume_ml"),
+        *scored_rows({"A": math.nan, "B": 2.0}, metric="hausdorff_error_mm"),
     ]
     scores, notices = compare_all(CaseTable.from_rows(rows), ["A", "B"], ["background", "lesion"])
     assert [score.name for score in scores] == ["dice_score"]
@@ -254,8 +265,8 @@ def test_scores_that_cannot_be_compared_are_left_out_and_named():
     ]
 
 
-def test_cases_of_a_patient_are_resampled_together_where_there_are_several():
-    rows = [row._replace(patient=f"p{int(row.case[4:]) // 2}") for row in scored({"A": 0.9, "B": 0.8})]
+def test_cases_of_a_patient_are_resampled_together_if_there_are_several_patients():
+    rows = [row._replace(patient=f"p{int(row.case[4:]) // 2}") for row in scored_rows({"A": 0.9, "B": 0.8})]
     (score,), _ = compare_all(CaseTable.from_rows(rows), ["A", "B"], ["background", "lesion"])
     assert (score.comparison.unit, score.comparison.num_patients) == ("patient", 10)
     rows = [row._replace(patient="p") for row in rows]
@@ -263,8 +274,8 @@ def test_cases_of_a_patient_are_resampled_together_where_there_are_several():
     assert score.comparison.unit == "case"
 
 
-def test_one_case_is_nothing_to_report():
-    table = CaseTable.from_rows(scored({"A": 0.9}, num_cases=1))
+def test_a_report_of_one_case_is_refused():
+    table = CaseTable.from_rows(scored_rows({"A": 0.9}, num_cases=1))
     with pytest.raises(ValueError, match="nothing to report: no metric has scores of A in two cases"):
         compare_all(table, ["A"], ["background", "lesion"])
 
@@ -284,7 +295,7 @@ def test_a_run_several_runs_and_a_folder_of_runs_are_found(built):
     assert (list(only.runs), only.dataset) == ([NAMES[1]], built.dataset.folder.path)
 
 
-def test_an_unfinished_run_is_left_out_of_a_comparison_and_refused_alone(small, tmp_path):
+def test_an_unfinished_run_is_left_out_of_a_comparison_and_refused_if_it_is_the_only_run(small, tmp_path):
     _, runs = small
     first, second = runs.values()
     second.cases.unlink()
@@ -298,7 +309,7 @@ def test_an_unfinished_run_is_left_out_of_a_comparison_and_refused_alone(small, 
         find_runs([tmp_path / "runs"])
 
 
-def test_runs_of_the_same_name_are_called_as_their_folders(small):
+def test_runs_of_the_same_name_are_named_after_their_folders(small):
     _, runs = small
     for run in runs.values():
         run.recipe.write_text(re.sub("^name: .*", "name: same", run.recipe.read_text(), flags=re.M))
@@ -317,9 +328,9 @@ def test_runs_on_different_datasets_are_not_compared(small):
 
 def test_runs_with_different_folds_are_not_compared(small, tmp_path):
     dataset, runs = small
-    others = write_runs(dataset, tmp_path / "other", methods=NAMES[2:], metrics=METRICS[:1], fold_seed=1)
+    refolded = write_runs(dataset, tmp_path / "other", methods=NAMES[2:], metrics=METRICS[:1], fold_seed=1)
     with pytest.raises(ValueError, match=r"have different folds: case scan\d+ was validated in fold"):
-        build({**runs, **others}, dataset, tmp_path / "report.html")
+        build({**runs, **refolded}, dataset, tmp_path / "report.html")
     assert not (tmp_path / "report.html").exists()
 
 
@@ -350,7 +361,7 @@ def test_a_wrong_recipe_is_named(small, text, message):
         find_runs([run.path])
 
 
-def test_a_prediction_that_was_not_the_one_scored_is_noticed(small, tmp_path):
+def test_a_prediction_that_differs_from_the_scored_one_is_refused(small, tmp_path):
     dataset, runs = small
     path = next(runs[NAMES[1]].path.glob("fold_0/predictions/*.npz"))
     write_prediction(path, read_prediction(path)[::-1])
@@ -362,7 +373,7 @@ def test_a_prediction_that_was_not_the_one_scored_is_noticed(small, tmp_path):
         build(runs, dataset, tmp_path / "report.html")
 
 
-def test_a_run_without_stored_predictions_has_its_scores_on_the_page(small, tmp_path):
+def test_a_run_without_stored_predictions_still_has_its_scores_on_the_page(small, tmp_path):
     dataset, runs = small
     for path in runs[NAMES[0]].path.glob("fold_*/predictions/*.npz"):
         path.unlink()
@@ -391,7 +402,7 @@ def test_wrong_options_of_a_page_are_refused(small, tmp_path, options, message):
         build(runs, dataset, tmp_path / options.pop("out", "report.html"), **options)
 
 
-def test_the_command_says_where_everything_is_and_finds_a_dataset_that_was_moved(small, tmp_path):
+def test_the_command_prints_the_paths_it_wrote_and_accepts_a_moved_dataset(small, tmp_path):
     dataset, runs = small
     moved = dataset.folder.path.rename(tmp_path / "moved")
     console = Console(file=io.StringIO(), width=200)
@@ -404,23 +415,23 @@ def test_the_command_says_where_everything_is_and_finds_a_dataset_that_was_moved
     assert "<title>Mine</title>" in out.read_text()
 
 
-def report_of_many(root, num_cases):
+def report_of_large_images(root, num_cases):
     options = {"num_cases": num_cases, "size": (256, 256), "num_raters": 4, "cases_per_patient": 1}
     methods = {f"method {number}": (1 + number, 0.5, 0.9, "mean", "min") for number in range(4)}
     return Built(root, dataset_options=options, methods=methods, metrics=METRICS[:3])
 
 
-def test_a_hundred_cases_would_stay_under_ten_megabytes(tmp_path):
-    built = report_of_many(tmp_path, 4)
+def test_the_estimated_page_of_a_hundred_cases_is_under_ten_megabytes(tmp_path):
+    built = report_of_large_images(tmp_path, 4)
     assert built.data["pictures"][0]["size"] == [256, 256]
-    pictures = sum(len(one["image"]) + len(one["maps"]) for one in built.data["pictures"])
+    pictures = sum(len(picture["image"]) + len(picture["maps"]) for picture in built.data["pictures"])
     rest = built.out.stat().st_size - pictures
     assert 25 * pictures + rest + 100 * 4 * 4 * 25 < 9e6
 
 
 @pytest.mark.slow
-def test_a_hundred_cases_are_under_ten_megabytes(tmp_path):
-    built = report_of_many(tmp_path, 100)
+def test_the_page_of_a_hundred_cases_is_under_ten_megabytes(tmp_path):
+    built = report_of_large_images(tmp_path, 100)
     assert len(built.data["pictures"]) == 100
     assert built.data["pictures"][0]["size"] == [256, 256]
     assert built.out.stat().st_size < 10e6

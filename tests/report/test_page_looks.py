@@ -1,4 +1,4 @@
-"""The report page in a real browser: quiet, closed, readable in both themes, on a phone, on paper, by key."""
+"""The report page in a real browser: no messages, no requests; themes, phones, print and keyboard."""
 
 import re
 from itertools import pairwise
@@ -30,12 +30,12 @@ def chromium():
 def opened(chromium, built):
     watched = open_page(chromium, built.out)
     yield watched.page
-    complaints = watched.complaints
+    messages = watched.messages
     watched.close()
-    assert complaints == []
+    assert messages == []
 
 
-def test_nothing_is_said_on_the_console_and_nothing_leaves_the_page(chromium, built, classes):
+def test_the_page_writes_nothing_to_the_console_and_requests_nothing(chromium, built, classes):
     for path in (built.out, classes.out):
         watched = open_page(chromium, path)
         watched.page.mouse.wheel(0, 4000)
@@ -44,21 +44,23 @@ def test_nothing_is_said_on_the_console_and_nothing_leaves_the_page(chromium, bu
             if select.is_visible():
                 select.select_option(index=0)
         watched.page.emulate_media(color_scheme="dark")
-        assert watched.complaints == []
+        assert watched.messages == []
         assert watched.requests == [path.as_uri()]
         watched.close()
 
 
-def test_a_page_that_asks_for_something_is_noticed_and_the_policy_stops_it(chromium, built, tmp_path):
+def test_a_request_by_a_page_is_recorded_and_its_security_policy_blocks_it(chromium, built, tmp_path):
     text = built.out.read_text(encoding="utf-8")
-    asking = '<img src="http://127.0.0.1:9/pixel.png">'
-    (tmp_path / "loose.html").write_text(re.sub("<meta http-equiv.*?>", "", text) + asking, encoding="utf-8")
+    external_image = '<img src="http://127.0.0.1:9/pixel.png">'
+    (tmp_path / "loose.html").write_text(
+        re.sub("<meta http-equiv.*?>", "", text) + external_image, encoding="utf-8"
+    )
     watched = open_page(chromium, tmp_path / "loose.html")
     assert "http://127.0.0.1:9/pixel.png" in watched.requests
     watched.close()
-    (tmp_path / "strict.html").write_text(text + asking, encoding="utf-8")
+    (tmp_path / "strict.html").write_text(text + external_image, encoding="utf-8")
     watched = open_page(chromium, tmp_path / "strict.html")
-    assert any("Content Security Policy" in complaint for complaint in watched.complaints)
+    assert any("Content Security Policy" in message for message in watched.messages)
     watched.close()
 
 
@@ -73,35 +75,35 @@ def test_names_are_never_read_as_html(chromium, tmp_path):
     assert watched.page.locator("h1").text_content() == hostile
     assert column_titles(watched.page)[-3:-1] == [hostile, "_plain"]
     assert watched.page.locator("img").count() == 0
-    assert watched.complaints == []
+    assert watched.messages == []
     watched.close()
 
 
-def test_dark_follows_the_system_until_the_button_is_pressed(chromium, built):
+def test_the_dark_theme_follows_the_system_until_the_button_is_pressed(chromium, built):
     watched = open_page(chromium, built.out, color_scheme="dark")
     page = watched.page
     button = page.get_by_role("button", name="Dark")
 
-    def becomes(colour, pressed):
-        # the page hears of the system's change a moment later
+    def wait_for_theme(colour, pressed):
+        # the page is told of the system's change a moment later
         page.wait_for_function("c => getComputedStyle(document.body).backgroundColor === c", arg=colour)
         assert button.get_attribute("aria-pressed") == pressed
 
     light, dark = "rgb(255, 255, 255)", "rgb(20, 23, 26)"
-    becomes(dark, "true")
+    wait_for_theme(dark, "true")
     page.emulate_media(color_scheme="light")
-    becomes(light, "false")
+    wait_for_theme(light, "false")
     button.click()
-    becomes(dark, "true")
+    wait_for_theme(dark, "true")
     page.reload()
-    becomes(dark, "true")
+    wait_for_theme(dark, "true")
     page.emulate_media(color_scheme="dark")
     button.click()
-    becomes(light, "false")
+    wait_for_theme(light, "false")
     watched.close()
 
 
-# Contrast of every visible text with what is behind it, below 4.5 (3 where it is large): WCAG 2.1, AA.
+# Visible texts whose contrast with their background is below 4.5 (3 for large text): WCAG 2.1, AA.
 LOW_CONTRAST = """() => {
   const rgba = (text) => [...text.match(/[\\d.]+/g).map(Number), 1].slice(0, 4);
   const light = ([r, g, b]) => [r, g, b].map((part) => part / 255)
@@ -133,7 +135,7 @@ LOW_CONTRAST = """() => {
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_all_text_has_contrast(chromium, built, scheme):
+def test_all_text_has_enough_contrast(chromium, built, scheme):
     watched = open_page(chromium, built.out, color_scheme=scheme)
     assert watched.page.evaluate(LOW_CONTRAST) == []
     watched.page.add_style_tag(content=".facts { color: #777d83 !important; background: #888 }")
@@ -141,7 +143,7 @@ def test_all_text_has_contrast(chromium, built, scheme):
     watched.close()
 
 
-def test_everything_that_is_used_has_a_name_and_shows_its_focus(opened):
+def test_every_control_has_a_name_and_shows_its_focus(opened):
     nameless = """() => [...document.querySelectorAll(
       'button, select, input, [role=img], [role=region], nav, section, table')]
       .filter((node) => !(node.labels?.length || node.matches('[aria-label], [aria-labelledby]')
@@ -177,8 +179,8 @@ def test_a_narrow_screen_needs_no_horizontal_scrolling(chromium, built, classes,
         watched.close()
 
 
-def test_print_is_light_and_without_controls(chromium, built):
-    # the width of A4 less its margins
+def test_the_printed_page_is_light_and_has_no_controls(chromium, built):
+    # the width of A4 without its margins
     watched = open_page(chromium, built.out, color_scheme="dark", width=718)
     watched.page.emulate_media(media="print", color_scheme="dark")
     assert watched.page.evaluate("document.documentElement.scrollWidth") == 718
@@ -190,7 +192,7 @@ def test_print_is_light_and_without_controls(chromium, built):
     watched.close()
 
 
-def test_a_long_case_table_is_shown_in_part_until_asked_for(chromium, tmp_path):
+def test_a_long_case_table_shows_200_rows_until_the_button_is_pressed(chromium, tmp_path):
     dataset = make_prepared(tmp_path / "data", num_cases=230, size=(8, 8), cases_per_patient=1)
     runs = write_runs(dataset, tmp_path / "runs", methods=NAMES[:1], metrics=["dice_score"])
     build(runs, dataset, tmp_path / "report.html", max_cases=2)

@@ -1,4 +1,4 @@
-"""The report page in a real browser: its table is sorted and filtered, its images are browsed."""
+"""The report page in a real browser: sorting and filtering its table, browsing its images."""
 
 import re
 from importlib import resources
@@ -31,9 +31,9 @@ def chromium():
 def opened(chromium, built):
     watched = open_page(chromium, built.out)
     yield watched.page
-    complaints = watched.complaints
+    messages = watched.messages
     watched.close()
-    assert complaints == []
+    assert messages == []
 
 
 def status(page):
@@ -44,7 +44,7 @@ def layer(page):
     return page.locator("#stage figcaption").text_content().partition(";")[0]
 
 
-def test_numbers_drawn_by_scripts_are_those_of_the_case_tables(opened, built):
+def test_numbers_written_by_scripts_equal_the_case_tables(opened, built):
     for number, metric in enumerate(SHOWN_METRICS):
         opened.locator("#case-filter .score-select").select_option(str(number))
         values = built.values(metric, CLASS_OF.get(metric, "mean"))
@@ -70,29 +70,29 @@ def test_numbers_drawn_by_scripts_are_those_of_the_case_tables(opened, built):
     assert legend == [f"{name}: ECE {100 * error:.2f} %" for name, error in zip(NAMES, errors, strict=True)]
 
 
-def test_scripts_round_as_python_does(chromium):
+def test_scripts_round_like_python(chromium):
     source = (resources.files("semidice.report.page") / "assets" / "dom.js").read_text(encoding="utf-8")
     function = re.search(r"function fixed\(value\) \{.*?\n\}", source, re.S)[0]
     rng = np.random.default_rng(0)
     values = [*(rng.integers(-800, 800, 500) / 8), *rng.uniform(-100, 100, 500), 0.0, -0.0, -0.001, 1e-9]
     watched = Watched(chromium)
-    found = watched.page.evaluate(f"values => {{ {function}; return values.map(fixed); }}", values)
+    rounded = watched.page.evaluate(f"values => {{ {function}; return values.map(fixed); }}", values)
     watched.close()
-    assert found == [f"{value:.2f}".replace("-", "−") for value in values]
+    assert rounded == [f"{value:.2f}".replace("-", "−") for value in values]
 
 
-def test_the_case_table_is_sorted_by_any_column_both_ways_and_by_key(opened, built):
+def test_the_case_table_is_sorted_by_any_column_in_both_directions_by_mouse_and_keyboard(opened, built):
     dice = built.values("dice_score")
     head = opened.locator("#case-table thead th")
     assert column_titles(opened) == ["case", "patient", "fold", *NAMES, "highest minus lowest"]
-    for place, method in enumerate(NAMES, start=3):
+    for number, method in enumerate(NAMES, start=3):
         expected = [shown(value, "dice_score") for value in sorted(row[method] for row in dice.values())]
-        head.nth(place).get_by_role("button").click()
-        assert column(opened, place) == expected
-        assert head.nth(place).get_attribute("aria-sort") == "ascending"
+        head.nth(number).get_by_role("button").click()
+        assert column(opened, number) == expected
+        assert head.nth(number).get_attribute("aria-sort") == "ascending"
         opened.keyboard.press("Enter")
-        assert column(opened, place) == expected[::-1]
-        assert head.nth(place).get_attribute("aria-sort") == "descending"
+        assert column(opened, number) == expected[::-1]
+        assert head.nth(number).get_attribute("aria-sort") == "descending"
     head.nth(0).get_by_role("button").click()
     assert column(opened, 0) == sorted(dice)
     assert head.nth(3).get_attribute("aria-sort") == "none"
@@ -120,7 +120,7 @@ def test_the_case_table_is_filtered_by_name_fold_and_value(opened, built):
     assert column(opened, 0) == []
 
 
-def test_the_case_table_shows_all_scores_of_a_method_and_saves_what_it_shows(opened, built, tmp_path):
+def test_the_case_table_shows_all_scores_of_a_method_and_saves_the_shown_rows(opened, built, tmp_path):
     opened.select_option("#case-view", "1")
     assert column_titles(opened)[3:] == [score["heading"] for score in built.data["scores"]]
     opened.fill("#filter-text", "scan003")
@@ -132,7 +132,7 @@ def test_the_case_table_shows_all_scores_of_a_method_and_saves_what_it_shows(ope
     assert [float(cell) for cell in line.split(",")[3:]] == values
 
 
-def test_one_choice_of_score_is_that_of_all_sections(opened, built):
+def test_choosing_a_score_in_one_section_chooses_it_in_all(opened, built):
     opened.locator("#distributions .score-select").select_option("2")
     assert {select.input_value() for select in opened.locator(".score-select").all()} == {"2"}
     heading = built.data["scores"][2]["heading"]
@@ -144,7 +144,7 @@ def test_one_choice_of_score_is_that_of_all_sections(opened, built):
     assert column(opened, 3)[0] == shown(values[NAMES[0]], "calibration_error")
 
 
-def test_a_point_of_the_chart_and_a_row_of_the_table_lead_to_the_images(opened):
+def test_clicking_a_point_of_the_chart_or_a_row_of_the_table_shows_its_images(opened):
     dot = opened.locator("#distribution-chart .dots circle").first
     dot.scroll_into_view_if_needed()
     box = dot.bounding_box()
@@ -162,7 +162,7 @@ def test_a_point_of_the_chart_and_a_row_of_the_table_lead_to_the_images(opened):
     assert opened.evaluate("document.activeElement.id") == "viewer"
 
 
-def test_cases_come_worst_first_best_first_and_by_difference(opened, built):
+def test_cases_are_ordered_by_worst_best_difference_and_name(opened, built):
     dice = {case: list(row.values()) for case, row in built.values("dice_score").items()}
 
     def order():
@@ -183,7 +183,7 @@ def test_cases_come_worst_first_best_first_and_by_difference(opened, built):
     opened.select_option("#order", "worst")
     opened.select_option("#order-method", "2")
     assert order() == sorted(dice, key=lambda case: dice[case][2])
-    # a score of which less is better
+    # a score for which lower is better
     opened.select_option("#order-method", "")
     opened.locator("#browser .score-select").select_option("2")
     error = {
@@ -192,7 +192,7 @@ def test_cases_come_worst_first_best_first_and_by_difference(opened, built):
     assert order() == sorted(error, key=lambda case: -error[case])
 
 
-def test_the_browser_is_driven_by_keys(opened):
+def test_keys_change_the_case_and_the_layer(opened):
     cases = [text.split(". ")[1] for text in opened.locator("#case-select option").all_text_contents()]
     press(opened, "ArrowRight")
     assert status(opened) == cases[1]
@@ -217,7 +217,7 @@ def test_the_browser_is_driven_by_keys(opened):
     assert opened.locator("#stage .outlines").count() == 1
     press(opened, "o")
     assert opened.locator("#stage .outlines").count() == 0
-    # a list keeps its arrows, and the page its shortcuts
+    # arrow keys in a list change the list only, not the layer
     opened.focus("#case-select")
     opened.keyboard.press("ArrowDown")
     opened.wait_for_function(
@@ -226,7 +226,7 @@ def test_the_browser_is_driven_by_keys(opened):
     assert layer(opened) == NAMES[0]
 
 
-def test_the_panels_are_buttons_that_keep_the_focus(opened):
+def test_panels_are_buttons_that_keep_the_focus(opened):
     panel = opened.locator(".panel").nth(2)
     panel.focus()
     opened.keyboard.press("Enter")
@@ -271,7 +271,7 @@ def mean_of_raters(built, case):
     return built.dataset.masks(number)[built.dataset.present[number]].mean(0)
 
 
-def test_what_is_drawn_is_the_soft_label_the_prediction_and_their_difference(opened, built):
+def test_overlays_show_the_soft_label_the_prediction_and_their_difference(opened, built):
     for _ in range(3):
         case = status(opened)
         label, prob = mean_of_raters(built, case), predicted(built, NAMES[0], case)
@@ -279,7 +279,7 @@ def test_what_is_drawn_is_the_soft_label_the_prediction_and_their_difference(ope
         alpha = pixels(opened, "#stage .overlay")[..., 3]
         np.testing.assert_allclose(alpha, 255 * np.minimum(1, label / 0.08), atol=1)
         press(opened, "ArrowDown", "ArrowDown")
-        # half a step of the stored probability is 6 of opacity
+        # half a grey level of the stored probability is 6 levels of opacity
         alpha = pixels(opened, "#stage .overlay")[..., 3]
         np.testing.assert_allclose(alpha, 255 * np.minimum(1, prob / 0.08), atol=7)
         press(opened, "d")
@@ -295,7 +295,7 @@ def test_what_is_drawn_is_the_soft_label_the_prediction_and_their_difference(ope
         press(opened, "ArrowRight")
 
 
-def test_pointing_at_a_pixel_reads_its_probabilities(opened, built):
+def test_pointing_at_a_pixel_shows_its_probabilities(opened, built):
     case = status(opened)
     label = mean_of_raters(built, case)
     row, column_ = np.unravel_index(label.argmax(), label.shape)
@@ -314,12 +314,12 @@ def test_pointing_at_a_pixel_reads_its_probabilities(opened, built):
         assert read == pytest.approx(predicted(built, method, case)[row, column_], abs=0.5 / 255 + 0.005)
 
 
-def test_outlines_enclose_what_each_rater_drew(opened, built):
+def test_the_outline_of_each_rater_encloses_the_mask(opened, built):
     for _ in range(4):
         case = status(opened)
         (number,) = built.dataset.numbers_of([case])
         masks = built.dataset.masks(number)
-        drawn = [mask for mask, there in zip(masks, built.dataset.present[number], strict=True) if there]
+        drawn = [mask for mask, looked in zip(masks, built.dataset.present[number], strict=True) if looked]
         drawn = [mask for mask in drawn if mask.any()]
         paths = opened.eval_on_selector_all("#stage .rater", "nodes => nodes.map(n => n.getAttribute('d'))")
         assert len(paths) == len(drawn)
@@ -338,21 +338,21 @@ def enclosed(path):
     return area
 
 
-def test_zoom_shows_all_that_was_drawn_or_is_likely(opened, built):
-    whole = pixels(opened, "#stage .grey")
-    assert whole.shape[:2] == (40, 48)
+def test_the_zoom_contains_every_mask_and_every_probable_pixel(opened, built):
+    full = pixels(opened, "#stage .grey")
+    assert full.shape[:2] == (40, 48)
     press(opened, "z")
     zoomed = pixels(opened, "#stage .grey")
     assert zoomed.shape[0] < 40
     x, y, width, height = map(int, opened.locator("#stage .outlines").get_attribute("viewBox").split())
-    np.testing.assert_array_equal(zoomed, whole[y : y + height, x : x + width])
+    np.testing.assert_array_equal(zoomed, full[y : y + height, x : x + width])
     case = status(opened)
-    seen = mean_of_raters(built, case) > 0
+    foreground = mean_of_raters(built, case) > 0
     for method in NAMES:
-        seen |= predicted(built, method, case) > 0.51
-    outside = seen.copy()
+        foreground |= predicted(built, method, case) > 0.51
+    outside = foreground.copy()
     outside[y : y + height, x : x + width] = False
-    assert seen.any()
+    assert foreground.any()
     assert not outside.any()
 
 
@@ -365,14 +365,15 @@ def test_classes_and_channels_can_be_chosen(chromium, classes):
     page.select_option("#channel", "1")
     case = status(page)
     (number,) = classes.dataset.numbers_of([case])
-    at = next(p for p in classes.data["pictures"] if classes.data["cases"][p["case"]]["name"] == case)
-    masks = classes.dataset.masks(number)[..., at["slice_number"]]
+    pictures = classes.data["pictures"]
+    picture = next(p for p in pictures if classes.data["cases"][p["case"]]["name"] == case)
+    masks = classes.dataset.masks(number)[..., picture["slice_number"]]
     alpha = pixels(page, "#stage .overlay")[..., 3]
     np.testing.assert_allclose(alpha, 255 * np.minimum(1, (masks == 2).mean(0) / 0.08), atol=1)
     assert (pixels(page, "#stage .overlay") != first).any()
     assert pixels(page, "#stage .grey").shape == grey.shape
     assert "slice" in page.locator("#stage figcaption").text_content()
-    # one method has nobody to be compared with
+    # a single method cannot be compared
     assert page.locator("#significance").count() == 0
     assert page.locator("#answer .headline").text_content().startswith("One method, uniform + DML1")
     watched.close()

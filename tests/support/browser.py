@@ -1,6 +1,6 @@
-"""A real Chromium for tests of pages: found on this machine, or installed by running this file.
+"""A real Chromium for tests of pages: find it on this machine, or install it by running this file.
 
-Without one, the tests that need it are skipped, and say how to install it.
+Without Chromium, the tests that need it are skipped, and the reason says how to install it.
 """
 
 import os
@@ -66,18 +66,18 @@ class Watched:
         viewport = {"width": width, "height": height}
         self.context = browser.new_context(viewport=viewport, color_scheme=color_scheme)
         self.page = self.context.new_page()
-        self.complaints: list[str] = []
+        self.messages: list[str] = []
         self.requests: list[str] = []
-        self.page.on("console", lambda message: self.complaints.append(f"{message.type}: {message.text}"))
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("console", lambda message: self.messages.append(f"{message.type}: {message.text}"))
+        self.page.on("pageerror", lambda error: self.messages.append(str(error)))
         self.page.on("dialog", self._refuse)
-        self.page.on("request", self._note)
+        self.page.on("request", self._record)
 
     def _refuse(self, dialog):
-        self.complaints.append(f"dialog: {dialog.message}")
+        self.messages.append(f"dialog: {dialog.message}")
         dialog.dismiss()
 
-    def _note(self, request):
+    def _record(self, request):
         # pictures inside the page are requests too, but load nothing
         if not request.url.startswith(("data:", "blob:")):
             self.requests.append(request.url)
@@ -116,18 +116,18 @@ def column_titles(page):
 
 
 def install_chromium() -> str | None:
-    """Install a browser if that is possible without a password; a message if it failed."""
+    """Install a browser if that is possible without a password; return a message if it failed."""
     if find_chromium() is not None:
         return None
     print("installing a Chromium for the tests of the report page", flush=True)
-    until = time.monotonic() + _MAX_SECONDS
+    deadline = time.monotonic() + _MAX_SECONDS
     for command in _commands():
         try:
-            left = max(1.0, until - time.monotonic())
-            done = subprocess.run(command, capture_output=True, timeout=left, check=False)
+            seconds_left = max(1.0, deadline - time.monotonic())
+            process = subprocess.run(command, capture_output=True, timeout=seconds_left, check=False)
         except (OSError, subprocess.TimeoutExpired):
             continue
-        if done.returncode == 0 and find_chromium() is not None:
+        if process.returncode == 0 and find_chromium() is not None:
             return None
     return f"no Chromium here, so the tests of pages are skipped; to run them: {HOW_TO_INSTALL}"
 
@@ -137,7 +137,7 @@ def _commands():
         root = [] if os.geteuid() == 0 else ["sudo", "-n"]
         install = [*root, "apt-get", "install", "-y", "--no-install-recommends"]
         yield [*install, "chromium-headless-shell"]
-        # a fresh machine has no lists of packages
+        # a new machine has no package lists
         yield [*root, "apt-get", "update"]
         yield [*install, "chromium-headless-shell"]
         yield [*install, "chromium"]
@@ -145,6 +145,6 @@ def _commands():
 
 
 if __name__ == "__main__":
-    missing = install_chromium()
-    if missing:
-        print(missing)
+    failure = install_chromium()
+    if failure:
+        print(failure)

@@ -37,12 +37,12 @@ class Built:
 
     def values(self, metric, class_name="mean"):
         """Scores by case and method, read without semidice."""
-        found = {}
+        scores = {}
         for method, run in self.runs.items():
             for row in pyarrow.parquet.read_table(run.cases).to_pylist():
                 if (row["metric"], row["class"]) == (metric, class_name):
-                    found.setdefault(row["case"], {})[method] = row["value"]
-        return found
+                    scores.setdefault(row["case"], {})[method] = row["value"]
+        return scores
 
     def table(self):
         parts = [read_cases(run.cases).columns for run in self.runs.values()]
@@ -55,7 +55,7 @@ def embedded(path):
 
 
 def shown(value, metric, *, signed=False):
-    """The number in the format of the tables, computed independently."""
+    """Format a number as the tables do."""
     return f"{value * display_scale(metric):{'+' if signed else ''}.2f}".replace("-", "−")
 
 

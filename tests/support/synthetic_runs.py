@@ -1,4 +1,4 @@
-"""Run folders without training: predictions are the distorted truth, scored like those of a real run."""
+"""Run folders made without training: the predictions are distorted truth, scored as in a real run."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ def write_runs(
     epochs: int = 40,
     seed: int = 0,
 ) -> dict[str, RunFolder]:
-    """Finished runs over the same folds, in `path`/method0, method1, ...; the dataset must have its truth."""
+    """Write finished runs with the same folds to `path`/method0, method1, ...; the dataset needs truth."""
     chosen = {name: METHODS[name] for name in methods} if not isinstance(methods, Mapping) else methods
     folds = split_folds([case.patient for case in dataset.cases], num_folds=num_folds, seed=fold_seed)
     runs = {}
@@ -56,7 +56,7 @@ def write_runs(
         rng = np.random.default_rng([seed, number])
         tables = []
         for fold in range(num_folds):
-            cases = [case for case, of_case in enumerate(folds) if of_case == fold]
+            cases = [case for case, case_fold in enumerate(folds) if case_fold == fold]
             for case in cases:
                 prob = distorted(dataset.truth(case), rng, sharpness=sharpness, shift=shift, noise=noise)
                 write_prediction(run.fold(fold).prediction(dataset.cases[case].name), prob)
@@ -71,7 +71,7 @@ def write_runs(
 
 
 def distorted(truth, rng, *, sharpness, shift, noise):
-    """Probabilities whose logits are the truth's, stretched, moved and with smooth noise."""
+    """Probabilities from the logits of the truth, scaled, shifted and with smooth noise."""
     logits = np.log(truth.clip(1e-4, 1)) * sharpness
     logits[1:] += shift + rng.normal(0, 0.3)
     width = [0, *[4.0 * truth.shape[-1] / 64] * (truth.ndim - 1)]
@@ -82,7 +82,7 @@ def distorted(truth, rng, *, sharpness, shift, noise):
 
 
 def write_log(path, rng, *, epochs, steps_per_epoch, floor):
-    """A log as training writes it: a line every ten steps, a validation every tenth epoch."""
+    """Write a log like training: one line every ten steps, one validation every ten epochs."""
     lines = []
     for step in range(10, epochs * steps_per_epoch + 1, 10):
         share = step / (epochs * steps_per_epoch)
