@@ -1,4 +1,4 @@
-"""Settings of every test: checked shapes, poisoned memory, seeded randomness, one thread."""
+"""Settings for every test: checked shapes, NaN in uninitialised memory, a fixed seed, one thread."""
 
 import os
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 if not torch.cuda.is_available():
-    # Triton reads this when a kernel is defined: without a GPU they run in its interpreter.
+    # Triton reads this when a kernel is defined. Without a GPU, kernels run in its interpreter.
     os.environ["TRITON_INTERPRET"] = "1"
 
 import numpy as np
@@ -14,15 +14,15 @@ import pytest
 from hypothesis import settings
 from jaxtyping import install_import_hook
 
-# Shapes in annotations are checked under pytest only. Not in kernels/: Triton compiles the source of its
-# functions and cannot have them wrapped. Not in cli: its annotations are for typer.
+# Shapes in annotations are checked under pytest only. kernels/ is excluded: Triton compiles the source of
+# its functions, which must not be wrapped. cli is excluded: typer reads its annotations.
 _PACKAGE = Path(__file__).parent / "src" / "semidice"
 _CHECKED = [
     f"semidice.{path.stem}" for path in _PACKAGE.iterdir() if path.stem not in ("kernels", "cli", "__init__")
 ]
 install_import_hook(_CHECKED, "shapecheck.check")
 
-# Tensors here are tiny: a second thread costs more than it gives, a hundredfold on a busy machine.
+# Tensors in tests are tiny: a second thread slows tests down, up to a hundredfold on a busy machine.
 torch.set_num_threads(1)
 
 settings.register_profile("semidice", deadline=None, derandomize=True, max_examples=50)
@@ -30,8 +30,8 @@ settings.load_profile("semidice")
 
 
 @pytest.fixture(autouse=True)
-def _poisoned_memory_and_seed():
-    # deterministic algorithms also fill torch.empty with NaN, so a value that nobody wrote shows
+def _nan_memory_and_seed():
+    # deterministic algorithms also fill torch.empty with NaN, which reveals values that were never written
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(0)
     yield

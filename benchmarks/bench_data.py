@@ -36,7 +36,7 @@ from semidice.paths import DatasetFolder
 
 SIDE, RATERS, BATCH, WORKERS = 512, 4, 8, 2
 KINDS: tuple[Kind, ...] = ("images", "masks")
-# batches that may have been read ahead during the turns of others
+# maximum number of batches that are read ahead during the turns of other methods
 AHEAD = 8
 AUGMENTED = {"as they are": None, "augmented": AugmentOptions()}
 

@@ -282,12 +282,12 @@ def table_of(rows: Rows, device: str) -> str:
 
 
 def _ratio(time: float | None, unit: float | None, *, digits: int) -> str:
-    """The ratio of the two; empty if one of them was not measured."""
+    """The ratio of two times; empty if one of them was not measured."""
     return "" if time is None or unit is None else f"{time / unit:.{digits}f}"
 
 
 def rows_of_case(losses: dict[str, Loss], logits: Tensor, target: Tensor, bandwidth: float | None) -> Rows:
-    """One row per loss; of a GPU if its bandwidth is given."""
+    """One row per loss; with the columns of a GPU if its bandwidth is given."""
     if bandwidth is None:
         return ratios_on_cpu(losses, logits, target)
     return times_on_gpu(losses, logits, target, bandwidth)
@@ -336,7 +336,7 @@ def main() -> None:
         losses = contenders(hard, compiled, alone=device == "cuda")
         for row in rows_of_case(losses, logits, target, bandwidth):
             rows.append({"shape": shape, "kind": kind, **row, **common})
-            # written at once, so that a stopped run keeps its results
+            # written immediately, so that no result is lost when the run is stopped
             print(json.dumps(rows[-1]), file=results, flush=True)
     table = table_of(rows, device)
     print(table)

@@ -120,7 +120,7 @@ def null_differences(kind: str, num_cases: int, num_trials: int, rng: np.random.
 
 
 def level_table(num_trials: int = 4000, num_resamples: int = 2000) -> Iterator[str]:
-    """Share of trials with p < 0.05 where there is no difference; it should be 5 % ± 0.7."""
+    """Share of trials with p < 0.05 although there is no difference; it should be 5 % ± 0.7."""
     intervals: tuple[Interval, ...] = ("studentised", "percentile", "bca")
     yield f"| differences | cases | {' | '.join(intervals)} | permutation |\n|{' --- |' * 6}"
     rng = np.random.default_rng(1)

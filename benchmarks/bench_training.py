@@ -47,7 +47,7 @@ PRECISIONS: dict[str, dict[str, Any]] = {
 
 
 def make_dataset(folder: Path, num_cases: int, size: int) -> Dataset:
-    """Phantom slices, prepared as a user would."""
+    """Phantom slices, prepared as by `semidice prepare`."""
     options = PhantomOptions(num_cases=num_cases, size=(size, size))
     (raw,) = find_datasets("phantom", folder, phantom=options)
     prepare_dataset(raw, folder / "data", workers=1)
@@ -70,7 +70,7 @@ def recipe_of(dataset: Dataset, architecture: str, encoder: str, **changes: Any)
 
 
 class Ours:
-    """Steps of `training.step`, from feeds that were drawn before."""
+    """Steps of `training.step` with feeds that were drawn in advance."""
 
     def __init__(self, recipe: Recipe, dataset: Dataset, fabric: Fabric) -> None:
         torch.manual_seed(0)
@@ -108,7 +108,7 @@ class Ours:
 
 
 class Plain:
-    """Float32, eager, the loss in plain operations, on batches that are there."""
+    """A float32 eager loop with the loss in plain operations, on batches that are already on the device."""
 
     def __init__(self, recipe: Recipe, dataset: Dataset, fabric: Fabric, batches: Batches) -> None:
         torch.manual_seed(0)
@@ -136,7 +136,7 @@ class Plain:
 def in_turns(
     contenders: dict[str, Callable[[int], None]], device: torch.device, steps: int
 ) -> dict[str, float]:
-    """Seconds a step: median over five blocks, in which all take turns after a warm-up."""
+    """Seconds per step: the median over five blocks; all contenders take turns after a warm-up."""
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for name, run in contenders.items():
         print(f"warming up {name}", file=sys.stderr, flush=True)
@@ -157,7 +157,7 @@ def _wait(device: torch.device) -> None:
 
 
 def share_of_data_and_loss(ours: Ours, device: torch.device) -> dict[str, float]:
-    """Seconds of making a batch, and of the loss forward and backward, replayed as graphs of their own."""
+    """Seconds to make a batch, and for both passes of the loss, each replayed from a separate CUDA graph."""
     batches = ours.batches
     feed = batches.feed(0).to(device)
     batch = batches.make(feed)
@@ -184,7 +184,7 @@ def share_of_data_and_loss(ours: Ours, device: torch.device) -> dict[str, float]
 def with_and_without_stops(
     recipe: Recipe, dataset: Dataset, fabric: Fabric, folder: Path
 ) -> dict[str, float]:
-    """Seconds a step of trainings that are never saved, saved every two seconds, and saved and validated."""
+    """Seconds per step of training without saving, saving every two seconds, and saving with validation."""
     times = {}
     epochs = 120 if fabric.device.type == "cuda" else 4
     stops = {
@@ -208,7 +208,7 @@ def with_and_without_stops(
             on_step=lambda status, marks=marks: marks.setdefault(status.epoch, time.perf_counter()),  # type: ignore[misc]
             seconds_between_checkpoints=seconds,
         )
-        # from the second quarter on, when everything is compiled
+        # only from the second quarter on, because everything is compiled by then
         first, last = epochs // 4, epochs
         steps = (last - first) * (len(fold.training_cases) // recipe.batch_size)
         times[name] = (marks[last] - marks[first]) / steps
@@ -244,7 +244,7 @@ def main() -> None:
 
 
 def measure(arguments: argparse.Namespace, fabric: Fabric, scratch: Path) -> dict[str, Any]:
-    """Everything that is asked for, in one record."""
+    """All requested measurements in one record."""
     on_gpu = fabric.device.type == "cuda"
     dataset = make_dataset(scratch, arguments.cases, arguments.size)
     plain = recipe_of(dataset, arguments.architecture, arguments.encoder)
@@ -267,7 +267,7 @@ def measure(arguments: argparse.Namespace, fabric: Fabric, scratch: Path) -> dic
 def measure_steps(
     arguments: argparse.Namespace, plain: Recipe, dataset: Dataset, fabric: Fabric
 ) -> dict[str, Any]:
-    """Milliseconds of a step of every contender, and on a GPU of its parts."""
+    """Milliseconds per step of each contender, and on a GPU also of the parts of a step."""
     on_gpu = fabric.device.type == "cuda"
     ours = {
         name: Ours(plain.model_copy(update={"precision": _precision(plain, options)}), dataset, fabric)
@@ -291,7 +291,7 @@ def _precision(recipe: Recipe, options: dict[str, Any]) -> Any:
 
 
 def table_of(row: dict[str, Any]) -> str:
-    """Markdown: a line a contender, then the parts and the stops."""
+    """Markdown: one line per contender, then the parts of a step and the interruptions."""
     shape = "x".join(map(str, row["batch"]))
     lines = [
         f"{row['device']}, torch {row['torch']}, {row['network']}, batches of {shape}; "

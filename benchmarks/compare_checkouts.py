@@ -28,15 +28,15 @@ from typing import Any
 
 import numpy as np
 
-# of an array with more values, its SHA-256 and every 97th value are kept
+# for arrays with more values than LARGEST, the SHA-256 and every 97th value are stored
 LARGEST, STRIDE = 1 << 14, 97
-# versions of packages; times of events; the page, whose wording may change; SVG, which holds dates
+# these contain package versions, times of events, wording that may change, and dates
 SKIPPED = ("*/versions.json", "*.tfevents.*", "*.html", "*.svg")
 FORMS = ("min", "product", "squared", "relaxed")
 ACTIVATIONS = ("softmax", "sigmoid", "none")
-# differences of a section that are shown unless all are asked for
+# maximum number of differences shown per section without --all
 SHOWN = 20
-# what semidice imports and takes seconds each time
+# modules that semidice uses and that take seconds to import
 SLOW_TO_IMPORT = ("torch", "torchmetrics", "lightning_fabric", "torch.utils.tensorboard", "timm")
 
 
@@ -47,7 +47,7 @@ class Record:
         self.values: dict[str, np.ndarray] = {}
 
     def put(self, name: str, value: Any) -> None:
-        """Keep a value, taken apart down to arrays; its type is part of its name."""
+        """Store a value, split recursively into arrays; its type is part of its name."""
         if dataclasses.is_dataclass(value):
             value = vars(value)
         elif isinstance(value, tuple | list):
@@ -60,7 +60,7 @@ class Record:
         if name in self.values:
             raise RuntimeError(f"the probe has two values {name}")
         if hasattr(value, "detach"):
-            # numpy has no bfloat16, but float32 holds all of it
+            # numpy has no bfloat16; float32 represents every bfloat16 value exactly
             value = value.detach()
             value = (value.float() if "bfloat16" in name else value).numpy()
         array = as_text(value) if isinstance(value, str) else np.array([] if value is None else value)
@@ -70,7 +70,7 @@ class Record:
         self.values[name] = array
 
     def attempt(self, name: str, function: Callable[..., Any], *arguments: Any, **options: Any) -> None:
-        """Keep what a call gives, or that it raised a ValueError."""
+        """Store the result of a call, or the fact that it raised a ValueError."""
         try:
             value = function(*arguments, **options)
         except ValueError as error:
@@ -90,8 +90,8 @@ def grid(**axes: Any) -> list[dict[str, Any]]:
 def batch(*shape: int, seed: int = 0) -> tuple[Any, dict[str, Any], Any]:
     """Logits, a hard and a soft target, and valid.
 
-    The first image lacks classes. In the last, the soft target is the prediction at every second voxel, and
-    if there are several, a logit makes a probability of exactly 1.
+    In the first image, some classes are absent. In the last image, the soft target equals the prediction at
+    every second voxel; with several images, one of its probabilities is exactly 1.
     """
     import torch
 
@@ -110,7 +110,7 @@ def batch(*shape: int, seed: int = 0) -> tuple[Any, dict[str, Any], Any]:
 
 
 def probe_losses(record: Record) -> None:
-    """Values and gradients, below and above the 2^19 logits from which the CPU works block by block."""
+    """Values and gradients, below and above 2^19 logits, where the CPU starts to process blocks."""
     import torch
 
     semidice = importlib.import_module("semidice")
@@ -157,7 +157,7 @@ def probe_losses(record: Record) -> None:
             for form in FORMS:
                 options = each | more | {"form": form}
                 attempt(f"{form} {name}", semidice.dice_loss, logits, targets[kind], **options)
-    # below the threshold, at it, of one class, of many, and channels last
+    # sizes below and at the threshold, with one class, with many classes, and channels last
     sizes = {
         (1, 2, 512, 511): ("min",),
         (1, 2, 512, 512): FORMS,
@@ -263,7 +263,7 @@ def probe_labels(record: Record) -> None:
 
 
 def probe_calibration(record: Record) -> None:
-    """Kernel densities, key points, bandwidths, and calibrators before and after they were stored."""
+    """Kernel densities, key points, bandwidths, and calibrators before and after saving and loading."""
     import torch
 
     semidice = importlib.import_module("semidice")
@@ -328,7 +328,7 @@ def probe_metrics(record: Record) -> None:
     options["volume_error_ml"] = grid(of=("mask", "probability"), spacing_mm=((0.7, 0.8, 2.5),))
     for shape in ((3, 1, 20, 22), (3, 2, 20, 22), (2, 3, 8, 10, 12)):
         logits, targets, valid = batch(*shape, seed=6)
-        # of one channel, probabilities at thresholds and edges of bins
+        # with one channel, the probabilities lie on thresholds and edges of bins
         prob = logits.softmax(1) if shape[1] > 1 else logits.sigmoid().mul(10).round().div(10)
         targets["ones"] = (logits.flip(-1) > 0).float()
         sides = (0.7, 0.8, 2.5)[: len(shape) - 2]
@@ -389,13 +389,13 @@ def run_command(*arguments: str) -> None:
 
 
 def semidice_command(line: str) -> None:
-    """`python -m semidice` in a process of its own; an error if it fails."""
+    """Run `python -m semidice` in a new process; raise an error if it fails."""
     if not run_forked(run_command, *line.split()):
         raise RuntimeError(f"failed: semidice {line}")
 
 
 def run_forked(function: Callable[..., None], *arguments: Any) -> bool:
-    """Whether a call ends well in a fork: a process of its own that has imported what is slow to import."""
+    """Whether a call succeeds in a forked process, where slow imports are already done."""
     process = multiprocessing.get_context("fork").Process(target=function, args=arguments)
     process.start()
     process.join()
@@ -403,7 +403,7 @@ def run_forked(function: Callable[..., None], *arguments: Any) -> bool:
 
 
 def make_folder(root: str, *space: int, suffix: str) -> None:
-    """Images of a ball in a ball, and three raters who draw both in their ways; one misses a case."""
+    """Write images of a ball in a ball and different masks of three raters; one rater misses a case."""
     from PIL import Image
 
     nibabel = importlib.import_module("nibabel")
@@ -448,7 +448,7 @@ def probe_prepare(record: Record) -> None:
 
 
 def probe_training(record: Record) -> None:
-    """Runs, comparisons of labels, losses, systems and teachers, and what is made of them."""
+    """Runs, comparisons of labels, losses, systems and teachers, and the files made from them."""
     small = "batch_size=4 model.options.channels=[8,16] data.num_folds=2 schedule.epochs=2"
     options = " ".join(f"--set {each}" for each in small.split()) + " --accelerator cpu"
     semidice_command("prepare phantom data --cases 12 --size 32x32 --raters 3 --workers 1")
@@ -484,7 +484,7 @@ def probe_training(record: Record) -> None:
 
 
 def probe_reproduce(record: Record) -> None:
-    """The list of tables can be shown; an error if not. Its times are measured anew each time."""
+    """Show the list of tables; raise an error on failure. Its output contains times and is not compared."""
     semidice_command("reproduce --list")
     record.put("finished", True)
 
@@ -495,7 +495,7 @@ PROBES: dict[str, Callable[[Record], None]] = {
 
 
 def probe(sections: Sequence[str], checkout: Path) -> None:
-    """Leave the results of each section in a folder of its name in the working directory."""
+    """Write the results of each section to a folder of the same name in the working directory."""
     spec = importlib.util.find_spec("semidice")
     if spec is None or not Path(str(spec.origin)).is_relative_to(checkout / "src"):
         raise RuntimeError(f"semidice must be that of {checkout}; found {spec and spec.origin}")
@@ -513,12 +513,12 @@ def run_section(section: str) -> None:
     os.chdir(section)
     record = Record()
     PROBES[section](record)
-    # the last file: without it the section has failed
+    # written last: if this file is missing, the section has failed
     np.savez("values.npz", **record.values)  # type: ignore[arg-type]
 
 
 def contents(path: Path) -> dict[str, np.ndarray]:
-    """The values in a file by name; of other files than these three, their bytes."""
+    """The values in an npz, Parquet or safetensors file by name; for any other file, its bytes."""
     if path.suffix == ".npz":
         with np.load(path, allow_pickle=False) as stored:
             return {name: stored[name] for name in stored.files}
@@ -530,7 +530,7 @@ def contents(path: Path) -> dict[str, np.ndarray]:
         return columns | {"schema": as_text(str(table.schema))}
     data = path.read_bytes()
     if path.suffix == ".safetensors":
-        # a header in JSON, whose metadata come in another order in each process, and the bytes of the tensors
+        # a JSON header, whose order of metadata varies between processes, then the bytes of the tensors
         end = 8 + int.from_bytes(data[:8], "little")
         header = json.loads(data[8:end])
         found = {"header": as_text(json.dumps(header, sort_keys=True))}
@@ -543,7 +543,7 @@ def contents(path: Path) -> dict[str, np.ndarray]:
 
 
 def first_difference(old: np.ndarray, new: np.ndarray) -> str | None:
-    """What differs first, or None: NaN equals itself, and 0 does not equal -0."""
+    """The first difference, or None. NaN equals NaN, and 0 does not equal -0."""
     if (old.dtype, old.shape, old.tobytes()) == (new.dtype, new.shape, new.tobytes()):
         return None
     if old.dtype == new.dtype == np.uint8 and old.ndim == new.ndim == 1:
@@ -559,7 +559,7 @@ def first_difference(old: np.ndarray, new: np.ndarray) -> str | None:
 
 
 def compare_folders(old: Path, new: Path) -> tuple[int, int, list[str]]:
-    """Files and values compared, and what differs, a line each."""
+    """The numbers of compared files and values, and one line per difference."""
     names: list[set[str]] = [
         {
             path.relative_to(folder).as_posix()
@@ -586,7 +586,7 @@ def compare_folders(old: Path, new: Path) -> tuple[int, int, list[str]]:
 
 
 def leave_results(sections: Sequence[str], checkout: Path, results: Path) -> None:
-    """Run the probe in a folder that then becomes `results`: its name is the same for every checkout."""
+    """Run the probe in a folder with the same name for every checkout, then move the folder to `results`."""
     work = results.with_name("work")
     work.mkdir()
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")

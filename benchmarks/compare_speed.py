@@ -35,7 +35,7 @@ Times = dict[str, dict[str, float]]
 
 
 def measure(num_shapes: int) -> Times:
-    """Seconds of this process's semidice, by row and by way of calling."""
+    """Seconds with the semidice that this process imports, by row of the table and kind of call."""
     times: Times = {}
     loss = semidice.SegmentationLoss()
     for shape in SHAPES[:num_shapes]:

@@ -1,4 +1,4 @@
-"""What the benchmarks of a GPU share: one is needed, and kernels are compiled by many processes at a time."""
+"""Helpers of the GPU benchmarks: they require a GPU and compile kernels in parallel processes."""
 
 import os
 import sys
@@ -21,7 +21,7 @@ def need_gpu() -> None:
 
 
 def compile_all(run: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-    """What `run` gives for each; Triton keeps what it compiled for it, so that running it again is quick."""
+    """The results of `run` for all items, in parallel. Triton caches the kernels, so later runs are quick."""
     results: list[Result] = []
     with ProcessPoolExecutor(min(14, os.cpu_count() or 1), mp_context=get_context("spawn")) as pool:
         for result in pool.map(run, items):

@@ -1,10 +1,10 @@
-"""Tables of a benchmark, written into a page of the documentation."""
+"""Writes tables of benchmarks into pages of the documentation."""
 
 from pathlib import Path
 
 
 def write_between_markers(page: Path, name: str, table: str) -> None:
-    """Replace what stands between the markers of `name` in a page."""
+    """Replace the text between the markers of `name` in a page."""
     start, end = f"<!-- made by benchmarks: {name} -->", "<!-- end -->"
     text = page.read_text()
     if start not in text:

@@ -1,4 +1,4 @@
-"""Time of some work: by events on a GPU, there also from a CUDA graph, and by the clock on a CPU."""
+"""Times of functions: by events on a GPU, from a CUDA graph, and by the clock on a CPU."""
 
 import statistics
 import time
@@ -24,11 +24,11 @@ def seconds_of(work: Callable[[], object], device: str) -> float:
 
 
 def seconds_in_turns(works: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """Time of each on a GPU where the host decides: the median of a turn, in the quietest of ten turns.
+    """Times on a GPU that depend on the host: the smallest of the medians of ten turns.
 
-    A host that does something else besides only ever adds to it, and does so for longer than a turn takes.
+    Other work on the host can only increase a time, and it usually lasts longer than a turn.
     """
-    # as in `do_bench`, so that nothing is found in the cache, and the host is a little ahead
+    # as in `do_bench`: filling this tensor clears the cache and lets the host run ahead of the GPU
     cache = torch.empty(2**28, dtype=torch.int8, device="cuda")
     medians: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(11):
@@ -43,15 +43,15 @@ def seconds_in_turns(works: dict[str, Callable[[], object]]) -> dict[str, float]
                 pairs.append((start, end))
             torch.cuda.synchronize()
             medians[name].append(statistics.median(start.elapsed_time(end) for start, end in pairs) / 1000)
-    # the first turn warms up
+    # the first turn is the warm-up
     return {name: min(turns[1:]) for name, turns in medians.items()}
 
 
 def seconds_of_graph(work: Callable[[], object]) -> float | None:
-    """Median time of `work` replayed from a CUDA graph; None where it cannot be captured.
+    """Median time of `work` replayed from a CUDA graph; None if it cannot be captured.
 
-    Tensors that are waiting for a gradient must be of its own: autograd goes back to the stream where others
-    used them, which a capture refuses.
+    `work` must not share tensors that require a gradient with other work: autograd would switch to the
+    stream on which they were used before, and the capture would fail.
     """
     if _waits_for_the_device(work):
         return None
@@ -65,13 +65,13 @@ def seconds_of_graph(work: Callable[[], object]) -> float | None:
 
 
 def _waits_for_the_device(work: Callable[[], object]) -> bool:
-    """Found out beforehand, for a capture that fails leaves the allocator of memory in disorder."""
+    """Whether `work` synchronises. Tested before capture, because a failed capture corrupts the allocator."""
     before = torch.cuda.get_sync_debug_mode()
-    # away from the default stream, as in a capture; it is also the warm-up that a capture needs
+    # on another stream than the default one, as in a capture; this is also the warm-up for the capture
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with warnings.catch_warnings(), torch.cuda.stream(stream):
-        # torch says that the mode is a prototype
+        # torch warns that this mode is a prototype
         warnings.simplefilter("ignore")
         torch.cuda.set_sync_debug_mode("error")
         try:

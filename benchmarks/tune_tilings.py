@@ -31,11 +31,11 @@ from semidice.kernels.tilings import BLOCK_GRADIENT, BLOCK_SUMS, Row, Tiling, Ti
 from semidice.overlap.options import SumsOptions
 
 PASSES = ("forward", "backward")
-# of a program, on any GPU since 2020
+# shared memory of one program that every GPU since 2020 has
 MAX_SHARED_BYTES = 98_000
-# the part of its time by which a tiling must be faster than the one of the table
+# relative gain in time at which a tiling replaces the one in the table
 MIN_GAIN = 0.01
-# by pass, and whether targets are soft or hard
+# names of the tables by pass and kind of target
 TABLES = {
     ("forward", "soft"): "FORWARD",
     ("backward", "soft"): "BACKWARD",
@@ -59,7 +59,7 @@ from .tilings import BLOCK_GRADIENT, BLOCK_SUMS, Tiling, Tilings
 
 
 class Trial(NamedTuple):
-    """One pass over a batch with a tiling; None is the one of the table."""
+    """One pass over a batch with a tiling; None means the tiling in the table."""
 
     num_classes: int
     kind: str
@@ -68,7 +68,7 @@ class Trial(NamedTuple):
 
 
 class Result(NamedTuple):
-    """The tiling of a trial, and its time as a multiple of the copy's."""
+    """The tiling of a trial, and its time as a multiple of the time of a copy."""
 
     ratio: float
     tiling: Tiling
@@ -76,7 +76,7 @@ class Result(NamedTuple):
 
 
 def tilings(num_classes: int, kind: str, pass_name: str) -> Iterator[Tiling]:
-    """All tilings that may be good: a thread holds 8 to 160 logits, and no logit twice."""
+    """All candidate tilings: a thread holds 8 to 160 logits, and no logit twice."""
     logit_dtype, target_dtype = KINDS[kind]
     voxel_bytes = num_classes * logit_dtype.itemsize
     if target_dtype.is_floating_point:
@@ -87,7 +87,7 @@ def tilings(num_classes: int, kind: str, pass_name: str) -> Iterator[Tiling]:
         per_thread = num_classes * voxel_block / (32 * num_warps)
         if not 8 <= per_thread <= 160 or tiling.step > num_classes or voxel_block < 4 * vector:
             continue
-        # fewer registers than the compiler takes are worth a try if logits alone do not fill them
+        # also try fewer registers than the compiler chooses, if the logits leave some free
         for registers in (None, 128, 168) if 30 < per_thread <= 100 else (None,):
             limited = tiling._replace(registers=registers)
             if pass_name == "backward":
@@ -122,7 +122,7 @@ def prepared(inputs: Inputs, pass_name: str, tiling: Tiling | None) -> Callable[
 
 
 def compile_one(trial: Trial) -> str | None:
-    """What is wrong with a tiling, or None."""
+    """The error raised when the tiling is compiled and run, or None."""
     num_classes, kind, pass_name, tiling = trial
     try:
         prepared(inputs_of(num_classes, kind), pass_name, tiling)()

@@ -30,12 +30,12 @@ COMMANDS = (
 
 def run(*arguments, cwd, **environment):
     command = [sys.executable, "-m", "semidice", *map(str, arguments)]
-    # one thread: several tests may run at the same time; wide: messages stay on one line
+    # one thread, because several tests may run at the same time; 200 columns keep each message on one line
     settings = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200", **environment}
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, env=settings)
 
 
-def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+def test_the_error_names_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "taken").write_text("a file")
     done = run("demo", "--out", tmp_path / "taken", cwd=tmp_path)
     assert done.returncode == 1
@@ -88,14 +88,14 @@ print([name for name in ("torch", "numpy", "matplotlib") if name in sys.modules]
 
 
 def write_folder(root, num_cases=10, num_raters=3):
-    """PNG images and raters of a user."""
+    """Write PNG images and masks of several raters, as a user may have them."""
     phantom = make_phantom(num_cases, size=(48, 56), num_raters=num_raters, seed=3)
     for case in range(num_cases):
         for rater in range(num_raters):
             folder = root / "raters" / f"reader{rater}"
             folder.mkdir(parents=True, exist_ok=True)
-            drawn = 255 * phantom.masks[case, rater].numpy().astype(np.uint8)
-            Image.fromarray(drawn).save(folder / f"scan{case}.png")
+            mask = 255 * phantom.masks[case, rater].numpy().astype(np.uint8)
+            Image.fromarray(mask).save(folder / f"scan{case}.png")
         (root / "images").mkdir(exist_ok=True)
         image = (255 * phantom.image[case, 0].clamp(0, 1)).byte().numpy()
         Image.fromarray(image).save(root / "images" / f"scan{case}.png")
@@ -109,7 +109,7 @@ def readme_commands():
     return [line.split("#")[0].strip() for line in block.splitlines() if line.startswith("semidice")]
 
 
-def test_the_commands_of_the_readme_work_on_a_folder_of_a_user(tmp_path):
+def test_the_commands_in_the_readme_work_on_the_images_of_a_user(tmp_path):
     write_folder(tmp_path / "my_scans")
     commands = readme_commands()
     assert [command.split()[1] for command in commands] == ["prepare", "check", "train", "predict", "report"]

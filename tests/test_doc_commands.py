@@ -1,4 +1,4 @@
-"""Every command that a page, a shipped recipe, the Makefile or a help text shows would be accepted."""
+"""Every command shown in a page, a shipped recipe, the Makefile or a help text is valid."""
 
 import re
 from pathlib import Path
@@ -28,12 +28,12 @@ def commands_in(path: Path):
 
 
 @pytest.mark.parametrize("path", [*PAGES, *SHIPPED, ROOT / "Makefile"], ids=lambda path: path.name)
-def test_every_command_in_a_file_is_accepted(path):
+def test_every_command_in_a_file_is_valid(path):
     problems = {command.text: problem(command) for command in commands_in(path)}
-    assert {text: found for text, found in problems.items() if found} == {}
+    assert {text: message for text, message in problems.items() if message} == {}
 
 
-def test_the_example_in_the_help_of_a_command_is_accepted():
+def test_the_example_in_the_help_of_a_command_is_valid():
     for command in get_command(app).commands.values():
         (example,) = re.findall(r"Example: \*\*(.*?)\*\*", command.help)
         assert problem(Command(example, complete=True)) is None
@@ -65,7 +65,7 @@ semidice = 1
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "message"),
     [
         ("semidice reproduce qubiq_labels --data DIR --tasks kidney", "NoSuchOption"),
         ("semidice reproduce qubiq_labels --folds two", "BadParameter"),
@@ -78,11 +78,11 @@ semidice = 1
         ("python benchmarks/bench_lost.py", "no script"),
     ],
 )
-def test_a_wrong_command_in_a_block_is_found(text, found):
-    assert found in problem(Command(text, complete=True))
+def test_a_wrong_command_in_a_block_is_detected(text, message):
+    assert message in problem(Command(text, complete=True))
 
 
-def test_backticks_may_leave_out_arguments_but_not_name_wrong_options():
+def test_a_command_in_backticks_may_omit_arguments_but_may_not_have_wrong_options():
     assert problem(Command("semidice check", complete=False)) is None
     assert problem(Command("semidice evaluate --metric", complete=False)) is None
     assert "no such option: --tasks" in problem(Command("semidice reproduce --tasks", complete=False))

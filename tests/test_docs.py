@@ -1,4 +1,4 @@
-"""Tables and figures in the pages are those of docs/make_figures.py, and statements about them hold."""
+"""Tables and figures in the pages equal those of docs/make_figures.py, and statements about them are true."""
 
 import re
 import sys
@@ -19,45 +19,47 @@ import make_figures  # noqa: E402
 import rooms  # noqa: E402
 
 TABLES = [(page, name) for page, makers in make_figures.TABLES.items() for name in makers]
-# a number in a cell, alone: 0.62, -0.0539, 5e-03
+# a cell that contains only a number: 0.62, -0.0539, 5e-03
 NUMBER = re.compile(r"\*{0,2}(-?\d+(?:\.\d+)?(?:e[+-]\d+)?)\*{0,2}")
 
 
 def differences(page, script):
     """Cells that differ by more than one in the last digit, or at all if they are not numbers.
 
-    Another machine may add in another order, and a number between two roundings then goes the other way.
+    Another machine may add in another order, which can change the rounding of the last digit.
     """
-    ours, theirs = ([row.strip("|").split("|") for row in table.splitlines()] for table in (page, script))
-    if [len(row) for row in ours] != [len(row) for row in theirs]:
+    page_rows, script_rows = (
+        [row.strip("|").split("|") for row in table.splitlines()] for table in (page, script)
+    )
+    if [len(row) for row in page_rows] != [len(row) for row in script_rows]:
         return ["the tables differ in shape"]
-    cells = [pair for rows in zip(ours, theirs, strict=True) for pair in zip(*rows, strict=True)]
+    cells = [pair for rows in zip(page_rows, script_rows, strict=True) for pair in zip(*rows, strict=True)]
     return [pair for pair in cells if not same_cell(*(cell.strip() for cell in pair))]
 
 
-def same_cell(one, other):
-    if one == other:
+def same_cell(first, second):
+    if first == second:
         return True
-    numbers = [NUMBER.fullmatch(cell) for cell in (one, other)]
+    numbers = [NUMBER.fullmatch(cell) for cell in (first, second)]
     if not all(numbers):
         return False
     texts = [number[1] for number in numbers]
-    places = [len(text.partition(".")[2]) for text in texts]
-    if "e" in "".join(texts) or places[0] != places[1]:
+    decimals = [len(text.partition(".")[2]) for text in texts]
+    if "e" in "".join(texts) or decimals[0] != decimals[1]:
         return False
-    return abs(float(texts[0]) - float(texts[1])) < 1.5 * 10 ** -places[0]
+    return abs(float(texts[0]) - float(texts[1])) < 1.5 * 10 ** -decimals[0]
 
 
 @pytest.mark.parametrize(("page", "name"), TABLES, ids=[name for _, name in TABLES])
-def test_a_table_in_a_page_is_what_the_script_makes(page, name):
+def test_a_table_in_a_page_equals_the_output_of_the_script(page, name):
     rows = make_figures.TABLES[page][name]()
     if rows is None:
-        pytest.skip(f"the data of table {name} are not beside the repository (shared/data/lidc)")
+        pytest.skip(f"the data of table {name} are missing (shared/data/lidc)")
     shown = make_figures.table_in((DOCS / page).read_text(), name)
     assert differences(shown, make_figures.markdown(rows)) == []
 
 
-def test_a_table_that_was_edited_by_hand_is_noticed():
+def test_a_table_edited_by_hand_is_detected():
     table = make_figures.markdown([["name", "error"], ["a", "0.62"], ["b", "**1.30**"]])
     assert differences(table, table) == []
     assert differences(table.replace("0.62", "0.61"), table) == []
@@ -67,7 +69,7 @@ def test_a_table_that_was_edited_by_hand_is_noticed():
     assert differences(table + "\n| c | 1.00 |", table) == ["the tables differ in shape"]
 
 
-def test_writing_a_table_replaces_that_one_alone_and_needs_its_markers():
+def test_writing_a_table_changes_no_other_table_and_needs_its_markers():
     page = "\n".join(
         f"text\n<!-- made by docs/make_figures.py: {name} -->\n<!-- end -->" for name in ("first", "second")
     )
@@ -81,25 +83,25 @@ def test_writing_a_table_replaces_that_one_alone_and_needs_its_markers():
         make_figures.with_table(page, "third", table)
 
 
-def test_every_marker_and_every_figure_is_known_to_the_script():
+def test_the_script_makes_every_marked_table_and_every_figure():
     pages = {path.name: path.read_text() for path in DOCS.glob("*.md")}
     for name, text in pages.items():
         markers = re.findall(r"<!-- made by docs/make_figures\.py: (.*?) -->", text)
         assert sorted(markers) == sorted(make_figures.TABLES.get(name, {})), name
-    everything = "".join(pages.values())
+    all_text = "".join(pages.values())
     for name in make_figures.FIGURES:
         path = DOCS / "figures" / f"{name}.png"
-        assert f"figures/{name}.png" in everything
+        assert f"figures/{name}.png" in all_text
         assert path.stat().st_size <= make_figures.MAX_BYTES, f"run docs/make_figures.py --only {name}"
 
 
-def test_links_between_pages_lead_to_files():
+def test_links_between_pages_point_to_existing_files():
     for path in [*ROOT.glob("*.md"), *DOCS.glob("*.md"), *(ROOT / "benchmarks").glob("*.md")]:
         for target in re.findall(r"\]\(([\w./]+\.(?:md|png))\)", path.read_text()):
             assert (path.parent / target).is_file(), f"{path.name} points to {target}"
 
 
-def test_every_benchmark_is_listed_with_its_room():
+def test_every_benchmark_is_listed_with_existing_rooms():
     page = (ROOT / "benchmarks" / "README.md").read_text()
     for script in (ROOT / "benchmarks").glob("*.py"):
         assert f"`{script.name}`" in page, script.name
@@ -113,14 +115,14 @@ def test_a_figure_is_drawn_and_small_enough_for_a_page(name, tmp_path):
     assert 10_000 < (tmp_path / "figure.png").stat().st_size <= make_figures.MAX_BYTES
 
 
-def test_a_figure_with_too_many_bytes_gets_a_palette(tmp_path, monkeypatch):
+def test_a_figure_that_is_too_large_is_saved_with_a_palette(tmp_path, monkeypatch):
     monkeypatch.setattr(make_figures, "MAX_BYTES", 40_000)
     make_figures.save_compact(make_figures.FIGURES["bias_bound"](), tmp_path / "figure.png")
     with Image.open(tmp_path / "figure.png") as figure:
         assert figure.mode == "P"
 
 
-def test_raters_who_drew_nothing_or_everything_can_be_drawn():
+def test_empty_and_full_masks_can_be_plotted():
     masks = torch.zeros(3, 20, 30, dtype=torch.bool)
     assert len(label_study.draw_labels(torch.rand(20, 30), masks, {"mean": torch.zeros(20, 30)}).axes) == 6
     masks[1] = True
@@ -143,7 +145,7 @@ class TestRooms:
     def test_every_room_is_on_the_page_and_every_room_on_the_page_exists(self):
         assert self.problems((DOCS / "where.md").read_text()) == []
 
-    def test_a_room_that_is_missing_or_does_not_exist_is_found(self):
+    def test_a_missing_or_unknown_room_is_detected(self):
         page = (DOCS / "where.md").read_text()
         assert self.problems(page.replace("| `losses/` |", "| `loses/` |")) == ["loses", "losses"]
         assert self.problems(page.replace("| `console.py` |", "| console |")) == ["console"]
@@ -165,11 +167,11 @@ class TestRooms:
         # another release of matplotlib may draw letters a little differently
         assert np.abs(drawn - stored).mean() < 2, "run docs/make_figures.py --only rooms"
 
-    def test_places_for_new_parts_exist(self):
+    def test_the_suggested_locations_for_new_parts_exist(self):
         additions = " ".join(room.addition for room in rooms.ROOMS.values())
-        for place in re.findall(r"`([^`]+)`", additions):
-            base = ROOT if place.startswith("tests/") else rooms.PACKAGE
-            assert list(base.glob(place)), place
+        for pattern in re.findall(r"`([^`]+)`", additions):
+            base = ROOT if pattern.startswith("tests/") else rooms.PACKAGE
+            assert list(base.glob(pattern)), pattern
         for part in ("a loss:", "a label:", "a score:", "a source:", "a network:", "a part of the report:"):
             assert part in additions
 
@@ -178,19 +180,19 @@ class TestRooms:
         named = set(re.findall(r"`(\w+)(?:/|\.py)`", table))
         assert {name for name in rooms.ROOMS if rooms.is_folder(name)} <= named <= set(rooms.ROOMS)
 
-    def test_the_page_is_linked_from_the_pages_that_newcomers_read(self):
+    def test_the_pages_for_newcomers_link_to_the_page(self):
         for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"):
             assert "](docs/where.md)" in (ROOT / name).read_text(), name
 
 
-class TestStatementsOfThePages:
-    def test_no_teacher_is_more_biased_than_miscalibrated(self):
+class TestStatementsInThePages:
+    def test_the_bias_of_a_teacher_never_exceeds_its_calibration_error(self):
         points = [point for group in calibration_study.many_distortions().values() for point in group]
         assert len(points) == 23
         assert all(point.bias <= point.from_truth + 1e-9 for point in points)
         assert sum(point.bias < 0.9 * point.from_truth for point in points) > 5
 
-    def test_calibration_by_density_halves_the_error_of_a_teacher_who_draws_too_much(self):
+    def test_kde_halves_the_error_of_an_over_segmenting_teacher(self):
         result = calibration_study.calibrated("over-segmenting")
         before, scaled, by_kde, unweighted = map(
             calibration_study.error_to_truth,
@@ -199,7 +201,7 @@ class TestStatementsOfThePages:
         assert by_kde < 0.5 * before < scaled
         assert unweighted > before
 
-    def test_unweighted_keys_move_a_teacher_from_the_truth_and_weighted_ones_towards_it(self):
+    def test_weighted_keys_reduce_the_error_of_a_teacher_and_unweighted_keys_increase_it(self):
         for name in ("over-segmenting", "over-segmenting and overconfident", "dilated", "blurred"):
             before = calibration_study.error_to_truth(
                 calibration_study.teacher_prob(name)[calibration_study.JUDGED]
@@ -214,11 +216,11 @@ class TestStatementsOfThePages:
             )
             assert near < weighted < before < unweighted
 
-    def test_the_chosen_bandwidth_is_the_nearest_to_the_truth_of_those_tried(self):
+    def test_the_chosen_bandwidth_has_the_smallest_error_to_the_truth(self):
         table = calibration_study.bandwidth_errors()
         assert max(table, key=lambda row: row[1]) == min(table, key=lambda row: row[2])
 
-    def test_the_winners_with_four_raters_are_those_named(self):
+    def test_the_best_labels_with_four_raters_are_those_named_in_the_page(self):
         errors = {model: label_study.label_errors(model, 4) for model in label_study.RATER_MODELS}
         winners = {model: min(by_maker, key=by_maker.__getitem__) for model, by_maker in errors.items()}
         assert winners == {

@@ -1,4 +1,4 @@
-"""The core is light, the command line says what it lacks, and the README's examples run."""
+"""The core has few dependencies, the command line names a missing one, and the examples in pages run."""
 
 import re
 import subprocess
@@ -11,7 +11,7 @@ import torch
 
 ROOT = Path(__file__).parent.parent
 
-# Hides every module that is not in the standard library, semidice, or in what the core requires.
+# Only the standard library, semidice and the dependencies of the core can be imported.
 HIDE = """
 import sys
 
@@ -30,7 +30,7 @@ sys.meta_path = [Filtered(finder) for finder in sys.meta_path]
 
 
 def required_distributions(name, seen):
-    """Names of the distributions that `name` pulls in without any extra."""
+    """Names of all distributions that `name` requires without extras."""
     for requirement in metadata.requires(name) or []:
         dependency = re.match(r"[\w.-]+", requirement)[0].lower().replace("_", "-")
         if "extra ==" in requirement or dependency in seen:
@@ -51,12 +51,12 @@ def importable_core():
     )
 
 
-def run_with_core_alone(code):
+def run_with_core_only(code):
     program = HIDE.format(allowed=importable_core()) + code
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
 
 
-def test_the_core_imports_and_works_where_everything_else_is_hidden():
+def test_the_core_works_without_any_other_package():
     code = """
 import torch, semidice
 logits = torch.randn(2, 3, 8, 8, requires_grad=True)
@@ -66,25 +66,25 @@ for name in semidice.__all__:
     getattr(semidice, name)
 print("core", len(semidice.__all__))
 """
-    done = run_with_core_alone(code)
+    done = run_with_core_only(code)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("core")
 
 
 @pytest.mark.parametrize("module", ["matplotlib", "monai", "scipy", "typer", "rich", "beartype"])
-def test_what_is_hidden_cannot_be_imported(module):
-    assert f"No module named '{module}'" in run_with_core_alone(f"import {module}").stderr
+def test_a_hidden_module_cannot_be_imported(module):
+    assert f"No module named '{module}'" in run_with_core_only(f"import {module}").stderr
 
 
-def test_the_command_line_without_its_extra_is_one_line_saying_what_to_install():
-    done = run_with_core_alone("from semidice.__main__ import main; main()")
+def test_the_command_line_without_its_extra_prints_one_line_that_says_what_to_install():
+    done = run_with_core_only("from semidice.__main__ import main; main()")
     assert done.returncode == 1
     assert done.stderr.strip() == (
         "semidice: the command line needs typer; run: pip install 'semidice[train]'"
     )
 
 
-def test_importing_the_package_loads_nothing_heavy_beside_torch():
+def test_importing_the_package_loads_no_large_optional_package():
     heavy = ("matplotlib", "typer", "monai", "triton")
     code = f"import sys, semidice; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -99,7 +99,7 @@ def test_importing_the_package_loads_nothing_heavy_beside_torch():
         ("DiceLoss(activation='relu')", "activation must be one of 'softmax', 'sigmoid', 'none'; got 'relu'"),
     ],
 )
-def test_what_the_type_checks_of_pytest_would_catch_is_refused_by_name_without_them(call, message):
+def test_wrong_arguments_are_refused_without_the_type_checks_of_pytest(call, message):
     code = f"import numpy, torch, semidice; semidice.{call}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert f"ValueError: {message}" in done.stderr
@@ -121,7 +121,7 @@ def python_blocks(path):
 @pytest.mark.parametrize(
     "page", sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")]), ids=lambda p: p.name
 )
-def test_the_examples_of_a_page_run(page):
+def test_the_examples_in_a_page_run(page):
     scope: dict[str, object] = {}
     for number, block in enumerate(python_blocks(page)):
         exec(compile(block, f"{page.name} example {number + 1}", "exec"), scope)
@@ -131,7 +131,7 @@ def test_the_readme_has_examples():
     assert len(python_blocks(ROOT / "README.md")) >= 2
 
 
-def test_public_names_are_loaded_when_they_are_first_used():
+def test_public_names_are_loaded_on_first_use():
     code = """
 import sys, semidice
 assert "torch" not in sys.modules

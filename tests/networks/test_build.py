@@ -1,4 +1,4 @@
-"""Networks by name: shapes, seeds, encoder weights from files and from a hub, and what is refused."""
+"""Networks by name: shapes, seeds, encoder weights from files and from a hub, and error messages."""
 
 import hashlib
 import http.server
@@ -19,7 +19,7 @@ from semidice.data.phantom import make_phantom
 from semidice.networks.build import build_model
 
 LITE0 = Path(__file__).parents[3] / "shared" / "weights" / "tf_efficientnet_lite0.safetensors"
-needs_lite0 = pytest.mark.skipif(not LITE0.is_file(), reason=f"{LITE0.name} is not beside the repository")
+needs_lite0 = pytest.mark.skipif(not LITE0.is_file(), reason=f"{LITE0.name} is missing")
 
 
 def small(**options):
@@ -47,7 +47,7 @@ def timm_state(name):
 
 
 def weights_file(folder, name="resnet18", without=(), **changed):
-    """A file as the hub has it: the whole network of timm, with its classifier."""
+    """A weights file as on the hub: the complete timm network, with its classifier."""
     state = {key: tensor for key, tensor in timm_state(name).items() if not key.startswith(tuple(without))}
     path = folder / f"{name}.safetensors"
     safetensors.torch.save_file({**state, **changed}, path)
@@ -60,7 +60,7 @@ class TestSmallUNet:
         assert network(torch.randn(2, 3, 64, 96)).shape == (2, 4, 64, 96)
         assert count_parameters(network) < 400_000
 
-    def test_the_same_seed_gives_the_same_weights_and_another_one_others(self):
+    def test_the_same_seed_gives_the_same_weights_and_another_seed_does_not(self):
         states = []
         for seed in (3, 3, 4):
             torch.manual_seed(seed)
@@ -68,7 +68,7 @@ class TestSmallUNet:
         assert torch.equal(states[0], states[1])
         assert not torch.equal(states[0], states[2])
 
-    def test_it_learns_a_phantom_within_seconds(self):
+    def test_it_learns_a_phantom_in_15_steps(self):
         phantom = make_phantom(8, num_raters=3, seed=1)
         label = mean_label(phantom.masks, batched=True)
         network, loss = small(), SegmentationLoss()
@@ -81,24 +81,24 @@ class TestSmallUNet:
             optimiser.step()
         assert losses[-1] < 0.6 * losses[0]
 
-    def test_with_group_norm_an_image_does_not_depend_on_its_batch(self):
+    def test_group_norm_makes_logits_independent_of_the_batch(self):
         images = torch.randn(3, 1, 32, 32)
-        alone_differs = {}
+        difference = {}
         for norm in ("batch", "group"):
             network = small(norm=norm)
             with torch.no_grad():
-                alone_differs[norm] = float((network(images)[:1] - network(images[:1])).abs().max())
-        assert alone_differs["group"] < 1e-5 < alone_differs["batch"]
+                difference[norm] = float((network(images)[:1] - network(images[:1])).abs().max())
+        assert difference["group"] < 1e-5 < difference["batch"]
 
-    def test_every_pixel_of_the_receptive_field_is_seen_at_the_lowest_level(self):
+    def test_the_receptive_field_is_that_of_four_levels(self):
         image = torch.zeros(1, 1, 64, 64, requires_grad=True)
         small(norm="group")(image + torch.randn(1, 1, 64, 64))[0, 0, 32, 32].backward()
         rows = image.grad[0, 0].abs().sum(1).nonzero().flatten()
-        # four levels of two convolutions see about 40 pixels either way; one level alone would see 5
+        # four levels of two convolutions reach about 40 pixels in each direction; one level reaches 5
         assert rows.min() < 12
         assert rows.max() > 52
 
-    def test_levels_can_be_chosen(self):
+    def test_the_channels_of_the_levels_can_be_chosen(self):
         assert count_parameters(small(channels=[8, 16])) < 10_000
 
     @pytest.mark.parametrize(
@@ -114,11 +114,11 @@ class TestSmallUNet:
             ({"dropout": 1.0}, "dropout is a probability in [0, 1); got 1.0"),
         ],
     )
-    def test_what_it_cannot_be_is_said(self, options, message):
+    def test_invalid_options_are_refused(self, options, message):
         with pytest.raises(ValueError, match=re.escape(message)):
             small(**options)
 
-    def test_a_size_that_cannot_be_halved_is_refused(self):
+    def test_an_image_size_that_cannot_be_halved_is_refused(self):
         with pytest.raises(ValueError, match=r"multiples of 8; got \(64, 60\)"):
             small()(torch.zeros(1, 1, 64, 60))
 
@@ -138,19 +138,19 @@ class TestArchitectures:
             ("segformer", "mit_b0"),
         ],
     )
-    def test_networks_of_the_paper_and_of_others_give_logits_of_the_images_size(self, architecture, encoder):
+    def test_logits_have_the_size_of_the_image(self, architecture, encoder):
         network = unet(encoder, architecture=architecture, num_channels=4, num_classes=3).eval()
         with torch.no_grad():
             logits = network(torch.randn(1, 4, 64, 96))
         assert logits.shape == (1, 3, 64, 96)
-        # neither a softmax nor a sigmoid at the end
+        # the network ends without softmax or sigmoid
         assert logits.min() < 0 or logits.max() > 1
 
     @pytest.mark.parametrize("encoder", ["mobilenetv3_small_050", "tu-mobilenetv3_small_050"])
-    def test_a_name_of_timm_works_with_and_without_its_prefix(self, encoder):
+    def test_a_timm_encoder_name_works_with_and_without_its_prefix(self, encoder):
         assert type(unet(encoder).encoder).__name__ == "TimmUniversalEncoder"
 
-    def test_where_both_have_a_name_the_plain_one_is_smps_own(self):
+    def test_a_name_that_smp_and_timm_share_means_the_encoder_of_smp(self):
         assert type(unet("resnet18").encoder).__name__ == "ResNetEncoder"
         assert type(unet("tu-resnet18").encoder).__name__ == "TimmUniversalEncoder"
 
@@ -179,29 +179,29 @@ class TestArchitectures:
             ({"encoder": "tu-resnet18.never_made"}, "cannot be built on encoder tu-resnet18.never_made"),
         ],
     )
-    def test_what_does_not_exist_is_answered_with_what_comes_nearest(self, options, message):
+    def test_an_unknown_name_or_option_gets_a_helpful_error(self, options, message):
         with pytest.raises(ValueError, match=re.escape(message)):
             unet(**options)
 
     @pytest.mark.parametrize("architecture", ["small_unet", "unet", "deeplabv3plus"])
-    def test_dropout_acts_in_training_alone_and_changes_no_name(self, architecture):
+    def test_dropout_acts_only_in_training_and_renames_no_parameter(self, architecture):
         names = {"architecture": architecture, "encoder": "tu-resnet18"}
         if architecture == "small_unet":
             names["encoder"] = "none"
-        plain, dropping = (unet(**names, dropout=dropout).eval() for dropout in (0.0, 0.5))
-        assert list(plain.state_dict()) == list(dropping.state_dict())
-        dropping.load_state_dict(plain.state_dict())
+        without_dropout, with_dropout = (unet(**names, dropout=dropout).eval() for dropout in (0.0, 0.5))
+        assert list(without_dropout.state_dict()) == list(with_dropout.state_dict())
+        with_dropout.load_state_dict(without_dropout.state_dict())
         image = torch.randn(2, 3, 64, 64)
         with torch.no_grad():
-            torch.testing.assert_close(plain(image), dropping(image))
-            for module in dropping.modules():
+            torch.testing.assert_close(without_dropout(image), with_dropout(image))
+            for module in with_dropout.modules():
                 module.train(isinstance(module, nn.Dropout2d))
-            assert not torch.allclose(dropping(image), dropping(image))
+            assert not torch.allclose(with_dropout(image), with_dropout(image))
 
 
 class TestWeightsFromAFile:
     @needs_lite0
-    def test_a_real_file_becomes_the_encoder_and_changes_what_comes_out(self):
+    def test_a_real_file_is_loaded_into_the_encoder_and_changes_the_logits(self):
         tensors = safetensors.torch.load_file(LITE0)
         torch.manual_seed(1)
         random = unet("tf_efficientnet_lite0").eval()
@@ -218,12 +218,12 @@ class TestWeightsFromAFile:
 
     @pytest.mark.parametrize("num_channels", [1, 3, 4])
     @pytest.mark.parametrize("name", ["resnet18", "convnext_atto", "mobilenetv3_small_050"])
-    def test_timms_own_loader_gives_the_same_encoder_for_any_number_of_channels(
+    def test_the_encoder_equals_that_of_the_loader_of_timm_for_any_number_of_channels(
         self, name, num_channels, tmp_path
     ):
         path = weights_file(tmp_path, name)
         encoder = unet(f"tu-{name}", path, num_channels).encoder
-        theirs = timm.create_model(
+        expected = timm.create_model(
             name,
             pretrained=True,
             pretrained_cfg_overlay={"file": str(path)},
@@ -231,12 +231,12 @@ class TestWeightsFromAFile:
             in_chans=num_channels,
             out_indices=tuple(encoder.model.feature_info.out_indices),
         ).state_dict()
-        ours = encoder.model.state_dict()
-        assert ours.keys() == theirs.keys()
-        assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+        state = encoder.model.state_dict()
+        assert state.keys() == expected.keys()
+        assert all(torch.equal(state[key], expected[key]) for key in state)
 
     @pytest.mark.parametrize("num_channels", [1, 3, 5])
-    def test_smps_own_encoder_reads_it_too_where_names_are_the_same(self, num_channels, tmp_path):
+    def test_an_smp_encoder_with_the_same_tensor_names_loads_a_timm_file(self, num_channels, tmp_path):
         state = unet("resnet18", weights_file(tmp_path), num_channels).encoder.state_dict()
         file = timm_state("resnet18")
         assert all(torch.equal(state[key], file[key]) for key in state if key != "conv1.weight")
@@ -249,7 +249,7 @@ class TestWeightsFromAFile:
         torch.testing.assert_close(state["conv1.weight"], expected[num_channels])
 
     @pytest.mark.parametrize("encoder", ["resnet18", "tu-resnet18"])
-    def test_a_shallower_encoder_takes_what_it_has_of_the_file(self, encoder, tmp_path):
+    def test_a_shallower_encoder_loads_only_its_own_layers(self, encoder, tmp_path):
         network = unet(encoder, weights_file(tmp_path), encoder_depth=3, decoder_channels=[32, 16, 8])
         state = network.encoder.state_dict()
         key = next(key for key in state if key.endswith("layer2.0.conv1.weight"))
@@ -259,7 +259,7 @@ class TestWeightsFromAFile:
 
     @pytest.mark.parametrize("encoder", ["resnet18", "tu-resnet18"])
     @pytest.mark.parametrize("without", [("fc.",), ("fc.", "bn1.num_batches_tracked")])
-    def test_neither_the_classifier_nor_a_count_of_batches_need_be_there(self, encoder, without, tmp_path):
+    def test_classifier_and_batch_count_may_be_missing_in_the_file(self, encoder, without, tmp_path):
         state = unet(encoder, weights_file(tmp_path, without=without)).encoder.state_dict()
         key = next(key for key in state if key.endswith("layer4.1.conv2.weight"))
         assert torch.equal(state[key], timm_state("resnet18")["layer4.1.conv2.weight"])
@@ -280,7 +280,7 @@ class TestWeightsFromAFile:
             "1 of another shape: layer1.0.conv1.weight (64, 64, 5, 5) for (64, 64, 3, 3)",
         ]
 
-    def test_missing_tensors_go_by_their_names_in_the_file_where_timm_renames_them(self, tmp_path):
+    def test_missing_tensors_are_named_as_in_the_file_even_if_timm_renames_them(self, tmp_path):
         path = weights_file(tmp_path, "convnext_atto", without=("stages.1.blocks.0.norm.bias",))
         with pytest.raises(ValueError, match=r"1 missing: stages\.1\.blocks\.0\.norm\.bias$"):
             unet("tu-convnext_atto", path)
@@ -289,7 +289,7 @@ class TestWeightsFromAFile:
         with pytest.raises(ValueError, match=r"do not fit timm's resnet34\n  \d+ missing: layer1\.2"):
             unet("tu-resnet34", weights_file(tmp_path))
 
-    def test_a_file_of_timm_for_an_encoder_that_smp_names_otherwise_says_which_to_take(self, tmp_path):
+    def test_a_timm_file_for_an_smp_encoder_gets_an_error_that_recommends_the_timm_encoder(self, tmp_path):
         path = weights_file(tmp_path, "mobilenetv2_100")
         with pytest.raises(
             ValueError, match="do not fit smp's mobilenet_v2: for a file from timm, take timm's own encoder"
@@ -305,7 +305,7 @@ class TestWeightsFromAFile:
         with pytest.raises(ValueError, match="not a complete safetensors file"):
             unet(weights=renamed)
 
-    def test_a_truncated_file_and_one_that_is_not_there_are_named(self, tmp_path):
+    def test_the_error_names_a_truncated_or_missing_file(self, tmp_path):
         path = weights_file(tmp_path)
         path.write_bytes(path.read_bytes()[:-1000])
         with pytest.raises(ValueError, match=r"resnet18\.safetensors is not a complete safetensors file"):
@@ -314,7 +314,7 @@ class TestWeightsFromAFile:
             unet(weights=tmp_path / "absent.safetensors")
 
 
-NOBODY_LISTENS = 9
+UNUSED_PORT = 9
 
 
 def point_hub_to(monkeypatch, port):
@@ -326,8 +326,8 @@ def point_hub_to(monkeypatch, port):
 
 @pytest.fixture
 def hub(monkeypatch, tmp_path):
-    """A hub of our own on this machine, empty cache included; `files` maps a repository to its file."""
-    files, asked = {}, []
+    """A local hub with an empty cache. `files` maps repositories to files, `requests` lists all requests."""
+    files, requests = {}, []
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_HEAD(self):
@@ -337,12 +337,12 @@ def hub(monkeypatch, tmp_path):
             self._answer(with_body=True)
 
         def _answer(self, with_body):
-            asked.append((self.command, self.path))
-            found = re.fullmatch(r"/(.+)/resolve/([^/]+)/model\.safetensors", self.path)
-            if not found or found[1] not in files:
+            requests.append((self.command, self.path))
+            match = re.fullmatch(r"/(.+)/resolve/([^/]+)/model\.safetensors", self.path)
+            if not match or match[1] not in files:
                 self.send_error(404)
                 return
-            content = files[found[1]].read_bytes()
+            content = files[match[1]].read_bytes()
             self.send_response(200)
             self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
             self.send_header("X-Repo-Commit", "0" * 40)
@@ -358,14 +358,14 @@ def hub(monkeypatch, tmp_path):
     threading.Thread(target=server.serve_forever, daemon=True).start()
     point_hub_to(monkeypatch, server.server_port)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
-    server.files, server.asked = files, asked
+    server.files, server.requests = files, requests
     yield server
     server.shutdown()
     server.server_close()
 
 
 class TestWeightsFromTheHub:
-    def test_weights_are_downloaded_once_and_then_found_without_a_connection(
+    def test_weights_are_downloaded_once_and_then_loaded_without_a_connection(
         self, hub, tmp_path, monkeypatch
     ):
         hub.files["timm/resnet18.a1_in1k"] = weights_file(tmp_path)
@@ -373,25 +373,25 @@ class TestWeightsFromTheHub:
         for is_connected in (True, False):
             state = unet(weights="imagenet").encoder.model.state_dict()
             assert torch.equal(state[key], timm_state("resnet18")[key])
-            assert bool(hub.asked) == is_connected
-            hub.asked.clear()
-            point_hub_to(monkeypatch, NOBODY_LISTENS)
+            assert bool(hub.requests) == is_connected
+            hub.requests.clear()
+            point_hub_to(monkeypatch, UNUSED_PORT)
 
-    def test_without_a_connection_the_three_ways_out_come_quickly(self, hub, monkeypatch):
-        point_hub_to(monkeypatch, NOBODY_LISTENS)
+    def test_without_a_connection_the_error_quickly_lists_three_solutions(self, hub, monkeypatch):
+        point_hub_to(monkeypatch, UNUSED_PORT)
         started = time.perf_counter()
         with pytest.raises(ValueError, match="Three ways out") as caught:
             unet(weights="imagenet")
         assert time.perf_counter() - started < 15
         message = str(caught.value)
         assert "the imagenet weights of encoder tu-resnet18 are not on this machine" in message
-        for way in ("connect once", "model.safetensors of timm/resnet18.a1_in1k", "set weights to none"):
-            assert way in message
+        for solution in ("connect once", "model.safetensors of timm/resnet18.a1_in1k", "set weights to none"):
+            assert solution in message
 
-    def test_smps_own_encoder_names_its_own_repository(self, hub):
+    def test_the_error_for_an_smp_encoder_names_the_repository_of_smp(self, hub):
         with pytest.raises(ValueError, match=r"model\.safetensors of smp-hub/resnet18\.imagenet"):
             unet("resnet18", "imagenet")
-        assert hub.asked[0][0] == "HEAD"
+        assert hub.requests[0][0] == "HEAD"
 
     @pytest.mark.parametrize(
         ("encoder", "weights", "message"),
@@ -400,7 +400,7 @@ class TestWeightsFromTheHub:
             ("tu-resnet18", "swsl", "are imagenet, none, or the path of a .safetensors file; got 'swsl'"),
         ],
     )
-    def test_a_name_that_no_weights_have_is_refused_without_asking(self, hub, encoder, weights, message):
+    def test_an_unknown_name_of_weights_is_refused_without_a_request(self, hub, encoder, weights, message):
         with pytest.raises(ValueError, match=re.escape(message)):
             unet(encoder, weights)
-        assert hub.asked == []
+        assert hub.requests == []

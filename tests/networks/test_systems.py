@@ -1,4 +1,4 @@
-"""The systems that are compared with: trained, predicted and resumed as any recipe, and what they say."""
+"""The systems for comparison: training, prediction, resuming, their losses and their error messages."""
 
 import json
 import math
@@ -87,7 +87,7 @@ def log_of(folder):
 
 @pytest.fixture(scope="module", params=NAMES)
 def finished(request, dataset, fabric, tmp_path_factory):
-    """The name of a system, and a run of it that was never interrupted."""
+    """The name of a system, the folder of an uninterrupted run of it, and its table of scores."""
     recipe = recipe_for(dataset, request.param)
     run = start_run(recipe, tmp_path_factory.mktemp("runs") / request.param, resume=False)
     table = cross_validate(run, fabric)
@@ -99,7 +99,7 @@ class StoppedError(Exception):
 
 
 class TestEverySystem:
-    def test_its_loss_falls_and_it_is_scored(self, finished):
+    def test_the_loss_falls_and_cases_are_scored(self, finished):
         name, folder, table = finished
         losses = [line["loss"] for line in log_of(folder.fold(0)) if "loss" in line]
         assert sum(losses[-2:]) < 0.9 * sum(losses[:2])
@@ -112,7 +112,7 @@ class TestEverySystem:
         }
         assert log_of(folder.fold(0))[0].keys() == {"step", "lr", "loss", *terms[name]}
 
-    def test_stored_predictions_are_probabilities_and_those_of_the_loaded_network(self, finished, dataset):
+    def test_stored_predictions_are_the_probabilities_of_the_loaded_network(self, finished, dataset):
         _, folder, _ = finished
         opened = Dataset(dataset)
         network = open_run(folder).network(0, device="cpu")
@@ -120,16 +120,16 @@ class TestEverySystem:
         number = read_folds(folder.folds, opened).index(0)
         image = torch.from_numpy(opened.image(number)).unsqueeze(0)
         mean, std = (
-            torch.tensor(part).view(1, -1, 1, 1) for part in (opened.manifest.mean, opened.manifest.std)
+            torch.tensor(values).view(1, -1, 1, 1) for values in (opened.manifest.mean, opened.manifest.std)
         )
         prob = network_probability(network, (image - mean) / std, dtype="fp32")[0]
         torch.testing.assert_close(prob.sum(0), torch.ones(32, 32))
         assert prob.min() >= 0
         stored = torch.as_tensor(read_prediction(folder.fold(0).prediction(opened.cases[number].name)))
-        # probabilities are stored within 1/65535
+        # stored probabilities are rounded to multiples of 1/65535
         torch.testing.assert_close(stored, prob, rtol=0, atol=2e-5)
 
-    def test_stopped_and_resumed_it_ends_with_the_same_bits(self, finished, dataset, fabric, tmp_path):
+    def test_a_stopped_and_resumed_run_ends_with_the_same_bits(self, finished, dataset, fabric, tmp_path):
         name, folder, _ = finished
         fold = fold_of(recipe_for(dataset, name), tmp_path / "stopped")
 
@@ -140,12 +140,12 @@ class TestEverySystem:
         with pytest.raises(StoppedError):
             train_fold(fold, fabric, on_step=stop, seconds_between_checkpoints=0)
         train_fold(fold, fabric)
-        ours, theirs = load_file(fold.folder.last), load_file(folder.fold(0).last)
-        assert ours.keys() == theirs.keys()
-        assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+        resumed, expected = load_file(fold.folder.last), load_file(folder.fold(0).last)
+        assert resumed.keys() == expected.keys()
+        assert all(torch.equal(resumed[key], expected[key]) for key in resumed)
         assert fold.folder.log.read_text() == folder.fold(0).log.read_text()
 
-    def test_it_trains_in_another_precision_and_in_pieces(self, dataset, fabric, tmp_path, finished):
+    def test_it_trains_in_bf16_with_gradient_accumulation(self, dataset, fabric, tmp_path, finished):
         precision = {"dtype": "bf16", "channels_last": True}
         changes = {"schedule": {"epochs": 1}, "optimiser": {"accumulate": 2}, "precision": precision}
         fold = fold_of(recipe_for(dataset, finished[0], **changes), tmp_path / "run")
@@ -156,7 +156,7 @@ class TestEverySystem:
 @pytest.mark.parametrize(
     ("name", "architecture"), [*((name, "unet") for name in NAMES), ("mrnet", "deeplabv3plus")]
 )
-def test_a_network_of_smp_trains_and_predicts(name, architecture):
+def test_a_system_on_an_smp_network_trains_and_predicts(name, architecture):
     model = {"architecture": architecture, "encoder": "resnet18", "weights": "none"}
     network = network_for(name, model, num_samples=2)
     image, labels = torch.randn(2, 1, 64, 64), random_labels(2, 64)
@@ -169,17 +169,17 @@ def test_a_network_of_smp_trains_and_predicts(name, architecture):
     torch.testing.assert_close(prob.sum(1), torch.ones(2, 64, 64))
 
 
-def random_labels(num_cases, side, num_classes=2):
-    raters = torch.rand(num_cases, 3, num_classes, side, side).softmax(2)
+def random_labels(num_cases, size, num_classes=2):
+    raters = torch.rand(num_cases, 3, num_classes, size, size).softmax(2)
     present = torch.ones(num_cases, 3, dtype=torch.bool)
     return TrainingLabels(
-        raters.mean(1), torch.ones(num_cases, side, side, dtype=torch.bool), raters, present
+        raters.mean(1), torch.ones(num_cases, size, size, dtype=torch.bool), raters, present
     )
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", NAMES)
-def test_a_recorded_step_trains_as_an_eager_one(name, dataset, tmp_path):
+def test_a_cuda_graph_step_trains_like_an_eager_step(name, dataset, tmp_path):
     fabric = Fabric(accelerator="cuda", devices=1)
     fabric.launch()
     losses = []
@@ -187,33 +187,33 @@ def test_a_recorded_step_trains_as_an_eager_one(name, dataset, tmp_path):
         fold = fold_of(recipe_for(dataset, name, precision={"graph": graph}), tmp_path / str(graph))
         train_fold(fold, fabric)
         losses.append(torch.tensor([line["loss"] for line in log_of(fold.folder) if "loss" in line]))
-    # a GPU adds in another order from run to run
+    # the order of additions on a GPU changes from run to run
     torch.testing.assert_close(losses[0], losses[1], rtol=1e-2, atol=1e-3)
 
 
-class WithoutChecks(SegmentationLoss):
-    """A cross entropy that looks at no value; the real one does, on a CPU, to refuse what is no label."""
+class UncheckedLoss(SegmentationLoss):
+    """A cross entropy that reads no value. On a CPU the real loss reads values to refuse invalid labels."""
 
     def forward(self, logits, target, valid=None, *, parts=False):
         total = -(target * logits.log_softmax(1) * valid.unsqueeze(1)).sum() / valid.sum()
         return (total, {"cross_entropy": total.detach()}) if parts else total
 
 
-class TestNothingWaits:
-    """Under fake tensors, which have no values, looking at one is an error, as it is while recording."""
+class TestNoSynchronisation:
+    """Fake tensors have no values: reading one is an error, as it is during the capture of a CUDA graph."""
 
     @pytest.mark.parametrize("name", NAMES)
-    def test_a_step_looks_at_no_value(self, name):
+    def test_a_step_reads_no_value(self, name):
         with FakeTensorMode():
             network, labels = network_for(name), random_labels(2, 32)
             image = torch.randn(2, 1, 32, 32)
             output = network(image, labels.present) if network.needs_raters else network(image)
-            total, parts = network.losses(output, labels, WithoutChecks())
+            total, parts = network.losses(output, labels, UncheckedLoss())
             total.backward()
             assert total.shape == ()
             assert parts
 
-    def test_looking_would_be_noticed(self):
+    def test_reading_a_value_is_an_error(self):
         with FakeTensorMode(), pytest.raises(DataDependentOutputException):
             float(torch.randn(3).sum())
 
@@ -233,19 +233,19 @@ class TestBatchesWithRaters:
         torch.testing.assert_close(batch.raters.sum(2), torch.ones(12, 3, 32, 32))
         assert ((batch.raters > 0) & (batch.raters < 1)).any()
 
-    def test_the_rest_of_the_batch_is_the_one_without_raters(self, dataset):
-        ours, plain = self.batch(dataset), self.batch(dataset, with_raters=False)
-        assert plain.raters is plain.present is None
-        for one, other in zip(ours[:4], plain[:4], strict=True):
-            assert torch.equal(one, other)
+    def test_with_raters_does_not_change_the_other_fields_of_a_batch(self, dataset):
+        with_raters, without = self.batch(dataset), self.batch(dataset, with_raters=False)
+        assert without.raters is without.present is None
+        for field, expected in zip(with_raters[:4], without[:4], strict=True):
+            assert torch.equal(field, expected)
 
-    def test_without_augmentation_raters_are_what_they_drew(self, dataset):
+    def test_without_augmentation_the_raters_are_the_stored_masks(self, dataset):
         batch, opened = self.batch(dataset, augment=None), Dataset(dataset)
         for number, raters, present in zip(batch.case.tolist(), batch.raters, batch.present, strict=True):
             assert torch.equal(raters[:, 1], torch.from_numpy(opened.masks(number)).float())
             assert present.tolist() == opened.present[number].tolist()
 
-    def test_several_classes_of_cases_of_several_sizes_stay_probabilities(self, tmp_path):
+    def test_raters_are_probabilities_with_three_classes_and_mixed_sizes(self, tmp_path):
         make_prepared(tmp_path / "many", num_classes=3, sizes=[(32, 32), (24, 40)], num_cases=12)
         batch = self.batch(tmp_path / "many")
         assert batch.raters.shape[:3] == (12, 3, 3)
@@ -254,40 +254,40 @@ class TestBatchesWithRaters:
 
 
 class TestMCDropout:
-    def test_one_draw_differs_from_many_and_both_come_again(self):
+    def test_one_sample_differs_from_thirty_and_predictions_are_reproducible(self):
         image = torch.randn(2, 1, 32, 32)
-        one, many = (
-            network_probability(network_for("mc_dropout", num_samples=number), image, dtype="fp32")
-            for number in (1, 30)
+        single, many = (
+            network_probability(network_for("mc_dropout", num_samples=count), image, dtype="fp32")
+            for count in (1, 30)
         )
-        assert (one - many).abs().max() > 1e-3
-        again = network_for("mc_dropout", num_samples=30)
+        assert (single - many).abs().max() > 1e-3
+        rebuilt = network_for("mc_dropout", num_samples=30)
         torch.rand(5)
-        assert torch.equal(network_probability(again, image, dtype="fp32"), many)
+        assert torch.equal(network_probability(rebuilt, image, dtype="fp32"), many)
 
-    def test_a_prediction_does_not_depend_on_its_batch_nor_move_the_generator(self):
+    def test_a_prediction_depends_neither_on_its_batch_nor_on_the_global_generator(self):
         network, images = network_for("mc_dropout"), torch.randn(4, 1, 32, 32)
         before = torch.get_rng_state()
-        whole = network_probability(network, images, dtype="fp32")
+        batched = network_probability(network, images, dtype="fp32")
         assert torch.equal(torch.get_rng_state(), before)
-        # alone, convolutions may add in another order
-        torch.testing.assert_close(network_probability(network, images[2:3], dtype="fp32"), whole[2:3])
+        # for one image, convolutions may add in another order
+        torch.testing.assert_close(network_probability(network, images[2:3], dtype="fp32"), batched[2:3])
 
-    def test_the_mean_is_of_networks_with_channels_taken_out(self):
+    def test_the_prediction_is_the_mean_of_networks_with_dropped_channels(self):
         network, image = network_for("mc_dropout", num_samples=2).eval(), torch.randn(1, 1, 32, 32)
         probs = []
         for sample in range(2):
             levels = network.trunk.encode(image)
             for number, level in enumerate(levels):
-                kept = getattr(network, f"scale{number}")[sample]
-                assert set(kept.unique().tolist()) <= {0.0, 2.0}
-                level[:, kept == 0] = 0
+                scale = getattr(network, f"scale{number}")[sample]
+                assert set(scale.unique().tolist()) <= {0.0, 2.0}
+                level[:, scale == 0] = 0
                 level *= 2
             probs.append(network.trunk.predict(network.trunk.decode(levels)).softmax(1))
         prob = network_probability(network, image, dtype="fp32")
         torch.testing.assert_close(prob, torch.stack(probs).mean(0))
 
-    def test_dropout_is_drawn_anew_in_training_and_off_in_a_plain_forward(self):
+    def test_dropout_is_random_in_training_and_off_in_evaluation(self):
         network, image = network_for("mc_dropout"), torch.randn(1, 1, 32, 32)
         assert not torch.equal(network(image), network(image))
         network.eval()
@@ -310,7 +310,7 @@ class TestRaterLosses:
         assert torch.equal(results[0][1], results[1][1])
         assert (results[0][1].abs().amax((2, 3, 4)) > 0).equal(present)
 
-    def test_it_is_the_mean_over_raters_weighed_by_what_they_looked_at(self):
+    def test_the_loss_is_the_mean_over_raters_weighted_by_their_number_of_cases(self):
         labels, loss = random_labels(2, 16), SegmentationLoss()
         present = torch.tensor([[True, True, False], [True, False, False]])
         logits = torch.randn(2, 3, 2, 16, 16)
@@ -326,8 +326,8 @@ class TestRaterLosses:
             network_for("multi_head").losses(torch.randn(1, 3, 2, 8, 8), labels, SegmentationLoss())
 
 
-def test_heads_learn_their_own_rater():
-    """Rater 0 draws what is bright, rater 1 what is very bright, rater 2 nothing but the left half of it."""
+def test_each_head_learns_its_own_rater():
+    """The raters draw regions above different thresholds; rater 2 draws only in the left half."""
     torch.manual_seed(0)
     image = torch.nn.functional.avg_pool2d(torch.randn(8, 1, 36, 36), 5, 1) * 5
     masks = torch.stack([image[:, 0] > -0.8, image[:, 0] > 0.8, image[:, 0] > 0], 1)
@@ -355,7 +355,7 @@ class TestSoftSeg:
     @pytest.mark.parametrize(
         ("prob", "target"), [(0.1, 0.0), (0.9, 0.0), (0.5, 1.0), (0.2, 1.0), (0.45, 0.5), (0.0, 0.7)]
     )
-    def test_the_loss_is_that_of_its_paper(self, prob, target):
+    def test_the_loss_equals_the_formula_of_the_paper(self, prob, target):
         alpha, omega, epsilon, theta = 2.1, 14, 1, 0.5
         power, distance = alpha - target, abs(prob - target)
         if distance < theta:
@@ -369,7 +369,7 @@ class TestSoftSeg:
         assert float(loss) == pytest.approx(expected, rel=1e-12)
 
     @pytest.mark.parametrize("target", [0.0, 0.25, 0.5])
-    def test_value_and_gradient_are_continuous_where_the_line_begins(self, target):
+    def test_value_and_gradient_are_continuous_where_the_linear_part_begins(self, target):
         soft = torch.full((2,), target, dtype=torch.float64)
         prob = (soft + 0.5 + torch.tensor([-1e-9, 1e-9], dtype=torch.float64)).requires_grad_()
         loss = adaptive_wing_loss(prob, soft)
@@ -378,7 +378,7 @@ class TestSoftSeg:
         assert float(prob.grad[0]) == pytest.approx(float(prob.grad[1]), rel=1e-7)
         assert float(prob.grad[0]) > 1
 
-    def test_a_soft_target_is_its_own_minimum(self):
+    def test_the_loss_is_minimal_at_a_soft_target(self):
         prob = torch.rand(50, dtype=torch.float64, requires_grad=True)
         loss = adaptive_wing_loss(prob, prob.detach())
         loss.sum().backward()
@@ -389,7 +389,7 @@ class TestSoftSeg:
         expected = torch.tensor([[[0.0, 0.5, 1.0]], [[1.0, 0.0, 0.2]], [[0.0, 0.0, 0.0]]])
         torch.testing.assert_close(normalised_relu(values), expected)
 
-    def test_classes_that_exceed_one_together_are_divided_by_their_sum(self):
+    def test_classes_with_a_sum_above_one_are_divided_by_it(self):
         prob = normalised_relu(torch.tensor([[[4.0, 1.0], [4.0, 2.0]]]))
         torch.testing.assert_close(prob, torch.tensor([[[0.5, 0.25], [0.5, 0.5]]]))
 
@@ -399,7 +399,7 @@ class TestSoftSeg:
         assert values.grad.isfinite().all()
         assert values.grad[0].abs().max() == 0
 
-    def test_voxels_that_are_not_valid_do_not_count(self):
+    def test_invalid_voxels_do_not_count(self):
         network, labels = network_for("softseg"), random_labels(2, 16)
         output = torch.randn(2, 2, 16, 16)
         valid = labels.valid.clone()
@@ -411,7 +411,7 @@ class TestSoftSeg:
 
 
 class TestMRNet:
-    def test_shapes_under_three_weightings_in_training_and_one_at_prediction(self):
+    def test_shapes_with_three_weightings_in_training_and_one_in_prediction(self):
         network, image = network_for("mrnet"), torch.randn(2, 1, 32, 32)
         for num_weightings in (3, 1):
             output = network(image)
@@ -429,24 +429,24 @@ class TestMRNet:
         coarse = network.weighted(image, torch.eye(3).unsqueeze(1)).coarse
         assert (coarse[0] - coarse[2]).abs().max() > 1e-5
 
-    def test_weights_sum_to_one_and_leave_out_who_is_absent(self):
+    def test_weights_sum_to_one_and_are_zero_for_absent_raters(self):
         present = torch.tensor(
             [[True, True, True, True], [False, True, False, True], [False, False, True, False]]
         )
-        seen = torch.zeros_like(present)
+        chosen = torch.zeros_like(present)
         for seed in range(50):
             torch.manual_seed(seed)
-            equal, random, alone = draw_weights(present)
-            for weight in (equal, random, alone):
+            equal, random, single = draw_weights(present)
+            for weight in (equal, random, single):
                 torch.testing.assert_close(weight.sum(1), torch.ones(3))
                 assert (weight[~present] == 0).all()
             assert ((equal > 0) == present).all()
             assert ((random > 0) == present).all()
-            assert (alone.amax(1) == 1).all()
-            seen |= alone > 0
-        assert seen.equal(present)
+            assert (single.amax(1) == 1).all()
+            chosen |= single > 0
+        assert chosen.equal(present)
 
-    def test_the_fused_label_is_the_weighted_mean_of_what_they_drew(self):
+    def test_the_fused_label_is_the_weighted_mean_of_the_raters(self):
         raters, weight = random_labels(2, 8).raters, torch.tensor([[0.2, 0.3, 0.5], [1.0, 0.0, 0.0]])
         fused = fused_label(raters, weight)
         torch.testing.assert_close(fused[1], raters[1, 0])
@@ -464,29 +464,29 @@ class TestMRNet:
         for name in set(modules.values()):
             network.zero_grad()
             getattr(output, name).square().sum().backward(retain_graph=True)
-            reached = {
+            trained = {
                 key.split(".")[0] for key, value in network.named_parameters() if value.grad is not None
             }
-            assert reached == {module for module, own in modules.items() if own == name}
+            assert trained == {module for module, output_name in modules.items() if output_name == name}
 
-    def test_what_an_absent_rater_holds_changes_no_loss(self):
+    def test_the_mask_of_an_absent_rater_does_not_change_the_loss(self):
         network, labels = network_for("mrnet"), random_labels(2, 32)
         labels = labels._replace(present=torch.tensor([[True, True, False], [True, False, True]]))
         output = network(torch.randn(2, 1, 32, 32), labels.present)
         junk = torch.where(labels.present.view(2, 3, 1, 1, 1), labels.raters, 1.0)
-        one, other = (
-            network.losses(output, given, SegmentationLoss())[0]
-            for given in (labels, labels._replace(raters=junk))
+        expected, with_junk = (
+            network.losses(output, training_labels, SegmentationLoss())[0]
+            for training_labels in (labels, labels._replace(raters=junk))
         )
-        assert torch.equal(one, other)
+        assert torch.equal(expected, with_junk)
 
-    def test_a_wide_encoder_is_narrowed_before_the_recurrent_step(self):
+    def test_the_channels_of_a_wide_encoder_are_reduced_before_the_recurrent_step(self):
         network = network_for("mrnet", {"architecture": "unet", "encoder": "resnet50", "weights": "none"})
         assert network.inference.gates.weight.shape == (2048, 1024, 3, 3)
 
 
 class TestRefusals:
-    def test_a_student_and_a_teacher_are_standard(self, dataset, fabric, tmp_path, finished):
+    def test_students_and_teachers_must_be_standard(self, dataset, fabric, tmp_path, finished):
         name, folder, _ = finished
         with pytest.raises(ValueError, match=rf"system\.name standard; got {name}"):
             recipe_for(dataset, name, teacher={"run": "somewhere"})
@@ -498,11 +498,11 @@ class TestRefusals:
         with pytest.raises(ValueError, match=rf"has system\.name {name}, which has no logits"):
             load_teacher(fold, batches, torch.device("cpu"))
 
-    def test_dropout_in_two_places_is_refused(self, dataset):
+    def test_dropout_in_model_and_system_is_refused(self, dataset):
         with pytest.raises(ValueError, match=r"set system\.dropout"):
             recipe_for(dataset, "mc_dropout", model=SMALL | {"dropout": 0.1})
 
-    def test_a_dataset_without_several_raters_is_refused_by_those_who_need_them(self):
+    def test_systems_that_need_several_raters_refuse_other_datasets(self):
         model = {key: value for key, value in SMALL.items() if key != "options"}
         with pytest.raises(ValueError, match="two or more"):
             build_network(model, **SystemOptions(name="mrnet").model_dump(), **SIZES | {"num_raters": 1})
@@ -511,21 +511,21 @@ class TestRefusals:
                 model, **SystemOptions(name="multi_head").model_dump(), **SIZES | {"num_raters": None}
             )
 
-    def test_an_architecture_that_cannot_be_taken_apart_is_named(self):
+    def test_an_architecture_without_encoder_and_decoder_is_refused(self):
         with pytest.raises(ValueError, match="got Linear"):
             Trunk(torch.nn.Linear(1, 1))
 
 
-def test_standard_is_the_network_itself():
+def test_the_standard_system_is_the_network_itself():
     network = network_for("standard")
     assert not isinstance(network, System)
     assert type(network).__name__ == "SmallUNet"
 
 
-def test_a_system_that_lacks_its_losses_or_its_probability_cannot_be_made():
-    class Half(System):
+def test_a_system_without_losses_cannot_be_created():
+    class Incomplete(System):
         def probability(self, image):
             return image
 
     with pytest.raises(TypeError, match="losses"):
-        Half()
+        Incomplete()

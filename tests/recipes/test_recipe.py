@@ -1,4 +1,4 @@
-"""Recipes: read with overrides, refused with the nearest name, written, read again, shipped, documented."""
+"""Recipes: reading with overrides, error messages, writing, shipped files and their documentation."""
 
 import re
 import sys
@@ -34,7 +34,7 @@ import recipe_table  # noqa: E402
 RECIPES = Path(semidice.__file__).parent / "recipes" / "shipped"
 
 
-def written(folder, text, name="my.yaml"):
+def write_file(folder, text, name="my.yaml"):
     path = folder / name
     path.write_text(text)
     return path
@@ -47,8 +47,8 @@ def problems(*arguments):
 
 
 class TestReading:
-    def test_what_a_file_leaves_out_has_the_papers_values(self, tmp_path):
-        recipe = read_recipe(written(tmp_path, "data: {dataset: prepared}"))
+    def test_missing_options_have_the_values_of_the_paper(self, tmp_path):
+        recipe = read_recipe(write_file(tmp_path, "data: {dataset: prepared}"))
         assert (recipe.name, recipe.batch_size, recipe.schedule.epochs, recipe.schedule.power) == (
             "my", 8, 150, 0.9,
         )  # fmt: skip
@@ -59,8 +59,10 @@ class TestReading:
         assert (recipe.loss.cross_entropy_weight, recipe.loss.region_weight) == (0.25, 0.75)
         assert (recipe.data.num_folds, recipe.teacher, recipe.validation.checkpoint) == (5, None, "last")
 
-    def test_overrides_win_over_the_file_and_the_last_of_them_over_the_first(self, tmp_path):
-        path = written(tmp_path, "data: {dataset: prepared}\nloss: {form: product, gamma: 2}\nteacher: null")
+    def test_overrides_replace_values_of_the_file_and_later_ones_replace_earlier_ones(self, tmp_path):
+        path = write_file(
+            tmp_path, "data: {dataset: prepared}\nloss: {form: product, gamma: 2}\nteacher: null"
+        )
         overrides = [
             "loss.form=squared",
             "loss.form=relaxed",
@@ -77,15 +79,17 @@ class TestReading:
         assert recipe.model.options == {"decoder_channels": [64, 32, 16, 8, 8]}
         assert recipe.teacher.run.name == "big"
 
-    def test_a_section_can_be_taken_away_again(self, tmp_path):
-        path = written(tmp_path, "data: {dataset: prepared}\nteacher: {run: big}")
+    def test_an_override_can_remove_a_section(self, tmp_path):
+        path = write_file(tmp_path, "data: {dataset: prepared}\nteacher: {run: big}")
         assert read_recipe(path).teacher.calibration == "kde"
         assert read_recipe(path, ["teacher=null"]).teacher is None
 
-    def test_paths_start_from_the_file_and_those_of_overrides_from_where_one_is(self, tmp_path, monkeypatch):
+    def test_paths_are_relative_to_the_file_and_in_overrides_to_the_working_directory(
+        self, tmp_path, monkeypatch
+    ):
         (tmp_path / "recipes").mkdir()
         text = "data: {dataset: ../prepared}\nteacher: {run: ../big}\nmodel: {weights: ../net.safetensors}"
-        path = written(tmp_path / "recipes", text)
+        path = write_file(tmp_path / "recipes", text)
         monkeypatch.chdir(tmp_path)
         recipe = read_recipe(path.relative_to(tmp_path))
         assert recipe.data.dataset == tmp_path / "prepared"
@@ -97,8 +101,8 @@ class TestReading:
         assert recipe.teacher.run == tmp_path / "small"
         assert recipe.model.weights == str(tmp_path / "here.safetensors")
 
-    def test_names_of_weights_and_paths_from_the_root_or_home_stay(self, tmp_path):
-        path = written(tmp_path, "data: {dataset: ~/prepared}\nteacher: {run: /runs/big}")
+    def test_names_of_weights_and_absolute_paths_are_kept(self, tmp_path):
+        path = write_file(tmp_path, "data: {dataset: ~/prepared}\nteacher: {run: /runs/big}")
         recipe = read_recipe(path)
         assert recipe.data.dataset == Path.home() / "prepared"
         assert recipe.teacher.run == Path("/runs/big")
@@ -109,8 +113,8 @@ class TestReading:
             "none",
         ]
 
-    def test_a_file_goes_before_a_shipped_recipe_of_its_name(self, tmp_path, monkeypatch):
-        written(tmp_path, "data: {dataset: mine}\nbatch_size: 3", name="quick")
+    def test_a_file_has_priority_over_a_shipped_recipe_of_the_same_name(self, tmp_path, monkeypatch):
+        write_file(tmp_path, "data: {dataset: mine}\nbatch_size: 3", name="quick")
         assert read_recipe("quick", ["data.dataset=x"]).batch_size == 8
         monkeypatch.chdir(tmp_path)
         assert read_recipe("quick").batch_size == 3
@@ -122,8 +126,8 @@ class TestReading:
 
 
 class TestProblems:
-    def test_all_of_them_come_at_once_with_file_key_what_was_expected_and_what_came(self, tmp_path):
-        path = written(
+    def test_the_error_lists_all_problems_with_file_key_expected_and_actual_value(self, tmp_path):
+        path = write_file(
             tmp_path,
             """
 loss: {fom: relaxed, form: mni, gamma: x}
@@ -194,18 +198,18 @@ seed: -1
             ),
         ],
     )
-    def test_a_wrong_override_is_named_as_such(self, override, message):
+    def test_the_error_names_a_wrong_override(self, override, message):
         assert problems("quick", ["data.dataset=prepared", override])[0].startswith(message)
 
     def test_a_loss_that_learns_nothing_is_refused(self):
-        both = ["loss.cross_entropy_weight=0", "loss.region_weight=0"]
-        assert "nothing would be learned" in problems("quick", ["data.dataset=x", *both])[0]
+        zero_weights = ["loss.cross_entropy_weight=0", "loss.region_weight=0"]
+        assert "nothing would be learned" in problems("quick", ["data.dataset=x", *zero_weights])[0]
         student = ["teacher.run=big", "teacher.terms=[region]", "loss.region_weight=0"]
         assert "['region'] have weight 0 in the loss" in problems("quick", ["data.dataset=x", *student])[0]
 
-    def test_the_dataset_must_be_named(self, tmp_path):
+    def test_the_dataset_is_required(self, tmp_path):
         for text in ("", "data:", "data: {num_folds: 3}"):
-            (line,) = problems(written(tmp_path, text))
+            (line,) = problems(write_file(tmp_path, text))
             assert line.startswith(
                 f"{tmp_path / 'my.yaml'}: data.dataset: missing; give it in the file, or with"
             )
@@ -220,12 +224,12 @@ seed: -1
             ("data: \x07", ": not YAML: "),
         ],
     )
-    def test_what_is_no_recipe_at_all_is_located(self, text, message, tmp_path):
-        path = written(tmp_path, text)
+    def test_the_error_locates_text_that_is_not_a_recipe(self, text, message, tmp_path):
+        path = write_file(tmp_path, text)
         assert message in "\n".join(problems(path))
         assert str(path) in problems(path)[0]
 
-    def test_a_file_that_cannot_be_read_is_named(self, tmp_path):
+    def test_the_error_names_a_file_that_cannot_be_read(self, tmp_path):
         binary = tmp_path / "image.yaml"
         binary.write_bytes(b"\x89PNG\xff\xfe")
         assert problems(binary) == [f"{binary} is not a recipe: it is not UTF-8 text"]
@@ -235,7 +239,7 @@ seed: -1
 
 
 class TestWriting:
-    def test_a_written_recipe_reads_back_as_the_same_and_again_as_the_same_bytes(self, tmp_path):
+    def test_a_written_recipe_is_read_back_unchanged_and_written_again_with_the_same_bytes(self, tmp_path):
         overrides = ["data.dataset=prepared", "name='1e-3'", "optimiser.lr=3e-17", "teacher.run=big"]
         overrides += ["model.options={norm: group, channels: [8, 16]}", "loss.class_weight=[0.1, 3]"]
         recipe = read_recipe("quick", overrides)
@@ -246,49 +250,51 @@ class TestWriting:
         assert (tmp_path / "again.yaml").read_bytes() == (tmp_path / "recipe.yaml").read_bytes()
         assert sorted(file.name for file in tmp_path.iterdir()) == ["again.yaml", "recipe.yaml"]
 
-    def test_every_option_is_in_it_in_the_order_of_declaration(self, tmp_path):
+    def test_a_written_recipe_has_every_option_in_the_order_of_declaration(self, tmp_path):
         recipe = read_recipe("tumour_distillation", ["data.dataset=prepared", "teacher.run=big"])
         write_recipe(recipe, tmp_path / "recipe.yaml")
-        # an independent reader, of YAML 1.1, finds the same
+        # an independent YAML 1.1 reader gives the same values
         read = yaml.safe_load((tmp_path / "recipe.yaml").read_text())
         assert read == recipe.model_dump(mode="json")
         keys = [key for section, options in read.items() for key in _keys(section, options)]
         assert keys == [key for key, field in option_fields() if recipe_table._section(field) is None]
 
     def test_a_moved_run_folder_still_finds_its_dataset(self, tmp_path):
-        path = written(tmp_path, "data: {dataset: prepared}")
+        path = write_file(tmp_path, "data: {dataset: prepared}")
         (tmp_path / "run").mkdir()
         write_recipe(read_recipe(path), tmp_path / "run" / "recipe.yaml")
         (tmp_path / "far" / "away").mkdir(parents=True)
         moved = (tmp_path / "run").rename(tmp_path / "far" / "away" / "run")
         assert read_recipe(moved / "recipe.yaml").data.dataset == tmp_path / "prepared"
 
-    def test_a_teacher_beside_the_run_moves_along_and_one_elsewhere_stays(self, tmp_path, monkeypatch):
+    def test_a_teacher_next_to_the_run_moves_with_it_and_another_teacher_does_not(
+        self, tmp_path, monkeypatch
+    ):
         (tmp_path / "out" / "student").mkdir(parents=True)
-        # as a folder named by a relative path
+        # the output folder is a relative path
         monkeypatch.chdir(tmp_path)
-        beside, elsewhere = tmp_path / "out" / "big", tmp_path / "big"
-        for teacher, after in ((beside, tmp_path / "moved" / "big"), (elsewhere, elsewhere)):
+        neighbour, elsewhere = tmp_path / "out" / "big", tmp_path / "big"
+        for teacher, expected in ((neighbour, tmp_path / "moved" / "big"), (elsewhere, elsewhere)):
             recipe = read_recipe("quick", ["data.dataset=prepared", f"teacher.run={teacher}"])
             file = Path("out/student/recipe.yaml")
             write_recipe(recipe, file)
             assert read_recipe(file) == recipe
             moved = Path("out").rename("moved")
-            assert read_recipe(moved / "student" / "recipe.yaml").teacher.run == after
+            assert read_recipe(moved / "student" / "recipe.yaml").teacher.run == expected
             moved.rename("out")
 
-    def test_a_path_given_in_python_is_absolute_too(self, tmp_path, monkeypatch):
+    def test_a_path_given_in_python_becomes_absolute(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         recipe = Recipe(name="a", data={"dataset": "prepared"})
         assert recipe.data.dataset == tmp_path / "prepared"
 
     def test_differing_options_are_named(self):
-        one = read_recipe("quick", ["data.dataset=prepared"])
-        other = read_recipe("quick", ["data.dataset=prepared", "loss.form=product", "teacher.run=big"])
-        assert differing_keys(one, one) == []
-        found = differing_keys(one, other)
-        assert {"loss.form", "teacher.run"} <= set(found)
-        assert all(key == "loss.form" or key.startswith("teacher") for key in found)
+        recipe = read_recipe("quick", ["data.dataset=prepared"])
+        changed = read_recipe("quick", ["data.dataset=prepared", "loss.form=product", "teacher.run=big"])
+        assert differing_keys(recipe, recipe) == []
+        keys = differing_keys(recipe, changed)
+        assert {"loss.form", "teacher.run"} <= set(keys)
+        assert all(key == "loss.form" or key.startswith("teacher") for key in keys)
 
 
 def _keys(section, options):
@@ -307,7 +313,7 @@ class TestYaml:
             ("2024-01-31", "2024-01-31"), ("1_000", "1_000"), ("e3", "e3"), ("'1e-3'", "1e-3"),
         ],
     )  # fmt: skip
-    def test_scalars_are_those_of_version_1_2(self, text, value):
+    def test_scalars_are_read_as_in_yaml_1_2(self, text, value):
         read = parse_yaml(text, "here")
         assert read == value
         assert type(read) is type(value)
@@ -322,11 +328,11 @@ class TestYaml:
             max_leaves=8,
         )
     )  # fmt: skip
-    def test_what_is_written_reads_back_exactly(self, value):
+    def test_a_written_value_is_read_back_exactly(self, value):
         assert parse_yaml(yaml_text(value), "here") == value
 
 
-class TestParts:
+class TestBuilding:
     @pytest.mark.parametrize(
         ("options", "alpha", "beta"),
         [
@@ -335,40 +341,40 @@ class TestParts:
             ({"family": "tversky", "alpha": 0.7, "beta": 0.3}, 0.7, 0.3),
         ],
     )
-    def test_the_loss_is_the_one_described(self, options, alpha, beta):
-        described = SegmentationLossOptions(**options, form="product", class_weight=(1, 2))
-        loss = described.build(sync=True)
+    def test_the_loss_has_the_options_of_the_recipe(self, options, alpha, beta):
+        loss_options = SegmentationLossOptions(**options, form="product", class_weight=(1, 2))
+        loss = loss_options.build(sync=True)
         region = loss.region.options
         assert (region.alpha, region.beta, region.sync) == (alpha, beta, True)
-        assert not described.build().region.options.sync
+        assert not loss_options.build().region.options.sync
         logits, target = torch.randn(2, 2, 8, 8), torch.rand(2, 2, 8, 8).softmax(1)
         expected = 0.25 * semidice.soft_cross_entropy(
             logits, target, activation="softmax", class_weight=[1, 2]
         ) + 0.75 * semidice.tversky_loss(
             logits, target, alpha=alpha, beta=beta, activation="softmax", form="product", class_weight=[1, 2]
         )
-        torch.testing.assert_close(described.build()(logits, target), expected)
+        torch.testing.assert_close(loss_options.build()(logits, target), expected)
 
-    def test_an_option_of_the_loss_that_cannot_be_is_refused_when_it_is_read(self):
+    def test_invalid_options_of_the_loss_are_refused_on_reading(self):
         tversky = ["loss.family=tversky", "loss.alpha=0.7", "loss.beta=0.3", "loss.form=squared"]
         assert "form='squared' needs alpha = beta" in problems("quick", ["data.dataset=x", *tversky])[0]
 
-    def test_the_network_is_the_one_described(self):
+    def test_the_network_has_the_options_of_the_recipe(self):
         overrides = ["data.dataset=prepared", "model.options.channels=[8, 16]", "model.dropout=0.5"]
         options = read_recipe("quick", overrides).model.build_options()
         network = build_model(num_channels=1, num_classes=2, **options)
         assert len(network.down) == 2
         assert network.segmentation_head.dropout.p == 0.5
 
-    def test_the_scores_asked_for_are_there(self):
+    def test_the_default_metrics_exist(self):
         default = read_recipe("quick", ["data.dataset=prepared"]).validation
         assert set(default.metrics) <= set(SCORES)
 
-    def test_versions_name_what_can_change_a_number(self):
-        found = versions()
-        assert found["torch"] == torch.__version__
-        assert found["semidice"] == semidice.__version__
-        assert re.fullmatch(r"3\.\d+\.\d+.*", found["python"])
+    def test_versions_include_everything_that_can_change_a_result(self):
+        recorded = versions()
+        assert recorded["torch"] == torch.__version__
+        assert recorded["semidice"] == semidice.__version__
+        assert re.fullmatch(r"3\.\d+\.\d+.*", recorded["python"])
         assert {
             "numpy",
             "timm",
@@ -377,26 +383,26 @@ class TestParts:
             "cuda",
             "gpu",
             "cpu",
-        } <= set(found)
-        assert found["cpu"]
+        } <= set(recorded)
+        assert recorded["cpu"]
 
 
 class TestShipped:
-    def test_the_files_are_in_the_package_beside_its_modules(self):
+    def test_the_files_are_in_the_package(self):
         names = sorted(path.stem for path in RECIPES.glob("*.yaml"))
         assert sorted([*shipped_recipes(), *shipped_grids()]) == names
         assert {"quick", "uniform_dml1"} <= set(shipped_recipes())
 
     @pytest.mark.parametrize("name", shipped_recipes())
-    def test_it_reads_and_so_does_every_override_its_comments_name(self, name):
+    def test_a_shipped_recipe_and_the_overrides_in_its_comments_are_valid(self, name):
         needed = ["data.dataset=prepared"]
         if name == "tumour_distillation":
             needed.append("teacher.run=big")
         assert read_recipe(name, needed).name
         lines = [line for line in (RECIPES / f"{name}.yaml").read_text().splitlines() if line.startswith("#")]
-        asked = [re.findall(r"--set ([\w.]+=[^\s,`]+)", line) for line in lines]
-        assert any(asked)
-        for overrides in filter(None, asked):
+        examples = [re.findall(r"--set ([\w.]+=[^\s,`]+)", line) for line in lines]
+        assert any(examples)
+        for overrides in filter(None, examples):
             read_recipe(name, [*needed, *overrides])
 
     @pytest.mark.parametrize(
@@ -404,7 +410,7 @@ class TestShipped:
         [("qubiq_labels", 150, 256), ("qubiq_losses", 150, 256), ("tumours", 60, 512),
          ("tumour_distillation", 60, 512)],
     )  # fmt: skip
-    def test_the_papers_protocol_is_what_its_section_4_says(self, name, epochs, size):
+    def test_shipped_recipes_follow_the_protocol_in_section_4_of_the_paper(self, name, epochs, size):
         recipe = read_recipe(name, ["data.dataset=prepared", "teacher={run: big, reweight_keys: false}"])
         assert (recipe.schedule.epochs, recipe.augment.crop) == (epochs, (size, size))
         assert (recipe.optimiser.lr, recipe.optimiser.momentum, recipe.optimiser.weight_decay) == (
@@ -418,18 +424,18 @@ class TestShipped:
         assert recipe.model.weights == "imagenet"
         assert recipe.augment.scale == (0.5, 2.0)
 
-    def test_the_students_bandwidth_is_the_best_of_the_papers_table(self):
+    def test_the_bandwidth_for_the_student_is_the_best_one_in_the_table_of_the_paper(self):
         recipe = read_recipe("tumour_distillation", ["data.dataset=prepared", "teacher.run=big"])
         assert (recipe.teacher.calibration, recipe.teacher.bandwidth) == ("kde", 1e-3)
         assert recipe.model.encoder == "tu-resnet18"
 
 
 class TestPage:
-    def test_the_tables_of_the_page_are_those_of_the_options(self):
+    def test_the_tables_of_the_page_match_the_options(self):
         page = recipe_table.PAGE.read_text()
         assert recipe_table.with_tables(page) == page, "run python docs/recipe_table.py"
 
-    def test_a_table_edited_by_hand_or_missing_is_noticed(self):
+    def test_an_edited_or_missing_table_is_detected(self):
         page = recipe_table.PAGE.read_text()
         edited = page.replace("| `batch_size` | `8` |", "| `batch_size` | `16` |")
         assert edited != page

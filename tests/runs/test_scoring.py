@@ -1,4 +1,4 @@
-"""Scores of stored predictions: by hand, against each reference, and the same by `semidice evaluate`."""
+"""Scores of stored predictions: checked by hand, by other libraries, and through `semidice evaluate`."""
 
 import io
 import math
@@ -29,20 +29,22 @@ def value(table: CaseTable, case: str, metric: str, class_name: str) -> float:
     return row.value
 
 
-def as_before(table: CaseTable, before: CaseTable) -> None:
+def assert_same_table(table: CaseTable, expected: CaseTable) -> None:
     for name, column in table.columns.items():
-        np.testing.assert_array_equal(column, before.columns[name])
+        np.testing.assert_array_equal(column, expected.columns[name])
 
 
-def predicted(dataset: Dataset, number: int) -> np.ndarray:
-    """Probabilities that have to do with the case."""
+def noisy_prediction(dataset: Dataset, number: int) -> np.ndarray:
+    """Noisy probabilities of the drawing of the first rater."""
     noise = np.random.default_rng(number).normal(0, 1, (dataset.num_classes, *dataset.cases[number].shape))
     logits = 3 * (dataset.masks(number)[0] == np.arange(dataset.num_classes)[:, None, None]) + noise
     prob = np.exp(logits)
     return (prob / prob.sum(0)).astype(np.float32)
 
 
-def stored(dataset: Dataset, path, prob: Callable[[Dataset, int], np.ndarray] = predicted) -> FoldFolder:
+def store_predictions(
+    dataset: Dataset, path, prob: Callable[[Dataset, int], np.ndarray] = noisy_prediction
+) -> FoldFolder:
     folder = FoldFolder(path)
     for number, case in enumerate(dataset.cases):
         write_prediction(folder.prediction(case.name), prob(dataset, number))
@@ -50,7 +52,7 @@ def stored(dataset: Dataset, path, prob: Callable[[Dataset, int], np.ndarray] = 
 
 
 def one_class(dataset: Dataset, number: int, *, label: int) -> np.ndarray:
-    """Probability one for one of two classes everywhere."""
+    """Probability 1 for the class `label` in every voxel."""
     prob = np.zeros((2, *dataset.cases[number].shape), np.float32)
     prob[label] = 1
     return prob
@@ -60,7 +62,7 @@ background, foreground = partial(one_class, label=0), partial(one_class, label=1
 
 
 def with_spacing(dataset: Dataset, spacing_mm) -> Dataset:
-    """The dataset, reopened, with voxels of other sides."""
+    """The dataset with another voxel spacing, written and opened again."""
     scans = [scan.model_copy(update={"spacing_mm": spacing_mm}) for scan in dataset.manifest.scans]
     manifest = dataset.manifest.model_copy(update={"scans": tuple(scans)})
     dataset.folder.manifest.write_text(manifest.model_dump_json())
@@ -68,9 +70,9 @@ def with_spacing(dataset: Dataset, spacing_mm) -> Dataset:
 
 
 @pytest.mark.parametrize("num_classes", [2, 3])
-def test_scores_are_those_of_sklearn_against_the_majority(tmp_path, num_classes):
+def test_scores_against_the_majority_equal_those_of_sklearn(tmp_path, num_classes):
     dataset = make_prepared(tmp_path / "data", num_cases=3, num_classes=num_classes, num_raters=3)
-    folder = stored(dataset, tmp_path / "fold")
+    folder = store_predictions(dataset, tmp_path / "fold")
     table = score_fold(
         dataset,
         [2, 0],
@@ -89,10 +91,10 @@ def test_scores_are_those_of_sklearn_against_the_majority(tmp_path, num_classes)
         votes = np.stack([(dataset.masks(number) == label).sum(0) for label in range(num_classes)])
         majority = votes.argmax(0)
         for label in range(1, num_classes):
-            ours, theirs = prob.argmax(0) == label, majority == label
-            expected = f1_score(theirs.ravel(), ours.ravel(), zero_division=1.0)
+            prediction, reference = prob.argmax(0) == label, majority == label
+            expected = f1_score(reference.ravel(), prediction.ravel(), zero_division=1.0)
             assert value(table, name, "dice_score", f"class{label}") == pytest.approx(expected, abs=1e-6)
-        # scikit-learn wants sums of one to more digits than float32 has
+        # scikit-learn requires sums closer to 1 than float32 can represent
         rows = prob.reshape(num_classes, -1).T.astype(float)
         rows /= rows.sum(1, keepdims=True)
         likelihood = log_loss(majority.ravel(), rows, labels=range(num_classes))
@@ -100,21 +102,21 @@ def test_scores_are_those_of_sklearn_against_the_majority(tmp_path, num_classes)
         mean = votes[1] / votes.sum(0)
         dices = []
         for level in np.arange(1, 10) / 10:
-            ours, theirs = prob[1] > level + 1e-6, mean > level + 1e-6
-            dices.append(f1_score(theirs.ravel(), ours.ravel(), zero_division=1.0))
+            prediction, reference = prob[1] > level + 1e-6, mean > level + 1e-6
+            dices.append(f1_score(reference.ravel(), prediction.ravel(), zero_division=1.0))
         score = value(table, name, "binarized_dice_score", "class1")
         assert score == pytest.approx(np.mean(dices), abs=1e-6)
 
 
 def test_an_absent_rater_has_no_vote(tmp_path):
     dataset = make_prepared(tmp_path / "data", num_cases=2, num_raters=2, absent=True, truth=False)
-    (seen,) = np.flatnonzero(dataset.present[1])
-    mask = dataset.masks(1)[seen]
+    (rater,) = np.flatnonzero(dataset.present[1])
+    mask = dataset.masks(1)[rater]
     prob = np.stack([1.0 - mask, mask]).astype(np.float32)
     table = score_fold(
         dataset,
         [1],
-        stored(dataset, tmp_path / "fold", lambda dataset, number: prob),
+        store_predictions(dataset, tmp_path / "fold", lambda dataset, number: prob),
         metrics=["dice_score", "soft_dice_score", "rater_dice_score", "generalised_energy_distance"],
         method="m",
         fold=0,
@@ -127,46 +129,50 @@ def test_an_absent_rater_has_no_vote(tmp_path):
     assert value(table, name, "generalised_energy_distance", "all") == 0
 
 
-def test_the_truth_of_a_phantom_is_scored_too(tmp_path):
+def test_predictions_for_phantoms_are_scored_against_the_truth(tmp_path):
     dataset = make_prepared(tmp_path / "data", num_cases=2)
     truth = {case.name: dataset.truth(number) for number, case in enumerate(dataset.cases)}
     options = {"metrics": ["dice_score"], "method": "m", "fold": 0}
-    at_truth = score_fold(dataset, [0, 1], stored(dataset, tmp_path / "truth", Dataset.truth), **options)
-    empty = score_fold(dataset, [0, 1], stored(dataset, tmp_path / "empty", background), **options)
+    at_truth = score_fold(
+        dataset, [0, 1], store_predictions(dataset, tmp_path / "truth", Dataset.truth), **options
+    )
+    empty = score_fold(dataset, [0, 1], store_predictions(dataset, tmp_path / "empty", background), **options)
     for name, prob in truth.items():
-        # a prediction is stored within half a unit
+        # stored probabilities are rounded to multiples of 1/65535
         assert value(at_truth, name, "truth_error", "class1") == pytest.approx(0, abs=0.5 / 65535 + 1e-7)
         assert value(empty, name, "truth_error", "class1") == pytest.approx(prob[1].mean(), rel=1e-5)
         assert value(empty, name, "truth_error", "mean") == value(empty, name, "truth_error", "class1")
-    without = make_prepared(tmp_path / "other", num_cases=2, truth=False)
-    assert "truth_error" not in score_fold(without, [0, 1], FoldFolder(tmp_path / "empty"), **options).metrics
+    no_truth = make_prepared(tmp_path / "other", num_cases=2, truth=False)
+    assert (
+        "truth_error" not in score_fold(no_truth, [0, 1], FoldFolder(tmp_path / "empty"), **options).metrics
+    )
 
 
-def test_a_likelihood_of_zero_counts_half_a_unit(tmp_path):
+def test_a_probability_of_zero_is_scored_as_half_of_the_stored_unit(tmp_path):
     dataset = make_prepared(tmp_path / "data", num_cases=1, cases_per_patient=1)
-    folder = stored(dataset, tmp_path / "fold", foreground)
+    folder = store_predictions(dataset, tmp_path / "fold", foreground)
     table = score_fold(dataset, [0], folder, metrics=["negative_log_likelihood"], method="m", fold=0)
     share = float((dataset.masks(0).sum(0) <= 1).mean())
     expected = share * math.log(2 * 65535)
     score = value(table, dataset.cases[0].name, "negative_log_likelihood", "all")
-    # the other voxels cost the rest of their probability, 1e-5
+    # at the other voxels the stored probability is about 1e-5 below 1
     assert score == pytest.approx(expected, abs=2e-5)
 
 
-def test_cases_of_any_size_and_order_score_the_same_alone_and_together(tmp_path, monkeypatch):
+def test_scores_do_not_depend_on_order_or_grouping_of_cases(tmp_path, monkeypatch):
     dataset = make_prepared(tmp_path / "data", num_cases=6, sizes=[(32, 32), (40, 24)])
-    folder = stored(dataset, tmp_path / "fold")
+    folder = store_predictions(dataset, tmp_path / "fold")
     options = {"metrics": [name for name in SCORES if "volume" not in name], "method": "m", "fold": 0}
     together = score_fold(dataset, range(6), folder, **options)
     shuffled = score_fold(dataset, [3, 5, 0, 1, 4, 2], folder, **options)
-    as_before(shuffled, together)
+    assert_same_table(shuffled, together)
     alone = concatenate(score_fold(dataset, [n], folder, **options) for n in range(6)).sorted()
-    as_before(alone, together)
+    assert_same_table(alone, together)
     monkeypatch.setattr("semidice.runs.scoring._MAX_VALUES", 1)
-    as_before(score_fold(dataset, range(6), folder, **options), together)
+    assert_same_table(score_fold(dataset, range(6), folder, **options), together)
 
 
-def test_metrics_that_cannot_apply_are_left_out_with_a_reason(tmp_path):
+def test_inapplicable_metrics_are_left_out_with_a_reason(tmp_path):
     flat = make_prepared(tmp_path / "data", num_cases=2, truth=False)
     metrics = ["volume_error_ml", "dice_score", "hausdorff_error_mm", "truth_error"]
     reasons = inapplicable_metrics(flat, metrics)
@@ -175,7 +181,7 @@ def test_metrics_that_cannot_apply_are_left_out_with_a_reason(tmp_path):
     table = score_fold(
         flat,
         [0, 1],
-        stored(flat, tmp_path / "fold"),
+        store_predictions(flat, tmp_path / "fold"),
         metrics=metrics,
         method="m",
         fold=0,
@@ -185,10 +191,10 @@ def test_metrics_that_cannot_apply_are_left_out_with_a_reason(tmp_path):
         inapplicable_metrics(flat, ["dise_score"])
 
 
-def test_volumes_are_in_ml_where_slices_have_a_thickness(tmp_path):
+def test_volumes_are_in_ml_if_slices_have_a_thickness(tmp_path):
     dataset = make_prepared(tmp_path / "data", num_cases=2, slices_per_scan=2, truth=False)
     dataset = with_spacing(dataset, (0.5, 2.0, 4.0))
-    folder = stored(dataset, tmp_path / "fold", foreground)
+    folder = store_predictions(dataset, tmp_path / "fold", foreground)
     table = score_fold(dataset, [0, 1], folder, metrics=["volume_error_ml"], method="m", fold=0)
     for number, case in enumerate(dataset.cases):
         majority = (dataset.masks(number).sum(0) >= 2).sum()
@@ -196,7 +202,7 @@ def test_volumes_are_in_ml_where_slices_have_a_thickness(tmp_path):
         assert value(table, case.name, "volume_error_ml", "class1") == pytest.approx(expected, rel=1e-6)
 
 
-def test_a_prediction_of_another_dataset_is_named(tmp_path):
+def test_the_error_names_a_missing_prediction_or_one_of_another_dataset(tmp_path):
     dataset = make_prepared(tmp_path / "data", num_cases=1)
     folder = FoldFolder(tmp_path / "fold")
     options = {"metrics": ["dice_score"], "method": "m", "fold": 0}
@@ -215,94 +221,96 @@ def dataset(tmp_path_factory):
     return make_prepared(tmp_path_factory.mktemp("data") / "dataset", num_cases=6, size=(32, 32))
 
 
-def evaluated(run: RunFolder, **options) -> tuple[CaseTable, str]:
+def table_and_output(run: RunFolder, **options) -> tuple[CaseTable, str]:
     console = Console(file=io.StringIO(), width=200)
     table = run_evaluate(run.path, console=console, **options)
     return table, console.file.getvalue()
 
 
-def test_evaluating_gives_the_bits_of_training(dataset, tmp_path):
+def test_evaluation_gives_exactly_the_scores_of_training(dataset, tmp_path):
     run = make_run(
         tmp_path / "run", dataset, num_folds=3, metrics=[name for name in SCORES if name != "truth_error"]
     )
     trained = concatenate(read_cases(run.fold(fold).cases) for fold in range(3)).sorted()
-    table, words = evaluated(run)
-    as_before(table, trained)
-    as_before(read_cases(run.cases), trained)
+    table, output = table_and_output(run)
+    assert_same_table(table, trained)
+    assert_same_table(read_cases(run.cases), trained)
     assert len(set(table.columns["case"])) == len(dataset)
-    assert "left out volume_error_ml" in words
-    assert f"wrote {run.cases}" in words
-    assert "tiny: 3 folds" in words
+    assert "left out volume_error_ml" in output
+    assert f"wrote {run.cases}" in output
+    assert "tiny: 3 folds" in output
     mean = table.select(metric="dice_score", class_name="mean").columns["value"].mean()
-    assert f"{100 * mean:.3f}" in words
+    assert f"{100 * mean:.3f}" in output
 
 
 def test_other_metrics_are_scored_without_a_network(dataset, tmp_path):
     run = make_run(tmp_path / "run", dataset)
     for fold in (0, 1):
         run.fold(fold).last.unlink()
-    table, words = evaluated(run, metrics=["brier_error"], out=tmp_path / "scores" / "brier.csv")
+    table, output = table_and_output(run, metrics=["brier_error"], out=tmp_path / "scores" / "brier.csv")
     assert set(table.metrics) == {"brier_error", "truth_error"}
-    as_before(read_cases(tmp_path / "scores" / "brier.csv"), table)
+    assert_same_table(read_cases(tmp_path / "scores" / "brier.csv"), table)
     assert not run.cases.exists()
-    assert "brier_error" in words
+    assert "brier_error" in output
 
 
-def test_unfinished_folds_are_told_and_do_not_pass_for_a_run(dataset, tmp_path):
+def test_unfinished_folds_are_reported_and_the_table_of_the_run_is_not_written(dataset, tmp_path):
     run = make_run(tmp_path / "run", dataset, num_folds=3, finished=[0, 2])
-    table, words = evaluated(run)
+    table, output = table_and_output(run)
     assert set(table.columns["fold"]) == {0, 2}
-    assert "not in these scores: fold 1" in words
+    assert "not in these scores: fold 1" in output
     assert not run.cases.exists()
-    evaluated(run, out=tmp_path / "part.parquet")
-    as_before(read_cases(tmp_path / "part.parquet"), table)
+    table_and_output(run, out=tmp_path / "part.parquet")
+    assert_same_table(read_cases(tmp_path / "part.parquet"), table)
     for fold in (0, 2):
         run.fold(fold).cases.unlink()
     with pytest.raises(ValueError, match="no finished fold to evaluate"):
-        evaluated(run)
+        table_and_output(run)
 
 
-def test_folds_of_an_earlier_call_stay_in_the_table_of_the_run(dataset, tmp_path):
+def test_folds_trained_by_an_earlier_call_stay_in_the_table_of_the_run(dataset, tmp_path):
     run = make_run(tmp_path / "run", dataset, num_folds=3)
-    before, _ = evaluated(run)
+    before, _ = table_and_output(run)
     recipe = open_run(run).recipe
-    now = recipe.model_copy(update={"data": recipe.data.model_copy(update={"folds": (1,)})})
-    write_recipe(now, run.recipe)
+    changed = recipe.model_copy(update={"data": recipe.data.model_copy(update={"folds": (1,)})})
+    write_recipe(changed, run.recipe)
     assert open_run(run).finished_folds == (0, 1, 2)
-    as_before(evaluated(run)[0], before)
+    assert_same_table(table_and_output(run)[0], before)
 
 
-def test_a_dataset_that_has_moved_is_given_by_its_path(dataset, tmp_path):
+def test_the_new_path_of_a_moved_dataset_can_be_given(dataset, tmp_path):
     run = make_run(tmp_path / "run", dataset)
-    before, _ = evaluated(run)
+    before, _ = table_and_output(run)
     text = run.recipe.read_text().replace(str(dataset.folder.path), str(tmp_path / "gone"))
     run.recipe.write_text(text)
     with pytest.raises(ValueError, match="gone"):
-        evaluated(run)
-    table, words = evaluated(run, dataset_path=dataset.folder.path)
-    as_before(table, before)
-    assert "prepared again" not in words
+        table_and_output(run)
+    table, output = table_and_output(run, dataset_path=dataset.folder.path)
+    assert_same_table(table, before)
+    assert "prepared again" not in output
 
 
-def test_a_dataset_that_is_another_is_told(dataset, tmp_path):
+def test_a_changed_dataset_is_reported_or_refused(dataset, tmp_path):
     run = make_run(tmp_path / "run", dataset)
     changed = make_prepared(tmp_path / "changed", num_cases=6, seed=5)
-    _, words = evaluated(run, dataset_path=changed.folder.path, out=tmp_path / "cases.csv")
-    assert "changed was prepared again" in words
+    _, output = table_and_output(run, dataset_path=changed.folder.path, out=tmp_path / "cases.csv")
+    assert "changed was prepared again" in output
     manifest = Manifest.model_validate_json(changed.folder.manifest.read_bytes())
     renamed = manifest.model_copy(update={"class_names": ("background", "tumour")})
     changed.folder.manifest.write_text(renamed.model_dump_json())
     with pytest.raises(ValueError, match=r"has classes background, tumour, but .* background, class1"):
-        evaluated(run, dataset_path=changed.folder.path)
+        table_and_output(run, dataset_path=changed.folder.path)
     fewer = make_prepared(tmp_path / "fewer", num_cases=4)
     with pytest.raises(ValueError, match=r"folds\.json does not belong to the dataset"):
-        evaluated(run, dataset_path=fewer.folder.path)
+        table_and_output(run, dataset_path=fewer.folder.path)
 
 
-def test_each_class_has_a_line_where_there_are_several(tmp_path):
+def test_each_class_has_a_line_if_there_are_three_or_more(tmp_path):
     dataset = make_prepared(tmp_path / "data", num_cases=4, num_classes=3)
-    _, words = evaluated(make_run(tmp_path / "run", dataset, metrics=METRICS[:1]))
-    shown = [line.split()[3] for line in words.splitlines() if "dice_score" in line]
+    _, output = table_and_output(make_run(tmp_path / "run", dataset, metrics=METRICS[:1]))
+    shown = [line.split()[3] for line in output.splitlines() if "dice_score" in line]
     assert shown == ["background", "class1", "class2", "mean"]
-    _, words = evaluated(make_run(tmp_path / "two", make_prepared(tmp_path / "other"), metrics=METRICS[:1]))
-    assert [line.split()[3] for line in words.splitlines() if "dice_score" in line] == ["mean"]
+    _, output = table_and_output(
+        make_run(tmp_path / "two", make_prepared(tmp_path / "other"), metrics=METRICS[:1])
+    )
+    assert [line.split()[3] for line in output.splitlines() if "dice_score" in line] == ["mean"]

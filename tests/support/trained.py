@@ -1,4 +1,4 @@
-"""Run folders as `semidice train` leaves them, made by hand: a tiny network for each fold, not trained."""
+"""Run folders as `semidice train` writes them, with a tiny untrained network for each fold."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ from semidice.networks.checkpoint import checkpoint_tensors, write_checkpoint
 from semidice.networks.systems import network_probability
 from semidice.paths import RunFolder
 from semidice.recipes import Recipe, write_recipe
-from semidice.runs.predictions import write_prediction as store
+from semidice.runs.predictions import write_prediction
 from semidice.runs.run import write_dataset_facts
 from semidice.runs.scoring import score_fold
 
@@ -34,8 +34,8 @@ def make_run(
 ) -> RunFolder:
     """A run of `num_folds` folds; `finished` (all if None) have weights, stored predictions and scores.
 
-    options: of `prepare`, put into the facts of the dataset. scored: False leaves out predictions and their
-    scores, but for the file that says that the fold is finished. change: what to do to each new network.
+    options: options of `prepare` to store in the facts of the dataset. scored: if False, predictions and
+    scores are not written, only the file that marks a fold as finished. change: called with each network.
     """
     run = RunFolder(path)
     path.mkdir(parents=True)
@@ -52,10 +52,10 @@ def make_run(
         if not scored:
             run.fold(fold).cases.write_text("finished")
             continue
-        cases = [number for number, other in enumerate(folds) if other == fold]
+        cases = [number for number, case_fold in enumerate(folds) if case_fold == fold]
         for number in cases:
             prob = network_probability(network, normalised(dataset, number), dtype="fp32")
-            store(run.fold(fold).prediction(dataset.cases[number].name), prob[0])
+            write_prediction(run.fold(fold).prediction(dataset.cases[number].name), prob[0])
         table = score_fold(dataset, cases, run.fold(fold), metrics=metrics, method=recipe.name, fold=fold)
         write_cases(table, run.fold(fold).cases)
     return run
@@ -78,7 +78,7 @@ def recipe_of(dataset: Dataset, *, num_folds: int = 2, metrics: Sequence[str] = 
 
 
 def new_network(recipe: Recipe, dataset: Dataset, *, seed: int) -> nn.Module:
-    """A network of the recipe whose answers are not all near one half."""
+    """A network of the recipe whose probabilities are not all near 0.5."""
     torch.manual_seed(seed)
     network = build_model(
         num_channels=dataset.num_channels, num_classes=dataset.num_classes, **recipe.model.build_options()
@@ -89,6 +89,8 @@ def new_network(recipe: Recipe, dataset: Dataset, *, seed: int) -> nn.Module:
 
 
 def normalised(dataset: Dataset, number: int) -> torch.Tensor:
-    """A case as a network takes it, (1, channels, H, W)."""
-    mean, std = (torch.tensor(each).view(-1, 1, 1) for each in (dataset.manifest.mean, dataset.manifest.std))
+    """The normalised image of a case, the input of a network, (1, channels, H, W)."""
+    mean, std = (
+        torch.tensor(values).view(-1, 1, 1) for values in (dataset.manifest.mean, dataset.manifest.std)
+    )
     return ((torch.from_numpy(dataset.image(number)) - mean) / std).unsqueeze(0)

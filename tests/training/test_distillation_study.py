@@ -1,4 +1,4 @@
-"""Distillation on phantoms, where the truth is known: what KDE does to a teacher, and to its student."""
+"""Distillation on phantoms with a known truth: the effect of KDE on a teacher and on its student."""
 
 import io
 from dataclasses import replace
@@ -39,7 +39,7 @@ def dataset(tmp_path_factory):
 def ablation(dataset, tmp_path_factory):
     """The paper's ablation from the shipped grid, and its comparisons."""
     out = tmp_path_factory.mktemp("ablation")
-    # long enough for a teacher that has learned its cases by heart, and is too sure of new ones
+    # long enough for the teacher to overfit its training cases and to be overconfident on new ones
     overrides = ["data.num_folds=2", "schedule.epochs=150", "validation.every=150"]
     variants = read_variants(["distillation"], dataset=dataset, out=out, overrides=overrides)
     console = Console(file=io.StringIO(), width=160)
@@ -48,7 +48,7 @@ def ablation(dataset, tmp_path_factory):
     return out, comparisons
 
 
-def test_one_grid_gives_the_ablation_table_of_the_paper(ablation):
+def test_the_distillation_grid_gives_the_ablation_table_of_the_paper(ablation):
     out, comparisons = ablation
     assert set(comparisons["dice_score"].methods) == {"teacher", "hard", "ce", "dml", "temperature", "kde"}
     table = read_cases(out / "cases.parquet")
@@ -56,7 +56,7 @@ def test_one_grid_gives_the_ablation_table_of_the_paper(ablation):
 
 
 def test_kde_lowers_the_calibration_error_of_the_teacher(ablation, dataset):
-    """On cases it never saw, in batches of eight, keys labelled by their majority."""
+    """Measured on validation cases in batches of eight; keys are labelled by majority vote."""
     out, _ = ablation
     opened = Dataset(dataset)
     run = RunFolder(out / "teacher")
@@ -64,20 +64,22 @@ def test_kde_lowers_the_calibration_error_of_the_teacher(ablation, dataset):
     errors = {"none": [], "kde": []}
     for fold in range(2):
         network = open_run(run).network(fold, device="cpu")
-        cases = [case for case, other in enumerate(fold_of_case) if other == fold]
+        cases = [case for case, case_fold in enumerate(fold_of_case) if case_fold == fold]
         (batch,) = WholeCases(Storage(opened, "cpu"), cases, batch_size=len(cases))
         target = majority_label(batch.masks.bool(), present=batch.present, batched=True)
         for calibration in errors:
             teacher = Teacher(network, calibration=calibration, generator=torch.Generator().manual_seed(0))
-            pieces = zip(batch.image.split(8), target.split(8), strict=True)
-            prob = torch.cat([teacher(*piece) for piece in pieces])
+            chunks = zip(batch.image.split(8), target.split(8), strict=True)
+            prob = torch.cat([teacher(*chunk) for chunk in chunks])
             errors[calibration].append(float(calibration_bins(prob, target.argmax(1)).over_cases().error()))
     assert np.mean(errors["kde"]) < 0.7 * np.mean(errors["none"]), errors
 
 
 @pytest.mark.parametrize("metric", ["dice_score", "calibration_error"])
-def test_a_student_of_kde_is_no_worse_than_one_of_temperature_scaling(ablation, metric):
+def test_kde_gives_a_student_no_worse_than_temperature_scaling(ablation, metric):
     _, comparisons = ablation
-    one = comparisons[metric]
-    kde, temperature = one.methods.index("kde"), one.methods.index("temperature")
-    assert not one.superior(correction="none")[temperature, kde], one.difference[kde, temperature]
+    comparison = comparisons[metric]
+    kde, temperature = comparison.methods.index("kde"), comparison.methods.index("temperature")
+    assert not comparison.superior(correction="none")[temperature, kde], comparison.difference[
+        kde, temperature
+    ]

@@ -1,4 +1,4 @@
-"""Two real gloo processes with half the batch each equal one process with all of it."""
+"""Two gloo processes with half of the batch each give the same result as one process with the whole batch."""
 
 import os
 from pathlib import Path
@@ -63,11 +63,11 @@ def worker(rank, folder):
     results = {}
     for name in LOSSES:
         image, target = batch(name)
-        mine = slice(2 * rank, 2 * rank + 2)
+        half = slice(2 * rank, 2 * rank + 2)
         model = DistributedDataParallel(network())
-        results[name] = loss_and_gradients(model, image[mine], target[mine], name, sync=True)
+        results[name] = loss_and_gradients(model, image[half], target[half], name, sync=True)
         unsynced = DistributedDataParallel(network())
-        results[name, "alone"] = loss_and_gradients(unsynced, image[mine], target[mine], name, sync=False)
+        results[name, "unsynced"] = loss_and_gradients(unsynced, image[half], target[half], name, sync=False)
     torch.save(results, Path(folder) / f"rank{rank}.pt")
     dist.destroy_process_group()
 
@@ -81,23 +81,23 @@ def results(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_two_processes_equal_one_in_loss_and_gradient(results, name):
-    whole_loss, whole_gradients = loss_and_gradients(network(), *batch(name), name, sync=False)
+def test_two_processes_have_the_loss_and_gradient_of_one(results, name):
+    expected_loss, expected_gradients = loss_and_gradients(network(), *batch(name), name, sync=False)
     for rank in range(2):
         loss, gradients = results[rank][name]
-        torch.testing.assert_close(loss, whole_loss, rtol=0, atol=1e-6)
-        for ours, whole in zip(gradients, whole_gradients, strict=True):
-            torch.testing.assert_close(ours, whole, rtol=0, atol=1e-6)
+        torch.testing.assert_close(loss, expected_loss, rtol=0, atol=1e-6)
+        for gradient, expected in zip(gradients, expected_gradients, strict=True):
+            torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-6)
 
 
-def test_without_sync_two_processes_do_not_equal_one(results):
+def test_two_processes_without_sync_differ_from_one(results):
     name = "present classes"
-    whole_loss, _ = loss_and_gradients(network(), *batch(name), name, sync=False)
-    losses = torch.stack([results[rank][name, "alone"][0] for rank in range(2)])
-    assert abs(losses.mean() - whole_loss) > 1e-3
+    expected_loss, _ = loss_and_gradients(network(), *batch(name), name, sync=False)
+    losses = torch.stack([results[rank][name, "unsynced"][0] for rank in range(2)])
+    assert abs(losses.mean() - expected_loss) > 1e-3
 
 
-def test_sync_without_a_process_group_changes_nothing():
+def test_sync_has_no_effect_without_a_process_group():
     logits, target = random_logits(2, 3, 8), class_map((2, 8), 3)
     torch.testing.assert_close(
         DiceLoss(sync=True)(logits, target), DiceLoss()(logits, target), rtol=0, atol=0

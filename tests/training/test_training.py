@@ -1,4 +1,4 @@
-"""Training as a user runs it: real processes, real files, the same bits every time."""
+"""Training as a user runs it, with real processes and files. Results are bitwise reproducible."""
 
 import json
 import os
@@ -64,23 +64,23 @@ def run(recipe, out, fabric):
 
 @pytest.fixture(scope="module")
 def finished(dataset, fabric, tmp_path_factory):
-    """A run that was never interrupted, and its table."""
-    return run(recipe_for(dataset), tmp_path_factory.mktemp("runs") / "whole", fabric)
+    """An uninterrupted run and its table of scores."""
+    return run(recipe_for(dataset), tmp_path_factory.mktemp("runs") / "uninterrupted", fabric)
 
 
 def weights(folder, fold=0):
     return load_file(folder.fold(fold).last)
 
 
-def assert_same_fold(one, other, fold=0):
-    ours, theirs = weights(one, fold), weights(other, fold)
-    assert ours.keys() == theirs.keys()
-    for name, tensor in ours.items():
-        assert torch.equal(tensor, theirs[name]), name
-    assert one.fold(fold).log.read_text() == other.fold(fold).log.read_text()
+def assert_same_fold(expected, actual, fold=0):
+    expected_weights, actual_weights = weights(expected, fold), weights(actual, fold)
+    assert expected_weights.keys() == actual_weights.keys()
+    for name, tensor in expected_weights.items():
+        assert torch.equal(tensor, actual_weights[name]), name
+    assert expected.fold(fold).log.read_text() == actual.fold(fold).log.read_text()
 
 
-def test_every_case_is_scored_once_by_the_fold_that_never_saw_its_patient(finished, dataset):
+def test_every_case_is_scored_once_by_the_fold_that_did_not_train_on_its_patient(finished, dataset):
     folder, table = finished
     opened = Dataset(dataset)
     rows = [row for row in table.rows() if row.metric == "calibration_error"]
@@ -90,7 +90,7 @@ def test_every_case_is_scored_once_by_the_fold_that_never_saw_its_patient(finish
     assert list(read_cases(folder.cases).rows()) == list(table.rows())
 
 
-def test_the_run_folder_says_what_was_done(finished):
+def test_the_run_folder_records_recipe_versions_and_log(finished):
     folder, _ = finished
     assert "small_unet" in folder.recipe.read_text()
     assert json.loads(folder.versions.read_text())["torch"] == torch.__version__
@@ -100,12 +100,12 @@ def test_the_run_folder_says_what_was_done(finished):
     assert any(folder.fold(0).tensorboard.iterdir())
 
 
-def test_the_same_seed_gives_the_same_bits_and_another_does_not(finished, dataset, fabric, tmp_path):
+def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(finished, dataset, fabric, tmp_path):
     again, _ = run(recipe_for(dataset), tmp_path / "again", fabric)
     for fold in (0, 1):
         assert_same_fold(finished[0], again, fold)
-    other, _ = run(recipe_for(dataset, seed=1), tmp_path / "other", fabric)
-    assert any(not torch.equal(t, weights(other)[name]) for name, t in weights(finished[0]).items())
+    reseeded, _ = run(recipe_for(dataset, seed=1), tmp_path / "reseeded", fabric)
+    assert any(not torch.equal(t, weights(reseeded)[name]) for name, t in weights(finished[0]).items())
 
 
 class Stopped(BaseException):
@@ -113,7 +113,7 @@ class Stopped(BaseException):
 
 
 @pytest.mark.parametrize("stop_at", [1, 3, 5])
-def test_stopped_and_resumed_it_ends_with_the_same_bits(finished, dataset, fabric, tmp_path, stop_at):
+def test_a_stopped_and_resumed_run_ends_with_the_same_bits(finished, dataset, fabric, tmp_path, stop_at):
     recipe = recipe_for(dataset)
     started = start_run(recipe, tmp_path / "stopped", resume=False)
     opened = Dataset(dataset)
@@ -137,25 +137,25 @@ def train_command(dataset, out, *options):
 
 
 @pytest.mark.slow
-def test_killed_at_random_points_it_ends_with_the_weights_of_a_run_never_interrupted(dataset, tmp_path):
+def test_a_run_killed_at_random_points_ends_with_the_weights_of_an_uninterrupted_run(dataset, tmp_path):
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    subprocess.run(train_command(dataset, whole), check=True, env=environment)
-    draw = torch.Generator().manual_seed(0)
+    uninterrupted, killed = tmp_path / "uninterrupted", tmp_path / "killed"
+    subprocess.run(train_command(dataset, uninterrupted), check=True, env=environment)
+    generator = torch.Generator().manual_seed(0)
     for attempt in range(6):
         command = train_command(dataset, killed) + (["--resume"] if (killed / "recipe.yaml").exists() else [])
         process = subprocess.Popen(command, env=environment)
         try:
-            process.wait(timeout=6 + 4 * float(torch.rand((), generator=draw)) + 2 * attempt)
+            process.wait(timeout=6 + 4 * float(torch.rand((), generator=generator)) + 2 * attempt)
             break
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGKILL)
             process.wait()
     subprocess.run([*train_command(dataset, killed), "--resume"], check=True, env=environment)
-    assert_same_fold(RunFolder(whole), RunFolder(killed))
+    assert_same_fold(RunFolder(uninterrupted), RunFolder(killed))
 
 
-def test_a_finished_fold_is_not_touched_again(finished, dataset, fabric):
+def test_resuming_does_not_rewrite_a_finished_fold(finished, dataset, fabric):
     folder, table = finished
     before = {path: path.stat().st_mtime_ns for path in sorted(folder.path.rglob("*.safetensors"))}
     again = cross_validate(start_run(recipe_for(dataset), folder.path, resume=True), fabric)
@@ -163,32 +163,34 @@ def test_a_finished_fold_is_not_touched_again(finished, dataset, fabric):
     assert list(again.rows()) == list(table.rows())
 
 
-def test_a_folder_with_another_run_is_refused_by_the_key_that_differs(finished, dataset):
+def test_a_folder_of_another_run_is_refused_and_the_differing_key_is_named(finished, dataset):
     with pytest.raises(ValueError, match=r"differs in optimiser\.lr"):
         start_run(recipe_for(dataset, optimiser={"lr": 0.1}), finished[0].path, resume=True)
     with pytest.raises(ValueError, match="--resume"):
         start_run(recipe_for(dataset), finished[0].path, resume=False)
 
 
-def test_a_folder_with_something_else_is_left_alone(dataset, tmp_path):
+def test_a_folder_that_is_not_a_run_folder_is_left_unchanged(dataset, tmp_path):
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(ValueError, match="is not a run folder"):
         start_run(recipe_for(dataset), tmp_path, resume=True)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
-def test_a_loss_that_is_not_finite_stops_with_step_cases_and_weights(dataset, fabric, tmp_path, monkeypatch):
+def test_a_nonfinite_loss_stops_training_and_reports_step_cases_and_weights(
+    dataset, fabric, tmp_path, monkeypatch
+):
     from semidice.training.step import TrainingStep
 
-    plain = TrainingStep._losses
+    original = TrainingStep._losses
 
-    def broken(self, image, target, valid):
-        total, parts = plain(self, image, target, valid)
-        broken.calls += 1
-        return (total * torch.nan, parts) if broken.calls == 3 else (total, parts)
+    def diverging_losses(self, image, target, valid):
+        total, parts = original(self, image, target, valid)
+        diverging_losses.calls += 1
+        return (total * torch.nan, parts) if diverging_losses.calls == 3 else (total, parts)
 
-    broken.calls = 0
-    monkeypatch.setattr(TrainingStep, "_losses", broken)
+    diverging_losses.calls = 0
+    monkeypatch.setattr(TrainingStep, "_losses", diverging_losses)
     recipe = recipe_for(dataset)
     started = start_run(recipe, tmp_path / "diverging", resume=False)
     folder = started.folder
@@ -202,15 +204,15 @@ def test_a_loss_that_is_not_finite_stops_with_step_cases_and_weights(dataset, fa
     assert len(names) == recipe.batch_size
 
 
-def test_a_checkpoint_that_is_cut_off_while_written_leaves_the_last_good_one(tmp_path, monkeypatch):
+def test_a_failed_write_keeps_the_previous_checkpoint(tmp_path, monkeypatch):
     path = tmp_path / "last.safetensors"
     write_checkpoint(path, {"model/w": torch.ones(3)}, {"step": 1})
 
-    def half(tensors, file, metadata):
+    def fail_halfway(tensors, file, metadata):
         Path(file).write_bytes(b"half")
         raise OSError(28, "No space left on device", str(file))
 
-    monkeypatch.setattr("semidice.networks.checkpoint.save_file", half)
+    monkeypatch.setattr("semidice.networks.checkpoint.save_file", fail_halfway)
     writer = CheckpointWriter()
     writer.put(path, torch.nn.Linear(1, 1), None, {"step": 2})
     with pytest.raises(OSError, match="No space left"):
@@ -219,14 +221,14 @@ def test_a_checkpoint_that_is_cut_off_while_written_leaves_the_last_good_one(tmp
     assert [file.name for file in tmp_path.iterdir()] == ["last.safetensors"]
 
 
-def test_a_file_that_is_no_checkpoint_is_named(tmp_path):
+def test_the_error_names_a_file_that_is_not_a_checkpoint(tmp_path):
     path = tmp_path / "last.safetensors"
     path.write_bytes(b"\x80\x04pickle")
     with pytest.raises(ValueError, match=rf"{path} is not a complete checkpoint"):
         Checkpoint(path)
 
 
-def test_accumulated_pieces_equal_the_whole_batch_where_the_loss_is_a_mean_over_images(
+def test_accumulated_gradients_equal_the_whole_batch_if_the_loss_is_a_mean_over_images(
     dataset, fabric, tmp_path
 ):
     losses = []
@@ -251,7 +253,7 @@ def test_other_precisions_train(dataset, fabric, tmp_path, options):
     assert len(table) > 0
 
 
-def test_two_processes_have_the_loss_curve_of_one(dataset, tmp_path):
+def test_two_processes_have_the_loss_curve_of_one_process(dataset, tmp_path):
     environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     logs = []
     for name, options in {"one": [], "two": ["--devices", "2", "--strategy", "ddp"]}.items():
@@ -271,7 +273,7 @@ def test_two_processes_have_the_loss_curve_of_one(dataset, tmp_path):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_a_recorded_step_trains_as_an_eager_one(dataset, tmp_path, dtype):
+def test_a_cuda_graph_step_trains_like_an_eager_step(dataset, tmp_path, dtype):
     fabric = Fabric(accelerator="cuda", devices=1)
     fabric.launch()
     losses = []
@@ -281,23 +283,23 @@ def test_a_recorded_step_trains_as_an_eager_one(dataset, tmp_path, dtype):
         lines = [json.loads(line) for line in folder.fold(0).log.read_text().splitlines()]
         losses.append(torch.tensor([line["loss"] for line in lines if "loss" in line]))
     assert len(losses[0]) == 6
-    # dropout comes from the same seeds; convolutions may choose other algorithms while recording
+    # dropout uses the same seeds; convolutions may choose other algorithms during graph capture
     torch.testing.assert_close(losses[0], losses[1], rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_a_loss_that_is_not_finite_leaves_the_weights_before_it(dataset, tmp_path, monkeypatch):
+def test_on_a_gpu_a_nonfinite_loss_keeps_the_weights_before_it(dataset, tmp_path, monkeypatch):
     from semidice.training.step import TrainingStep
 
-    plain = TrainingStep._losses
+    original = TrainingStep._losses
 
-    def broken(self, image, target, valid):
-        total, parts = plain(self, image, target, valid)
-        broken.calls += 1
-        return (total * torch.nan, parts) if broken.calls == 3 else (total, parts)
+    def diverging_losses(self, image, target, valid):
+        total, parts = original(self, image, target, valid)
+        diverging_losses.calls += 1
+        return (total * torch.nan, parts) if diverging_losses.calls == 3 else (total, parts)
 
-    broken.calls = 0
-    monkeypatch.setattr(TrainingStep, "_losses", broken)
+    diverging_losses.calls = 0
+    monkeypatch.setattr(TrainingStep, "_losses", diverging_losses)
     fabric = Fabric(accelerator="cuda", devices=1)
     fabric.launch()
     recipe = recipe_for(dataset, precision={"graph": False}, log_every=10, schedule={"epochs": 12})
