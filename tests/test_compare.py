@@ -1,4 +1,4 @@
-"""Grids of recipes: read, run over the same folds, compared; one that fails does not stop the others."""
+"""Grids of recipes: reading, running on the same folds, comparing; a failed recipe stops no other recipe."""
 
 import io
 import shutil
@@ -45,7 +45,7 @@ def console():
     return Console(file=io.StringIO(), width=200)
 
 
-def test_a_teacher_comes_before_its_student_and_is_found_by_name(grid, dataset, tmp_path):
+def test_a_teacher_is_placed_before_its_student_and_is_found_by_name(grid, dataset, tmp_path):
     variants = read_variants([str(grid)], dataset=dataset, out=tmp_path / "out")
     assert [variant.name for variant in variants] == ["uniform", "student", "majority"]
     student = variants[1]
@@ -55,7 +55,7 @@ def test_a_teacher_comes_before_its_student_and_is_found_by_name(grid, dataset, 
     assert variants[2].recipe.loss.form == "relaxed"
 
 
-def test_recipes_of_their_own_make_a_grid(dataset, tmp_path):
+def test_a_list_of_recipes_is_a_grid(dataset, tmp_path):
     variants = read_variants(["quick", "uniform_dml1"], dataset=dataset, out=tmp_path)
     assert [variant.name for variant in variants] == [
         "quick",
@@ -85,14 +85,14 @@ def test_every_shipped_grid_can_be_read(dataset, tmp_path):
         ("recipe: quick\nvariants: {'a + b': {}, a_b: {}}", "two variants are called"),
     ],
 )
-def test_a_grid_that_is_wrong_is_refused_by_what_is_wrong(text, message, dataset, tmp_path):
+def test_a_wrong_grid_is_refused_and_the_error_is_named(text, message, dataset, tmp_path):
     path = tmp_path / "grid.yaml"
     path.write_text(text)
     with pytest.raises(ValueError, match=message):
         read_variants([str(path)], dataset=dataset, out=tmp_path / "out")
 
 
-def test_a_method_gets_a_folder_that_can_be_typed():
+def test_the_folder_name_of_a_method_has_no_spaces():
     assert folder_name("uniform + DML1") == "uniform_DML1"
 
 
@@ -118,13 +118,13 @@ def test_all_methods_are_compared_on_the_same_cases_in_one_table(compared, datas
     assert "Marked: no other method is significantly superior" in " ".join(printed.split())
 
 
-def test_interrupted_and_restarted_it_gives_the_same_result(
+def test_an_interrupted_and_restarted_comparison_gives_the_same_result(
     compared, dataset, tmp_path, console, monkeypatch
 ):
-    _, whole, _ = compared
+    _, uninterrupted, _ = compared
     grid = tmp_path / "grid.yaml"
     grid.write_text(QUICK)
-    again = read_variants([str(grid)], dataset=dataset, out=tmp_path / "out")
+    variants = read_variants([str(grid)], dataset=dataset, out=tmp_path / "out")
     fabric = Fabric(accelerator="cpu", devices=1)
 
     class Stopped(BaseException):
@@ -136,21 +136,23 @@ def test_interrupted_and_restarted_it_gives_the_same_result(
     with monkeypatch.context() as patch:
         patch.setattr(RunBar, "show_finished", stop)
         with pytest.raises(Stopped):
-            run_variants(again, fabric, console)
+            run_variants(variants, fabric, console)
     assert [folder.name for folder in (tmp_path / "out").iterdir()] == ["uniform"]
-    run_compare(again, tmp_path / "out", console, accelerator="cpu")
-    assert (tmp_path / "out" / "means.csv").read_text() == (whole / "means.csv").read_text()
-    one, other = (read_cases(path / "cases.parquet") for path in (tmp_path / "out", whole))
-    assert list(one.rows()) == list(other.rows())
+    run_compare(variants, tmp_path / "out", console, accelerator="cpu")
+    assert (tmp_path / "out" / "means.csv").read_text() == (uninterrupted / "means.csv").read_text()
+    restarted_cases, expected_cases = (
+        read_cases(path / "cases.parquet") for path in (tmp_path / "out", uninterrupted)
+    )
+    assert list(restarted_cases.rows()) == list(expected_cases.rows())
 
 
-def copied(compared, place):
-    """The whole comparison at another place, with the times of its files."""
-    return shutil.copytree(compared[1], place)
+def copy_comparison(compared, path):
+    """Copy the folder of the comparison to `path`, with the times of its files."""
+    return shutil.copytree(compared[1], path)
 
 
 def trained_files(out):
-    """What training writes, and when it did."""
+    """Modification times of the files that training writes."""
     files = [path for pattern in ("*.safetensors", "log.jsonl", "*.npz") for path in out.rglob(pattern)]
     return {path: path.stat().st_mtime_ns for path in files}
 
@@ -162,19 +164,19 @@ def compare_again(out, dataset, tmp_path, console):
     return run_compare(variants, out, console, accelerator="cpu")
 
 
-def set_teacher(out, was, run):
-    """Edit the student's recipe, as a semidice that wrote absolute paths would have written it."""
+def set_teacher(out, old_run, new_run):
+    """Replace the teacher's path in the student's recipe; older versions of semidice wrote absolute paths."""
     recipe = out / "student" / "recipe.yaml"
     text = recipe.read_text()
-    assert f"run: {was}\n" in text
-    recipe.write_text(text.replace(f"run: {was}\n", f"run: {run}\n"))
+    assert f"run: {old_run}\n" in text
+    recipe.write_text(text.replace(f"run: {old_run}\n", f"run: {new_run}\n"))
 
 
-def test_moved_and_run_again_nothing_is_trained_and_the_result_is_the_same(
+def test_a_moved_comparison_trains_nothing_again_and_gives_the_same_result(
     compared, dataset, tmp_path, console
 ):
     _, out, _ = compared
-    moved = copied(compared, tmp_path / "laptop" / "results")
+    moved = copy_comparison(compared, tmp_path / "laptop" / "results")
     data = shutil.copytree(dataset, tmp_path / "laptop" / "data")
     assert str(out) not in (moved / "student" / "recipe.yaml").read_text()
     before = trained_files(moved)
@@ -182,17 +184,17 @@ def test_moved_and_run_again_nothing_is_trained_and_the_result_is_the_same(
     compare_again(moved, data, tmp_path, console)
     assert trained_files(moved) == before
     assert (moved / "means.csv").read_text() == (out / "means.csv").read_text()
-    one, other = (read_cases(path / "cases.parquet") for path in (moved, out))
-    assert list(one.rows()) == list(other.rows())
+    moved_cases, expected_cases = (read_cases(path / "cases.parquet") for path in (moved, out))
+    assert list(moved_cases.rows()) == list(expected_cases.rows())
     student = read_recipe(moved / "student" / "recipe.yaml")
     assert (student.teacher.run, student.data.dataset) == (moved / "uniform", data)
     page = run_report([moved], tmp_path / "report.html", console, PageOptions(figures=False)).page
     assert "student" in page.read_text()
 
 
-def test_a_student_moved_with_a_fold_to_go_ends_as_one_that_stayed(compared, dataset, tmp_path, console):
+def test_a_moved_student_with_an_unfinished_fold_gives_the_same_result(compared, dataset, tmp_path, console):
     _, out, _ = compared
-    moved = copied(compared, tmp_path / "moved")
+    moved = copy_comparison(compared, tmp_path / "moved")
     shutil.rmtree(moved / "student" / "fold_1")
     compare_again(moved, dataset, tmp_path, console)
     weights = "student/fold_1/last.safetensors"
@@ -200,12 +202,12 @@ def test_a_student_moved_with_a_fold_to_go_ends_as_one_that_stayed(compared, dat
     assert (moved / "means.csv").read_text() == (out / "means.csv").read_text()
 
 
-@pytest.mark.parametrize("place", ["here", "gone"])
-def test_an_absolute_path_of_an_older_semidice_goes_on_and_can_be_moved_from_then_on(
-    place, compared, dataset, tmp_path, console
+@pytest.mark.parametrize("teacher_path", ["existing", "missing"])
+def test_an_absolute_teacher_path_is_accepted_and_replaced_by_a_relative_one(
+    teacher_path, compared, dataset, tmp_path, console
 ):
-    out = copied(compared, tmp_path / "out")
-    run = out / "uniform" if place == "here" else tmp_path / "cluster" / "uniform"
+    out = copy_comparison(compared, tmp_path / "out")
+    run = out / "uniform" if teacher_path == "existing" else tmp_path / "cluster" / "uniform"
     set_teacher(out, "../uniform", run)
     before = trained_files(out)
     compare_again(out, dataset, tmp_path, console)
@@ -213,13 +215,13 @@ def test_an_absolute_path_of_an_older_semidice_goes_on_and_can_be_moved_from_the
     assert "run: ../uniform\n" in (out / "student" / "recipe.yaml").read_text()
 
 
-@pytest.mark.parametrize("which", ["still there", "of another name"])
-def test_another_teacher_is_refused_by_its_path_and_nothing_is_touched(
-    which, compared, dataset, tmp_path, console
+@pytest.mark.parametrize("teacher_path", ["existing", "another name"])
+def test_a_different_teacher_is_refused_with_its_path_and_no_file_changes(
+    teacher_path, compared, dataset, tmp_path, console
 ):
     _, original, _ = compared
-    out = copied(compared, tmp_path / "out")
-    run = original / "uniform" if which == "still there" else tmp_path / "cluster" / "majority"
+    out = copy_comparison(compared, tmp_path / "out")
+    run = original / "uniform" if teacher_path == "existing" else tmp_path / "cluster" / "majority"
     set_teacher(out, "../uniform", run)
     before = trained_files(out)
     with pytest.raises(CompareError, match=rf"student: .* differs in teacher\.run; if {run} is the same"):
@@ -237,9 +239,9 @@ def test_a_missing_teacher_is_named_by_its_path(compared, dataset, tmp_path):
     fabric = Fabric(accelerator="cpu", devices=1)
     with pytest.raises(ValueError, match=rf"no teacher run in {tmp_path / 'uniform'}.*teacher\.run"):
         cross_validate(start_run(recipe, student, resume=True), fabric)
-    # as the message says
-    told = read_recipe(student / "recipe.yaml", [f"teacher.run={compared[1] / 'uniform'}"])
-    table = cross_validate(start_run(told, student, resume=True), fabric)
+    # set the option that the message names
+    corrected = read_recipe(student / "recipe.yaml", [f"teacher.run={compared[1] / 'uniform'}"])
+    table = cross_validate(start_run(corrected, student, resume=True), fabric)
     assert list(table.rows()) == list(read_cases(compared[1] / "student" / "cases.parquet").rows())
 
 
@@ -259,12 +261,12 @@ def test_a_recipe_that_fails_is_reported_with_its_error_and_the_others_finish(da
 def test_cases_of_one_patient_are_resampled_together(compared):
     _, out, _ = compared
     table = read_cases(out / "cases.parquet")
-    several = len(set(table.columns["patient"].tolist())) < 12
-    assert several
+    has_shared_patients = len(set(table.columns["patient"].tolist())) < 12
+    assert has_shared_patients
     assert comparisons_of(table, ["dice_score"])["dice_score"].unit == "patient"
 
 
-def test_the_teacher_must_have_split_the_cases_alike(compared, dataset, tmp_path, console):
+def test_a_teacher_with_other_folds_is_refused(compared, dataset, tmp_path, console):
     _, out, _ = compared
     recipe = read_recipe(
         "quick",
@@ -283,7 +285,7 @@ def test_the_teacher_must_have_split_the_cases_alike(compared, dataset, tmp_path
         cross_validate(run, Fabric(accelerator="cpu", devices=1))
 
 
-def test_a_temperature_is_fitted_and_kept(compared, dataset, tmp_path):
+def test_the_temperature_of_a_teacher_is_fitted_and_stored(compared, dataset, tmp_path):
     _, out, _ = compared
     import json
 

@@ -40,16 +40,18 @@ from semidice.training.crossvalidation import cross_validate, start_run
 AFFINE = np.array([[-0.7, 0.1, 0, 12.5], [0.05, 0.8, 0.2, -30], [0, -0.1, 2.5, 7], [0, 0, 0, 1]])
 
 
-def quiet() -> Console:
+def new_console() -> Console:
     return Console(file=io.StringIO(), width=200)
 
 
 def predict(run, inputs, out, *, console=None, **options) -> None:
     """`semidice predict` on the CPU."""
-    run_predict(run.path, inputs, out, PredictOptions(device="cpu", **options), console=console or quiet())
+    run_predict(
+        run.path, inputs, out, PredictOptions(device="cpu", **options), console=console or new_console()
+    )
 
 
-def said(console: Console) -> str:
+def printed(console: Console) -> str:
     return console.file.getvalue()
 
 
@@ -74,7 +76,7 @@ def dataset(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run(dataset, tmp_path_factory):
-    """Two folds, of a dataset prepared with the window 0 to 1 and without resizing."""
+    """A run of two folds; its dataset was prepared with the window 0 to 1 and without resizing."""
     path = tmp_path_factory.mktemp("runs") / "run"
     return make_run(path, dataset, options={"window": [0.0, 1.0]}, scored=False)
 
@@ -87,31 +89,33 @@ def run(dataset, tmp_path_factory):
     spread=st.floats(0, 30),
     seed=st.integers(0, 2**16),
 )
-def test_a_stored_prediction_is_read_within_one_unit_and_sums_to_one(tmp_path_factory, shape, spread, seed):
+def test_a_stored_prediction_is_read_to_within_one_unit_and_sums_to_one(
+    tmp_path_factory, shape, spread, seed
+):
     prob = softmax(np.random.default_rng(seed).normal(0, spread, shape))
     path = tmp_path_factory.mktemp("stored") / "case.npz"
     write_prediction(path, prob)
-    back = read_prediction(path)
-    assert back.dtype == np.float32
-    # the unit, and the rounding of a float32 near one
-    assert np.abs(back - prob).max() <= 1 / 65535 + 2**-24
-    units = back.astype(np.float64) * 65535
+    stored = read_prediction(path)
+    assert stored.dtype == np.float32
+    # one unit, plus the rounding of a float32 near 1
+    assert np.abs(stored - prob).max() <= 1 / 65535 + 2**-24
+    units = stored.astype(np.float64) * 65535
     np.testing.assert_allclose(units, units.round(), atol=0.01)
     assert (units.round().sum(0) == 65535).all()
 
 
-def test_what_was_read_is_stored_again_as_the_same_bytes(tmp_path):
+def test_a_prediction_that_was_read_is_written_again_as_the_same_bytes(tmp_path):
     prob = softmax(np.random.default_rng(0).normal(0, 3, (3, 20, 20)))
     write_prediction(tmp_path / "a.npz", prob.astype(np.float32))
     write_prediction(tmp_path / "b.npz", torch.from_numpy(read_prediction(tmp_path / "a.npz")))
     assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()
 
 
-def test_two_classes_are_read_within_half_a_unit(tmp_path):
+def test_two_classes_are_read_to_within_half_a_unit(tmp_path):
     foreground = np.random.default_rng(0).uniform(0, 1, (50, 50))
     write_prediction(tmp_path / "case.npz", np.stack([1 - foreground, foreground]))
-    back = read_prediction(tmp_path / "case.npz")
-    assert np.abs(back[1] - foreground).max() <= 0.5 / 65535 + 2**-24
+    stored = read_prediction(tmp_path / "case.npz")
+    assert np.abs(stored[1] - foreground).max() <= 0.5 / 65535 + 2**-24
 
 
 def test_hard_probabilities_are_stored_exactly(tmp_path):
@@ -143,10 +147,10 @@ def test_damaged_and_missing_predictions_are_named(tmp_path):
     with pytest.raises(ValueError, match=r"there is no stored prediction .*case\.npz"):
         read_prediction(path)
     write_prediction(path, softmax(np.random.default_rng(0).normal(0, 3, (2, 40, 40))))
-    whole = path.read_bytes()
-    middle = len(whole) // 2
-    flipped = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
-    for damaged in (b"", b"PK", whole[:middle], flipped):
+    intact = path.read_bytes()
+    middle = len(intact) // 2
+    flipped = intact[:middle] + bytes([intact[middle] ^ 1]) + intact[middle + 1 :]
+    for damaged in (b"", b"PK", intact[:middle], flipped):
         path.write_bytes(damaged)
         with pytest.raises(ValueError, match=r"case\.npz is not a complete stored prediction"):
             read_prediction(path)
@@ -158,7 +162,7 @@ def test_damaged_and_missing_predictions_are_named(tmp_path):
         read_prediction(path)
 
 
-def test_a_pickle_is_not_opened(tmp_path):
+def test_a_pickled_array_is_not_loaded(tmp_path):
     path = tmp_path / "case.npz"
     np.savez_compressed(path, foreground=np.array([{"code": 1}], dtype=object))
     with pytest.raises(ValueError, match="not a complete stored prediction"):
@@ -196,11 +200,11 @@ def test_a_network_is_loaded_with_the_weights_of_its_fold(run, dataset):
 
 
 def score_best_checkpoint(run):
-    """Change the recipe of a run so that its best checkpoint is the one that is used."""
+    """Change the recipe of a run so that it uses its best checkpoint."""
     run.recipe.write_text(run.recipe.read_text().replace("checkpoint: last", "checkpoint: best"))
 
 
-def test_the_best_checkpoint_is_taken_if_the_recipe_says_so(dataset, tmp_path):
+def test_the_best_checkpoint_is_used_if_the_recipe_says_so(dataset, tmp_path):
     run = make_run(tmp_path / "run", dataset, scored=False)
     best = new_network(recipe_of(dataset), dataset, seed=9)
     write_checkpoint(run.fold(0).best, checkpoint_tensors(best), {"step": 1})
@@ -210,7 +214,7 @@ def test_the_best_checkpoint_is_taken_if_the_recipe_says_so(dataset, tmp_path):
     assert torch.equal(open_run(run).network(0, device="cpu")(image), best(image))
 
 
-def test_what_a_run_lacks_is_named(dataset, tmp_path):
+def test_missing_and_wrong_parts_of_a_run_are_named(dataset, tmp_path):
     run = make_run(tmp_path / "run", dataset, num_folds=2, finished=[0], scored=False)
     with pytest.raises(ValueError, match=r"fold 1 of .*run has no last checkpoint yet.*train --resume"):
         open_run(run).network(1, device="cpu")
@@ -233,18 +237,18 @@ def test_what_a_run_lacks_is_named(dataset, tmp_path):
 # Windows
 
 
-def test_padding_is_zeros_at_the_bottom_and_right_and_is_cut_away_again():
-    seen = []
+def test_images_are_padded_with_zeros_at_the_bottom_and_right_and_cropped_after_prediction():
+    batches = []
 
     def network(image):
-        seen.append(image)
+        batches.append(image)
         return image
 
     image = torch.rand(2, 1, 33, 40) + 1
     prob = windowed_probability(network, image, device="cpu", window=None, batch_size=2)
     torch.testing.assert_close(prob, image)
-    assert seen[0].shape == (2, 1, 64, 64)
-    assert float(seen[0][:, :, 33:].abs().sum() + seen[0][:, :, :, 40:].abs().sum()) == 0
+    assert batches[0].shape == (2, 1, 64, 64)
+    assert float(batches[0][:, :, 33:].abs().sum() + batches[0][:, :, :, 40:].abs().sum()) == 0
 
 
 def pointwise(image: torch.Tensor) -> torch.Tensor:
@@ -253,7 +257,7 @@ def pointwise(image: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("size", [(96, 96), (97, 130), (64, 300), (50, 200)])
 @pytest.mark.parametrize("overlap", [0.0, 0.25, 0.6])
-def test_windows_of_a_pointwise_network_give_the_whole_image(size, overlap):
+def test_windows_give_the_same_as_the_full_image_for_a_pointwise_network(size, overlap):
     image = torch.randn(2, 1, *size)
     sizes = []
 
@@ -267,18 +271,18 @@ def test_windows_of_a_pointwise_network_give_the_whole_image(size, overlap):
     assert len(sizes) > 1
 
 
-def test_an_image_within_the_window_is_predicted_whole():
+def test_an_image_that_fits_into_the_window_is_predicted_at_once():
     torch.manual_seed(1)
     blur = nn.Conv2d(1, 2, 9, padding=4)
     image = torch.randn(1, 1, 64, 50)
     with torch.no_grad():
-        whole = windowed_probability(lambda batch: blur(batch).softmax(1), image, device="cpu", window=64)
+        prob = windowed_probability(lambda batch: blur(batch).softmax(1), image, device="cpu", window=64)
         expected = blur(nn.functional.pad(image, (0, 14))).softmax(1)[..., :50]
-    assert torch.equal(whole, expected)
+    assert torch.equal(prob, expected)
 
 
-def test_windows_of_a_network_that_looks_around_meet_without_a_seam():
-    """Of a smooth image, the difference to the whole prediction is far below that of windows cut hard."""
+def test_overlapping_windows_of_a_network_with_a_receptive_field_have_no_seams():
+    """On a smooth image, overlapping windows differ far less from the full prediction than hard windows."""
     blur = nn.AvgPool2d(17, stride=1, padding=8)
     rows, columns = torch.meshgrid(torch.linspace(1, 3, 256), torch.linspace(1, 3, 256), indexing="ij")
     image = torch.sin(rows * columns)[None, None] + 2
@@ -286,11 +290,11 @@ def test_windows_of_a_network_that_looks_around_meet_without_a_seam():
     def network(batch):
         return pointwise(blur(batch))
 
-    whole = network(image)
+    full = network(image)
     smooth = windowed_probability(network, image, device="cpu", window=128, overlap=0.5)
     hard = windowed_probability(network, image, device="cpu", window=128, overlap=0.0)
     inner = (slice(None), slice(None), slice(16, -16), slice(16, -16))
-    assert (smooth - whole)[inner].abs().max() < 0.1 * (hard - whole)[inner].abs().max()
+    assert (smooth - full)[inner].abs().max() < 0.1 * (hard - full)[inner].abs().max()
 
 
 @pytest.mark.parametrize(
@@ -306,7 +310,7 @@ def test_wrong_window_options_are_refused(options, words):
 
 
 def expected_prob(run, dataset, images: np.ndarray, *, folds=(0, 1)) -> np.ndarray:
-    """Mean over folds of the softmax, by hand: images (S, H, W) in [0, 1] with the window 0 to 1."""
+    """Mean softmax over folds, computed by hand for images (S, H, W) in [0, 1] with the window 0 to 1."""
     stored = np.rint(images * 32767) / 32767
     image = torch.from_numpy(stored).float()[:, None]
     image = (image - dataset.manifest.mean[0]) / dataset.manifest.std[0]
@@ -327,7 +331,7 @@ def volumes(out: Path) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("axis", [0, 2])
-def test_a_volume_is_predicted_slice_by_slice_onto_its_own_grid(run, dataset, tmp_path, axis):
+def test_a_volume_is_predicted_slice_by_slice_and_its_outputs_keep_its_grid(run, dataset, tmp_path, axis):
     slices = np.random.default_rng(axis).uniform(0, 1, (5, 40, 36)).astype(np.float32)
     source = write_nifti(tmp_path / "scan.1.nii.gz", np.moveaxis(slices, 0, axis))
     out = tmp_path / "out"
@@ -338,16 +342,16 @@ def test_a_volume_is_predicted_slice_by_slice_onto_its_own_grid(run, dataset, tm
     np.testing.assert_array_equal(np.asarray(mask.dataobj), (np.asarray(prob.dataobj) > 0.5).astype(np.uint8))
     assert prob.get_data_dtype() == np.float32
     assert mask.get_data_dtype() == np.uint8
-    before = nibabel.load(source)
+    original = nibabel.load(source)
     for image in (prob, mask):
-        np.testing.assert_array_equal(image.affine, before.affine)
-        np.testing.assert_array_equal(image.get_sform(), before.get_sform())
-        np.testing.assert_array_equal(image.get_qform(), before.get_qform())
+        np.testing.assert_array_equal(image.affine, original.affine)
+        np.testing.assert_array_equal(image.get_sform(), original.get_sform())
+        np.testing.assert_array_equal(image.get_qform(), original.get_qform())
         assert (int(image.header["sform_code"]), int(image.header["qform_code"])) == (2, 1)
-        assert image.header.get_zooms() == before.header.get_zooms()
-        assert image.header.get_xyzt_units() == before.header.get_xyzt_units()
+        assert image.header.get_zooms() == original.header.get_zooms()
+        assert image.header.get_xyzt_units() == original.header.get_xyzt_units()
     (row,) = volumes(out)
-    voxel_ml = np.prod(before.header.get_zooms()) / 1000
+    voxel_ml = np.prod(original.header.get_zooms()) / 1000
     assert (row["case"], row["class"]) == ("scan.1", "class1")
     assert float(row["mask_ml"]) == pytest.approx((expected > 0.5).sum() * voxel_ml, rel=1e-5)
     assert float(row["expected_ml"]) == pytest.approx(expected.sum() * voxel_ml, rel=1e-5)
@@ -355,7 +359,7 @@ def test_a_volume_is_predicted_slice_by_slice_onto_its_own_grid(run, dataset, tm
     assert float(row["expected_voxels"]) == pytest.approx(expected.sum(), abs=1e-2)
 
 
-def test_the_slice_axis_is_that_of_the_dataset(dataset, tmp_path):
+def test_the_default_slice_axis_is_the_one_of_the_dataset(dataset, tmp_path):
     options = {"window": [0.0, 1.0], "slices": "foreground", "slice_axis": 1}
     run = make_run(tmp_path / "run", dataset, options=options, scored=False)
     slices = np.random.default_rng(3).uniform(0, 1, (4, 32, 48)).astype(np.float32)
@@ -381,8 +385,8 @@ def test_a_single_image_in_a_nifti_keeps_the_axes_of_its_file(run, dataset, tmp_
     assert len(row["spacing_mm"].split(" x ")) == len(space)
 
 
-def test_a_picture_becomes_pictures(run, dataset, tmp_path):
-    """With a window in raw values, an 8-bit image is windowed too; here 0 to 255 for 0 to 1."""
+def test_the_outputs_of_a_picture_are_pictures(run, dataset, tmp_path):
+    """A window in raw values is applied to 8-bit images too; here 0 to 255 becomes 0 to 1."""
     run = make_run(tmp_path / "run", dataset, options={"window": [0.0, 255.0]}, scored=False)
     pixels = np.random.default_rng(0).integers(0, 256, (45, 33), dtype=np.uint8)
     (tmp_path / "in").mkdir()
@@ -412,11 +416,11 @@ def test_a_picture_becomes_pictures(run, dataset, tmp_path):
     assert int(rows[1]["mask_voxels"]) == (mask > 0).sum()
 
 
-def test_the_pages_of_a_tiff_are_slices(run, dataset, tmp_path):
+def test_the_pages_of_a_tiff_are_predicted_as_slices(run, dataset, tmp_path):
     run = make_run(tmp_path / "run", dataset, options={"window": [0.0, 255.0]}, scored=False)
     pages = np.random.default_rng(0).integers(0, 256, (3, 32, 40), dtype=np.uint8)
-    first, *others = (Image.fromarray(page) for page in pages)
-    first.save(tmp_path / "stack.tif", save_all=True, append_images=others)
+    first, *rest = (Image.fromarray(page) for page in pages)
+    first.save(tmp_path / "stack.tif", save_all=True, append_images=rest)
     predict(run, [tmp_path / "stack.tif"], tmp_path / "out")
     expected = expected_prob(run, dataset, pages / 255)[:, 1]
     with Image.open(tmp_path / "out" / "stack_prob.tif") as prob:
@@ -429,7 +433,7 @@ def test_the_pages_of_a_tiff_are_slices(run, dataset, tmp_path):
         np.testing.assert_array_equal(np.array(mask) > 0, expected[2] > 0.5)
 
 
-def test_one_fold_is_not_the_mean_of_all(run, dataset, tmp_path):
+def test_without_a_chosen_fold_the_prediction_is_the_mean_over_folds(run, dataset, tmp_path):
     image = np.random.default_rng(0).uniform(0, 1, (32, 32)).astype(np.float32)
     source = write_nifti(tmp_path / "one.nii.gz", image)
     probs = {}
@@ -441,7 +445,7 @@ def test_one_fold_is_not_the_mean_of_all(run, dataset, tmp_path):
     assert np.abs(probs[0] - probs[1]).max() > 0.01
 
 
-def test_a_threshold_replaces_the_most_probable_class(run, tmp_path):
+def test_a_threshold_replaces_the_choice_of_the_most_probable_class(run, tmp_path):
     source = write_nifti(tmp_path / "one.nii.gz", np.random.default_rng(0).uniform(0, 1, (32, 32)))
     predict(run, [source], tmp_path / "out", threshold=0.3)
     prob, mask = (
@@ -452,14 +456,14 @@ def test_a_threshold_replaces_the_most_probable_class(run, tmp_path):
         predict(run, [source], tmp_path / "out", threshold=1.5)
 
 
-def test_three_classes_are_a_last_axis_or_a_picture_each(tmp_path):
+def test_three_classes_are_stored_along_the_last_axis_or_in_one_picture_each(tmp_path):
     dataset = make_prepared(tmp_path / "dataset", num_cases=4, size=(32, 32), num_classes=3)
     run = make_run(tmp_path / "run", dataset, options={"window": [0.0, 255.0]}, scored=False)
     pixels = np.random.default_rng(0).integers(0, 256, (2, 40, 36), dtype=np.uint8)
     inputs = [write_nifti(tmp_path / f"{name}.nii.gz", values) for name, values in (
         ("volume", np.moveaxis(pixels, 0, 2)), ("flat", pixels[0])
     )]  # fmt: skip
-    # as some scanners write it: lengths of axes that the file does not have are 0
+    # some scanners write 0 as the length of axes that the file does not have
     flat = nibabel.load(inputs[1])
     flat.header["pixdim"][3:5] = 0
     nibabel.save(flat, tmp_path / "flat2.nii.gz")
@@ -487,12 +491,12 @@ def test_three_classes_are_a_last_axis_or_a_picture_each(tmp_path):
     assert [int(row["mask_voxels"]) for row in rows] == [(mask == 1).sum(), (mask == 2).sum()]
 
 
-def test_an_image_is_resized_as_the_dataset_was_and_its_probabilities_back(dataset, tmp_path):
+def test_an_image_is_resized_like_the_dataset_and_its_probabilities_are_resized_back(dataset, tmp_path):
     options = {"window": [0.0, 1.0], "size": [32, 64]}
     run = make_run(tmp_path / "run", dataset, options=options, scored=False)
     image = np.random.default_rng(0).uniform(0, 1, (50, 70)).astype(np.float32)
     source = write_nifti(tmp_path / "one.nii.gz", image)
-    # the size that was trained on is predicted whole, whatever the window
+    # an image of the training size is predicted at once, for any window
     predict(run, [source], tmp_path / "out", window=32)
     small = expected_prob(run, dataset, resize_image(image, (32, 64))[None])[0]
     prob = nibabel.load(tmp_path / "out" / "one_prob.nii.gz").get_fdata()
@@ -518,8 +522,8 @@ def test_a_large_image_is_predicted_in_windows(run, dataset, tmp_path, monkeypat
     assert set(shapes) == {(2, 1, 64, 64)}
 
 
-def test_predicting_a_case_of_the_dataset_gives_what_validation_saw(dataset, tmp_path):
-    """The arrays of a prepared dataset and its raw 8-bit files are the same images to a network."""
+def test_predicting_a_case_of_the_dataset_gives_the_same_as_validation(dataset, tmp_path):
+    """The network gets the same image from the prepared dataset and from the raw 8-bit file."""
     run = make_run(tmp_path / "run", dataset, scored=False)
     case = dataset.cases[1]
     Image.fromarray(dataset.stored("images", 1)[0]).save(tmp_path / f"{case.name}.png")
@@ -531,13 +535,13 @@ def test_predicting_a_case_of_the_dataset_gives_what_validation_saw(dataset, tmp
     np.testing.assert_array_equal(picture, np.rint(prob * np.float32(65535)))
 
 
-def test_inputs_that_fail_are_listed_and_the_others_predicted(run, tmp_path):
+def test_inputs_that_fail_are_listed_and_the_others_are_predicted(run, tmp_path):
     values = np.random.default_rng(0).uniform(0, 1, (32, 32)).astype(np.float32)
     source = tmp_path / "in"
     source.mkdir()
     write_nifti(source / "good.nii.gz", values)
-    whole = (source / "good.nii.gz").read_bytes()
-    (source / "cut.nii.gz").write_bytes(whole[: len(whole) // 2])
+    intact = (source / "good.nii.gz").read_bytes()
+    (source / "cut.nii.gz").write_bytes(intact[: len(intact) // 2])
     (source / "text.png").write_text("not a picture")
     write_nifti(source / "nan.nii.gz", np.full((32, 32), np.nan, dtype=np.float32))
     write_nifti(source / "dark.nii.gz", values - 50)
@@ -558,24 +562,24 @@ def test_inputs_that_fail_are_listed_and_the_others_predicted(run, tmp_path):
 def test_a_full_disk_is_reported_and_leaves_no_incomplete_file(run, tmp_path, monkeypatch):
     source = write_nifti(tmp_path / "one.nii.gz", np.random.default_rng(0).uniform(0, 1, (32, 32)))
 
-    def full(*_, **__):
+    def raise_disk_full(*_, **__):
         raise OSError(28, "No space left on device", "one_prob.nii.gz")
 
-    monkeypatch.setattr("semidice.prediction.outputs.gzip.GzipFile", full)
+    monkeypatch.setattr("semidice.prediction.outputs.gzip.GzipFile", raise_disk_full)
     with pytest.raises(ValueError, match="No space left on device"):
         predict(run, [source], tmp_path / "out")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["prediction.json"]
 
 
-def test_finished_predictions_are_skipped_unless_overwritten(run, tmp_path):
+def test_finished_predictions_are_skipped_unless_overwrite_is_set(run, tmp_path):
     values = np.random.default_rng(0).uniform(0, 1, (3, 32, 32)).astype(np.float32)
     inputs = [write_nifti(tmp_path / f"{name}.nii.gz", values[n]) for n, name in enumerate("abc")]
     out = tmp_path / "out"
     predict(run, inputs[:2], out)
     first = {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in out.iterdir()}
-    console = quiet()
+    console = new_console()
     predict(run, inputs, out, console=console)
-    assert "2 of 3 inputs are predicted already" in said(console)
+    assert "2 of 3 inputs are predicted already" in printed(console)
     for name in ("a_prob.nii.gz", "b_mask.nii.gz"):
         assert (out / name).stat().st_mtime_ns == first[name][0]
     assert [row["case"] for row in volumes(out)] == ["a", "b", "c"]
@@ -593,14 +597,14 @@ def test_predictions_with_other_settings_are_not_mixed(run, tmp_path):
     with pytest.raises(ValueError, match=r"has predictions with other settings \(checkpoints\).*--overwrite"):
         predict(run, inputs, out, fold=0)
     predict(run, inputs[:1], out, fold=0, overwrite=True)
-    # b is of the ensemble, so it is neither listed nor taken for done
+    # b was predicted by the ensemble: it is neither listed nor counted as finished
     assert [row["case"] for row in volumes(out)] == ["a"]
-    console = quiet()
+    console = new_console()
     predict(run, inputs, out, fold=0, console=console)
-    assert "1 of 2 inputs are predicted already" in said(console)
+    assert "1 of 2 inputs are predicted already" in printed(console)
 
 
-def test_predictions_with_other_settings_are_not_done_even_if_the_next_run_is_killed(tmp_path):
+def test_predictions_with_other_settings_do_not_count_as_finished_even_if_the_next_run_is_killed(tmp_path):
     folder = OutputFolder(tmp_path, ("background", "lesion"))
     folder.check_settings({"threshold": None}, overwrite=False)
     folder.volumes = {"a": [Volume("a", "lesion", "", "", "1", "1.0", "")]}
@@ -619,20 +623,20 @@ def test_a_foreign_volumes_file_is_not_overwritten(run, tmp_path):
     assert "barrel" in (tmp_path / "out" / "volumes.csv").read_text()
 
 
-def test_an_unfinished_run_says_what_it_predicts_with(dataset, tmp_path):
+def test_predicting_with_an_unfinished_run_names_the_folds_it_leaves_out(dataset, tmp_path):
     source = write_nifti(tmp_path / "one.nii.gz", np.random.default_rng(0).uniform(0, 1, (32, 32)))
     run = make_run(tmp_path / "run", dataset, finished=[1], scored=False)
-    console = quiet()
+    console = new_console()
     predict(run, [source], tmp_path / "out", console=console)
-    assert "without fold 0, which is not finished" in said(console)
+    assert "without fold 0, which is not finished" in printed(console)
     run.fold(1).cases.unlink()
     with pytest.raises(ValueError, match=r"no finished fold to predict with.*--resume"):
         predict(run, [source], tmp_path / "out", console=console)
     predict(run, [source], tmp_path / "out", fold=1, console=console)
-    assert "fold 1 of" in said(console)
+    assert "fold 1 of" in printed(console)
 
 
-def test_inputs_are_looked_at_before_anything_is_loaded(run, tmp_path):
+def test_wrong_inputs_are_refused_before_anything_is_loaded(run, tmp_path):
     out = tmp_path / "out"
     facts = open_run(run).facts
     (tmp_path / "empty").mkdir()
@@ -653,12 +657,12 @@ def test_inputs_are_looked_at_before_anything_is_loaded(run, tmp_path):
         find_inputs([tmp_path], tmp_path, facts)
 
 
-def test_channels_are_the_last_axis(tmp_path):
+def test_the_last_axis_of_an_input_is_its_channels(tmp_path):
     dataset = make_prepared(tmp_path / "dataset", num_cases=4, size=(32, 32), num_channels=3)
     run = make_run(tmp_path / "run", dataset, options={"percentiles": [0, 100]}, scored=False)
     facts = open_run(run).facts
     values = np.random.default_rng(0).uniform(-5, 9, (20, 24, 6, 3)).astype(np.float32)
-    image = read_one(write_nifti(tmp_path / "volume.nii.gz", values), facts)
+    image = read_single_input(write_nifti(tmp_path / "volume.nii.gz", values), facts)
     low, high = values.min(axis=(0, 1, 2)), values.max(axis=(0, 1, 2))
     scaled = (values - low) / (high - low)
     np.testing.assert_allclose(image.stored / 32767, scaled.transpose(2, 3, 0, 1), atol=2e-5)
@@ -669,19 +673,19 @@ def test_channels_are_the_last_axis(tmp_path):
     )
     colours = (scaled[:, :, 0] * 255).astype(np.uint8)
     Image.fromarray(colours).save(tmp_path / "colours.png")
-    picture = read_one(tmp_path / "colours.png", facts)
+    picture = read_single_input(tmp_path / "colours.png", facts)
     np.testing.assert_array_equal(picture.stored[0], colours.transpose(2, 0, 1))
 
 
-def read_one(path: Path, facts: DatasetFacts) -> InputImage:
-    """The one input that a file is, or belongs to."""
+def read_single_input(path: Path, facts: DatasetFacts) -> InputImage:
+    """Read the only input that a file is or belongs to."""
     (case,) = find_inputs([path], path.parent / "out", facts)
     return read_input(case, facts)
 
 
 @pytest.fixture(scope="module")
 def two_channels(tmp_path_factory):
-    """A run of two channels, of volumes in nnU-Net's layout; with the folder of its raw dataset."""
+    """A run on two-channel volumes in nnU-Net's layout, its dataset, and the folder of the raw dataset."""
     root = tmp_path_factory.mktemp("nnunet")
     make_nnunet(root / "raw", num_cases=4, size=(32, 40))
     (raw,) = find_datasets("nnunet", root / "raw")
@@ -689,10 +693,10 @@ def two_channels(tmp_path_factory):
     return make_run(root / "run", dataset, scored=False), dataset, root / "raw"
 
 
-def test_a_raw_nnunet_dataset_goes_from_prepare_through_training_to_predictions_by_case(tmp_path):
+def test_a_raw_nnunet_dataset_can_be_prepared_trained_and_predicted_by_case(tmp_path):
     raw = make_nnunet(tmp_path / "raw", num_cases=4, size=(32, 32))
-    (found,) = find_datasets("nnunet", raw)
-    prepare_dataset(found, tmp_path / "data", workers=1)
+    (source,) = find_datasets("nnunet", raw)
+    prepare_dataset(source, tmp_path / "data", workers=1)
     options = {
         "name": "tiny",
         "data": {"dataset": str(tmp_path / "data"), "num_folds": 2},
@@ -729,7 +733,7 @@ def test_a_raw_nnunet_dataset_goes_from_prepare_through_training_to_predictions_
         np.testing.assert_array_equal(prob.affine, label.affine)
 
 
-def test_channels_in_files_of_their_own_are_those_that_were_prepared(two_channels):
+def test_channels_in_separate_files_are_read_as_they_were_prepared(two_channels):
     run, dataset, raw = two_channels
     facts = open_run(run).facts
     inputs = find_inputs([raw / "imagesTr"], raw / "out", facts)
@@ -739,39 +743,41 @@ def test_channels_in_files_of_their_own_are_those_that_were_prepared(two_channel
         np.testing.assert_array_equal(read_input(case, facts).stored, stored)
 
 
-def test_one_channel_of_a_case_brings_the_others_and_a_whole_file_stays_itself(two_channels, tmp_path):
+def test_naming_one_channel_file_finds_the_others_and_a_file_with_all_channels_is_one_case(
+    two_channels, tmp_path
+):
     run, dataset, raw = two_channels
     facts = open_run(run).facts
     files = [raw / "imagesTr" / f"brain_001_000{number}.nii.gz" for number in range(2)]
-    for named in (
+    for inputs in (
         files[:1],
         files[1:],
         files,
         [*reversed(files), raw / "imagesTr" / "brain_001_0000.nii.gz"],
     ):
-        (case,) = find_inputs(named, tmp_path, facts)
+        (case,) = find_inputs(inputs, tmp_path, facts)
         assert (case.name, case.files) == ("brain_001", tuple(files))
     channels = [np.asarray(nibabel.load(path).dataobj) for path in files]
     for name in ("whole", "scan_0000", "scan_0001", "year_2023"):
         write_nifti(tmp_path / f"{name}.nii.gz", np.stack(channels, axis=-1))
-        image = read_one(tmp_path / f"{name}.nii.gz", facts)
+        image = read_single_input(tmp_path / f"{name}.nii.gz", facts)
         assert image.case.name == name
         stored = np.load(dataset.folder.path / "images" / "brain_001.npy")
         np.testing.assert_array_equal(image.stored, stored)
     assert len(find_inputs([tmp_path], tmp_path / "out", facts)) == 4
 
 
-def test_a_volume_with_as_many_slices_as_there_are_channels_is_one_channel(two_channels, tmp_path):
+def test_a_volume_with_as_many_slices_as_channels_is_read_as_one_channel(two_channels, tmp_path):
     run, _, raw = two_channels
     for number in range(2):
         values = nibabel.load(raw / "imagesTr" / f"brain_001_000{number}.nii.gz").dataobj[:, :, 2:4]
         write_nifti(tmp_path / f"thin_000{number}.nii.gz", values)
-    image = read_one(tmp_path / "thin_0000.nii.gz", open_run(run).facts)
+    image = read_single_input(tmp_path / "thin_0000.nii.gz", open_run(run).facts)
     assert (image.case.name, image.space) == ("thin", (32, 40, 2))
     assert image.stored.shape == (2, 2, 32, 40)
 
 
-def test_coloured_frames_are_images_of_their_own(tmp_path):
+def test_each_coloured_frame_is_a_separate_image(tmp_path):
     dataset = make_prepared(tmp_path / "dataset", num_cases=4, size=(32, 32), num_channels=3)
     facts = open_run(make_run(tmp_path / "run", dataset, scored=False)).facts
     (tmp_path / "in").mkdir()
@@ -788,7 +794,7 @@ def test_coloured_frames_are_images_of_their_own(tmp_path):
         np.testing.assert_array_equal(read_input(case, facts).stored[0], expected)
 
 
-def test_with_one_channel_a_name_may_end_in_0000(run, tmp_path):
+def test_a_name_of_a_one_channel_image_may_end_in_0000(run, tmp_path):
     values = np.random.default_rng(0).uniform(0, 1, (32, 32)).astype(np.float32)
     inputs = [write_nifti(tmp_path / f"scan_000{number}.nii.gz", values) for number in range(2)]
     predict(run, inputs[:1], tmp_path / "out")
@@ -797,7 +803,7 @@ def test_with_one_channel_a_name_may_end_in_0000(run, tmp_path):
     assert names == ["scan_0000", "scan_0001"]
 
 
-def test_a_case_without_one_of_its_channels_or_with_one_elsewhere_is_named(two_channels, tmp_path):
+def test_a_case_with_a_missing_or_misaligned_or_extra_channel_is_named(two_channels, tmp_path):
     run, _, raw = two_channels
     source = tmp_path / "in"
     shutil.copytree(raw / "imagesTr", source)
@@ -821,7 +827,7 @@ def test_a_case_without_one_of_its_channels_or_with_one_elsewhere_is_named(two_c
     assert {path.name for path in (tmp_path / "out").glob("*mask*")} == {"brain_004_mask.nii.gz"}
 
 
-def test_channels_of_another_shape_are_named(two_channels, tmp_path):
+def test_a_channel_of_a_different_shape_is_named(two_channels, tmp_path):
     run, _, raw = two_channels
     shutil.copy(raw / "imagesTr" / "brain_001_0000.nii.gz", tmp_path / "a_0000.nii.gz")
     short = np.asarray(nibabel.load(raw / "imagesTr" / "brain_001_0001.nii.gz").dataobj)[:-2]
@@ -829,10 +835,10 @@ def test_channels_of_another_shape_are_named(two_channels, tmp_path):
     with pytest.raises(
         ValueError, match=r"a_0001.* has shape \(30, 40, 6\), but image .*a_0000.* has \(32, 40, 6\)"
     ):
-        read_one(tmp_path / "a_0000.nii.gz", open_run(run).facts)
+        read_single_input(tmp_path / "a_0000.nii.gz", open_run(run).facts)
 
 
-def test_the_facts_of_a_dataset_outlive_it(run, dataset):
+def test_a_run_keeps_the_facts_of_its_dataset(run, dataset):
     facts = DatasetFacts.model_validate_json(run.dataset.read_bytes())
     assert facts.class_names == dataset.manifest.class_names
     assert (facts.mean, facts.std, facts.channels) == (

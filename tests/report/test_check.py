@@ -108,10 +108,10 @@ class TestSoundDatasets:
     )
     def test_a_sound_dataset_has_no_problems_and_every_case_is_counted(self, tmp_path, options):
         dataset = make_prepared(tmp_path / "data", **options)
-        seen = []
-        report = check_dataset(tmp_path / "data", on_case=lambda done, total: seen.append((done, total)))
+        progress = []
+        report = check_dataset(tmp_path / "data", on_case=lambda done, total: progress.append((done, total)))
         assert report.problems == ()
-        assert seen == [(done, len(dataset)) for done in range(1, len(dataset) + 1)]
+        assert progress == [(done, len(dataset)) for done in range(1, len(dataset) + 1)]
         assert report.readable.all()
         assert not np.isnan(report.foreground).any()
         files = [path for path in (tmp_path / "data").rglob("*") if path.is_file()]
@@ -207,7 +207,7 @@ class TestDamage:
             problems = check_dataset(folder).problems
             assert problems[0].startswith("images/scan000.npy is not the file that was prepared"), position
 
-    def test_pickles_and_archives_are_not_arrays(self, folder):
+    def test_pickles_and_archives_are_not_read_as_arrays(self, folder):
         store(folder, "images", "scan000", np.array([{"a": 1}], dtype=object))
         with (folder / "images" / "scan001.npy").open("wb") as file:
             np.savez(file, image=np.zeros(3))
@@ -226,7 +226,7 @@ class TestDamage:
         )
         assert not report.readable[1]
 
-    def test_a_linked_folder_and_a_circle_of_links_are_refused(self, folder, tmp_path):
+    def test_a_linked_folder_and_a_cycle_of_links_are_refused(self, folder, tmp_path):
         (folder / "truth").rename(tmp_path / "truth")
         (folder / "truth").symlink_to(tmp_path / "truth")
         path = folder / "images" / "scan000.npy"
@@ -312,7 +312,7 @@ class TestManifest:
 
 
 class TestValues:
-    def test_another_dtype_and_another_shape_are_named_with_what_the_manifest_says(self, folder):
+    def test_another_dtype_and_another_shape_are_named_with_the_expected_ones(self, folder):
         store(folder, "images", "scan000", np.zeros((1, 1, 30, 30), dtype=np.float32))
         store(folder, "masks", "scan001", np.zeros((1, 3, 1, 30, 5), dtype=np.uint8))
         store(folder, "truth", "scan002", np.ones((2, 2, 30, 30), dtype=np.float32))
@@ -400,7 +400,7 @@ class TestWarnings:
         names = "scan000 channel1, scan001 channel0 channel1, scan005 channel0 channel1"
         assert report.warnings == (f"3 images ({names}) with a single grey value",)
 
-    def test_cases_and_raters_without_any_drawing_give_a_warning(self, folder):
+    def test_cases_and_raters_with_only_empty_masks_give_a_warning(self, folder):
         for number in range(6):
             alter(folder, "masks", f"scan00{number}", lambda masks: masks[:, 2].fill(0))
         alter(folder, "masks", "scan003", lambda masks: masks.fill(0))
@@ -411,7 +411,7 @@ class TestWarnings:
         )
         assert report.empty[:, 2].all()
         assert report.empty[3].all()
-        # empty against empty is agreement
+        # two empty masks agree
         assert report.agreement[3].tolist() == [1, 1, 1]
 
     def test_files_that_the_manifest_does_not_list_give_a_warning(self, folder):

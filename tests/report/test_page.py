@@ -299,9 +299,9 @@ def test_an_unfinished_run_is_left_out_of_a_comparison_and_refused_if_it_is_the_
     _, runs = small
     first, second = runs.values()
     second.cases.unlink()
-    found = find_runs([tmp_path / "runs"])
-    assert list(found.runs) == [NAMES[0]]
-    assert found.notices == ("The run method1 is not finished and is left out.",)
+    selection = find_runs([tmp_path / "runs"])
+    assert list(selection.runs) == [NAMES[0]]
+    assert selection.notices == ("The run method1 is not finished and is left out.",)
     with pytest.raises(ValueError, match="method1 is not finished: continue with `semidice train --resume`"):
         find_runs([second.path])
     first.cases.unlink()
@@ -409,9 +409,9 @@ def test_the_command_prints_the_paths_it_wrote_and_accepts_a_moved_dataset(small
     out = tmp_path / "new" / "report.html"
     options = PageOptions(title="Mine", figures=False)
     run_report([run.path for run in runs.values()], out, console, options, dataset=moved)
-    words = console.file.getvalue()
-    assert f"wrote {out} (0." in words
-    assert f"tables and figures to {out.parent / 'report_files'}" in words
+    text = console.file.getvalue()
+    assert f"wrote {out} (0." in text
+    assert f"tables and figures to {out.parent / 'report_files'}" in text
     assert "<title>Mine</title>" in out.read_text()
 
 

@@ -157,15 +157,15 @@ def test_every_control_has_a_name_and_shows_its_focus(opened):
     assert order[0] == 1
     assert all(below <= above + 1 for above, below in pairwise(order))
     assert opened.evaluate("document.documentElement.lang") == "en"
-    seen = set()
+    focused = set()
     for _ in range(60):
         opened.keyboard.press("Tab")
         name, outline = opened.evaluate(
             "(at => [at.id || at.className, getComputedStyle(at).outlineStyle])(document.activeElement)"
         )
         assert outline == "solid", name
-        seen.add(name)
-    assert {"theme", "filter-text", "viewer", "opacity", "outlines", "zoom"} <= seen
+        focused.add(name)
+    assert {"theme", "filter-text", "viewer", "opacity", "outlines", "zoom"} <= focused
 
 
 @pytest.mark.parametrize("width", [320, 375, 768])

@@ -329,7 +329,7 @@ def test_the_outline_of_each_rater_encloses_the_mask(opened, built):
 
 
 def enclosed(path):
-    """Area of a path by the shoelace formula; holes count against it."""
+    """Area of a path by the shoelace formula; holes are subtracted."""
     area = 0
     for loop in path.removesuffix("Z").split("Z"):
         points = np.array([[int(n) for n in point.split()] for point in re.split("[ML]", loop)[1:]])

@@ -1,4 +1,4 @@
-"""The paper's tables on small data in the published layouts: every cell traced, every conclusion checked."""
+"""The paper's tables on small data in the published layouts: every cell and every conclusion is checked."""
 
 import csv
 import dataclasses
@@ -45,7 +45,7 @@ SMALL = (
     "model.encoder=none",
     "model.weights=none",
     "model.options.channels=[8, 16]",
-    # no running means, which two steps leave far off: what is predicted depends on the method
+    # no running means: after two steps they are far off and hide the differences between methods
     "model.options.norm=group",
 )
 QUICK = (
@@ -57,22 +57,22 @@ QUICK = (
 )
 
 
-def a_console():
+def new_console():
     return Console(file=io.StringIO(), width=200)
 
 
 def reproduce(table, data, out, **options):
-    """Results and everything that was printed."""
-    console = a_console()
+    """Run `semidice reproduce`; return its results and the printed text."""
+    console = new_console()
     options = {"epochs": 1, "folds": 1, "overrides": [*SMALL, *QUICK], "accelerator": "cpu", **options}
     return run_reproduce(table, data, out, console=console, **options), console.file.getvalue()
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """Two tasks of QUBIQ, LiTS and KiTS, prepared as the messages say."""
+    """Two tasks of QUBIQ, LiTS and KiTS, prepared with the commands that the messages name."""
     raw, out = tmp_path_factory.mktemp("raw"), tmp_path_factory.mktemp("data")
-    console, small = a_console(), PrepareRequest(size=(32, 32), workers=1)
+    console, small = new_console(), PrepareRequest(size=(32, 32), workers=1)
     qubiq = make_qubiq(raw / "qubiq", datasets=("brain-tumor", "kidney"), num_cases=8)
     run_prepare("qubiq", qubiq, out, dataclasses.replace(small, tasks=TASKS), console=console)
     run_prepare("lits", make_lits(raw / "lits", num_cases=4), out / "lits", small, console=console)
@@ -82,7 +82,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def reproduced(data, tmp_path_factory):
-    """All tables, one run folder."""
+    """All tables, reproduced in one output folder."""
     out = tmp_path_factory.mktemp("reproduced")
     results, printed = reproduce("all", data, out)
     return results, out, printed
@@ -96,15 +96,15 @@ def records_of(out, table):
 # the paper
 
 
-@pytest.mark.skipif(not PAPER.is_dir(), reason="the paper is not beside the repository")
-def test_the_shipped_figures_are_those_of_the_paper_value_by_value():
+@pytest.mark.skipif(not PAPER.is_dir(), reason="the paper is not next to the repository")
+def test_the_shipped_values_equal_those_of_the_paper():
     original = yaml.safe_load((PAPER / "tables.yaml").read_text())
     shipped = {name: table for name, table in paper_yaml().items() if name != "marked"}
     assert shipped == original
     assert set(paper_tables()) == set(original)
 
 
-@pytest.mark.skipif(not PAPER.is_dir(), reason="the paper is not beside the repository")
+@pytest.mark.skipif(not PAPER.is_dir(), reason="the paper is not next to the repository")
 @pytest.mark.parametrize(
     ("table", "label"),
     [
@@ -117,49 +117,49 @@ def test_the_shipped_figures_are_those_of_the_paper_value_by_value():
         ("kde_bandwidth", "bandwidth"),
     ],
 )
-def test_figures_and_marks_are_the_cells_of_the_paper_s_own_table(table, label):
+def test_shipped_values_and_marks_equal_the_cells_of_the_latex_table(table, label):
     text = (PAPER / "dice_semimetric_losses.tex").read_text()
     body = text[text.index(rf"\label{{tb:{label}}}") :].split(r"\end{tabular}")[0]
     cells = re.findall(r"&\s*(\\cellcolor\{red!15\}\{)?(\d+\.\d\d)\}?", body)
     figures = paper_values(table)
-    ours = [
+    shipped = [
         (value, column in figures.best[key])
         for key in figures.values
         for column, value in figures.values[key].items()
     ]
-    theirs = [(float(number), bool(mark)) for mark, number in cells]
-    # the paper puts LiTS and KiTS of a metric side by side, we below each other
-    assert sorted(ours) == sorted(theirs)
+    latex = [(float(number), bool(mark)) for mark, number in cells]
+    # the paper puts LiTS and KiTS next to each other, the shipped table one below the other
+    assert sorted(shipped) == sorted(latex)
     if table != "lits_kits":
-        assert ours == theirs
+        assert shipped == latex
 
 
-def test_over_all_tasks_the_paper_takes_the_mean_of_their_means():
+def test_the_paper_s_value_over_all_tasks_is_the_mean_of_the_task_means():
     for table in ("qubiq_labels", "qubiq_sota"):
         paper = paper_values(table)
         for key in [key for key in paper.values if key.name == "all"]:
             for column, value in paper.values[key].items():
                 mean = np.mean([paper.values[RowKey(task, key.metric)][column] for task in QUBIQ])
-                # figures are rounded; this one of the paper is not the mean of its column
+                # values are rounded; the paper's value for mrnet is not the mean of its column
                 slack = 0.12 if column == "mrnet" else 0.011
                 assert abs(value - mean) < slack
 
 
 @pytest.mark.parametrize("table", list(CONCLUSIONS))
-def test_every_conclusion_holds_for_the_paper_s_own_figures(table):
+def test_every_conclusion_holds_for_the_paper_s_own_values(table):
     for sentence, judge in CONCLUSIONS[table].items():
         assert judge(paper_values(table)).outcome == "holds", sentence
 
 
-# conclusions on numbers made by hand
+# conclusions for values chosen by hand
 
 
 def changed(table, key, *, best=None, **values):
-    """The paper's figures with other values in one row, and other marks."""
+    """The paper's values with changed values and marks in one row."""
     paper = paper_values(table)
     cells = {**paper.values[key], **values}
     marks = paper.best.get(key, frozenset()) if best is None else frozenset(best)
-    pairs = frozenset((one, other) for one in marks for other in cells if other not in marks)
+    pairs = frozenset((better, worse) for better in marks for worse in cells if worse not in marks)
     return dataclasses.replace(
         paper,
         values={**paper.values, key: cells},
@@ -182,7 +182,7 @@ LITS, KITS = RowKey("lits", "dice"), RowKey("kits", "dice")
 ALL_DICE, ALL_BDICE = RowKey("all", "dice"), RowKey("all", "bdice")
 R18 = RowKey("unet_resnet18 on lits", "dice")
 CASES = [
-    # a mean that turns round; the same mean without significance
+    # a mean with the opposite order; the same mean without significance
     ("sdl_against_dml", "DML1 beats", changed("sdl_against_dml", LITS, dml1=58.0), "fails"),
     ("sdl_against_dml", "DML1 beats", changed("sdl_against_dml", LITS, best={"sdl", "dml1"}), "tendency"),
     ("sdl_against_dml", "DML2 beats", changed("sdl_against_dml", KITS, dml2=60.0), "fails"),
@@ -265,17 +265,17 @@ CASES = [
 
 
 @pytest.mark.parametrize(("table", "sentence", "values", "expected"), CASES)
-def test_a_conclusion_that_our_numbers_contradict_fails(table, sentence, values, expected):
+def test_a_conclusion_that_the_values_contradict_fails(table, sentence, values, expected):
     assert outcome(table, sentence, values).outcome == expected
 
 
-def test_every_conclusion_is_seen_to_fail():
-    shown = {(table, sentence) for table, sentence, _, expected in CASES if expected == "fails"}
+def test_every_conclusion_has_a_case_in_which_it_fails():
+    failing = {(table, sentence) for table, sentence, _, expected in CASES if expected == "fails"}
     for table, conclusions in CONCLUSIONS.items():
         for sentence in conclusions:
-            # those on most tasks have their own test
+            # conclusions on most tasks have their own test
             if "on most tasks" not in sentence:
-                assert any(table == name and sentence.startswith(start) for name, start in shown), sentence
+                assert any(table == name and sentence.startswith(start) for name, start in failing), sentence
 
 
 def test_soft_labels_need_to_win_on_more_than_half_of_the_tasks():
@@ -299,32 +299,32 @@ def test_a_lower_calibration_error_is_the_better_one():
 
 
 @pytest.mark.parametrize("table", list(CONCLUSIONS))
-def test_without_numbers_every_conclusion_is_unknown(table):
+def test_every_conclusion_is_unknown_without_values(table):
     empty = TableValues(paper_values(table).columns, {})
     assert {judge(empty).outcome for judge in CONCLUSIONS[table].values()} == {"unknown"}
 
 
-def test_if_no_difference_is_significant_among_the_best_is_unknown():
+def test_being_among_the_best_is_unknown_if_no_difference_is_significant():
     columns = paper_values("kde_bandwidth").columns
     figures = changed("kde_bandwidth", KITS, best=columns)
     figures = dataclasses.replace(figures, best={LITS: frozenset(columns), KITS: frozenset(columns)})
     assert outcome("kde_bandwidth", "1e-3 is among", figures).outcome == "unknown"
 
 
-def test_a_conclusion_is_checked_on_the_datasets_that_have_numbers():
+def test_a_conclusion_is_checked_on_the_datasets_that_have_values():
     verdict = outcome("distillation_terms", "KDE adds", without("distillation_terms", KITS))
     assert verdict == ("holds", "on 1 of 1, significantly on 1")
     assert outcome("kde_bandwidth", "the best", without("kde_bandwidth", KITS)).outcome == "unknown"
 
 
-def test_equal_order_marks_and_close_numbers_are_counted():
+def test_equal_orders_equal_marks_and_close_values_are_counted():
     paper = paper_values("ce_against_dml")
     assert count_same_order(paper, paper) == (3, 3)
     assert count_same_marks(paper, paper) == (6, 6)
-    turned = changed("ce_against_dml", LITS, best={"ce"}, ce=60.5)
-    assert count_same_order(turned, paper) == (2, 3)
-    assert count_same_marks(turned, paper) == (4, 6)
-    assert count_close(turned, paper, points=1.0) == (5, 6)
+    reversed_order = changed("ce_against_dml", LITS, best={"ce"}, ce=60.5)
+    assert count_same_order(reversed_order, paper) == (2, 3)
+    assert count_same_marks(reversed_order, paper) == (4, 6)
+    assert count_close(reversed_order, paper, points=1.0) == (5, 6)
 
 
 # the methods behind the cells
@@ -343,7 +343,7 @@ def methods_on(dataset):
     return [variant.name for variant in grid]
 
 
-def test_every_cell_of_the_paper_has_a_run_and_nothing_else_is_run():
+def test_every_cell_of_the_paper_has_a_run_and_there_are_no_other_runs():
     used = set()
     for table in paper_tables().values():
         for row in table.rows:
@@ -352,24 +352,24 @@ def test_every_cell_of_the_paper_has_a_run_and_nothing_else_is_run():
     assert used == {*methods_on("kidney"), *methods_on("lits")}
 
 
-def options_of(name, dataset, tmp_path):
+def recipe_of(name, dataset, tmp_path):
     return variant_of(name, dataset, data=tmp_path, out=tmp_path / "out").recipe
 
 
-def test_methods_are_what_the_paper_says_of_them(tmp_path):
-    recipe = options_of("unet_resnet18_distillation_sdl", "lits", tmp_path)
+def test_recipes_of_methods_have_the_options_of_the_paper(tmp_path):
+    recipe = recipe_of("unet_resnet18_distillation_sdl", "lits", tmp_path)
     assert (recipe.loss.form, recipe.teacher.calibration) == ("relaxed", "none")
     assert recipe.teacher.run == tmp_path / "out" / "lits" / "unet_resnet50_hard"
     assert recipe.schedule.epochs == 60
-    recipe = options_of("unet_resnet18_distillation_h5e-5", "kits", tmp_path)
+    recipe = recipe_of("unet_resnet18_distillation_h5e-5", "kits", tmp_path)
     assert (recipe.teacher.bandwidth, recipe.teacher.calibration) == (5e-5, "kde")
-    assert options_of("unet_resnet18_distillation", "kits", tmp_path).teacher.bandwidth == 1e-3
-    assert options_of("unet_resnet18_distillation_ce", "kits", tmp_path).teacher.terms == ("cross_entropy",)
-    recipe = options_of("weighted_dml2", "kidney", tmp_path)
+    assert recipe_of("unet_resnet18_distillation", "kits", tmp_path).teacher.bandwidth == 1e-3
+    assert recipe_of("unet_resnet18_distillation_ce", "kits", tmp_path).teacher.terms == ("cross_entropy",)
+    recipe = recipe_of("weighted_dml2", "kidney", tmp_path)
     assert (recipe.label.maker, recipe.loss.form, recipe.schedule.epochs) == ("dice_weighted", "product", 150)
-    recipe = options_of("ce", "kidney", tmp_path)
+    recipe = recipe_of("ce", "kidney", tmp_path)
     assert (recipe.label.maker, recipe.loss.region_weight) == ("majority", 0)
-    recipe = options_of("deeplabv3plus_resnet18_smoothing", "lits", tmp_path)
+    recipe = recipe_of("deeplabv3plus_resnet18_smoothing", "lits", tmp_path)
     assert (recipe.model.architecture, recipe.model.encoder) == ("deeplabv3plus", "tu-resnet18")
     assert recipe.label.smoothing == "uniform"
 
@@ -421,9 +421,9 @@ def test_methods_are_what_the_paper_says_of_them(tmp_path):
         ),
     ],
 )
-def test_columns_are_the_methods_of_their_names(table, row, dataset, expected):
-    (found,) = [each for each in paper_tables()[table].rows if each.key.name == row]
-    assert {column: runs[dataset] for column, runs in found.runs.items()} == expected
+def test_each_column_uses_the_runs_of_its_method(table, row, dataset, expected):
+    (table_row,) = [each for each in paper_tables()[table].rows if each.key.name == row]
+    assert {column: runs[dataset] for column, runs in table_row.runs.items()} == expected
 
 
 def test_our_method_weights_raters_equally_on_the_task_where_they_disagree_most():
@@ -445,11 +445,11 @@ def test_tables_share_runs_and_teachers_come_first(tmp_path):
     assert "unet_resnet18_distillation" in folders["lits_kits"] & folders["kde_bandwidth"]
 
 
-# our figures
+# our values
 
 
-def a_table(method, values):
-    """A case table of one method; `values` by (patient, case)."""
+def case_table(method, values):
+    """A case table of one method; the keys of `values` are (patient, case)."""
     return CaseTable.from_rows(
         CaseRow(case, patient, 0, method, "mean", metric, value)
         for (patient, case), value in values.items()
@@ -457,17 +457,17 @@ def a_table(method, values):
     )
 
 
-def many_cases(rng, mean, num_cases):
+def random_cases(rng, mean, num_cases):
     return {(f"p{number}", f"p{number}"): mean + rng.normal(0, 0.02) for number in range(num_cases)}
 
 
-def test_over_several_tasks_each_task_counts_the_same_and_tests_resample_within_tasks():
+def test_tasks_have_equal_weight_in_a_mean_and_tests_resample_within_tasks():
     rng = np.random.default_rng(0)
     runs = {}
-    # far apart, of very different size, and a small gain in each
+    # means far apart, very different numbers of cases, and a small gain in each task
     for task, level, num_cases in (("kidney", 0.5, 10), ("brain_growth", 0.9, 40)):
         for method, gain in (("ce", 0.0), ("majority", 0.03)):
-            runs[task, method] = a_table(method, many_cases(rng, level + gain, num_cases))
+            runs[task, method] = case_table(method, random_cases(rng, level + gain, num_cases))
     table = paper_tables()["ce_against_dml"]
     figures = our_values(table, runs)
     key = RowKey("qubiq", "dice")
@@ -489,22 +489,22 @@ def test_the_spread_between_tasks_is_not_part_of_the_uncertainty():
     for task, gain in (("kidney", 0.13), ("brain_growth", 0.01)):
         noise[task] = rng.normal(0, 0.03, sizes[task])
         base = {(f"p{n}", f"p{n}"): 0.7 for n in range(sizes[task])}
-        runs[task, "ce"] = a_table("ce", base)
+        runs[task, "ce"] = case_table("ce", base)
         better = {key: 0.7 + gain + noise[task][n] for n, key in enumerate(base)}
-        runs[task, "majority"] = a_table("majority", better)
+        runs[task, "majority"] = case_table("majority", better)
     (row,) = [row for row in paper_tables()["ce_against_dml"].rows if row.key.name == "qubiq"]
     comparison = compare_scores(row_scores(row, runs))
-    # by hand: variance of a mean of two means, each of independent cases
+    # computed by hand: the standard error of a mean of two means over independent cases
     error = np.sqrt(sum(noise[task].var() / sizes[task] for task in sizes) / 4)
-    half = (comparison.high - comparison.low)[1, 0] / 2
-    # 1.96 standard errors of the normal law; the studentised bootstrap is a little wider
-    assert 1.85 < half / error < 2.2
+    half_width = (comparison.high - comparison.low)[1, 0] / 2
+    # 1.96 standard errors for a normal distribution; the studentised bootstrap is a little wider
+    assert 1.85 < half_width / error < 2.2
 
 
-def test_tasks_of_one_folder_share_their_patients():
+def test_tasks_of_one_qubiq_folder_share_their_patients():
     rng = np.random.default_rng(0)
     runs = {
-        (task, method): a_table(method, many_cases(rng, 0.8, 6))
+        (task, method): case_table(method, random_cases(rng, 0.8, 6))
         for task in ("prostate_task1", "prostate_task2", "kidney")
         for method in ("ce", "majority")
     }
@@ -514,10 +514,10 @@ def test_tasks_of_one_folder_share_their_patients():
     assert len(set(scores.patients)) == 12
 
 
-def test_a_column_without_a_run_on_one_of_the_tasks_stays_empty_over_all():
+def test_a_column_that_lacks_a_run_on_one_task_has_no_value_over_all_tasks():
     rng = np.random.default_rng(0)
     runs = {
-        (task, method): a_table(method, many_cases(rng, 0.8, 6))
+        (task, method): case_table(method, random_cases(rng, 0.8, 6))
         for task in TASKS
         for method in ("majority", "uniform", "random")
     }
@@ -527,22 +527,22 @@ def test_a_column_without_a_run_on_one_of_the_tasks_stays_empty_over_all():
     assert set(figures.values[RowKey("brain_tumor_task2", "dice")]) == {"majority", "uniform", "random"}
 
 
-def test_some_of_the_tasks_are_compared_with_the_paper_s_mean_of_the_same_tasks():
+def test_a_subset_of_tasks_is_compared_with_the_paper_s_mean_over_the_same_tasks():
     table = paper_tables()["qubiq_labels"]
     paper = comparable_paper_values(table, TASKS)
     assert paper.value(ALL_BDICE, "majority") == pytest.approx((38.68 + 62.47) / 2)
     assert paper.best[ALL_BDICE] == frozenset()
     assert comparable_paper_values(table, QUBIQ) == table.paper
-    # the paper has no figures of the tasks here
+    # the paper has no values of single tasks in this table
     assert (
         comparable_paper_values(paper_tables()["ce_against_dml"], TASKS).values[RowKey("qubiq", "dice")] == {}
     )
 
 
-# running
+# running the command
 
 
-def test_all_tables_run_on_the_published_layouts(reproduced):
+def test_all_tables_are_reproduced_from_the_published_layouts(reproduced):
     results, out, printed = reproduced
     assert set(results) == set(paper_tables())
     for name in results:
@@ -550,13 +550,13 @@ def test_all_tables_run_on_the_published_layouts(reproduced):
             assert (out / f"{name}{suffix}").stat().st_size > 50
         assert paper_tables()[name].title in printed
         assert "## Conclusions" in (out / f"{name}.md").read_text()
-        # every cell of the paper is there, with ours where there are data
+        # every cell of the paper is listed, with our value if the dataset exists
         records = records_of(out, name)
         assert len(records) == len(paper_tables()[name].paper.values) * len(
             paper_tables()[name].paper.columns
         )
-        there = [row for row in records if {"lits", "kits", *TASKS} & {*re.split(" on ", row["row"])}]
-        for row in there:
+        with_data = [row for row in records if {"lits", "kits", *TASKS} & {*re.split(" on ", row["row"])}]
+        for row in with_data:
             if (row["row"][:13], row["column"]) != ("unet_resnet50", "distillation"):
                 assert row["ours"], row
 
@@ -568,9 +568,9 @@ def test_tables_share_run_folders(reproduced):
     assert {path.name for path in (out / "kidney").iterdir()} == set(methods_on("kidney"))
 
 
-def test_every_number_can_be_traced_to_the_case_tables(reproduced):
+def test_every_value_is_a_mean_of_the_case_tables(reproduced):
     _, out, printed = reproduced
-    # by hand: plain means over the rows of each run's Parquet file
+    # computed by hand: plain means over the rows of each run's Parquet file
     traced = 0
     for name in paper_tables():
         if name == "rater_agreement":
@@ -592,7 +592,7 @@ def test_every_number_can_be_traced_to_the_case_tables(reproduced):
             assert f"{float(record['ours']):.2f}" in printed
             traced += 1
     assert traced > 150
-    # a cell that took another run's number would show
+    # values in a row differ, so a cell with the value of another run would be found
     for name in ("lits_kits", "sdl_against_dml", "qubiq_labels"):
         for row in {(record["row"], record["metric"]) for record in records_of(out, name)}:
             ours = [
@@ -603,7 +603,7 @@ def test_every_number_can_be_traced_to_the_case_tables(reproduced):
             assert len(set(ours)) == len(ours), (name, row, ours)
 
 
-def test_rater_agreement_is_the_mean_dice_against_the_majority(reproduced, data):
+def test_rater_agreement_is_the_mean_dice_with_the_majority(reproduced, data):
     _, out, _ = reproduced
     for record in records_of(out, "rater_agreement"):
         if record["row"] not in TASKS:
@@ -612,11 +612,11 @@ def test_rater_agreement_is_the_mean_dice_against_the_majority(reproduced, data)
         dataset = Dataset(data / record["row"])
         dice = np.full(dataset.present.shape, np.nan)
         for number in range(len(dataset)):
-            here = dataset.present[number]
-            masks = dataset.masks(number)[here] > 0
-            majority = masks.sum(0) * 2 > here.sum()
+            present = dataset.present[number]
+            masks = dataset.masks(number)[present] > 0
+            majority = masks.sum(0) * 2 > present.sum()
             both, sizes = (masks & majority).sum((1, 2)), masks.sum((1, 2)) + majority.sum()
-            dice[number, here] = np.where(sizes == 0, 1.0, 2 * both / np.maximum(sizes, 1))
+            dice[number, present] = np.where(sizes == 0, 1.0, 2 * both / np.maximum(sizes, 1))
         expected = len(dataset.manifest.raters)
         if record["column"] == "dice":
             expected = 100 * np.nanmean(np.nanmean(dice, 0))
@@ -625,7 +625,7 @@ def test_rater_agreement_is_the_mean_dice_against_the_majority(reproduced, data)
     assert table.columns["case"][0].startswith("brain_tumor_task2/")
 
 
-def test_run_again_nothing_is_trained_and_the_table_is_the_same(reproduced, data, tmp_path):
+def test_a_second_run_trains_nothing_and_writes_the_same_table(reproduced, data, tmp_path):
     _, out, _ = reproduced
     before = (out / "distillation_terms.csv").read_text()
     log = out / "lits" / "unet_resnet18_hard" / "fold_0" / "log.jsonl"
@@ -636,7 +636,7 @@ def test_run_again_nothing_is_trained_and_the_table_is_the_same(reproduced, data
     assert "trainings to run" not in printed
 
 
-def test_after_a_move_nothing_is_trained_again_and_the_table_is_the_same(reproduced, data, tmp_path):
+def test_a_run_in_a_moved_folder_trains_nothing_and_writes_the_same_table(reproduced, data, tmp_path):
     _, out, _ = reproduced
     moved = tmp_path / "moved"
     for dataset in ("lits", "kits"):
@@ -652,32 +652,32 @@ def test_after_a_move_nothing_is_trained_again_and_the_table_is_the_same(reprodu
     assert (moved / "distillation_terms.csv").read_text() == (out / "distillation_terms.csv").read_text()
 
 
-def test_list_shows_trainings_and_time_and_starts_nothing(data, tmp_path):
+def test_list_only_prints_trainings_and_time_and_starts_nothing(data, tmp_path):
     results, printed = reproduce("all", data, tmp_path / "out", list_only=True)
     assert results == {}
     assert not (tmp_path / "out").exists()
     lines = {line.split()[0]: line.split()[1:] for line in printed.splitlines() if line.split()}
-    # one fold: five labels on seven tasks, of which two are there
+    # one fold: five labels on seven tasks; two of the tasks exist here
     assert lines["qubiq_labels"][:7] == ["2", "of", "7", "35", "10", "0", "10"]
     assert lines["rater_agreement"] == ["2", "of", "7", "0", "0", "0", "0"]
     assert lines["lits_kits"][3:7] == ["28", "28", "0", "28"]
-    # 12 methods on 7 tasks and 24 on two: less than the sum of the tables
+    # 12 methods on 7 tasks and 24 methods on 2: fewer than the sum over the tables
     assert re.search(r"shared runs once +4 of 9 +132 +72 +0 +72", printed)
     assert "min" in lines["qubiq_labels"]
 
 
-def test_finished_trainings_are_not_counted_as_left(reproduced, data):
+def test_finished_trainings_are_not_counted_as_remaining(reproduced, data):
     _, out, _ = reproduced
     _, printed = reproduce("kde_bandwidth", data, out, list_only=True)
     assert re.search(r"kde_bandwidth +2 of 2 +16 +16 +16 +0\s*$", printed, re.MULTILINE)
 
 
-def test_an_estimate_is_steps_times_the_time_of_a_step(data, tmp_path):
+def test_the_estimated_time_is_the_number_of_steps_times_the_time_of_a_step(data, tmp_path):
     variant = variant_of(
         "majority", "kidney", data=data, out=tmp_path, overrides=[*SMALL, *QUICK, "schedule.epochs=30"]
     )
     manifest = read_manifest(data / "kidney")
-    # 8 cases, half of them in a training of two folds, batches of 4
+    # 8 cases; each of two folds trains on half of them; batches of 4
     assert num_steps(variant.recipe, manifest) == 30
 
     class Fixed(StepTimes):
@@ -697,7 +697,7 @@ def test_an_estimate_is_steps_times_the_time_of_a_step(data, tmp_path):
     assert total == pytest.approx(2 * steps * 0.5 * (1 + 1 + 1 / 3))
 
 
-def test_a_step_is_measured_without_touching_the_random_numbers(data, tmp_path):
+def test_measuring_a_step_does_not_change_the_random_state(data, tmp_path):
     recipe = read_recipe("quick", [f"data.dataset={data / 'kidney'}", "augment.crop=[32, 32]"])
     manifest = read_manifest(data / "kidney")
     state = torch.get_rng_state()
@@ -712,7 +712,7 @@ def test_a_step_is_measured_without_touching_the_random_numbers(data, tmp_path):
     assert times.seconds(unknown, manifest) is None
 
 
-def test_a_missing_task_is_named_with_its_path_and_the_command_that_makes_it(data, tmp_path):
+def test_a_missing_task_is_named_with_its_path_and_the_command_that_prepares_it(data, tmp_path):
     _, printed = reproduce("rater_agreement", data, tmp_path / "out")
     assert (
         f"no dataset prostate_task1: {data / 'prostate_task1' / 'manifest.json'} does not exist; "
@@ -721,8 +721,8 @@ def test_a_missing_task_is_named_with_its_path_and_the_command_that_makes_it(dat
     assert "no dataset kidney" not in printed
 
 
-def test_without_any_dataset_it_names_the_missing_files(tmp_path):
-    console = a_console()
+def test_the_missing_files_are_named_if_there_is_no_dataset(tmp_path):
+    console = new_console()
     with pytest.raises(ValueError, match="has no dataset of table kde_bandwidth"):
         run_reproduce("kde_bandwidth", tmp_path, tmp_path / "out", console=console, accelerator="cpu")
     printed = console.file.getvalue()
@@ -735,7 +735,7 @@ def test_without_any_dataset_it_names_the_missing_files(tmp_path):
 def test_a_dataset_that_cannot_be_read_is_named(data, tmp_path):
     shutil.copytree(data / "lits", tmp_path / "lits")
     (tmp_path / "lits" / "manifest.json").write_text("{}")
-    console = a_console()
+    console = new_console()
     with pytest.raises(ValueError, match="has no dataset of table"):
         run_reproduce("kde_bandwidth", tmp_path, tmp_path / "out", console=console, accelerator="cpu")
     assert "manifest.json cannot be used" in console.file.getvalue()
@@ -754,17 +754,17 @@ def test_a_dataset_that_cannot_be_read_is_named(data, tmp_path):
 )
 def test_wrong_arguments_are_refused_before_anything_runs(table, options, message, data, tmp_path):
     with pytest.raises(ValueError, match=re.escape(message)):
-        run_reproduce(table, data, tmp_path / "out", console=a_console(), accelerator="cpu", **options)
+        run_reproduce(table, data, tmp_path / "out", console=new_console(), accelerator="cpu", **options)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_part_can_be_run_by_task_and_by_fold(data, tmp_path):
+def test_some_tasks_and_some_folds_can_be_run(data, tmp_path):
     results, printed = reproduce("ce_against_dml", data, tmp_path / "out", tasks=["kidney"], folds=2)
     figures = results["ce_against_dml"]
     assert set(figures.values) == {RowKey("qubiq", "dice")}
     assert figures.num_cases[RowKey("qubiq", "dice")] == len(Dataset(data / "kidney"))
     assert "qubiq (1 of 7 tasks)" in printed
-    # fewer folds again: the others are there, and are left out
+    # fewer folds than before: the other finished folds are left out
     results, _ = reproduce("ce_against_dml", data, tmp_path / "out", tasks=["kidney"], folds=1)
     table = read_cases(tmp_path / "out" / "kidney" / "ce" / "cases.parquet").select(
         metric="dice_score", fold=0
@@ -773,10 +773,10 @@ def test_a_part_can_be_run_by_task_and_by_fold(data, tmp_path):
     assert ours == pytest.approx(100 * table.select(class_name="mean").columns["value"].mean())
 
 
-def test_a_method_that_fails_is_reported_and_the_others_are_shown(data, tmp_path):
+def test_a_method_that_fails_is_reported_and_the_others_are_in_the_table(data, tmp_path):
     (tmp_path / "out" / "kidney" / "ce").mkdir(parents=True)
     (tmp_path / "out" / "kidney" / "ce" / "notes.txt").write_text("mine")
-    console = a_console()
+    console = new_console()
     with pytest.raises(ReproduceError, match=r"kidney/ce: .*is not a run folder"):
         run_reproduce(
             "ce_against_dml",
@@ -797,7 +797,7 @@ def test_a_method_that_fails_is_reported_and_the_others_are_shown(data, tmp_path
 
 @pytest.mark.slow
 def test_all_seven_tasks_and_five_networks_run(tmp_path):
-    console = a_console()
+    console = new_console()
     qubiq = make_qubiq(tmp_path / "qubiq")
     request = PrepareRequest(size=(64, 64), workers=1)
     run_prepare("qubiq", qubiq, tmp_path / "data", request, console=console)

@@ -21,7 +21,7 @@ _NAMES = (
     "google-chrome-stable",
     "chrome",
 )
-# `make test` waits no longer than this for the installation
+# time limit of the installation, which `make test` starts
 _MAX_SECONDS = 100
 
 
