@@ -1,4 +1,4 @@
-"""Augmentation: labels stay probabilities, image and label stay together, and outside is not background."""
+"""Augmentation: labels stay probabilities, image and label stay aligned, voxels outside are invalid."""
 
 import math
 
@@ -16,17 +16,17 @@ from semidice.data.augment import AugmentOptions, augment, draw_augmentation
 UNIT = {"mean": torch.zeros(1), "std": torch.ones(1)}
 
 
-def run(image, label, sizes, params, options, out_size):
+def run_augment(image, label, sizes, params, options, out_size):
     params = torch.from_numpy(np.asarray(params, dtype=np.float32))
     return augment(image, label, torch.tensor(sizes), params, options, out_size=out_size, **UNIT)
 
 
-def drawn(options, sizes, out_size, seed=0):
+def draw_params(options, sizes, out_size, seed=0):
     return draw_augmentation(options, np.random.default_rng(seed), np.array(sizes), out_size)
 
 
 def identity(num_cases, dims):
-    """Parameters that leave cases where they are, in the corner of a larger output."""
+    """Parameters of the identity: each case stays in the corner of a larger output."""
     return np.tile([*np.eye(dims).ravel(), *np.zeros(dims + 2)], (num_cases, 1))
 
 
@@ -62,11 +62,11 @@ def settings(draw):
 
 
 @given(settings())
-def test_labels_stay_probabilities_and_what_is_not_valid_is_background(setting):
+def test_labels_stay_probabilities_and_invalid_voxels_are_background(setting):
     options, sizes, space, out_size, seed = setting
     image, label = torch.rand(len(sizes), 1, *space), random_label(len(sizes), 3, *space, seed=seed)
-    params = drawn(options, sizes, out_size, seed)
-    image, label, valid = run(image, label, sizes, params, options, out_size)
+    params = draw_params(options, sizes, out_size, seed)
+    image, label, valid = run_augment(image, label, sizes, params, options, out_size)
     assert image.shape == (len(sizes), 1, *out_size)
     assert label.shape == (len(sizes), 3, *out_size)
     assert label.min() >= 0
@@ -78,60 +78,62 @@ def test_labels_stay_probabilities_and_what_is_not_valid_is_background(setting):
 
 
 @given(settings())
-def test_what_lies_beside_a_case_in_its_tensor_changes_nothing(setting):
+def test_padding_around_a_case_does_not_change_the_result(setting):
     options, sizes, space, out_size, seed = setting
     options = options.model_copy(update={"noise": 0.0})
     image, label = torch.rand(len(sizes), 1, *space), random_label(len(sizes), 2, *space, seed=seed)
     other_image, other_label = image.clone(), label.clone()
     for number, size in enumerate(sizes):
         case = (slice(None), *(slice(side) for side in size))
-        beside = torch.ones(space, dtype=torch.bool)
-        beside[case[1:]] = False
-        other_image[number, :, beside] = -100
-        other_label[number, 0, beside], other_label[number, 1, beside] = 0, 1
-    params = drawn(options, sizes, out_size, seed)
-    ours = run(image, label, sizes, params, options, out_size)
-    theirs = run(other_image, other_label, sizes, params, options, out_size)
-    for one, other in zip(ours, theirs, strict=True):
-        assert torch.equal(one, other)
+        padding = torch.ones(space, dtype=torch.bool)
+        padding[case[1:]] = False
+        other_image[number, :, padding] = -100
+        other_label[number, 0, padding], other_label[number, 1, padding] = 0, 1
+    params = draw_params(options, sizes, out_size, seed)
+    result = run_augment(image, label, sizes, params, options, out_size)
+    other_result = run_augment(other_image, other_label, sizes, params, options, out_size)
+    for first, second in zip(result, other_result, strict=True):
+        assert torch.equal(first, second)
 
 
 @given(settings())
-def test_sampling_equals_scipys_linear_interpolation_with_the_edge_repeated(setting):
+def test_sampling_equals_linear_interpolation_of_scipy_with_repeated_edges(setting):
     options, sizes, space, out_size, seed = setting
     options = options.model_copy(update={"noise": 0.0, "gamma": 0.0})
     image, label = torch.rand(len(sizes), 1, *space), random_label(len(sizes), 2, *space)
-    params = drawn(options, sizes, out_size, seed)
-    ours = run(image, label, sizes, params, options, out_size)
+    params = draw_params(options, sizes, out_size, seed)
+    result = run_augment(image, label, sizes, params, options, out_size)
     dims = len(out_size)
     index = np.stack(np.meshgrid(*map(np.arange, out_size), indexing="ij"), -1)
     for number, size in enumerate(sizes):
         matrix = params[number, : dims * dims].reshape(dims, dims).astype(np.float64)
         position = index @ matrix.T + params[number, dims * dims : -2]
-        # float32 cannot tell on which side of the border a position is that lies on it
+        # at the border, float32 rounding decides whether a position is inside
         at_border = np.isclose(position, -0.5, atol=1e-4) | np.isclose(
             position, np.array(size) - 0.5, atol=1e-4
         )
-        sure = ~at_border.any(-1)
+        away_from_border = ~at_border.any(-1)
         valid = ((position >= -0.5) & (position <= np.array(size) - 0.5)).all(-1)
-        assert np.array_equal(ours[2][number].numpy()[sure], valid[sure])
+        assert np.array_equal(result[2][number].numpy()[away_from_border], valid[away_from_border])
         case = tuple(slice(side) for side in size)
         expected = ndimage.map_coordinates(
             image[number, 0][case].double().numpy(), np.moveaxis(position, -1, 0), order=1, mode="nearest"
         )
-        seen = sure & valid
-        # positions of up to 60 voxels are known to a few millionths in float32
-        np.testing.assert_allclose(ours[0][number, 0].numpy()[seen], expected[seen], atol=3e-5)
+        compared = away_from_border & valid
+        # float32 positions of up to 60 voxels have errors of a few millionths
+        np.testing.assert_allclose(result[0][number, 0].numpy()[compared], expected[compared], atol=3e-5)
 
 
-def test_a_certain_label_stays_within_zero_and_one_whatever_the_weights_round_to():
+def test_rounding_keeps_a_label_without_background_between_zero_and_one():
     options = AugmentOptions(rotate_degrees=180)
     label = torch.zeros(50, 4, 32, 32)
     label[:, 1:] = torch.tensor([0.7, 0.2, 0.1]).view(-1, 1, 1)
     sizes = [(32, 32)] * 50
-    for certain in (label, torch.stack([label[:, 0], torch.ones(50, 32, 32)], 1)):
-        params = drawn(options, sizes, (32, 32))
-        _, result, valid = run(torch.rand(50, 1, 32, 32), certain, sizes, params, options, (32, 32))
+    for foreground_label in (label, torch.stack([label[:, 0], torch.ones(50, 32, 32)], 1)):
+        params = draw_params(options, sizes, (32, 32))
+        _, result, valid = run_augment(
+            torch.rand(50, 1, 32, 32), foreground_label, sizes, params, options, (32, 32)
+        )
         assert result.min() >= 0
         assert result.max() <= 1
         inside = result[:, 1:].sum(1)[valid]
@@ -139,15 +141,15 @@ def test_a_certain_label_stays_within_zero_and_one_whatever_the_weights_round_to
 
 
 @pytest.mark.parametrize("size", [(20, 37), (32, 64), (7, 9, 11)])
-def test_identity_gives_the_input_exactly_and_invalid_voxels_around_it(size):
+def test_the_identity_returns_the_exact_input_with_invalid_voxels_around_it(size):
     image, label = torch.rand(2, 1, *size), random_label(2, 3, *size)
     out_size = tuple(side + 5 for side in size)
     options = AugmentOptions(rotate_degrees=10)
-    result = run(image, label, [size, size], identity(2, len(size)), options, out_size)
+    result = run_augment(image, label, [size, size], identity(2, len(size)), options, out_size)
     case = (..., *(slice(side) for side in size))
     assert torch.equal(result[0][case], image)
     assert torch.equal(result[1][case][:, 1:], label[:, 1:])
-    # the background is one minus the others, which rounds once more
+    # the background is one minus the other classes, which rounds once more
     torch.testing.assert_close(result[1][case][:, 0], label[:, 0], atol=2e-7, rtol=0)
     assert result[2][case].all()
     assert int(result[2].sum()) == 2 * np.prod(size)
@@ -156,11 +158,11 @@ def test_identity_gives_the_input_exactly_and_invalid_voxels_around_it(size):
 def test_flips_and_crops_without_scale_only_move_voxels():
     options = AugmentOptions(scale=(1, 1))
     image, label = torch.rand(40, 1, 20, 21), random_label(40, 2, 20, 21)
-    params = drawn(options, [(20, 21)] * 40, (16, 24))
-    result, _, valid = run(image, label, [(20, 21)] * 40, params, options, (16, 24))
-    shown = set()
-    for before, after, here in zip(image[:, 0], result[:, 0], valid, strict=True):
-        assert here.sum() == 16 * 21
+    params = draw_params(options, [(20, 21)] * 40, (16, 24))
+    result, _, valid = run_augment(image, label, [(20, 21)] * 40, params, options, (16, 24))
+    all_matches = set()
+    for before, after, is_valid in zip(image[:, 0], result[:, 0], valid, strict=True):
+        assert is_valid.sum() == 16 * 21
         matches = [
             (flip, top, left)
             for flip in ((), (0,), (1,), (0, 1))
@@ -169,55 +171,57 @@ def test_flips_and_crops_without_scale_only_move_voxels():
             if torch.equal(before.flip(flip)[top : top + 16], after[:, left : left + 21])
         ]
         assert len(matches) == 1
-        shown.update(matches)
-    assert {match[0] for match in shown} == {(), (0,), (1,), (0, 1)}
-    assert {match[1] for match in shown} == set(range(5))
-    assert {match[2] for match in shown} == set(range(4))
+        all_matches.update(matches)
+    assert {match[0] for match in all_matches} == {(), (0,), (1,), (0, 1)}
+    assert {match[1] for match in all_matches} == set(range(5))
+    assert {match[2] for match in all_matches} == set(range(4))
 
 
 @pytest.mark.parametrize("options", [AugmentOptions(), AugmentOptions(rotate_degrees=45)])
 @pytest.mark.parametrize(("size", "out_size"), [((40, 48), (64, 64)), ((16, 18, 20), (24, 24, 24))])
 def test_image_and_label_stay_aligned_to_half_a_voxel(options, size, out_size):
-    """A marker is where the drawn map says it is, in image and label alike, to half a voxel."""
+    """The marker in image and label is within half a voxel of the position given by the drawn map."""
     num_cases, dims = 30, len(size)
     centre = np.random.default_rng(1).uniform(0.35, 0.65, (num_cases, dims)) * size
     marker = torch.stack([blob(size, middle, 1.5) for middle in centre]).unsqueeze(1)
     label = torch.cat([1 - marker, marker], 1)
-    params = drawn(options, [size] * num_cases, out_size)
-    image, label, _ = run(marker, label, [size] * num_cases, params, options, out_size)
+    params = draw_params(options, [size] * num_cases, out_size)
+    image, label, _ = run_augment(marker, label, [size] * num_cases, params, options, out_size)
     index = np.stack(np.meshgrid(*map(np.arange, out_size), indexing="ij"), -1)
-    num_whole = 0
+    num_inside = 0
     for number in range(num_cases):
         matrix = params[number, : dims * dims].reshape(dims, dims).astype(np.float64)
         expected = np.linalg.solve(matrix, centre[number] - params[number, dims * dims : -2])
         margin = 8 if dims == 2 else 5
         if not ((expected > margin) & (expected < np.array(out_size) - 1 - margin)).all():
             continue
-        num_whole += 1
+        num_inside += 1
         for weight in (image[number, 0].numpy(), label[number, 1].numpy()):
-            found = (index * weight[..., None]).reshape(-1, dims).sum(0) / weight.sum()
-            assert np.abs(found - expected).max() < 0.5
-    assert num_whole >= 5
+            position = (index * weight[..., None]).reshape(-1, dims).sum(0) / weight.sum()
+            assert np.abs(position - expected).max() < 0.5
+    assert num_inside >= 5
 
 
-def test_a_magnified_image_is_cut_and_a_shrunk_one_placed_inside():
+def test_a_magnified_image_is_cropped_and_a_shrunk_image_is_placed_inside():
     sizes = [(32, 32)] * 50
     image, label = torch.ones(50, 1, 32, 32), random_label(50, 2, 32, 32)
     for scale, share in ((2.0, 1.0), (0.5, 0.25)):
         options = AugmentOptions(scale=(scale, scale))
-        _, _, valid = run(image, label, sizes, drawn(options, sizes, (32, 32)), options, (32, 32))
+        _, _, valid = run_augment(
+            image, label, sizes, draw_params(options, sizes, (32, 32)), options, (32, 32)
+        )
         assert (valid.float().mean((1, 2)) == share).all()
     corner = valid.flatten(1).int().argmax(1)
     assert len(corner.unique()) > 30
 
 
-def test_a_case_of_double_size_fills_the_output_to_its_outermost_voxels():
+def test_a_case_scaled_by_two_fills_the_output_up_to_its_outermost_voxels():
     options = AugmentOptions(scale=(2, 2), flip=False)
     image = torch.arange(16.0).view(1, 1, 4, 4)
-    params = drawn(options, [(4, 4)], (8, 8))
-    result, _, valid = run(image, random_label(1, 2, 4, 4), [(4, 4)], params, options, (8, 8))
+    params = draw_params(options, [(4, 4)], (8, 8))
+    result, _, valid = run_augment(image, random_label(1, 2, 4, 4), [(4, 4)], params, options, (8, 8))
     assert valid.all()
-    # the first output voxel lies a quarter of a voxel before the first centre, where nothing is beyond it
+    # the first output voxel is a quarter of a voxel before the first centre, where the edge value is repeated
     assert result[0, 0, 0, :3].tolist() == [0.0, 0.25, 0.75]
 
 
@@ -226,21 +230,21 @@ def test_probability_mass_scales_with_the_area_within_one_percent():
     label = blob(size, (32, 32), 6)
     label = torch.stack([1 - label, label]).unsqueeze(0).repeat(20, 1, 1, 1)
     options = AugmentOptions(scale=(0.5, 1.9), crop=(128, 128))
-    params = drawn(options, [size] * 20, (128, 128))
-    _, result, _ = run(torch.rand(20, 1, *size), label, [size] * 20, params, options, (128, 128))
+    params = draw_params(options, [size] * 20, (128, 128))
+    _, result, _ = run_augment(torch.rand(20, 1, *size), label, [size] * 20, params, options, (128, 128))
     area = 1 / np.abs(params[:, 0] * params[:, 3])
     mass = result[:, 1].sum((1, 2)).numpy() / label[:, 1].sum((1, 2)).numpy()
     np.testing.assert_allclose(mass, area, rtol=0.01)
 
 
-def test_gamma_and_noise_change_the_image_alone():
+def test_gamma_and_noise_change_only_the_image():
     plain = AugmentOptions()
     changed = AugmentOptions(gamma=0.7, noise=0.3)
     sizes = [(24, 24)] * 4
     image, label = torch.rand(4, 1, 24, 24), random_label(4, 2, 24, 24)
-    params = drawn(changed, sizes, (24, 24))
-    before = run(image, label, sizes, params, plain, (24, 24))
-    after = run(image, label, sizes, params, changed, (24, 24))
+    params = draw_params(changed, sizes, (24, 24))
+    before = run_augment(image, label, sizes, params, plain, (24, 24))
+    after = run_augment(image, label, sizes, params, changed, (24, 24))
     assert not torch.allclose(before[0], after[0], atol=0.01)
     assert torch.equal(before[1], after[1])
     assert torch.equal(before[2], after[2])
@@ -251,7 +255,7 @@ def test_gamma_raises_intensities_to_the_drawn_power():
     mean, std = torch.tensor([0.4, 0.2]), torch.tensor([0.2, 0.5])
     intensity = torch.rand(5, 2, 16, 16)
     image = (intensity - mean.view(-1, 1, 1)) / std.view(-1, 1, 1)
-    params = drawn(options, [(16, 16)] * 5, (16, 16))
+    params = draw_params(options, [(16, 16)] * 5, (16, 16))
     power = np.exp(params[:, -2]).reshape(-1, 1, 1, 1)
     assert power.min() < 0.8
     assert power.max() > 1.25
@@ -265,18 +269,18 @@ def test_gamma_raises_intensities_to_the_drawn_power():
         mean=mean,
         std=std,
     )
-    found = result * std.view(-1, 1, 1) + mean.view(-1, 1, 1)
-    np.testing.assert_allclose(found.numpy(), intensity.numpy() ** power, atol=2e-6)
+    result_intensity = result * std.view(-1, 1, 1) + mean.view(-1, 1, 1)
+    np.testing.assert_allclose(result_intensity.numpy(), intensity.numpy() ** power, atol=2e-6)
 
 
-def test_noise_is_normal_and_a_function_of_the_case_alone():
+def test_noise_is_normal_and_depends_only_on_the_case():
     options = AugmentOptions(scale=(1, 1), flip=False, noise=0.25)
     sizes = [(128, 128)] * 6
     image, label = torch.zeros(6, 1, 128, 128), random_label(6, 2, 128, 128)
-    params = drawn(options, sizes, (128, 128))
-    together, _, _ = run(image, label, sizes, params, options, (128, 128))
+    params = draw_params(options, sizes, (128, 128))
+    together, _, _ = run_augment(image, label, sizes, params, options, (128, 128))
     for case in (slice(0, 1), slice(2, 5)):
-        alone, _, _ = run(image[case], label[case], sizes[case], params[case], options, (128, 128))
+        alone, _, _ = run_augment(image[case], label[case], sizes[case], params[case], options, (128, 128))
         assert torch.equal(alone, together[case])
     # bounds are five standard errors
     rows = (together / 0.25).flatten(1).numpy()
@@ -289,7 +293,7 @@ def test_noise_is_normal_and_a_function_of_the_case_alone():
 
 
 def test_the_drawn_scale_covers_its_range_and_is_the_same_along_all_axes():
-    params = drawn(AugmentOptions(flip=False), [(30, 30, 30)] * 2000, (32, 32, 32))
+    params = draw_params(AugmentOptions(flip=False), [(30, 30, 30)] * 2000, (32, 32, 32))
     scale = 1 / params[:, 0]
     np.testing.assert_allclose(1 / params[:, 4], scale, rtol=1e-6)
     np.testing.assert_allclose(1 / params[:, 8], scale, rtol=1e-6)
@@ -299,10 +303,10 @@ def test_the_drawn_scale_covers_its_range_and_is_the_same_along_all_axes():
     assert scale.mean() == pytest.approx(1.25, abs=0.05)
 
 
-def test_one_option_does_not_change_what_is_drawn_for_the_others():
+def test_an_option_does_not_change_the_random_numbers_of_other_options():
     sizes = [(30, 40)] * 5
-    plain = drawn(AugmentOptions(flip=False), sizes, (32, 32))
-    flipped = drawn(AugmentOptions(gamma=0.5, noise=1), sizes, (32, 32))
+    plain = draw_params(AugmentOptions(flip=False), sizes, (32, 32))
+    flipped = draw_params(AugmentOptions(gamma=0.5, noise=1), sizes, (32, 32))
     assert np.array_equal(np.abs(flipped[:, :4]), plain[:, :4])
 
 
@@ -318,7 +322,7 @@ def test_one_option_does_not_change_what_is_drawn_for_the_others():
         ({"flips": True}, "flips"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(options, message):
+def test_invalid_options_are_refused(options, message):
     with pytest.raises(ValidationError, match=message):
         AugmentOptions(**options)
 

@@ -1,4 +1,4 @@
-"""QUBIQ, LiTS and KiTS in their published layouts: what is found, and what is named when it is wrong."""
+"""QUBIQ, LiTS and KiTS in their published layouts: which scans are found, and which problems are reported."""
 
 import shutil
 
@@ -11,12 +11,12 @@ from raw_trees import (
     SHARED,
     SIZE,
     ellipsoids,
+    find_only_dataset,
+    find_problems,
     make_kits,
     make_lits,
     make_qubiq,
-    names,
-    only,
-    problems,
+    scan_names,
     write_nifti,
 )
 
@@ -44,23 +44,23 @@ def test_qubiq_has_the_seven_tasks_of_the_paper_in_every_layout(tmp_path, layout
         expected = [f"training_case0{number}" for number in range(1, 5)]
         expected += ["validation_case01", "validation_case02"]
     for dataset in datasets:
-        assert names(dataset) == expected
+        assert scan_names(dataset) == expected
         assert [scan.patient for scan in dataset.scans] == expected
         assert dataset.raters == tuple(f"seg{number:02d}" for number in range(1, raters[dataset.name] + 1))
 
 
-def test_the_names_and_raters_of_qubiq_are_those_of_the_papers_tables(tmp_path):
+def test_the_names_and_raters_of_qubiq_equal_the_tables_of_the_paper(tmp_path):
     path = SHARED / "paper" / "tables.yaml"
     if not path.exists():
         pytest.skip(f"the paper's tables are not at {path}")
     table = yaml.safe_load(path.read_text())["rater_agreement"]
     datasets = find_datasets("qubiq", make_qubiq(tmp_path))
-    found = {dataset.name: len(dataset.raters) for dataset in datasets}
-    assert found == {name: row["raters"] for name, row in table.items()}
-    assert list(found) == list(table)
+    num_raters = {dataset.name: len(dataset.raters) for dataset in datasets}
+    assert num_raters == {name: row["raters"] for name, row in table.items()}
+    assert list(num_raters) == list(table)
 
 
-def test_qubiq_windows_ct_alone_and_has_256_pixels(tmp_path):
+def test_only_ct_of_qubiq_has_a_window_and_all_images_get_256_pixels(tmp_path):
     for dataset in find_datasets("qubiq", make_qubiq(tmp_path)):
         assert dataset.options.size == (256, 256)
         assert dataset.options.slices == "none"
@@ -68,7 +68,7 @@ def test_qubiq_windows_ct_alone_and_has_256_pixels(tmp_path):
         assert len(dataset.channels) == (4 if "brain_tumor" in dataset.name else 1)
 
 
-def test_qubiq_channels_masks_and_spacing_are_those_that_nibabel_finds(tmp_path):
+def test_qubiq_channels_masks_and_spacing_equal_those_read_by_nibabel(tmp_path):
     datasets = {dataset.name: dataset for dataset in find_datasets("qubiq", make_qubiq(tmp_path))}
     case = tmp_path / "training_data_v3_QC" / "brain-tumor" / "Training" / "case02"
     arrays = read_scan(datasets["brain_tumor_task2"], datasets["brain_tumor_task2"].scans[1])
@@ -82,7 +82,7 @@ def test_qubiq_channels_masks_and_spacing_are_those_that_nibabel_finds(tmp_path)
         np.testing.assert_array_equal(arrays.masks[rater - 1], mask)
 
 
-def test_qubiq_masks_of_255_and_axes_of_length_1_are_read_alike(tmp_path):
+def test_qubiq_masks_of_255_and_axes_of_length_1_are_read(tmp_path):
     datasets = {dataset.name: dataset for dataset in find_datasets("qubiq", make_qubiq(tmp_path))}
     for name in ("prostate_task1", "brain_growth", "kidney"):
         arrays = read_scan(datasets[name], datasets[name].scans[0])
@@ -91,7 +91,7 @@ def test_qubiq_masks_of_255_and_axes_of_length_1_are_read_alike(tmp_path):
         assert np.unique(arrays.masks).tolist() == [0, 1]
 
 
-def test_a_qubiq_rater_without_a_file_is_absent_and_one_who_drew_nothing_is_not(tmp_path):
+def test_a_qubiq_rater_without_a_file_is_absent_and_a_rater_with_an_empty_mask_is_present(tmp_path):
     datasets = {dataset.name: dataset for dataset in find_datasets("qubiq", make_qubiq(tmp_path))}
     raters = [
         read_scan(datasets[name], datasets[name].scans[0])
@@ -103,7 +103,7 @@ def test_a_qubiq_rater_without_a_file_is_absent_and_one_who_drew_nothing_is_not(
     assert datasets["brain_tumor_task1"].raters == ("seg01", "seg02", "seg03")
 
 
-def test_qubiq_tasks_can_be_chosen_and_unknown_ones_are_named(tmp_path):
+def test_qubiq_tasks_can_be_chosen_and_unknown_tasks_are_reported(tmp_path):
     make_qubiq(tmp_path, datasets=["kidney", "prostate"])
     chosen = find_datasets("qubiq", tmp_path, tasks=["kidney", "prostate_task2"])
     assert [dataset.name for dataset in chosen] == ["prostate_task2", "kidney"]
@@ -116,25 +116,25 @@ def test_qubiq_tasks_can_be_chosen_and_unknown_ones_are_named(tmp_path):
         find_datasets("lits", tmp_path / "lits", tasks=["kidney"])
 
 
-@pytest.mark.parametrize("inside", ["kidney", "kidney/Training"])
-def test_qubiq_is_found_from_inside_a_datasets_own_folder(tmp_path, inside):
+@pytest.mark.parametrize("subfolder", ["kidney", "kidney/Training"])
+def test_qubiq_is_found_if_the_raw_folder_is_inside_a_dataset(tmp_path, subfolder):
     make_qubiq(tmp_path, datasets=["kidney"], layout="inner")
-    dataset = only("qubiq", tmp_path / inside)
+    dataset = find_only_dataset("qubiq", tmp_path / subfolder)
     assert dataset.name == "kidney"
-    assert len(dataset.scans) == (6 if inside == "kidney" else 4)
+    assert len(dataset.scans) == (6 if subfolder == "kidney" else 4)
 
 
-def test_a_qubiq_case_without_image_without_masks_or_with_two_images_is_named_and_the_others_stay(tmp_path):
-    home = make_qubiq(tmp_path, datasets=["brain-tumor"], layout="flat") / "brain-tumor"
-    (home / "case01" / "image.nii.gz").unlink()
-    shutil.copy(home / "case02" / "image.nii.gz", home / "case02" / "image.nii")
-    for path in (home / "case03").glob("task02*"):
+def test_incomplete_or_ambiguous_qubiq_cases_are_reported_and_other_cases_are_kept(tmp_path):
+    folder = make_qubiq(tmp_path, datasets=["brain-tumor"], layout="flat") / "brain-tumor"
+    (folder / "case01" / "image.nii.gz").unlink()
+    shutil.copy(folder / "case02" / "image.nii.gz", folder / "case02" / "image.nii")
+    for path in (folder / "case03").glob("task02*"):
         path.unlink()
-    for path in (home / "case04").glob("task*"):
+    for path in (folder / "case04").glob("task*"):
         path.unlink()
     first, second, third = find_datasets("qubiq", tmp_path)
-    assert names(first) == names(third) == ["case03", "case05", "case06"]
-    assert names(second) == ["case05", "case06"]
+    assert scan_names(first) == scan_names(third) == ["case03", "case05", "case06"]
+    assert scan_names(second) == ["case05", "case06"]
     for dataset, missing in ((first, 1), (second, 2), (third, 1)):
         assert any("case01 holds masks but no image.nii.gz" in problem for problem in dataset.problems)
         assert any("case02 holds both image.nii and image.nii.gz" in problem for problem in dataset.problems)
@@ -142,16 +142,16 @@ def test_a_qubiq_case_without_image_without_masks_or_with_two_images_is_named_an
     assert any("case03 holds no mask task02_segNN.nii.gz" in problem for problem in second.problems)
 
 
-def test_qubiq_cases_for_the_test_have_no_masks_and_are_passed_over(tmp_path):
+def test_qubiq_test_cases_without_masks_are_skipped(tmp_path):
     make_qubiq(tmp_path, datasets=["kidney"])
     image, _ = ellipsoids(0, SIZE)
     write_nifti(tmp_path / "QUBIQ21_test" / "kidney" / "case01" / "image.nii.gz", image)
-    dataset = only("qubiq", tmp_path)
+    dataset = find_only_dataset("qubiq", tmp_path)
     assert len(dataset.scans) == 6
     assert dataset.num_skipped == 1
 
 
-def test_the_same_qubiq_case_in_two_copies_is_named(tmp_path):
+def test_the_same_qubiq_case_in_two_copies_is_reported(tmp_path):
     make_qubiq(tmp_path / "first", datasets=["kidney"], layout="inner")
     make_qubiq(tmp_path / "second", datasets=["kidney"], layout="inner")
     (dataset,) = find_datasets("qubiq", tmp_path)
@@ -161,26 +161,26 @@ def test_the_same_qubiq_case_in_two_copies_is_named(tmp_path):
     assert "second/kidney/Training/case01/image.nii.gz" in dataset.problems[0]
 
 
-def test_pancreas_of_2021_is_volumes_with_slices_first_and_scans_of_one_patient_together(tmp_path):
-    home = tmp_path / "training_data_v3_QC" / "pancreatic-lesion"
+def test_qubiq_pancreas_has_volumes_with_slices_first_and_several_scans_per_patient(tmp_path):
+    folder = tmp_path / "training_data_v3_QC" / "pancreatic-lesion"
     for number, case in enumerate(["case1-1", "case1-2", "case2-1", "case10-1"]):
         image, masks = ellipsoids(number, (DEPTH, *SIZE), num_raters=2)
-        write_nifti(home / case / "image.nii.gz", image)
+        write_nifti(folder / case / "image.nii.gz", image)
         for rater in (1, 2):
             name = f"task01_seg0{rater}" if number % 2 else f"{case}_seg0{rater}"
-            write_nifti(home / case / f"{name}.nii.gz", masks[rater - 1])
-    dataset = only("qubiq", tmp_path)
+            write_nifti(folder / case / f"{name}.nii.gz", masks[rater - 1])
+    dataset = find_only_dataset("qubiq", tmp_path)
     assert dataset.name == "pancreatic_lesion"
-    assert names(dataset) == [f"training_case{number}" for number in ("1-1", "1-2", "2-1", "10-1")]
+    assert scan_names(dataset) == [f"training_case{number}" for number in ("1-1", "1-2", "2-1", "10-1")]
     assert [scan.patient for scan in dataset.scans] == [f"training_case{number}" for number in (1, 1, 2, 10)]
     assert (dataset.num_axes, dataset.options.slices, dataset.options.slice_axis) == (3, "all", 0)
     for scan in dataset.scans:
         assert read_scan(dataset, scan).masks.shape == (2, DEPTH, *SIZE)
 
 
-def test_lits_is_tumour_against_the_rest_in_natural_order_from_batch_folders(tmp_path):
-    dataset = only("lits", make_lits(tmp_path))
-    assert names(dataset) == ["volume-0", "volume-1", "volume-2", "volume-3", "volume-10"]
+def test_lits_has_the_class_tumour_and_its_volumes_are_in_natural_order(tmp_path):
+    dataset = find_only_dataset("lits", make_lits(tmp_path))
+    assert scan_names(dataset) == ["volume-0", "volume-1", "volume-2", "volume-3", "volume-10"]
     options = dataset.options
     assert (options.window, options.size, options.slices, options.slice_axis) == (
         (-60, 140),
@@ -197,8 +197,8 @@ def test_lits_is_tumour_against_the_rest_in_natural_order_from_batch_folders(tmp
 
 
 def test_kits_has_its_slices_first_and_counts_cases_without_a_segmentation(tmp_path):
-    dataset = only("kits", make_kits(tmp_path, num_unlabelled=2))
-    assert names(dataset) == [f"case_0000{number}" for number in range(5)]
+    dataset = find_only_dataset("kits", make_kits(tmp_path, num_unlabelled=2))
+    assert scan_names(dataset) == [f"case_0000{number}" for number in range(5)]
     assert dataset.num_skipped == 2
     options = dataset.options
     assert (options.window, options.size, options.slices, options.slice_axis) == (
@@ -213,35 +213,35 @@ def test_kits_has_its_slices_first_and_counts_cases_without_a_segmentation(tmp_p
     assert np.unique(arrays.masks).tolist() == [0, 1]
 
 
-def test_kits_without_any_segmentation_says_so(tmp_path):
+def test_kits_without_any_segmentation_is_refused(tmp_path):
     make_kits(tmp_path, num_cases=0, num_unlabelled=3)
     with pytest.raises(ValueError, match="3 cases were found, but none has a mask"):
         find_datasets("kits", tmp_path)
 
 
-def test_a_lits_volume_without_a_partner_or_in_two_formats_is_named(tmp_path):
+def test_a_lits_file_without_its_volume_or_mask_or_in_two_formats_is_reported(tmp_path):
     make_lits(tmp_path)
     (tmp_path / "Training Batch 2" / "segmentation-1.nii").unlink()
     (tmp_path / "Training Batch 1" / "volume-2.nii.gz").unlink()
     shutil.copy(tmp_path / "Training Batch 2" / "volume-3.nii", tmp_path / "volume-3.nii.gz")
     (dataset,) = find_datasets("lits", tmp_path)
-    assert names(dataset) == ["volume-0", "volume-10"]
-    lonely, headless, twice = dataset.problems
-    assert "volume-1.nii has no segmentation next to it" in lonely
-    assert "segmentation-2.nii.gz has no volume next to it" in headless
-    assert "volume-3 occurs twice" in twice
-    assert "volume-3.nii.gz" in twice
+    assert scan_names(dataset) == ["volume-0", "volume-10"]
+    without_mask, without_volume, duplicate = dataset.problems
+    assert "volume-1.nii has no segmentation next to it" in without_mask
+    assert "segmentation-2.nii.gz has no volume next to it" in without_volume
+    assert "volume-3 occurs twice" in duplicate
+    assert "volume-3.nii.gz" in duplicate
 
 
-def test_a_kits_segmentation_without_its_image_is_named(tmp_path):
+def test_a_kits_segmentation_without_its_image_is_reported(tmp_path):
     make_kits(tmp_path)
     (tmp_path / "case_00002" / "imaging.nii.gz").unlink()
-    (problem,) = problems("kits", tmp_path)
+    (problem,) = find_problems("kits", tmp_path)
     assert "case_00002/segmentation.nii.gz has no imaging next to it" in problem
 
 
-def test_a_label_that_lits_does_not_have_is_named_when_it_is_read(tmp_path):
-    dataset = only("lits", make_lits(tmp_path))
+def test_reading_a_lits_mask_reports_an_unknown_label(tmp_path):
+    dataset = find_only_dataset("lits", make_lits(tmp_path))
     mask = dataset.scans[0].masks["reference"]
     write_nifti(mask, np.full((*SIZE, DEPTH), 3, dtype=np.uint8))
     with pytest.raises(ValueError, match=r"segmentation-0\.nii\.gz holds 3; its values must be 0, 1, 2"):

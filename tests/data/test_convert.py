@@ -1,4 +1,4 @@
-"""A scan to stored arrays: intensities, slices, sizes and spacing, against what numpy gives by hand."""
+"""Conversion of a scan to stored arrays: intensities, slices, sizes and spacing, compared with numpy."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ RATERS = ("a", "b", "c")
 HALF_A_LEVEL = 0.5 / 32767 + 1e-6
 
 
-def a_scan(image, masks=None, *, raters=RATERS, num_classes=2, truth=None, seed=0):
+def make_scan(image, masks=None, *, raters=RATERS, num_classes=2, truth=None, seed=0):
     space = image.shape[1:]
     if masks is None:
         masks = np.random.default_rng(seed).integers(0, num_classes, (len(raters), *space), dtype=np.uint8)
@@ -37,9 +37,9 @@ def classes_of(stored, *, num_classes=2):
     return unpack_classes(packed, width=space[-1], num_classes=num_classes, num_space_axes=len(space)).numpy()
 
 
-def test_a_window_becomes_0_to_1_within_half_a_level_and_is_clipped_beyond():
+def test_a_window_is_scaled_to_0_to_1_within_half_a_level_and_clipped():
     image = noise(2, 31, 33)
-    stored = convert(a_scan(image), window=(-60, 140))
+    stored = convert(make_scan(image), window=(-60, 140))
     assert stored.images.dtype == np.int16
     assert stored.images.shape == (1, 2, 31, 33)
     expected = np.clip((image.astype(np.float64) + 60) / 200, 0, 1)
@@ -48,56 +48,56 @@ def test_a_window_becomes_0_to_1_within_half_a_level_and_is_clipped_beyond():
     assert stored.images.max() == 32767
 
 
-def test_without_a_window_percentiles_of_each_channel_over_the_whole_scan_become_0_and_1():
+def test_without_a_window_the_percentiles_of_each_channel_become_0_and_1():
     image = noise(2, 20, 21, 6) * np.array([1, 1000], dtype=np.float32).reshape(2, 1, 1, 1)
-    stored = convert(a_scan(image), slices="all", percentiles=(2, 90))
+    stored = convert(make_scan(image), slices="all", percentiles=(2, 90))
     for channel in range(2):
         low, high = np.percentile(image[channel].astype(np.float64), (2, 90))
         expected = np.clip((image[channel] - low) / (high - low), 0, 1)
         assert np.abs(stored.images[:, channel] / 32767 - np.moveaxis(expected, 2, 0)).max() <= HALF_A_LEVEL
 
 
-def test_where_both_percentiles_are_one_number_the_extremes_become_0_and_1():
+def test_the_extremes_become_0_and_1_if_both_percentiles_are_equal():
     image = np.zeros((1, 40, 40), dtype=np.float32)
     image[0, 3, 4:6] = 20, 40
-    stored = convert(a_scan(image))
+    stored = convert(make_scan(image))
     assert stored.images[0, 0, 3, 4:6].tolist() == [16384, 32767]
     assert stored.images.sum() == 16384 + 32767
 
 
-def test_eight_bits_without_a_window_are_kept_and_with_one_they_are_scaled():
+def test_images_of_8_bits_are_kept_without_a_window_and_scaled_with_a_window():
     image = np.random.default_rng(0).integers(0, 256, (1, 16, 18), dtype=np.uint8)
-    kept = convert(a_scan(image))
+    kept = convert(make_scan(image))
     assert kept.images.dtype == np.uint8
     assert levels_of(kept.images.dtype) == 255
     assert np.array_equal(kept.images[0], image)
-    scaled = convert(a_scan(image), window=(50, 150))
+    scaled = convert(make_scan(image), window=(50, 150))
     assert levels_of(scaled.images.dtype) == 32767
     assert np.abs(scaled.images[0] / 32767 - np.clip((image - 50.0) / 100, 0, 1)).max() <= HALF_A_LEVEL
-    halved = convert(a_scan(image), size=(8, 9)).images
+    halved = convert(make_scan(image), size=(8, 9)).images
     means = image.reshape(8, 2, 9, 2).mean((1, 3))
     assert halved.dtype == np.uint8
     assert np.abs(halved[0, 0] - means).max() <= 0.5
 
 
-def test_values_beyond_the_window_do_not_bleed_into_it_when_the_size_changes():
+def test_values_outside_the_window_are_clipped_before_resizing():
     image = np.array([[[3000.0, 0, 0, 0]] * 4], dtype=np.float32)
-    stored = convert(a_scan(image), window=(0, 100), size=(2, 2))
+    stored = convert(make_scan(image), window=(0, 100), size=(2, 2))
     assert stored.images[0, 0].tolist() == [[16384, 0], [16384, 0]]
 
 
 @pytest.mark.parametrize("num_classes", [2, 3, 5])
-def test_masks_that_keep_their_size_are_exact_and_absent_raters_have_zeros(num_classes):
-    scan = a_scan(noise(1, 13, 21), raters=("c", "a"), num_classes=num_classes)
+def test_masks_without_resizing_are_exact_and_absent_raters_have_zeros(num_classes):
+    scan = make_scan(noise(1, 13, 21), raters=("c", "a"), num_classes=num_classes)
     classes = classes_of(convert(scan, num_classes=num_classes), num_classes=num_classes)
     assert np.array_equal(classes[0, 2], scan.masks[0])
     assert np.array_equal(classes[0, 0], scan.masks[1])
     assert not classes[0, 1].any()
 
 
-def test_each_rater_is_resized_alone_by_the_majority_of_what_a_pixel_covers():
+def test_the_mask_of_each_rater_is_resized_separately_by_majority():
     masks = np.random.default_rng(0).integers(0, 2, (3, 24, 36), dtype=np.uint8)
-    stored = convert(a_scan(noise(1, 24, 36), masks), size=(8, 12))
+    stored = convert(make_scan(noise(1, 24, 36), masks), size=(8, 12))
     expected = masks.reshape(3, 8, 3, 12, 3).sum((2, 4)) > 4.5
     assert np.array_equal(classes_of(stored)[0], expected)
 
@@ -105,7 +105,7 @@ def test_each_rater_is_resized_alone_by_the_majority_of_what_a_pixel_covers():
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_slices_are_cut_along_their_axis_and_the_other_two_keep_their_order(axis):
     image, masks = noise(2, 5, 6, 7), np.random.default_rng(0).integers(0, 2, (3, 5, 6, 7), dtype=np.uint8)
-    stored = convert(a_scan(image, masks), slices="all", slice_axis=axis, window=(-1000, 1000))
+    stored = convert(make_scan(image, masks), slices="all", slice_axis=axis, window=(-1000, 1000))
     space = [length for number, length in enumerate((5, 6, 7)) if number != axis]
     spacing = [side for number, side in enumerate((0.5, 0.75, 3.0)) if number != axis]
     assert stored.slices == tuple(range((5, 6, 7)[axis]))
@@ -121,40 +121,40 @@ def test_foreground_slices_are_those_where_any_rater_drew_any_class():
     masks = np.zeros((3, 8, 8, 6), dtype=np.uint8)
     masks[2, 1, 1, 1] = 2
     masks[0, 1, 1, 4] = 1
-    scan = a_scan(noise(1, 8, 8, 6), masks)
+    scan = make_scan(noise(1, 8, 8, 6), masks)
     assert convert(scan, slices="foreground", num_classes=3).slices == (1, 4)
-    empty = a_scan(noise(1, 8, 8, 6), np.zeros_like(masks))
+    empty = make_scan(noise(1, 8, 8, 6), np.zeros_like(masks))
     assert convert(empty, slices="foreground") is None
     assert convert(empty, slices="all").slices == (0, 1, 2, 3, 4, 5)
 
 
-def test_a_volume_that_is_kept_whole_is_one_case_of_its_own_size():
-    stored = convert(a_scan(noise(1, 8, 9, 6)), size=(4, 4))
+def test_an_unsliced_volume_is_one_case_of_its_raw_size():
+    stored = convert(make_scan(noise(1, 8, 9, 6)), size=(4, 4))
     assert stored.slices is None
     assert stored.images.shape == (1, 1, 8, 9, 6)
     assert stored.spacing_mm == (0.5, 0.75, 3.0)
 
 
-def test_an_image_of_two_axes_is_one_case_whatever_is_said_of_slices():
+def test_an_image_of_two_axes_is_one_case_even_if_slices_are_requested():
     masks = np.zeros((3, 8, 9), dtype=np.uint8)
-    stored = convert(a_scan(noise(1, 8, 9), masks), slices="foreground")
+    stored = convert(make_scan(noise(1, 8, 9), masks), slices="foreground")
     assert stored.slices is None
     assert stored.images.shape[2:] == (8, 9)
 
 
-def test_the_extent_in_mm_stays_when_the_size_changes():
-    stored = convert(a_scan(noise(1, 40, 30)), size=(16, 48))
+def test_resizing_keeps_the_extent_in_mm():
+    stored = convert(make_scan(noise(1, 40, 30)), size=(16, 48))
     assert stored.spacing_mm == pytest.approx((40 * 0.5 / 16, 30 * 0.75 / 48))
-    cut = convert(a_scan(noise(1, 40, 30, 4)), size=(16, 48), slices="all")
+    cut = convert(make_scan(noise(1, 40, 30, 4)), size=(16, 48), slices="all")
     assert cut.spacing_mm == pytest.approx((40 * 0.5 / 16, 30 * 0.75 / 48, 3.0))
 
 
-def test_the_truth_is_kept_as_it_is_or_resized_to_probabilities_of_the_same_mass():
+def test_the_truth_is_kept_or_resized_with_the_same_probability_mass():
     chance = noise(1, 32, 32, low=0, high=0.9)
     truth = np.concatenate([1 - chance, chance])
-    kept = convert(a_scan(noise(1, 32, 32), truth=truth))
+    kept = convert(make_scan(noise(1, 32, 32), truth=truth))
     assert np.array_equal(kept.truth[0], truth)
-    coarse = convert(a_scan(noise(1, 32, 32), truth=truth), size=(12, 20)).truth
+    coarse = convert(make_scan(noise(1, 32, 32), truth=truth), size=(12, 20)).truth
     assert coarse.shape == (1, 2, 12, 20)
     assert coarse.dtype == np.float32
     np.testing.assert_allclose(coarse.sum(1), 1, rtol=0, atol=1e-6)
@@ -172,6 +172,6 @@ def test_the_truth_is_kept_as_it_is_or_resized_to_probabilities_of_the_same_mass
         (np.array([[[0, 1, 3, np.inf]]], dtype=np.float32), {}, "channel 1 holds values that are not finite"),
     ],
 )
-def test_an_image_that_shows_nothing_is_refused_in_words(image, options, message):
+def test_an_image_without_usable_intensities_is_refused(image, options, message):
     with pytest.raises(ValueError, match=message):
-        convert(a_scan(image), **options)
+        convert(make_scan(image), **options)

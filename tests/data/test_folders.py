@@ -1,4 +1,4 @@
-"""Folders matched by file name: LIDC, the Decathlon, nnU-Net, and what users may have in theirs."""
+"""Folders matched by file name: LIDC, the Decathlon, nnU-Net, and folders of users."""
 
 import json
 import shutil
@@ -13,13 +13,13 @@ from raw_trees import (
     SHARED,
     SIZE,
     ellipsoids,
+    find_only_dataset,
+    find_problems,
     make_decathlon,
     make_folder,
     make_lidc,
     make_nnunet,
-    names,
-    only,
-    problems,
+    scan_names,
     write_nifti,
     write_picture,
 )
@@ -31,10 +31,10 @@ from semidice.data.sources.scan import read_scan
 
 @pytest.mark.parametrize("num_channels", [1, 4])
 def test_decathlon_takes_classes_and_channels_from_its_json(tmp_path, num_channels):
-    dataset = only("decathlon", make_decathlon(tmp_path, num_channels=num_channels))
+    dataset = find_only_dataset("decathlon", make_decathlon(tmp_path, num_channels=num_channels))
     assert dataset.class_names == ("background", "Anterior", "Posterior")
     assert dataset.channels == (("MRI",) if num_channels == 1 else ("FLAIR", "T1w", "t1gd", "T2w"))
-    assert names(dataset) == [f"brain_00{number}" for number in range(1, 6)]
+    assert scan_names(dataset) == [f"brain_00{number}" for number in range(1, 6)]
     arrays = read_scan(dataset, dataset.scans[2])
     image = nibabel.load(tmp_path / "imagesTr" / "brain_003.nii.gz").get_fdata().reshape(*SIZE, DEPTH, -1)
     np.testing.assert_array_equal(arrays.image, np.moveaxis(image, -1, 0).astype(np.float32))
@@ -50,14 +50,14 @@ def test_decathlon_takes_classes_and_channels_from_its_json(tmp_path, num_channe
         ({"labels": None}, "cannot be read"),
     ],
 )
-def test_a_decathlon_json_that_does_not_say_enough_is_named(tmp_path, change, message):
+def test_an_incomplete_decathlon_json_is_reported(tmp_path, change, message):
     path = make_decathlon(tmp_path) / "dataset.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(ValueError, match=rf"dataset\.json.*{message}"):
         find_datasets("decathlon", tmp_path)
 
 
-def test_a_decathlon_json_that_is_no_json_is_named_and_a_folder_of_tasks_is_pointed_into(tmp_path):
+def test_a_damaged_decathlon_json_is_reported_and_a_folder_of_tasks_is_refused_with_advice(tmp_path):
     make_decathlon(tmp_path / "Task01_Brain")
     with pytest.raises(ValueError, match=r"prepare one task at a time, such as .*Task01_Brain"):
         find_datasets("decathlon", tmp_path)
@@ -67,7 +67,7 @@ def test_a_decathlon_json_that_is_no_json_is_named_and_a_folder_of_tasks_is_poin
 
 
 def change_json(root, **changes):
-    """Change entries of a dataset.json; None takes one out."""
+    """Change entries of a dataset.json; None removes an entry."""
     path = root / "dataset.json"
     header = json.loads(path.read_text()) | changes
     path.write_text(json.dumps({name: value for name, value in header.items() if value is not None}))
@@ -78,10 +78,10 @@ def change_json(root, **changes):
     [(".nii.gz", 3, 2), (".nii", 3, 2), (".png", 2, None), (".tif", 2, None)],
 )
 def test_nnunet_has_a_file_for_each_channel_and_one_label(tmp_path, suffix, num_axes, slice_axis):
-    dataset = only("nnunet", make_nnunet(tmp_path, suffix=suffix))
+    dataset = find_only_dataset("nnunet", make_nnunet(tmp_path, suffix=suffix))
     assert dataset.class_names == ("background", "oedema", "core")
     assert (dataset.channels, dataset.raters) == (("T1", "FLAIR"), ("reference",))
-    assert names(dataset) == [f"brain_00{number}" for number in range(1, 6)]
+    assert scan_names(dataset) == [f"brain_00{number}" for number in range(1, 6)]
     assert dataset.num_axes == num_axes
     if slice_axis is not None:
         assert (dataset.options.slices, dataset.options.slice_axis) == ("all", slice_axis)
@@ -100,8 +100,8 @@ def load(path: Path) -> np.ndarray:
         return np.array(picture)
 
 
-def test_two_channels_of_nnunet_are_prepared_each_by_its_own_intensities(tmp_path):
-    raw = only("nnunet", make_nnunet(tmp_path / "raw", num_cases=2))
+def test_each_channel_of_nnunet_is_scaled_by_its_own_intensities(tmp_path):
+    raw = find_only_dataset("nnunet", make_nnunet(tmp_path / "raw", num_cases=2))
     prepared = prepare_dataset(raw, tmp_path / "data", workers=1, overrides={"percentiles": (0, 100)})
     assert prepared.manifest.channels == ("T1", "FLAIR")
     for number, scan in enumerate(prepared.manifest.scans, 1):
@@ -118,17 +118,17 @@ def test_two_channels_of_nnunet_are_prepared_each_by_its_own_intensities(tmp_pat
             np.testing.assert_allclose(stored[:, channel], np.moveaxis(scaled, 2, 0), atol=2e-5)
 
 
-def test_images_of_nnunet_with_a_single_slice_are_images(tmp_path):
+def test_nnunet_volumes_with_a_single_slice_are_images(tmp_path):
     make_nnunet(tmp_path)
     for path in (*tmp_path.glob("*Tr/*"),):
         write_nifti(path, load(path)[:, :, 2:3])
-    dataset = only("nnunet", tmp_path)
+    dataset = find_only_dataset("nnunet", tmp_path)
     assert (dataset.num_axes, dataset.options.slices) == (2, "none")
     assert read_scan(dataset, dataset.scans[0]).image.shape == (2, *SIZE)
 
 
 def test_colours_of_nnunet_are_in_one_file(tmp_path):
-    """The one case in which nnU-Net has all channels in the file _0000."""
+    """Only for colour images does nnU-Net store all channels in the file _0000."""
     make_nnunet(tmp_path, channels=("R", "G", "B"), suffix=".png")
     for path in tmp_path.glob("imagesTr/*_0000.png"):
         channels = [path.with_name(path.name.replace("_0000", f"_000{number}")) for number in range(3)]
@@ -136,14 +136,14 @@ def test_colours_of_nnunet_are_in_one_file(tmp_path):
         for channel in channels:
             channel.unlink()
         Image.fromarray(pixels).save(path)
-    dataset = only("nnunet", tmp_path)
+    dataset = find_only_dataset("nnunet", tmp_path)
     arrays = read_scan(dataset, dataset.scans[0])
     np.testing.assert_array_equal(
         arrays.image, np.moveaxis(load(tmp_path / "imagesTr" / "brain_001_0000.png"), -1, 0)
     )
 
 
-def test_every_case_of_nnunet_that_is_not_whole_is_told(tmp_path):
+def test_every_incomplete_case_of_nnunet_is_reported(tmp_path):
     images, labels = make_nnunet(tmp_path, num_cases=6) / "imagesTr", tmp_path / "labelsTr"
     (images / "brain_001_0001.nii.gz").unlink()
     (labels / "brain_002.nii.gz").unlink()
@@ -153,7 +153,7 @@ def test_every_case_of_nnunet_that_is_not_whole_is_told(tmp_path):
     shutil.copy(images / "brain_005_0000.nii.gz", images / "scout.nii.gz")
     shutil.copy(images / "brain_005_0000.nii.gz", images / "brain_007_0000.mha")
     (images / "notes.txt").write_text("scanned on a Monday")
-    found = problems("nnunet", tmp_path)
+    reported = find_problems("nnunet", tmp_path)
     for words in (
         ["case 'brain_001' has no", "brain_001_0001.nii.gz", "FLAIR"],
         ["brain_002_0000.nii.gz has no label", "labelsTr/brain_002.nii.gz"],
@@ -162,10 +162,10 @@ def test_every_case_of_nnunet_that_is_not_whole_is_told(tmp_path):
         ["scout.nii.gz", "CASE_0000.nii.gz"],
         ["brain_007_0000.mha", ".nii.gz"],
     ):
-        assert sum(all(word in problem for word in words) for problem in found) == 1, words
-    assert len(found) == 6
+        assert sum(all(word in problem for word in words) for problem in reported) == 1, words
+    assert len(reported) == 6
     (dataset,) = find_datasets("nnunet", tmp_path)
-    assert names(dataset) == ["brain_005", "brain_006"]
+    assert scan_names(dataset) == ["brain_005", "brain_006"]
 
 
 @pytest.mark.parametrize(
@@ -190,31 +190,34 @@ def test_every_case_of_nnunet_that_is_not_whole_is_told(tmp_path):
         ({"channel_names": None, "modality": {"0": "T1"}}, "cannot be read"),
     ],
 )
-def test_an_nnunet_json_that_cannot_be_followed_says_why(tmp_path, changes, message):
+def test_an_nnunet_json_that_cannot_be_used_is_refused_with_the_reason(tmp_path, changes, message):
     make_nnunet(tmp_path)
     change_json(tmp_path, **changes)
     with pytest.raises(ValueError, match=rf"dataset\.json.*{message}"):
         find_datasets("nnunet", tmp_path)
 
 
-def test_without_its_ignore_label_an_nnunet_dataset_leaves_out_the_cases_that_hold_it(tmp_path):
+def test_nnunet_cases_that_contain_a_removed_ignore_label_are_left_out(tmp_path):
     make_nnunet(tmp_path / "raw")
     change_json(tmp_path / "raw", labels={"background": 0, "oedema": 1})
     path = tmp_path / "raw" / "labelsTr" / "brain_002.nii.gz"
     for label in path.parent.iterdir():
         if label != path:
             write_nifti(label, np.minimum(load(label), 1))
-    raw = only("nnunet", tmp_path / "raw")
+    raw = find_only_dataset("nnunet", tmp_path / "raw")
     prepared = prepare_dataset(raw, tmp_path / "data", workers=1, skip_bad=True)
     (problem,) = prepared.left_out
     assert "brain_002.nii.gz holds 2; its values must be 0, 1" in problem
 
 
-def test_version_1_of_nnunet_is_read_and_a_decathlon_task_is_sent_to_its_source(tmp_path):
+def test_version_1_of_nnunet_is_read_and_a_dataset_of_another_source_is_refused_with_advice(tmp_path):
     v1 = make_nnunet(tmp_path / "v1")
-    old = {"modality": {"0": "T1", "1": "FLAIR"}, "labels": {"0": "background", "1": "oedema", "2": "core"}}
-    change_json(v1, channel_names=None, file_ending=None, **old)
-    dataset = only("nnunet", v1)
+    version_1_entries = {
+        "modality": {"0": "T1", "1": "FLAIR"},
+        "labels": {"0": "background", "1": "oedema", "2": "core"},
+    }
+    change_json(v1, channel_names=None, file_ending=None, **version_1_entries)
+    dataset = find_only_dataset("nnunet", v1)
     assert (dataset.channels, dataset.class_names) == (("T1", "FLAIR"), ("background", "oedema", "core"))
     assert len(dataset.scans) == 5
     with pytest.raises(ValueError, match="use source decathlon"):
@@ -223,32 +226,32 @@ def test_version_1_of_nnunet_is_read_and_a_decathlon_task_is_sent_to_its_source(
         find_datasets("decathlon", make_nnunet(tmp_path / "v2"))
 
 
-def test_images_of_nnunet_without_a_channel_in_their_names_are_told(tmp_path):
+def test_images_of_nnunet_without_a_channel_in_their_names_are_reported(tmp_path):
     images = make_nnunet(tmp_path, channels=("T1",), num_cases=2) / "imagesTr"
     for path in sorted(images.iterdir()):
         path.rename(path.with_name(path.name.replace("_0000", "")))
-    found = problems("nnunet", tmp_path)
-    assert len(found) == 4
-    assert "brain_001.nii.gz has no channel in its name: rename it to CASE_0000.nii.gz" in found[0]
-    assert f"brain_002.nii.gz has no image {images / 'brain_002_0000.nii.gz'}" in found[3]
+    reported = find_problems("nnunet", tmp_path)
+    assert len(reported) == 4
+    assert "brain_001.nii.gz has no channel in its name: rename it to CASE_0000.nii.gz" in reported[0]
+    assert f"brain_002.nii.gz has no image {images / 'brain_002_0000.nii.gz'}" in reported[3]
 
 
-def test_a_folder_of_nnunet_datasets_is_pointed_into(tmp_path):
+def test_a_folder_of_nnunet_datasets_is_refused_with_advice(tmp_path):
     make_nnunet(tmp_path / "Dataset001_Brain")
     with pytest.raises(ValueError, match=r"one task at a time, such as .*Dataset001_Brain"):
         find_datasets("nnunet", tmp_path)
 
 
-def test_channels_of_nnunet_that_lie_elsewhere_are_named(tmp_path):
-    dataset = only("nnunet", make_nnunet(tmp_path))
+def test_channels_of_nnunet_with_different_affines_are_reported(tmp_path):
+    dataset = find_only_dataset("nnunet", make_nnunet(tmp_path))
     path = tmp_path / "imagesTr" / "brain_001_0001.nii.gz"
     write_nifti(path, load(path), np.diag([0.7, 0.8, 5, 1]))
     with pytest.raises(ValueError, match=r"brain_001_0001.* is not aligned with image .*brain_001_0000"):
         read_scan(dataset, dataset.scans[0])
 
 
-def test_lidc_has_four_raters_and_patients_from_its_table_without_which_it_is_refused(tmp_path):
-    dataset = only("lidc", make_lidc(tmp_path))
+def test_lidc_has_four_raters_and_needs_its_table_of_patients(tmp_path):
+    dataset = find_only_dataset("lidc", make_lidc(tmp_path))
     assert dataset.raters == ("1", "2", "3", "4")
     assert [scan.patient for scan in dataset.scans] == [f"LIDC-IDRI-000{n}" for n in (1, 1, 2, 2, 3, 3)]
     assert read_scan(dataset, dataset.scans[0]).image.dtype == np.uint8
@@ -257,11 +260,11 @@ def test_lidc_has_four_raters_and_patients_from_its_table_without_which_it_is_re
         find_datasets("lidc", tmp_path)
 
 
-def test_the_real_lidc_is_found_and_read_as_pillow_reads_it():
+def test_the_real_lidc_has_the_pixels_read_by_pillow():
     raw = SHARED / "data" / "lidc"
     if not raw.exists():
         pytest.skip(f"LIDC is not at {raw}")
-    dataset = only("lidc", raw)
+    dataset = find_only_dataset("lidc", raw)
     assert len(dataset.scans) == 573
     assert len({scan.patient for scan in dataset.scans}) == 378
     assert dataset.raters == ("1", "2", "3", "4")
@@ -276,11 +279,11 @@ def test_the_real_lidc_is_found_and_read_as_pillow_reads_it():
                 np.testing.assert_array_equal(mask, np.asarray(picture) > 0)
 
 
-def test_the_real_hippocampus_is_found_and_read_as_nibabel_reads_it():
+def test_the_real_hippocampus_has_the_voxels_read_by_nibabel():
     raw = SHARED / "data" / "hippocampus"
     if not raw.exists():
         pytest.skip(f"the Decathlon's hippocampus is not at {raw}")
-    dataset = only("decathlon", raw)
+    dataset = find_only_dataset("decathlon", raw)
     assert len(dataset.scans) == 260
     assert dataset.class_names == ("background", "Anterior", "Posterior")
     for scan in dataset.scans[::20]:
@@ -292,8 +295,8 @@ def test_the_real_hippocampus_is_found_and_read_as_nibabel_reads_it():
 
 @pytest.mark.parametrize("suffix", [".png", ".tif", ".nii.gz", ".nii"])
 @pytest.mark.parametrize("high", [1, 255])
-def test_a_folder_of_two_classes_is_read_whatever_its_format(tmp_path, suffix, high):
-    dataset = only("folder", make_folder(tmp_path, suffix=suffix, high=high))
+def test_a_folder_of_two_classes_is_read_in_every_format(tmp_path, suffix, high):
+    dataset = find_only_dataset("folder", make_folder(tmp_path, suffix=suffix, high=high))
     assert dataset.class_names == ("background", "foreground")
     assert (dataset.num_axes, dataset.options.slices, dataset.channels) == (2, "none", ("intensity",))
     assert dataset.raters == ("a", "b", "c")
@@ -301,8 +304,8 @@ def test_a_folder_of_two_classes_is_read_whatever_its_format(tmp_path, suffix, h
     np.testing.assert_array_equal(read_scan(dataset, dataset.scans[0]).masks, expected)
 
 
-def test_a_rater_without_a_file_did_not_look_and_one_who_drew_nothing_did(tmp_path):
-    dataset = only("folder", make_folder(tmp_path))
+def test_a_rater_without_a_file_is_absent_and_a_rater_with_an_empty_mask_is_present(tmp_path):
+    dataset = find_only_dataset("folder", make_folder(tmp_path))
     assert read_scan(dataset, dataset.scans[1]).raters == ("a", "b")
     third = read_scan(dataset, dataset.scans[2])
     assert third.raters == ("a", "b", "c")
@@ -310,38 +313,38 @@ def test_a_rater_without_a_file_did_not_look_and_one_who_drew_nothing_did(tmp_pa
 
 
 @pytest.mark.parametrize(("suffix", "slice_axis"), [(".nii.gz", 2), (".tif", 0)])
-def test_a_folder_of_volumes_is_sliced_along_the_axis_its_format_counts_slices_with(
-    tmp_path, suffix, slice_axis
-):
-    dataset = only("folder", make_folder(tmp_path, suffix=suffix, volumes=True, num_classes=3))
+def test_the_slice_axis_of_volumes_depends_on_the_file_format(tmp_path, suffix, slice_axis):
+    dataset = find_only_dataset("folder", make_folder(tmp_path, suffix=suffix, volumes=True, num_classes=3))
     assert (dataset.num_axes, dataset.options.slices, dataset.options.slice_axis) == (3, "all", slice_axis)
     assert dataset.class_names == ("background", "class_1", "class_2")
     assert read_scan(dataset, dataset.scans[0]).masks.shape[1 + slice_axis] == DEPTH
 
 
-def test_a_volume_of_one_slice_among_others_stays_a_volume(tmp_path):
+def test_a_single_slice_among_volumes_stays_a_volume(tmp_path):
     make_folder(tmp_path, suffix=".nii.gz", volumes=True)
     for path in [tmp_path / "images", *(tmp_path / "raters").iterdir()]:
         file = path / "case1.nii.gz"
         write_nifti(file, np.asanyarray(nibabel.load(file).dataobj)[..., 3:4])
-    dataset = only("folder", tmp_path)
+    dataset = find_only_dataset("folder", tmp_path)
     assert dataset.num_axes == 3
     assert read_scan(dataset, dataset.scans[0]).masks.shape == (3, *SIZE, 1)
 
 
-def test_a_folder_with_masks_is_one_rater_and_cases_csv_names_patients(tmp_path):
-    dataset = only("folder", make_folder(tmp_path, num_raters=1, masks_folder=True, patients=True))
+def test_a_masks_folder_is_one_rater_and_cases_csv_lists_patients(tmp_path):
+    dataset = find_only_dataset(
+        "folder", make_folder(tmp_path, num_raters=1, masks_folder=True, patients=True)
+    )
     assert dataset.raters == ("masks",)
     assert [scan.patient for scan in dataset.scans] == [f"patient{number}" for number in (1, 1, 2, 2, 3, 3)]
 
 
-def test_without_cases_csv_each_case_is_a_patient_and_order_is_natural(tmp_path):
-    dataset = only("folder", make_folder(tmp_path, num_cases=11))
-    assert names(dataset) == [f"case{number}" for number in range(1, 12)]
-    assert [scan.patient for scan in dataset.scans] == names(dataset)
+def test_without_cases_csv_each_case_is_a_patient_and_the_order_is_natural(tmp_path):
+    dataset = find_only_dataset("folder", make_folder(tmp_path, num_cases=11))
+    assert scan_names(dataset) == [f"case{number}" for number in range(1, 12)]
+    assert [scan.patient for scan in dataset.scans] == scan_names(dataset)
 
 
-def test_progress_is_told_for_each_mask_that_is_looked_through(tmp_path):
+def test_progress_is_reported_for_each_mask(tmp_path):
     calls = []
     find_datasets("folder", make_folder(tmp_path), on_file=lambda *call: calls.append(call))
     assert calls == [(number, 17) for number in range(1, 18)]
@@ -354,10 +357,10 @@ def rewrite_masks(root, change):
         write_picture(path, change(pixels, path))
 
 
-def test_some_masks_of_1_and_others_of_255_are_two_classes(tmp_path):
+def test_masks_of_1_and_masks_of_255_together_are_two_classes(tmp_path):
     make_folder(tmp_path)
     rewrite_masks(tmp_path, lambda pixels, path: pixels // 255 if "case1" in path.name else pixels)
-    dataset = only("folder", tmp_path)
+    dataset = find_only_dataset("folder", tmp_path)
     assert dataset.class_names == ("background", "foreground")
     for scan in dataset.scans[:2]:
         assert np.unique(read_scan(dataset, scan).masks).tolist() == [0, 1]
@@ -366,24 +369,24 @@ def test_some_masks_of_1_and_others_of_255_are_two_classes(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        # 255 beside 1 often marks what is to be ignored: no guess is made
+        # next to 1, the value 255 often marks voxels to ignore: semidice does not guess
         (lambda pixels: np.where(np.arange(36) == 0, 255, pixels // 255), "holds 0, 1, 255"),
         (lambda pixels: pixels // 255 * 128, "holds 0, 128"),
         (lambda pixels: pixels // 255 * 3, "holds 3, but no mask holds 1"),
         (lambda pixels: np.arange(40)[:, None] * 6 + pixels // 255, "threshold them"),
     ],
 )
-def test_values_that_could_mean_anything_ask_for_a_table_of_classes(tmp_path, change, message):
+def test_ambiguous_mask_values_require_a_table_of_classes(tmp_path, change, message):
     make_folder(tmp_path)
     rewrite_masks(tmp_path, lambda pixels, _: change(pixels).astype(np.uint8))
     with pytest.raises(ValueError, match=rf"case\d\.png .*{message}.*classes\.csv"):
         find_datasets("folder", tmp_path)
 
 
-def test_a_table_of_classes_says_what_values_mean_and_can_join_them(tmp_path):
+def test_a_table_of_classes_maps_values_to_classes_and_can_merge_them(tmp_path):
     make_folder(tmp_path, num_classes=4)
     (tmp_path / "classes.csv").write_text("value,name\n1,organ\n2,lesion\n3,lesion\n")
-    dataset = only("folder", tmp_path)
+    dataset = find_only_dataset("folder", tmp_path)
     assert dataset.class_names == ("background", "organ", "lesion")
     _, expected = ellipsoids(3001, SIZE, num_raters=3, num_classes=4)
     np.testing.assert_array_equal(read_scan(dataset, dataset.scans[0]).masks, np.minimum(expected, 2))
@@ -399,7 +402,7 @@ def test_a_table_of_classes_says_what_values_mean_and_can_join_them(tmp_path):
         ("", "needs columns value and name"),
     ],
 )
-def test_a_wrong_table_of_classes_is_named(tmp_path, text, message):
+def test_a_wrong_table_of_classes_is_reported(tmp_path, text, message):
     make_folder(tmp_path)
     (tmp_path / "classes.csv").write_text(text)
     with pytest.raises(ValueError, match=rf"classes\.csv .*{message}"):
@@ -414,10 +417,10 @@ def test_a_wrong_table_of_classes_is_named(tmp_path, text, message):
         "patient, case\r\np, case1.png\r\nq, case2.png\r\n",
     ],
 )
-def test_tables_as_spreadsheets_write_them_are_read(tmp_path, text):
+def test_tables_written_by_spreadsheets_are_read(tmp_path, text):
     make_folder(tmp_path, num_cases=2)
     (tmp_path / "cases.csv").write_text(text, encoding="utf-8", newline="")
-    assert [scan.patient for scan in only("folder", tmp_path).scans] == ["p", "q"]
+    assert [scan.patient for scan in find_only_dataset("folder", tmp_path).scans] == ["p", "q"]
 
 
 @pytest.mark.parametrize(
@@ -431,25 +434,25 @@ def test_tables_as_spreadsheets_write_them_are_read(tmp_path, text):
         (b"case,patient\ncase1,p\n", "no row for case 'case2'"),
     ],
 )
-def test_a_wrong_table_of_cases_is_a_problem_that_names_it(tmp_path, content, message):
+def test_a_wrong_table_of_cases_is_reported_as_a_problem(tmp_path, content, message):
     make_folder(tmp_path, num_cases=2)
     (tmp_path / "cases.csv").write_bytes(content)
     (dataset,) = find_datasets("folder", tmp_path)
     (problem,) = dataset.problems
     assert str(tmp_path / "cases.csv") in problem
     assert message in problem
-    # no case goes on with a patient that was guessed
-    assert names(dataset) == (["case1"] if "no row" in message else [])
+    # patients are not guessed: cases without a valid row are left out
+    assert scan_names(dataset) == (["case1"] if "no row" in message else [])
 
 
-def test_a_table_of_cases_that_is_a_broken_link_is_not_the_same_as_none(tmp_path):
+def test_a_broken_link_to_a_table_of_cases_is_reported(tmp_path):
     make_folder(tmp_path)
     (tmp_path / "cases.csv").symlink_to(tmp_path / "gone.csv")
-    (problem,) = problems("folder", tmp_path)
+    (problem,) = find_problems("folder", tmp_path)
     assert "cases.csv" in problem
 
 
-def test_an_image_without_masks_and_a_mask_without_image_are_named_and_the_others_stay(tmp_path):
+def test_images_without_mask_and_masks_without_image_are_reported_and_other_cases_are_kept(tmp_path):
     make_folder(tmp_path)
     for path in tmp_path.glob("raters/*/case1.png"):
         path.unlink()
@@ -457,52 +460,52 @@ def test_an_image_without_masks_and_a_mask_without_image_are_named_and_the_other
     (tmp_path / "images" / "more").mkdir()
     (tmp_path / "raters" / "d").mkdir()
     (dataset,) = find_datasets("folder", tmp_path)
-    assert names(dataset) == ["case2", "case3", "case5", "case6"]
-    told = "\n".join(dataset.problems)
+    assert scan_names(dataset) == ["case2", "case3", "case5", "case6"]
+    text = "\n".join(dataset.problems)
     assert len(dataset.problems) == 5
-    assert f"image {tmp_path / 'images' / 'case1.png'} has no mask" in told
-    assert f"mask {tmp_path / 'raters' / 'a' / 'case4.png'} has no image" in told
-    assert "case4.jpg cannot be used: convert it" in told
-    assert "more is a folder" in told
-    assert "rater 'd' has no mask" in told
+    assert f"image {tmp_path / 'images' / 'case1.png'} has no mask" in text
+    assert f"mask {tmp_path / 'raters' / 'a' / 'case4.png'} has no image" in text
+    assert "case4.jpg cannot be used: convert it" in text
+    assert "more is a folder" in text
+    assert "rater 'd' has no mask" in text
 
 
-def test_a_case_in_two_formats_or_in_two_spellings_is_named(tmp_path):
+def test_a_case_in_two_formats_or_in_two_spellings_is_reported(tmp_path):
     make_folder(tmp_path)
     shutil.copy(tmp_path / "images" / "case1.png", tmp_path / "images" / "case1.tif")
     shutil.copy(tmp_path / "raters" / "a" / "case2.png", tmp_path / "raters" / "a" / "case2.tiff")
     for folder in ("images", "raters/a"):
         shutil.copy(tmp_path / folder / "case3.png", tmp_path / folder / "CASE3.png")
     (dataset,) = find_datasets("folder", tmp_path)
-    assert names(dataset) == ["case4", "case5", "case6"]
+    assert scan_names(dataset) == ["case4", "case5", "case6"]
     first, second, third = sorted(dataset.problems, key=lambda problem: problem.lower().index("case"))
-    told = "\n".join((first, second, third))
-    assert "images/case1.tif" in told
-    assert "raters/a/case2.tiff" in told
-    assert "images/CASE3.png" in told
+    text = "\n".join((first, second, third))
+    assert "images/case1.tif" in text
+    assert "raters/a/case2.tiff" in text
+    assert "images/CASE3.png" in text
 
 
-def test_names_are_made_fit_for_files_and_collisions_are_named(tmp_path):
+def test_case_names_become_valid_file_names_and_collisions_are_reported(tmp_path):
     make_folder(tmp_path, num_cases=3)
     for folder in [tmp_path / "images", *(tmp_path / "raters").iterdir()]:
         for old, new in (("case1", "Müller: 1"), ("case3", "a?b")):
             (folder / f"{old}.png").rename(folder / f"{new}.png")
-    dataset = only("folder", tmp_path)
-    assert names(dataset) == ["Muller_ 1", "a_b", "case2"]
+    dataset = find_only_dataset("folder", tmp_path)
+    assert scan_names(dataset) == ["Muller_ 1", "a_b", "case2"]
     assert dataset.scans[0].patient == "Müller: 1"
     for folder in [tmp_path / "images", *(tmp_path / "raters").iterdir()]:
         if (folder / "case2.png").exists():
             (folder / "case2.png").rename(folder / "a*b.png")
-    (problem,) = problems("folder", tmp_path)
+    (problem,) = find_problems("folder", tmp_path)
     assert "2 images would be case 'a_b'" in problem
 
 
-def test_colours_are_three_channels_and_a_grey_image_among_them_is_named(tmp_path):
+def test_colours_are_three_channels_and_a_grey_image_among_colour_images_is_reported(tmp_path):
     make_folder(tmp_path)
     for path in sorted((tmp_path / "images").iterdir())[1:]:
         with Image.open(path) as picture:
             picture.convert("RGB").save(path)
-    dataset = only("folder", tmp_path)
+    dataset = find_only_dataset("folder", tmp_path)
     assert dataset.channels == ("red", "green", "blue")
     assert read_scan(dataset, dataset.scans[1]).image.shape == (3, *SIZE)
     with pytest.raises(
@@ -511,18 +514,18 @@ def test_colours_are_three_channels_and_a_grey_image_among_them_is_named(tmp_pat
         read_scan(dataset, dataset.scans[0])
 
 
-def test_niftis_with_more_axes_than_their_masks_have_channels(tmp_path):
+def test_the_additional_axis_of_a_nifti_image_holds_channels(tmp_path):
     make_folder(tmp_path, suffix=".nii.gz")
     for path in (tmp_path / "images").iterdir():
         image = nibabel.load(path).get_fdata().astype(np.float32)
         write_nifti(path, np.stack([image, image * 2], axis=-1))
-    dataset = only("folder", tmp_path)
+    dataset = find_only_dataset("folder", tmp_path)
     assert dataset.channels == ("channel_1", "channel_2")
     arrays = read_scan(dataset, dataset.scans[0])
     np.testing.assert_array_equal(arrays.image[1], 2 * arrays.image[0])
 
 
-def test_niftis_and_pictures_are_not_mixed(tmp_path):
+def test_a_mix_of_niftis_and_pictures_is_refused(tmp_path):
     make_folder(tmp_path)
     image, _ = ellipsoids(0, SIZE)
     (tmp_path / "images" / "case1.png").unlink()
@@ -541,8 +544,8 @@ def test_niftis_and_pictures_are_not_mixed(tmp_path):
         (["images", "masks"], "rater 'masks' has no mask"),
     ],
 )
-def test_folders_that_are_missing_or_too_many_are_named(tmp_path, folders, message):
+def test_missing_or_conflicting_folders_are_reported(tmp_path, folders, message):
     for folder in folders:
         (tmp_path / folder).mkdir(parents=True)
     with pytest.raises(ValueError, match=message):
-        raise ValueError(*problems("folder", tmp_path))
+        raise ValueError(*find_problems("folder", tmp_path))

@@ -10,10 +10,10 @@ from prepared import make_prepared
 
 from semidice.data.folds import fold_cases, read_folds, split_folds, write_folds
 
-names = st.text(st.characters(codec="utf-8"), max_size=3)
+patient_names = st.text(st.characters(codec="utf-8"), max_size=3)
 
 
-@given(patients=st.lists(names, min_size=8), num_folds=st.integers(2, 5), seed=st.integers(0, 9))
+@given(patients=st.lists(patient_names, min_size=8), num_folds=st.integers(2, 5), seed=st.integers(0, 9))
 def test_no_patient_is_in_two_folds_and_no_fold_is_empty(patients, num_folds, seed):
     patients = [*patients, *map(str, range(100, 100 + num_folds))]
     folds = split_folds(patients, num_folds=num_folds, seed=seed)
@@ -37,17 +37,17 @@ def test_single_cases_are_spread_evenly():
 def test_the_fold_of_a_patient_does_not_depend_on_the_order_of_the_cases():
     patients = [f"p{number % 13}" for number in range(40)]
     shuffled = random.Random(0).sample(patients, len(patients))
-    of = dict(zip(patients, split_folds(patients, seed=3), strict=True))
-    assert of == dict(zip(shuffled, split_folds(shuffled, seed=3), strict=True))
+    fold_of_patient = dict(zip(patients, split_folds(patients, seed=3), strict=True))
+    assert fold_of_patient == dict(zip(shuffled, split_folds(shuffled, seed=3), strict=True))
 
 
-def test_the_same_seed_gives_the_same_folds_and_another_seed_others():
+def test_the_same_seed_gives_the_same_folds_and_another_seed_gives_other_folds():
     patients = [f"p{number}" for number in range(40)]
     assert split_folds(patients, seed=1) == split_folds(patients, seed=1)
     assert split_folds(patients, seed=1) != split_folds(patients, seed=2)
 
 
-def test_each_case_is_validated_once_and_trained_on_in_all_other_folds():
+def test_each_case_is_validated_in_one_fold_and_trained_on_in_all_other_folds():
     folds = split_folds([f"p{number // 2}" for number in range(25)], num_folds=4)
     validated = [number for fold in range(4) for number in fold_cases(folds, fold)[1]]
     assert sorted(validated) == list(range(25))
@@ -56,7 +56,7 @@ def test_each_case_is_validated_once_and_trained_on_in_all_other_folds():
         assert sorted(training + validation) == list(range(25))
 
 
-def test_fewer_patients_than_folds_says_what_to_do():
+def test_fewer_patients_than_folds_are_refused_with_advice():
     with pytest.raises(
         ValueError, match=r"5 folds need 5 patients.*12 cases have 3 patients: lower num_folds"
     ):
@@ -70,14 +70,14 @@ def dataset(tmp_path):
     return make_prepared(tmp_path / "data", num_cases=8, size=(8, 8), num_raters=1)
 
 
-def test_written_folds_are_read_again(dataset, tmp_path):
+def test_written_folds_are_read_back(dataset, tmp_path):
     folds = split_folds([case.patient for case in dataset.cases], num_folds=3)
     write_folds(tmp_path / "folds.json", dataset, folds)
     assert read_folds(tmp_path / "folds.json", dataset) == folds
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "folds.json"]
 
 
-def test_folds_that_put_a_patient_into_two_are_neither_written_nor_read(dataset, tmp_path):
+def test_folds_that_split_a_patient_are_neither_written_nor_read(dataset, tmp_path):
     path = tmp_path / "folds.json"
     with pytest.raises(ValueError, match="patient patient000 into folds 0 and 1"):
         write_folds(path, dataset, [0, 1] * 4)
@@ -111,7 +111,7 @@ def test_folds_of_another_dataset_are_refused(dataset, tmp_path):
         ('{"num_folds": 2, "fold_of_case": {"scan000": "x"}}', "fold_of_case.scan000"),
     ],
 )
-def test_a_damaged_file_is_named(dataset, tmp_path, text, message):
+def test_a_damaged_file_is_reported(dataset, tmp_path, text, message):
     path = tmp_path / "folds.json"
     path.write_text(text)
     with pytest.raises(ValueError, match=message) as error:

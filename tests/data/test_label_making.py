@@ -1,4 +1,4 @@
-"""Labels by recipe: each name gives what the function of `semidice.labels` gives, by table or directly."""
+"""Labels by name equal the results of the functions of `semidice.labels`, with tables and without."""
 
 from typing import get_args
 
@@ -46,8 +46,8 @@ def label_of_case(dataset, number, maker, smoothing, rater):
     return SMOOTHERS[smoothing](label)
 
 
-def padded(dataset, space):
-    """Class maps of all cases in the corner of `space`, and where the cases are."""
+def pad_masks(dataset, space):
+    """Class maps of all cases in the corner of `space`, and flags of the voxels inside the cases."""
     masks = torch.zeros(len(dataset), len(dataset.manifest.raters), *space, dtype=torch.uint8)
     valid = torch.zeros(len(dataset), *space, dtype=torch.bool)
     for number, case in enumerate(dataset.cases):
@@ -74,10 +74,10 @@ def dataset(request, tmp_path_factory):
 
 @every_maker
 @every_smoothing
-def test_a_table_gives_what_the_functions_give_for_each_case_alone(dataset, maker, smoothing):
+def test_labels_from_tables_equal_the_functions_of_labels_for_each_case(dataset, maker, smoothing):
     options = LabelOptions(maker=maker, smoothing=smoothing)
     space = (8, 16, 16) if len(dataset.cases[0].shape) == 3 else (24, 40)
-    masks, valid = padded(dataset, space)
+    masks, valid = pad_masks(dataset, space)
     rater = torch.tensor([int(np.flatnonzero(row)[-1]) for row in dataset.present])
     cases = [4, 0, 3, 0]
     tables = LabelTables(dataset, cases, options, device="cpu")
@@ -87,16 +87,16 @@ def test_a_table_gives_what_the_functions_give_for_each_case_alone(dataset, make
     for row, number in enumerate(cases):
         corner = (row, slice(None), *(slice(side) for side in dataset.cases[number].shape))
         expected = label_of_case(dataset, number, maker, smoothing, int(rater[number]))
-        # voxels of another place in memory: STAPLE's matrix products round them in another order
+        # STAPLE's matrix products round in another order if the memory layout differs
         tolerance = 1e-6 if maker == "staple" else 0
         np.testing.assert_allclose(label[corner].numpy(), expected, atol=tolerance, rtol=0)
 
 
 @pytest.mark.parametrize("maker", [maker for maker in get_args(Maker) if maker != "staple"])
 @every_smoothing
-def test_without_tables_labels_are_the_same(dataset, maker, smoothing, monkeypatch):
+def test_labels_without_tables_equal_labels_from_tables(dataset, maker, smoothing, monkeypatch):
     options = LabelOptions(maker=maker, smoothing=smoothing)
-    masks, valid = padded(dataset, (13, 13, 13) if len(dataset.cases[0].shape) == 3 else (24, 40))
+    masks, valid = pad_masks(dataset, (13, 13, 13) if len(dataset.cases[0].shape) == 3 else (24, 40))
     case = torch.arange(len(dataset))
     rater = torch.from_numpy(dataset.present.argmax(1))
     tables = LabelTables(dataset, range(len(dataset)), options, device="cpu")
@@ -120,7 +120,7 @@ def test_make_labels_equals_the_functions_of_labels(dataset, maker):
     np.testing.assert_array_equal(label[0].numpy(), expected)
 
 
-def test_a_case_that_nobody_drew_in_is_background(tmp_path):
+def test_a_case_with_empty_masks_is_background(tmp_path):
     dataset = make_prepared(tmp_path / "set", num_cases=2, size=(16, 16), num_raters=3)
     path = dataset.folder.array("masks", "scan000")
     np.save(path, np.zeros_like(np.load(path)))
@@ -131,7 +131,7 @@ def test_a_case_that_nobody_drew_in_is_background(tmp_path):
         assert (label[:, 0] == 1).all()
 
 
-def test_staple_of_too_many_raters_and_classes_is_refused_with_a_way_out(tmp_path):
+def test_staple_of_too_many_raters_and_classes_is_refused_with_advice(tmp_path):
     dataset = make_prepared(tmp_path / "set", num_cases=2, size=(8, 8), num_raters=6, num_classes=4)
     with pytest.raises(
         ValueError, match=r"6 raters and 4 classes .* 4096 columns.*label\.maker=dice_weighted"
@@ -145,7 +145,7 @@ def test_random_without_a_rater_is_refused():
         make_labels(masks, torch.ones(1, 2, dtype=torch.bool), LabelOptions(maker="random"), num_classes=2)
 
 
-def test_options_that_make_no_sense_are_refused():
+def test_invalid_options_are_refused():
     for options, message in (
         ({"maker": "mode"}, "maker"),
         ({"width": 4}, "width must be odd"),

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from raw_trees import (
+    find_only_dataset,
     make_lits,
-    names,
-    only,
-    without_rights,
+    scan_names,
+    without_permissions,
 )
 
 from semidice.data.sources import find_datasets
@@ -19,14 +19,14 @@ from semidice.data.sources.scan import read_scan
 from semidice.paths import check_name
 
 
-def test_natural_order_takes_digits_by_value_and_settles_ties():
+def test_natural_order_compares_numbers_by_value_and_breaks_ties():
     ordered = ["case1", "case01x", "case2", "case10", "case10a", "rater"]
     for shuffled in itertools.islice(itertools.permutations(ordered), 0, 720, 37):
         assert sorted(shuffled, key=natural_order) == ordered
     assert sorted(["case1", "case01"], key=natural_order) == ["case01", "case1"]
 
 
-def test_links_are_followed_loops_are_not_and_each_folder_comes_once(tmp_path):
+def test_walk_follows_links_ignores_loops_and_visits_each_folder_once(tmp_path):
     make_lits(tmp_path / "elsewhere")
     raw = tmp_path / "raw"
     (raw / "inner").mkdir(parents=True)
@@ -36,8 +36,8 @@ def test_links_are_followed_loops_are_not_and_each_folder_comes_once(tmp_path):
     (raw / "another link").symlink_to(tmp_path / "elsewhere" / "Training Batch 1")
     for path in (tmp_path / "elsewhere" / "Training Batch 2").iterdir():
         (raw / "inner" / path.name).symlink_to(path)
-    dataset = only("lits", raw)
-    assert names(dataset) == ["volume-0", "volume-1", "volume-2", "volume-3", "volume-10"]
+    dataset = find_only_dataset("lits", raw)
+    assert scan_names(dataset) == ["volume-0", "volume-1", "volume-2", "volume-3", "volume-10"]
     assert read_scan(dataset, dataset.scans[0]).inputs.keys() == {
         "A link/volume-0.nii.gz",
         "A link/segmentation-0.nii.gz",
@@ -45,26 +45,29 @@ def test_links_are_followed_loops_are_not_and_each_folder_comes_once(tmp_path):
     assert [folder for folder, _ in walk(raw)] == [raw, raw / "inner", raw / "A link"]
 
 
-def test_hidden_files_and_folders_are_not_looked_at(tmp_path):
+def test_hidden_files_and_folders_are_ignored(tmp_path):
     make_lits(tmp_path)
     shutil.copytree(tmp_path / "Training Batch 1", tmp_path / ".trash")
     (tmp_path / "Training Batch 1" / "._volume-0.nii.gz").write_bytes(b"Mac OS X")
-    assert len(only("lits", tmp_path).scans) == 5
+    assert len(find_only_dataset("lits", tmp_path).scans) == 5
 
 
-def test_a_folder_that_may_not_be_listed_is_named():
-    # not in tmp_path, whose parents are closed to others
-    with tempfile.TemporaryDirectory() as home:
-        raw = make_lits(Path(home) / "raw")
-        for folder in (Path(home), raw):
+def test_a_folder_without_permission_is_reported():
+    # not in tmp_path: other users have no access to its parents
+    with tempfile.TemporaryDirectory() as parent:
+        raw = make_lits(Path(parent) / "raw")
+        for folder in (Path(parent), raw):
             folder.chmod(0o755)
         locked = raw / "Training Batch 1"
         locked.chmod(0)
-        with without_rights(), pytest.raises(ValueError, match=r"list folder .*Training Batch 1: Permission"):
+        with (
+            without_permissions(),
+            pytest.raises(ValueError, match=r"list folder .*Training Batch 1: Permission"),
+        ):
             find_datasets("lits", raw)
         raw.chmod(0o444)
         with (
-            without_rights(),
+            without_permissions(),
             pytest.raises(ValueError, match=r"no permission to look at .*raw.*: change its perm"),
         ):
             find_datasets("lits", raw)
@@ -85,6 +88,6 @@ def test_a_folder_that_may_not_be_listed_is_named():
         ("CON: α/β", "CON_ ___"),
     ],
 )
-def test_a_safe_name_is_one_that_a_manifest_accepts(name, safe):
+def test_safe_names_are_valid_in_a_manifest(name, safe):
     assert safe_name(name) == safe
     assert check_name(safe) == safe

@@ -1,4 +1,4 @@
-"""Prepared datasets as they are read: manifest, bit planes, and cases by number."""
+"""Reading of prepared datasets: manifest, bit planes, and cases by number."""
 
 import json
 
@@ -16,8 +16,8 @@ from semidice.paths import DatasetFolder, atomic_write, check_name
 DIGEST = "0" * 64
 
 
-def a_scan(name="case1", **changes):
-    facts = {
+def make_scan(name="case1", **changes):
+    fields = {
         "name": name,
         "patient": name,
         "shape": (4, 11),
@@ -27,11 +27,11 @@ def a_scan(name="case1", **changes):
         "inputs": {"images/é 1.png": DIGEST},
         "arrays": {"images": DIGEST, "masks": DIGEST},
     }
-    return Scan(**(facts | changes))
+    return Scan(**(fields | changes))
 
 
-def a_manifest(*scans, **changes):
-    facts = {
+def make_manifest(*scans, **changes):
+    fields = {
         "source": "folder",
         "class_names": ("background", "lesion"),
         "raters": ("a", "b"),
@@ -39,22 +39,23 @@ def a_manifest(*scans, **changes):
         "mean": (0.1 + 0.2,),
         "std": (1 / 3,),
         "options": {"size": None, "window": [-60.0, 140.0]},
-        "scans": scans or (a_scan(), a_scan("case2", slices=(3, 14), affine=tuple(map(tuple, np.eye(4))))),
+        "scans": scans
+        or (make_scan(), make_scan("case2", slices=(3, 14), affine=tuple(map(tuple, np.eye(4))))),
     }
-    return Manifest(**(facts | changes))
+    return Manifest(**(fields | changes))
 
 
-def a_dataset(folder, *, num_classes=2, truth=False):
-    """A volume in two slices that rater b did not look at, and one slice of another patient that both saw."""
+def make_dataset(folder, *, num_classes=2, truth=False):
+    """Write a volume of two slices with masks of rater a, and a slice of another patient with both raters."""
     rng = np.random.default_rng(0)
     names = tuple(f"class {number}" for number in range(num_classes))
     kinds = ["images", "masks", "truth"] if truth else ["images", "masks"]
     arrays = dict.fromkeys(kinds, DIGEST)
     scans = (
-        a_scan("volume", slices=(3, 14), raters=("a",), arrays=arrays),
-        a_scan("other", slices=(0,), arrays=arrays),
+        make_scan("volume", slices=(3, 14), raters=("a",), arrays=arrays),
+        make_scan("other", slices=(0,), arrays=arrays),
     )
-    made = {}
+    arrays_by_scan = {}
     for scan, dtype in zip(scans, (np.int16, np.uint8), strict=True):
         num_cases = len(scan.case_names())
         stored = {
@@ -64,7 +65,7 @@ def a_dataset(folder, *, num_classes=2, truth=False):
         }
         stored["masks"][:, [rater not in scan.raters for rater in ("a", "b")]] = 0
         stored["truth"] = np.moveaxis(stored["truth"], -1, 1)
-        made[scan.name] = stored
+        arrays_by_scan[scan.name] = stored
         for kind in kinds:
             array = stored[kind]
             if kind == "masks":
@@ -72,13 +73,13 @@ def a_dataset(folder, *, num_classes=2, truth=False):
             path = DatasetFolder(folder).array(kind, scan.name)
             path.parent.mkdir(parents=True, exist_ok=True)
             np.save(path, array)
-    manifest = a_manifest(*scans, class_names=names)
+    manifest = make_manifest(*scans, class_names=names)
     DatasetFolder(folder).manifest.write_text(manifest_text(manifest))
-    return made
+    return arrays_by_scan
 
 
-def test_a_manifest_reads_back_as_it_was_written_and_has_a_line_for_each_scan(tmp_path):
-    manifest = a_manifest()
+def test_a_manifest_is_read_back_unchanged_and_has_one_line_per_scan(tmp_path):
+    manifest = make_manifest()
     text = manifest_text(manifest)
     (tmp_path / "manifest.json").write_text(text)
     assert read_manifest(tmp_path) == manifest
@@ -92,30 +93,30 @@ def test_a_manifest_reads_back_as_it_was_written_and_has_a_line_for_each_scan(tm
 
 
 def test_cases_are_scans_or_their_slices():
-    assert a_scan().case_names() == ("case1",)
-    assert a_scan(slices=(3, 14)).case_names() == ("case1_slice0003", "case1_slice0014")
+    assert make_scan().case_names() == ("case1",)
+    assert make_scan(slices=(3, 14)).case_names() == ("case1_slice0003", "case1_slice0014")
 
 
 @pytest.mark.parametrize("name", ["case1", "LIDC-IDRI-0001_n-0", "a b", "1.2.840", "x+y=z,@", "_" * 150])
-def test_names_of_files_are_names_of_scans(name):
+def test_valid_file_names_are_accepted_as_scan_names(name):
     assert check_name(name) == name
 
 
 @pytest.mark.parametrize(
     "name", ["", ".", "..", ".a", "a/b", "../a", "/a", "a\\b", "a\n", "a\0", "a ", "é", "C:a", "_" * 151]
 )
-def test_a_name_that_could_leave_the_folder_or_upset_a_disk_is_refused(name):
+def test_a_name_that_leaves_the_folder_or_is_not_portable_is_refused(name):
     with pytest.raises(ValueError, match="cannot be a file name: use letters"):
         check_name(name)
 
 
-def with_change(path, value):
-    """A manifest's record in which one value is another."""
-    record = json.loads(manifest_text(a_manifest()))
-    place = record
+def changed_manifest(path, value):
+    """The JSON text of a manifest in which one value is changed."""
+    record = json.loads(manifest_text(make_manifest()))
+    entry = record
     for key in path[:-1]:
-        place = place[key]
-    place[path[-1]] = value
+        entry = entry[key]
+    entry[path[-1]] = value
     return json.dumps(record)
 
 
@@ -124,26 +125,26 @@ def with_change(path, value):
     [
         ("", "as a whole: Invalid JSON"),
         ("[]", "as a whole: Input should be an object"),
-        (with_change(["version"], 2), "version: Input should be 1"),
-        (with_change(["scans"], []), "scans: "),
-        (with_change(["extra"], 1), "extra: Extra inputs are not permitted"),
-        (with_change(["scans", 0, "name"], "../other"), r"scans\.0\.name: .*cannot be a file name"),
-        (with_change(["scans", 0, "name"], "CASE2"), "scans case2 occur twice"),
-        (with_change(["scans", 0, "raters"], ["z"]), "scan case1 has raters .*z.*the dataset has"),
-        (with_change(["scans", 0, "raters"], []), "scan case1 has raters"),
-        (with_change(["scans", 0, "arrays", "images"], "abc"), r"scans\.0\.arrays\.images: "),
-        (with_change(["scans", 0, "arrays", "other"], DIGEST), r"scans\.0\.arrays\.other"),
-        (with_change(["mean"], [0.5, 0.5]), "mean needs one number for each of 1 channels"),
-        (with_change(["class_names"], ["background"]), "class_names: "),
+        (changed_manifest(["version"], 2), "version: Input should be 1"),
+        (changed_manifest(["scans"], []), "scans: "),
+        (changed_manifest(["extra"], 1), "extra: Extra inputs are not permitted"),
+        (changed_manifest(["scans", 0, "name"], "../other"), r"scans\.0\.name: .*cannot be a file name"),
+        (changed_manifest(["scans", 0, "name"], "CASE2"), "scans case2 occur twice"),
+        (changed_manifest(["scans", 0, "raters"], ["z"]), "scan case1 has raters .*z.*the dataset has"),
+        (changed_manifest(["scans", 0, "raters"], []), "scan case1 has raters"),
+        (changed_manifest(["scans", 0, "arrays", "images"], "abc"), r"scans\.0\.arrays\.images: "),
+        (changed_manifest(["scans", 0, "arrays", "other"], DIGEST), r"scans\.0\.arrays\.other"),
+        (changed_manifest(["mean"], [0.5, 0.5]), "mean needs one number for each of 1 channels"),
+        (changed_manifest(["class_names"], ["background"]), "class_names: "),
     ],
 )
-def test_what_is_wrong_with_a_manifest_is_said(tmp_path, text, message):
+def test_an_invalid_manifest_is_refused_with_the_reason(tmp_path, text, message):
     (tmp_path / "manifest.json").write_text(text)
     with pytest.raises(ValueError, match=rf"manifest\.json is not a manifest of this semidice: .*{message}"):
         read_manifest(tmp_path)
 
 
-def test_a_folder_without_a_manifest_is_named_with_the_command_that_makes_one(tmp_path):
+def test_a_folder_without_a_manifest_is_reported_with_the_command_that_makes_one(tmp_path):
     with pytest.raises(ValueError, match=r"has no manifest\.json: make a dataset with `semidice prepare"):
         read_manifest(tmp_path)
     with pytest.raises(ValueError, match=r"there is no folder .*nowhere: make a dataset"):
@@ -154,7 +155,7 @@ LENGTHS = st.lists(st.integers(1, 19), min_size=1, max_size=3)
 
 
 @given(st.integers(2, 256), st.lists(st.integers(1, 5), max_size=2), LENGTHS)
-def test_packed_classes_come_back_and_take_the_bits_they_need(num_classes, leading, space):
+def test_packed_classes_are_unpacked_exactly_and_use_the_fewest_bit_planes(num_classes, leading, space):
     rng = np.random.default_rng([num_classes, *space])
     classes = rng.integers(0, num_classes, (*leading, *space), dtype=np.uint8)
     packed = pack_classes(classes, num_classes=num_classes, num_space_axes=len(space))
@@ -167,7 +168,7 @@ def test_packed_classes_come_back_and_take_the_bits_they_need(num_classes, leadi
     assert np.array_equal(unpacked.numpy(), classes)
 
 
-def test_packing_is_the_same_for_every_kind_of_integer():
+def test_packing_is_the_same_for_every_integer_type():
     classes = np.random.default_rng(0).integers(0, 200, (3, 5, 13))
     packed = [
         pack_classes(classes.astype(kind), num_classes=200, num_space_axes=2)
@@ -177,14 +178,14 @@ def test_packing_is_the_same_for_every_kind_of_integer():
 
 
 @pytest.mark.parametrize("num_classes", [1, 257])
-def test_masks_of_no_or_too_many_classes_are_refused(num_classes):
+def test_masks_of_too_few_or_too_many_classes_are_refused(num_classes):
     with pytest.raises(ValueError, match=f"2 to 256 classes; got {num_classes}"):
         num_planes(num_classes)
 
 
 @pytest.mark.parametrize("num_classes", [2, 3, 6])
-def test_a_dataset_gives_each_case_as_it_was_stored(tmp_path, num_classes):
-    made = a_dataset(tmp_path, num_classes=num_classes, truth=True)
+def test_a_dataset_returns_each_case_as_it_was_stored(tmp_path, num_classes):
+    arrays_by_scan = make_dataset(tmp_path, num_classes=num_classes, truth=True)
     dataset = Dataset(tmp_path)
     assert [case.name for case in dataset.cases] == [
         "volume_slice0003",
@@ -194,7 +195,7 @@ def test_a_dataset_gives_each_case_as_it_was_stored(tmp_path, num_classes):
     assert (len(dataset), dataset.num_classes, dataset.num_channels) == (3, num_classes, 1)
     assert dataset.present.tolist() == [[True, False], [True, False], [True, True]]
     for number, case in enumerate(dataset.cases):
-        stored = made[case.scan.name]
+        stored = arrays_by_scan[case.scan.name]
         levels = 32767 if case.scan.name == "volume" else 255
         assert dataset.image(number).dtype == np.float32
         np.testing.assert_allclose(dataset.image(number), stored["images"][case.row] / levels, rtol=1e-6)
@@ -204,21 +205,21 @@ def test_a_dataset_gives_each_case_as_it_was_stored(tmp_path, num_classes):
         assert not dataset.stored("images", number).flags.writeable
 
 
-def test_the_whole_range_of_stored_intensities_is_0_to_1(tmp_path):
-    a_dataset(tmp_path)
+def test_the_highest_stored_intensity_is_read_as_1(tmp_path):
+    make_dataset(tmp_path)
     for name, dtype in (("volume", np.int16), ("other", np.uint8)):
         np.save(tmp_path / f"images/{name}.npy", np.full((2, 1, 4, 11), np.iinfo(dtype).max, dtype=dtype))
     dataset = Dataset(tmp_path)
     assert dataset.image(0).max() == dataset.image(2).max() == 1
 
 
-def test_a_dataset_without_truth_says_so(tmp_path):
-    a_dataset(tmp_path)
+def test_a_dataset_without_truth_returns_none(tmp_path):
+    make_dataset(tmp_path)
     assert Dataset(tmp_path).truth(0) is None
 
 
-def test_case_numbers_are_found_by_name_and_unknown_ones_named(tmp_path):
-    a_dataset(tmp_path)
+def test_case_numbers_are_found_by_name_and_unknown_names_are_reported(tmp_path):
+    make_dataset(tmp_path)
     dataset = Dataset(tmp_path)
     assert dataset.numbers_of(["other_slice0000", "volume_slice0003"]) == [2, 0]
     with pytest.raises(ValueError, match="has no case x, y"):
@@ -235,8 +236,8 @@ def test_case_numbers_are_found_by_name_and_unknown_ones_named(tmp_path):
         lambda path: np.save(path, np.array([{"a": 1}] * 3), allow_pickle=True),
     ],
 )
-def test_an_array_that_cannot_be_read_is_named(tmp_path, damage):
-    a_dataset(tmp_path)
+def test_an_array_that_cannot_be_read_is_reported(tmp_path, damage):
+    make_dataset(tmp_path)
     path = tmp_path / "images/volume.npy"
     damage(path)
     dataset = Dataset(tmp_path)
@@ -246,7 +247,7 @@ def test_an_array_that_cannot_be_read_is_named(tmp_path, damage):
 
 
 @pytest.mark.parametrize("durable", [True, False])
-def test_a_file_appears_when_it_is_whole_and_an_error_leaves_the_old_one(tmp_path, durable):
+def test_atomic_write_shows_only_complete_files_and_an_error_keeps_the_old_file(tmp_path, durable):
     path = tmp_path / "file"
     with atomic_write(path, durable=durable) as temp_path:
         temp_path.write_text("old")

@@ -1,4 +1,4 @@
-"""The phantom: its stated probability is the one its raters are drawn from, and a seed fixes every bit."""
+"""The phantom: raters follow the stated probability, and the same seed gives the same bits."""
 
 import math
 
@@ -9,7 +9,7 @@ from semidice.data.phantom import PhantomOptions, make_phantom
 
 
 def within_monte_carlo_error(masks, prob, failure=1e-6):
-    """Whether the raters' class frequencies keep Bernstein's bound around prob, in all voxels together.
+    """Whether the raters' class frequencies are within Bernstein's bound around prob in all voxels.
 
     For R independent draws, P(|mean - p| > t) <= 2 exp(-L) with t = sqrt(2 p (1-p) L / R) + 2 L / (3 R).
     """
@@ -27,21 +27,21 @@ def test_the_mean_of_many_raters_is_the_stated_probability(num_classes):
     assert within_monte_carlo_error(phantom.masks, phantom.prob)
 
 
-def test_the_monte_carlo_check_notices_a_probability_that_is_slightly_wrong():
+def test_the_monte_carlo_check_detects_a_slightly_wrong_probability():
     phantom = make_phantom(2, size=(16, 20), num_raters=10_000, miss=0.3, seed=1)
     wrong = phantom.prob.lerp(phantom.prob.round(), 0.15)
     assert not within_monte_carlo_error(phantom.masks, wrong)
 
 
 @pytest.mark.parametrize("part", ["bias", "offset", "wobble"])
-def test_every_source_of_disagreement_alone_keeps_the_stated_probability(part):
+def test_the_stated_probability_holds_for_each_single_source_of_disagreement(part):
     alone = {"bias": 0.0, "offset": 0.0, "wobble": 0.0, "miss": 0.0, part: 1.5}
     phantom = make_phantom(1, size=(24, 24), num_raters=5_000, **alone)
     assert within_monte_carlo_error(phantom.masks, phantom.prob)
     assert ((phantom.prob > 0.1) & (phantom.prob < 0.9)).any()
 
 
-def test_raters_without_any_error_all_draw_the_same_and_the_probability_is_hard():
+def test_raters_without_errors_agree_and_the_probability_is_0_or_1():
     phantom = make_phantom(3, num_raters=3, bias=0.0, offset=0.0, wobble=0.0, miss=0.0)
     assert torch.equal(phantom.masks, phantom.masks[:, :1].expand_as(phantom.masks))
     assert torch.equal(phantom.prob[:, 1], phantom.masks[:, 0].float())
@@ -57,7 +57,7 @@ def test_a_missed_lesion_is_an_empty_mask_and_the_peak_probability_is_the_chance
     assert 0.2 < 1 - peak.mean() < 0.6
 
 
-def test_a_rater_who_draws_wide_in_one_case_tends_to_in_the_others():
+def test_a_rater_who_draws_large_areas_in_some_cases_does_so_in_others():
     phantom = make_phantom(30, size=(32, 32), num_raters=8, bias=1.5, offset=0.3, wobble=0.3, miss=0.0)
     area = phantom.masks.flatten(2).sum(2).double()
     relative = area / area.mean(1, keepdim=True)
@@ -80,30 +80,30 @@ def test_shapes_dtypes_and_ranges_are_as_stated_for_a_non_square_size(num_classe
     assert phantom.masks.unique().tolist() == list(range(num_classes))
 
 
-def test_the_same_seed_gives_the_same_bits_and_another_seed_another_phantom():
+def test_the_same_seed_gives_the_same_bits_and_another_seed_gives_another_phantom():
     first, again, other = (make_phantom(2, size=(16, 16), seed=seed) for seed in (3, 3, 4))
     for name in ("image", "prob", "masks"):
         assert torch.equal(getattr(first, name), getattr(again, name))
     assert not torch.equal(first.image, other.image)
 
 
-def test_more_cases_leave_the_first_ones_as_they_were_and_raters_do_not_touch_image_or_probability():
-    few = make_phantom(2, size=(16, 16))
-    more = make_phantom(4, size=(16, 16))
-    crowd = make_phantom(2, size=(16, 16), num_raters=9)
+def test_more_cases_keep_the_first_cases_and_more_raters_keep_image_and_probability():
+    base = make_phantom(2, size=(16, 16))
+    more_cases = make_phantom(4, size=(16, 16))
+    more_raters = make_phantom(2, size=(16, 16), num_raters=9)
     for name in ("image", "prob", "masks"):
-        assert torch.equal(getattr(few, name), getattr(more, name)[:2])
-    assert torch.equal(few.image, crowd.image)
-    assert torch.equal(few.prob, crowd.prob)
+        assert torch.equal(getattr(base, name), getattr(more_cases, name)[:2])
+    assert torch.equal(base.image, more_raters.image)
+    assert torch.equal(base.prob, more_raters.prob)
 
 
 @pytest.mark.parametrize("num_classes", [2, 4])
-def test_a_case_made_alone_has_the_bits_it_has_among_the_others(num_classes):
+def test_a_case_made_alone_equals_the_same_case_made_with_others(num_classes):
     options = {"size": (16, 20), "num_raters": 3, "num_classes": num_classes, "seed": 5, "noise": 0.1}
-    whole = make_phantom(4, **options)
+    all_cases = make_phantom(4, **options)
     alone = PhantomOptions(num_cases=4, **options).make_case(2)
     for name in ("image", "prob", "masks"):
-        assert torch.equal(getattr(whole, name)[2:3], getattr(alone, name))
+        assert torch.equal(getattr(all_cases, name)[2:3], getattr(alone, name))
 
 
 def test_without_noise_a_lesion_is_blurred_where_raters_disagree():
@@ -129,6 +129,6 @@ def test_without_noise_a_lesion_is_blurred_where_raters_disagree():
         ({"noise": -1.0}, "noise must be 0 or more"),
     ],
 )
-def test_an_impossible_phantom_is_refused_by_name(options, message):
+def test_invalid_options_of_a_phantom_are_refused_with_their_values(options, message):
     with pytest.raises(ValueError, match=message):
         make_phantom(**({"num_cases": 1, "size": (16, 16)} | options))

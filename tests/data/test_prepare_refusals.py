@@ -1,4 +1,4 @@
-"""What preparing cannot do is said with the file and a way out; and what the command prints."""
+"""Errors of preparing name the file and say what to do; and what the command prints."""
 
 import errno
 import io
@@ -10,7 +10,15 @@ from pathlib import Path
 import nibabel
 import numpy as np
 import pytest
-from preparing import PHANTOM, a_folder, a_phantom, fails_at, files_in, prepare, reads
+from preparing import (
+    PHANTOM,
+    failing_reader,
+    file_hashes,
+    folder_dataset,
+    phantom_dataset,
+    prepare,
+    recording_reader,
+)
 from raw_trees import AFFINE, make_folder, make_kits, make_qubiq, write_nifti
 from rich.console import Console
 
@@ -18,8 +26,8 @@ from semidice.data.dataset import Dataset
 from semidice.data.prepare import PrepareError, PrepareRequest, run_prepare
 
 
-def test_all_problems_of_all_scans_come_at_once_with_the_files_and_a_way_out(tmp_path):
-    dataset = replace(a_folder(tmp_path / "raw"), problems=("case9: it is odd",))
+def test_the_problems_of_all_scans_are_reported_together_with_files_and_advice(tmp_path):
+    dataset = replace(folder_dataset(tmp_path / "raw"), problems=("case9: it is odd",))
     other = make_folder(tmp_path / "other", size=(20, 20))
     image, mask, small = (
         tmp_path / "raw" / name for name in ("images/case1.png", "raters/a/case4.png", "raters/b/case5.png")
@@ -27,39 +35,39 @@ def test_all_problems_of_all_scans_come_at_once_with_the_files_and_a_way_out(tmp
     image.write_bytes(image.read_bytes()[:100])
     mask.write_bytes(mask.read_bytes()[::-1])
     small.write_bytes((other / "raters/b/case5.png").read_bytes())
-    with pytest.raises(PrepareError) as told:
+    with pytest.raises(PrepareError) as error:
         prepare(dataset, tmp_path / "out")
-    odd, first, fourth, fifth = told.value.problems
+    odd, first, fourth, fifth = error.value.problems
     assert odd == "case9: it is odd"
     assert str(image) in first
     assert str(mask) in fourth
     assert str(small) in fifth
     assert "(20, 20)" in fifth
-    assert "4 problems" in told.value.advice
-    assert "--skip-bad" in told.value.advice
+    assert "4 problems" in error.value.advice
+    assert "--skip-bad" in error.value.advice
     assert not (tmp_path / "out").exists()
 
     names = []
-    prepared = prepare(dataset, tmp_path / "out", skip_bad=True, reader=reads(names))
+    prepared = prepare(dataset, tmp_path / "out", skip_bad=True, reader=recording_reader(names))
     assert names == ["case1", "case4", "case5"]
-    assert prepared.left_out == told.value.problems
+    assert prepared.left_out == error.value.problems
     manifest = json.loads((tmp_path / "out/manifest.json").read_text())
-    assert manifest["options"]["left_out"] == list(told.value.problems)
+    assert manifest["options"]["left_out"] == list(error.value.problems)
     assert [scan["name"] for scan in manifest["scans"]] == ["case2", "case3", "case6"]
     again = prepare(dataset, tmp_path / "out")
     assert again.already
     assert again.left_out == prepared.left_out
 
 
-def test_a_mask_with_another_affine_is_a_problem_of_its_case_alone(tmp_path):
-    dataset = a_folder(tmp_path / "raw", suffix=".nii.gz", volumes=True)
+def test_a_mask_with_another_affine_is_a_problem_of_its_own_case_only(tmp_path):
+    dataset = folder_dataset(tmp_path / "raw", suffix=".nii.gz", volumes=True)
     path = tmp_path / "raw/raters/b/case4.nii.gz"
-    there = AFFINE.copy()
-    there[1, 3] = -12
-    write_nifti(path, np.asanyarray(nibabel.load(path).dataobj), there)
-    with pytest.raises(PrepareError) as told:
+    moved_affine = AFFINE.copy()
+    moved_affine[1, 3] = -12
+    write_nifti(path, np.asanyarray(nibabel.load(path).dataobj), moved_affine)
+    with pytest.raises(PrepareError) as error:
         prepare(dataset, tmp_path / "out")
-    (problem,) = told.value.problems
+    (problem,) = error.value.problems
     image = tmp_path / "raw/images/case4.nii.gz"
     assert problem.startswith(f"case4: mask {path} is not aligned with image {image}: ")
     assert "it is moved by (0, -12, 0) mm" in problem
@@ -75,24 +83,26 @@ def test_a_mask_with_another_affine_is_a_problem_of_its_case_alone(tmp_path):
         prepare(dataset, tmp_path / "by_shape")
 
 
-def test_where_nothing_can_be_prepared_skipping_does_not_help(tmp_path):
-    raw = replace(a_phantom(), scans=a_phantom().scans[:1])
-    reader = fails_at("case0000", MemoryError())
-    with pytest.raises(PrepareError, match="no scan in raw can be prepared") as told:
+def test_skip_bad_fails_if_no_scan_can_be_prepared(tmp_path):
+    raw = replace(phantom_dataset(), scans=phantom_dataset().scans[:1])
+    reader = failing_reader("case0000", MemoryError())
+    with pytest.raises(PrepareError, match="no scan in raw can be prepared") as error:
         prepare(raw, tmp_path / "out", reader=reader, skip_bad=True)
-    assert told.value.problems == ("case0000: there is not enough memory: use fewer --workers",)
+    assert error.value.problems == ("case0000: there is not enough memory: use fewer --workers",)
     with pytest.raises(PrepareError, match="one odd thing"):
         prepare(replace(raw, scans=(), problems=("one odd thing",)), tmp_path / "out")
 
 
-def test_an_error_nobody_foresaw_is_told_with_its_kind_and_the_scan(tmp_path):
+def test_an_unexpected_error_is_reported_with_its_type_and_the_scan(tmp_path):
     with pytest.raises(PrepareError, match=r"case0002: ZeroDivisionError: oh"):
-        prepare(a_phantom(), tmp_path / "out", reader=fails_at("case0002", ZeroDivisionError("oh")))
+        prepare(
+            phantom_dataset(), tmp_path / "out", reader=failing_reader("case0002", ZeroDivisionError("oh"))
+        )
 
 
 @pytest.mark.parametrize("name", ["../escaped", "a/b", ".hidden", ""])
-def test_a_scan_whose_name_cannot_be_a_files_is_a_problem(tmp_path, name):
-    raw = a_phantom()
+def test_a_scan_name_that_cannot_be_a_file_name_is_a_problem(tmp_path, name):
+    raw = phantom_dataset()
     with pytest.raises(PrepareError, match="cannot be a file name"):
         prepare(
             replace(raw, scans=(replace(raw.scans[0], name=name), *raw.scans[1:])), tmp_path / "d" / "out"
@@ -100,42 +110,42 @@ def test_a_scan_whose_name_cannot_be_a_files_is_a_problem(tmp_path, name):
     assert not list(tmp_path.rglob("*escaped*"))
 
 
-def test_two_scans_that_some_disks_would_keep_as_one_file_are_refused(tmp_path):
-    raw = a_phantom()
+def test_scan_names_that_differ_only_in_capital_letters_are_refused(tmp_path):
+    raw = phantom_dataset()
     scans = (replace(raw.scans[0], name="Case"), replace(raw.scans[1], name="case"))
     with pytest.raises(PrepareError, match="two scans are named case and Case: rename one"):
         prepare(replace(raw, scans=scans), tmp_path / "out")
 
 
-def taken_by_a_file(tmp_path):
+def output_is_a_file(tmp_path):
     (tmp_path / "out").write_text("a file")
     return "out is a file: choose another folder"
 
 
-def taken_by_a_link(tmp_path):
+def output_is_a_link(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "out").symlink_to("elsewhere")
     return "out is a link to elsewhere: give the folder itself"
 
 
-def taken_by_a_loop(tmp_path):
+def output_is_a_link_to_itself(tmp_path):
     (tmp_path / "out").symlink_to("out")
     return "out is a link to out"
 
 
-def taken_by_other_files(tmp_path):
+def output_has_other_files(tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out/notes.txt").write_text("mine")
     return "out contains files that `prepare` did not write"
 
 
-def taken_by_a_damaged_dataset(tmp_path):
+def output_is_a_damaged_dataset(tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out/manifest.json").write_text("{}")
     return "out/manifest.json is not a manifest of this semidice"
 
 
-def work_folder_taken(tmp_path):
+def work_folder_has_other_files(tmp_path):
     (tmp_path / ".out.part").mkdir()
     (tmp_path / ".out.part/notes.txt").write_text("mine")
     return r".out.part/notes.txt was not written by `prepare`.*\nremove it, or choose another folder"
@@ -148,33 +158,33 @@ def work_folder_is_a_link(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "taken",
+    "occupy",
     [
-        taken_by_a_file,
-        taken_by_a_link,
-        taken_by_a_loop,
-        taken_by_other_files,
-        taken_by_a_damaged_dataset,
-        work_folder_taken,
+        output_is_a_file,
+        output_is_a_link,
+        output_is_a_link_to_itself,
+        output_has_other_files,
+        output_is_a_damaged_dataset,
+        work_folder_has_other_files,
         work_folder_is_a_link,
     ],
 )
-def test_an_output_that_is_taken_is_named_and_left_as_it_is(tmp_path, taken):
-    message = taken(tmp_path)
-    before = files_in(tmp_path)
+def test_an_occupied_output_is_reported_and_not_changed(tmp_path, occupy):
+    message = occupy(tmp_path)
+    before = file_hashes(tmp_path)
     with pytest.raises(PrepareError, match=message):
-        prepare(a_phantom(), tmp_path / "out")
-    assert files_in(tmp_path) == before
+        prepare(phantom_dataset(), tmp_path / "out")
+    assert file_hashes(tmp_path) == before
 
 
-def test_an_empty_folder_may_become_the_dataset(tmp_path):
+def test_an_empty_folder_is_accepted_as_output(tmp_path):
     (tmp_path / "out").mkdir()
-    prepare(a_phantom(), tmp_path / "out")
+    prepare(phantom_dataset(), tmp_path / "out")
     assert len(Dataset(tmp_path / "out")) == 6
 
 
-def test_an_output_in_the_raw_folder_is_refused_through_links_too(tmp_path):
-    raw = a_folder(tmp_path / "raw")
+def test_an_output_in_the_raw_folder_is_refused_even_through_links(tmp_path):
+    raw = folder_dataset(tmp_path / "raw")
     (tmp_path / "link").symlink_to("raw")
     for out in (tmp_path / "raw/out", tmp_path / "link/out", tmp_path / "raw"):
         with pytest.raises(PrepareError, match=r"is in the raw folder .*: choose a folder outside"):
@@ -182,17 +192,17 @@ def test_an_output_in_the_raw_folder_is_refused_through_links_too(tmp_path):
     assert sorted(path.name for path in (tmp_path / "raw").iterdir()) == ["images", "raters"]
 
 
-def test_an_output_below_a_file_is_named(tmp_path):
+def test_an_output_below_a_file_is_reported(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(
         PrepareError, match=r"cannot write .*file/out: Not a directory; choose another folder"
     ):
-        prepare(a_phantom(), tmp_path / "file/out")
+        prepare(phantom_dataset(), tmp_path / "file/out")
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
-def test_a_folder_that_may_not_be_written_is_named(tmp_path, monkeypatch, number):
-    # simulated, as permissions do not keep the superuser out
+def test_an_output_without_write_permission_is_reported(tmp_path, monkeypatch, number):
+    # simulated, because the superuser ignores permissions
     def refuse(path, *_, **__):
         raise OSError(number, os.strerror(number), str(path))
 
@@ -200,40 +210,38 @@ def test_a_folder_that_may_not_be_written_is_named(tmp_path, monkeypatch, number
     with pytest.raises(
         PrepareError, match=f"out: {os.strerror(number)}; choose a folder that you may write to"
     ):
-        prepare(a_phantom(), tmp_path / "out")
+        prepare(phantom_dataset(), tmp_path / "out")
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="permissions do not keep the superuser out")
-def test_a_read_only_folder_is_named(tmp_path):
+@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser ignores permissions")
+def test_a_read_only_folder_is_reported(tmp_path):
     (tmp_path / "read_only").mkdir(mode=0o555)
     with pytest.raises(PrepareError, match="Permission denied; choose a folder that you may write to"):
-        prepare(a_phantom(), tmp_path / "read_only/out")
+        prepare(phantom_dataset(), tmp_path / "read_only/out")
 
 
 class FullDisk:
-    """`np.save` on a disk that takes so many arrays and no more."""
+    """A replacement of `np.save` for a disk that is full after `num_free` arrays."""
 
-    def __init__(self, room):
-        self.room = room
+    def __init__(self, num_free):
+        self.num_free = num_free
 
     def __call__(self, file, array, **options):
-        self.room -= 1
-        if self.room < 0:
+        self.num_free -= 1
+        if self.num_free < 0:
             file.write(b"half of it")
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         np.lib.format.write_array(file, array, allow_pickle=False)
 
 
-def test_a_full_disk_stops_it_at_once_with_the_file_and_it_continues_when_there_is_room(
-    tmp_path, monkeypatch
-):
-    raw = a_phantom()
+def test_a_full_disk_stops_preparing_with_the_file_name_and_a_later_run_continues(tmp_path, monkeypatch):
+    raw = phantom_dataset()
     names = []
-    monkeypatch.setattr(np, "save", FullDisk(room=7))
-    with pytest.raises(PrepareError) as told:
-        prepare(raw, tmp_path / "out", reader=reads(names))
+    monkeypatch.setattr(np, "save", FullDisk(num_free=7))
+    with pytest.raises(PrepareError) as error:
+        prepare(raw, tmp_path / "out", reader=recording_reader(names))
     monkeypatch.undo()
-    assert str(told.value) == (
+    assert str(error.value) == (
         f"cannot write {tmp_path / '.out.part/dataset/masks/case0002.npy'}: No space left on device; "
         "free some space and run the same command again: it continues after the finished scans"
     )
@@ -242,21 +250,21 @@ def test_a_full_disk_stops_it_at_once_with_the_file_and_it_continues_when_there_
     assert not [path for path in tmp_path.rglob("*") if "case0002" in path.name and "masks" in str(path)]
     assert prepare(raw, tmp_path / "out").num_continued == 2
     prepare(raw, tmp_path / "fresh")
-    assert files_in(tmp_path / "out") == files_in(tmp_path / "fresh")
+    assert file_hashes(tmp_path / "out") == file_hashes(tmp_path / "fresh")
 
 
 @pytest.mark.parametrize("missing", ["manifest.json", "job.json"])
-def test_a_disk_that_is_full_for_the_small_files_leaves_no_dataset(tmp_path, monkeypatch, missing):
-    real = Path.write_text
+def test_a_disk_too_full_for_a_json_file_leaves_no_dataset(tmp_path, monkeypatch, missing):
+    original = Path.write_text
 
     def write_text(path, *arguments, **options):
         if missing in path.name:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return real(path, *arguments, **options)
+        return original(path, *arguments, **options)
 
     monkeypatch.setattr(Path, "write_text", write_text)
     with pytest.raises(PrepareError, match="No space left on device; free some space"):
-        prepare(a_phantom(), tmp_path / "out")
+        prepare(phantom_dataset(), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -269,23 +277,23 @@ def test_a_disk_that_is_full_for_the_small_files_leaves_no_dataset(tmp_path, mon
         ({"colour": "red"}, "colour: Extra inputs are not permitted"),
     ],
 )
-def test_options_that_mean_nothing_are_refused(tmp_path, overrides, message):
+def test_invalid_options_are_refused(tmp_path, overrides, message):
     with pytest.raises(PrepareError, match=message):
-        prepare(a_phantom(), tmp_path / "out", overrides=overrides)
+        prepare(phantom_dataset(), tmp_path / "out", overrides=overrides)
 
 
-def run(*arguments, **options):
-    """What the command prints."""
+def run_command(*arguments, **options):
+    """Run the command and return what it prints."""
     printed = io.StringIO()
     request = PrepareRequest(**({"workers": 1} | options))
     run_prepare(*arguments, request, console=Console(file=printed, width=300))
     return printed.getvalue()
 
 
-def test_the_command_prepares_every_task_and_says_what_is_where_and_what_is_next(tmp_path):
+def test_the_command_prepares_every_task_and_prints_a_summary_and_the_next_command(tmp_path):
     raw = make_qubiq(tmp_path / "raw", datasets=["kidney", "prostate"], num_cases=3)
     out = tmp_path / "out"
-    printed = run("qubiq", raw, out, size=(32, 32))
+    printed = run_command("qubiq", raw, out, size=(32, 32))
     names = sorted(path.name for path in out.iterdir())
     assert names == ["kidney", "prostate_task1", "prostate_task2"]
     for name in names:
@@ -293,38 +301,38 @@ def test_the_command_prepares_every_task_and_says_what_is_where_and_what_is_next
         assert f"next: semidice check {out / name}" in printed
     assert f"{out / 'kidney'}: 3 cases of 3 patients, 3 raters, 32 x 32" in printed
     assert "prepared already" not in printed
-    assert run("qubiq", raw, out, size=(32, 32)).count("prepared already") == 3
-    run("qubiq", raw, tmp_path / "raw size", size="raw", tasks=["kidney"])
+    assert run_command("qubiq", raw, out, size=(32, 32)).count("prepared already") == 3
+    run_command("qubiq", raw, tmp_path / "raw size", size="raw", tasks=["kidney"])
     assert [path.name for path in (tmp_path / "raw size").iterdir()] == ["kidney"]
     assert Dataset(tmp_path / "raw size/kidney").cases[0].shape == (40, 36)
 
 
-def test_a_problem_in_one_task_does_not_stop_the_next(tmp_path):
+def test_a_problem_in_one_task_does_not_stop_other_tasks(tmp_path):
     raw = make_qubiq(tmp_path / "raw", datasets=["kidney", "prostate"], num_cases=3, layout="flat")
     damaged = raw / "kidney/case02/task01_seg02.nii.gz"
     damaged.write_bytes(damaged.read_bytes()[:-20])
-    with pytest.raises(PrepareError) as told:
-        run("qubiq", raw, tmp_path / "out", size=(16, 16))
-    (problem,) = told.value.problems
+    with pytest.raises(PrepareError) as error:
+        run_command("qubiq", raw, tmp_path / "out", size=(16, 16))
+    (problem,) = error.value.problems
     assert problem.startswith("kidney: ")
     assert str(damaged) in problem
     assert sorted(path.name for path in (tmp_path / "out").iterdir() if path.name[0] != ".") == [
         "prostate_task1",
         "prostate_task2",
     ]
-    printed = run("qubiq", raw, tmp_path / "out", size=(16, 16), skip_bad=True)
+    printed = run_command("qubiq", raw, tmp_path / "out", size=(16, 16), skip_bad=True)
     assert f"left out: {problem.removeprefix('kidney: ')}" in printed
     assert printed.count("prepared already") == 2
 
 
 def test_a_phantom_needs_no_raw_folder(tmp_path):
-    printed = run("phantom", Path("none"), tmp_path / "out", phantom=PHANTOM)
+    printed = run_command("phantom", Path("none"), tmp_path / "out", phantom=PHANTOM)
     assert "6 cases of 6 patients, 3 raters, 24 x 32, classes background, lesion" in printed
 
 
-def test_the_summary_tells_of_sizes_that_were_not_applied_and_scans_without_mask(tmp_path):
+def test_the_summary_mentions_unapplied_sizes_and_scans_without_mask(tmp_path):
     raw = make_kits(tmp_path / "raw", num_cases=2, num_unlabelled=1)
-    printed = run("kits", raw, tmp_path / "out", slices="none")
+    printed = run_command("kits", raw, tmp_path / "out", slices="none")
     assert "size was not applied: volumes keep their size" in printed
     assert "because they have no mask: 1 scan" in printed
     assert "6 x 40 x 36" in printed

@@ -1,4 +1,4 @@
-"""One raw file to an array: what nibabel and Pillow find in it, and a message for all that can be wrong."""
+"""Reading of single raw files: the values of nibabel and Pillow, and a message for every error."""
 
 import gzip
 import hashlib
@@ -9,7 +9,7 @@ import nibabel
 import numpy as np
 import pytest
 from PIL import Image
-from raw_trees import AFFINE, SIZE, ellipsoids, without_rights, write_nifti, write_picture
+from raw_trees import AFFINE, SIZE, ellipsoids, without_permissions, write_nifti, write_picture
 
 from semidice.data.sources.readers import file_shape, mask_values, read_image, read_mask, stem_of, suffix_of
 
@@ -19,7 +19,7 @@ VOLUME, _ = ellipsoids(0, (*SIZE, 6))
 
 @pytest.mark.parametrize("suffix", [".nii", ".nii.gz"])
 @pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.int32, np.float32, np.float64])
-def test_a_nifti_has_the_values_spacing_affine_and_digest_that_others_find(tmp_path, suffix, dtype):
+def test_values_spacing_affine_and_digest_of_a_nifti_are_correct(tmp_path, suffix, dtype):
     path = write_nifti(tmp_path / f"case{suffix}", (VOLUME * 200).astype(dtype))
     read = read_image(path, num_axes=3)
     expected = nibabel.load(path)
@@ -59,7 +59,7 @@ def test_nifti_2_and_big_endian_files_are_read(tmp_path):
 @pytest.mark.parametrize(
     ("unit", "factor"), [("mm", 1.0), ("meter", 1000.0), ("micron", 0.001), ("unknown", 1.0)]
 )
-def test_spacing_is_in_mm_whatever_unit_the_header_has(tmp_path, unit, factor):
+def test_spacing_is_converted_to_mm_from_every_unit(tmp_path, unit, factor):
     image = nibabel.Nifti1Image(VOLUME, AFFINE)
     image.header.set_xyzt_units(unit)
     nibabel.save(image, tmp_path / "case.nii.gz")
@@ -68,7 +68,7 @@ def test_spacing_is_in_mm_whatever_unit_the_header_has(tmp_path, unit, factor):
     )
 
 
-def test_a_header_without_spacing_counts_as_1_mm_and_nothing_is_printed(tmp_path, capfd):
+def test_a_header_without_spacing_means_1_mm_and_prints_nothing(tmp_path, capfd):
     path = write_nifti(tmp_path / "case.nii", VOLUME)
     header = bytearray(path.read_bytes())
     header[76:108] = bytes(32)
@@ -88,7 +88,7 @@ def test_a_header_without_spacing_counts_as_1_mm_and_nothing_is_printed(tmp_path
         ((40, 36, 1, 1), 3, (0.7, 0.8, 2.5)),
     ],
 )
-def test_axes_of_length_1_go_only_as_far_as_the_dataset_has_fewer(tmp_path, shape, num_axes, spacing):
+def test_axes_of_length_1_are_removed_only_until_the_number_of_axes_fits(tmp_path, shape, num_axes, spacing):
     path = write_nifti(tmp_path / "case.nii.gz", IMAGE.reshape(shape))
     read = read_image(path, num_axes=num_axes)
     assert read.values.shape == (1, *(shape[:3] if num_axes == 3 else SIZE))
@@ -98,7 +98,7 @@ def test_axes_of_length_1_go_only_as_far_as_the_dataset_has_fewer(tmp_path, shap
 
 
 @pytest.mark.parametrize("shape", [(40, 36, 4), (40, 36, 1, 4), (40, 36, 4, 1)])
-def test_channels_on_the_last_axis_of_a_nifti_come_first(tmp_path, shape):
+def test_channels_on_the_last_axis_of_a_nifti_become_the_first_axis(tmp_path, shape):
     channels = np.stack([IMAGE + number for number in range(4)], axis=-1)
     read = read_image(
         write_nifti(tmp_path / "case.nii.gz", channels.reshape(shape)), num_axes=2, num_channels=4
@@ -110,7 +110,7 @@ def test_channels_on_the_last_axis_of_a_nifti_come_first(tmp_path, shape):
 
 
 @pytest.mark.parametrize("suffix", [".png", ".tif", ".tiff", ".PNG"])
-def test_a_picture_of_8_bits_stays_so_and_has_1_mm_pixels(tmp_path, suffix):
+def test_a_picture_of_8_bits_stays_uint8_and_has_pixels_of_1_mm(tmp_path, suffix):
     pixels = (IMAGE * 255).astype(np.uint8)
     read = read_image(write_picture(tmp_path / f"case{suffix}", pixels), num_axes=2)
     np.testing.assert_array_equal(read.values[0], pixels)
@@ -148,13 +148,13 @@ def test_a_tiff_of_several_pages_is_a_volume_with_its_pages_first(tmp_path):
     assert file_shape(path) == (pages.shape, 1)
 
 
-def test_headers_tell_shape_and_colours_without_axes_of_length_1(tmp_path):
+def test_file_shape_returns_colours_and_the_shape_without_axes_of_length_1(tmp_path):
     assert file_shape(write_nifti(tmp_path / "a.nii.gz", IMAGE[..., None])) == (SIZE, 1)
     assert file_shape(write_picture(tmp_path / "b.png", np.zeros((*SIZE, 3), np.uint8))) == (SIZE, 3)
     assert file_shape(write_picture(tmp_path / "c.png", MASKS[0] > 0)) == (SIZE, 1)
 
 
-def test_what_was_read_does_not_change_with_the_file(tmp_path):
+def test_values_already_read_do_not_change_with_the_file(tmp_path):
     path = write_nifti(tmp_path / "case.nii", (VOLUME * 200).astype(np.uint8))
     read = read_image(path, num_axes=3)
     before = read.values.copy()
@@ -185,7 +185,7 @@ def test_declared_values_become_classes(tmp_path):
 @pytest.mark.parametrize(
     ("value", "message"), [(4, "holds 4"), (7, "holds 7"), (200, "holds 200"), (-1, "from -1 to 1")]
 )
-def test_a_value_that_is_not_declared_is_named_with_the_file_and_the_declared_ones(tmp_path, value, message):
+def test_an_undeclared_value_is_reported_with_the_file_and_the_declared_values(tmp_path, value, message):
     mask = MASKS[0].astype(np.int16)
     mask[3, 4] = value
     path = write_nifti(tmp_path / "m.nii.gz", mask)
@@ -211,7 +211,7 @@ def test_an_infinite_mask_is_refused(tmp_path):
         read_mask(write_nifti(tmp_path / "m.nii.gz", mask), num_axes=2)
 
 
-def test_a_palette_is_class_numbers_in_a_mask_and_colours_in_an_image(tmp_path):
+def test_a_palette_gives_class_numbers_in_a_mask_and_colours_in_an_image(tmp_path):
     _, maps = ellipsoids(1, SIZE, num_classes=3)
     picture = Image.fromarray(maps[0])
     picture.putpalette([0, 0, 0, 250, 0, 0, 0, 240, 10])
@@ -247,14 +247,14 @@ def test_values_that_are_not_finite_are_counted_and_named(tmp_path, bad):
 
 
 @pytest.mark.parametrize("suffix", [".nii.gz", ".png"])
-def test_a_constant_image_is_named_with_its_value(tmp_path, suffix):
+def test_a_constant_image_is_reported_with_its_value(tmp_path, suffix):
     write = write_nifti if suffix == ".nii.gz" else write_picture
     path = write(tmp_path / f"case{suffix}", np.full(SIZE, 7, dtype=np.uint8))
     with pytest.raises(ValueError, match=r"case.* is 7 everywhere"):
         read_image(path, num_axes=2)
 
 
-def test_one_constant_channel_among_others_is_no_error(tmp_path):
+def test_one_constant_channel_among_others_is_accepted(tmp_path):
     channels = np.stack([IMAGE, np.zeros_like(IMAGE)], axis=-1)
     path = write_nifti(tmp_path / "case.nii.gz", channels)
     assert read_image(path, num_axes=2, num_channels=2).values.shape == (2, *SIZE)
@@ -274,45 +274,45 @@ def test_complex_and_coloured_niftis_are_refused(tmp_path, dtype, message):
 
 
 def damaged_niftis():
-    """Name and bytes of files that are not whole, and what the message must say."""
-    whole = nibabel.Nifti1Image(VOLUME, AFFINE).to_bytes()
-    packed = gzip.compress(whole)
-    header = {
-        "huge": bytearray(whole),
-        "negative": bytearray(whole),
-        "dtype": bytearray(whole),
-        "affine": bytearray(whole),
+    """Names and bytes of damaged files, and the expected part of the message."""
+    valid = nibabel.Nifti1Image(VOLUME, AFFINE).to_bytes()
+    packed = gzip.compress(valid)
+    changed = {
+        "huge": bytearray(valid),
+        "negative": bytearray(valid),
+        "dtype": bytearray(valid),
+        "affine": bytearray(valid),
     }
-    header["huge"][40:56] = struct.pack("<8h", 3, 32767, 32767, 32767, 1, 1, 1, 1)
-    header["negative"][40:56] = struct.pack("<8h", 3, -5, 36, 6, 1, 1, 1, 1)
-    header["dtype"][70:72] = struct.pack("<h", 9999)
-    header["affine"][280:284] = struct.pack("<f", np.nan)
+    changed["huge"][40:56] = struct.pack("<8h", 3, 32767, 32767, 32767, 1, 1, 1, 1)
+    changed["negative"][40:56] = struct.pack("<8h", 3, -5, 36, 6, 1, 1, 1, 1)
+    changed["dtype"][70:72] = struct.pack("<h", 9999)
+    changed["affine"][280:284] = struct.pack("<f", np.nan)
     middle = len(packed) // 2
     yield "truncated.nii.gz", packed[:middle], "end-of-stream"
     yield "truncated_header.nii.gz", packed[:60], "end-of-stream"
     yield "truncated_checksum.nii.gz", packed[:-4], "end-of-stream"
-    # nibabel reads this one without a word, as it stops before the checksum
+    # nibabel reads this file without an error, because it stops before the checksum
     yield "flipped.nii.gz", packed[:-8] + bytes([packed[-8] ^ 1]) + packed[-7:], "CRC check failed"
-    yield "plain.nii.gz", whole, "not a gzip file"
+    yield "plain.nii.gz", valid, "not a gzip file"
     yield "packed.nii", packed, r"name it \.nii\.gz"
     yield "text.nii.gz", gzip.compress(b"no image at all, but long enough" * 20), "not a NIfTI"
     yield "text.nii", b"no image at all, but long enough" * 20, "not a NIfTI"
     yield "short.nii", b"abc", "not a NIfTI"
-    yield "truncated.nii", whole[:2000], ""
-    yield "header_alone.nii", whole[:352], ""
-    yield "huge.nii", bytes(header["huge"]), ""
-    yield "negative.nii", bytes(header["negative"]), ""
-    yield "dtype.nii", bytes(header["dtype"]), "9999"
-    yield "affine.nii", bytes(header["affine"]), "affine is not finite"
+    yield "truncated.nii", valid[:2000], ""
+    yield "header_alone.nii", valid[:352], ""
+    yield "huge.nii", bytes(changed["huge"]), ""
+    yield "negative.nii", bytes(changed["negative"]), ""
+    yield "dtype.nii", bytes(changed["dtype"]), "9999"
+    yield "affine.nii", bytes(changed["affine"]), "affine is not finite"
     yield "empty.nii.gz", b"", "is empty"
 
 
-# named by the file alone: packed bytes hold the time, which another worker's need not be
+# ids are file names only: packed bytes contain the time, which differs between test workers
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [pytest.param(*damaged, id=damaged[0]) for damaged in damaged_niftis()],
 )
-def test_a_damaged_nifti_is_named(tmp_path, name, content, message):
+def test_a_damaged_nifti_is_reported(tmp_path, name, content, message):
     path = tmp_path / name
     path.write_bytes(content)
     for read in (lambda: read_image(path, num_axes=3), lambda: read_mask(path, num_axes=3)):
@@ -320,7 +320,7 @@ def test_a_damaged_nifti_is_named(tmp_path, name, content, message):
             read()
 
 
-def test_the_flipped_checksum_is_one_that_nibabel_does_not_notice(tmp_path):
+def test_nibabel_does_not_notice_the_flipped_checksum(tmp_path):
     content = {name: content for name, content, _ in damaged_niftis()}
     path = tmp_path / "flipped.nii.gz"
     path.write_bytes(content["flipped.nii.gz"])
@@ -329,7 +329,7 @@ def test_the_flipped_checksum_is_one_that_nibabel_does_not_notice(tmp_path):
 
 @pytest.mark.parametrize("suffix", [".png", ".tif"])
 @pytest.mark.parametrize("kept", [0.5, 0.05])
-def test_a_truncated_picture_is_named(tmp_path, suffix, kept):
+def test_a_truncated_picture_is_reported(tmp_path, suffix, kept):
     noise = np.random.default_rng(0).integers(0, 255, SIZE, dtype=np.uint8)
     path = write_picture(tmp_path / f"case{suffix}", noise)
     content = path.read_bytes()
@@ -342,7 +342,7 @@ def test_a_truncated_picture_is_named(tmp_path, suffix, kept):
     ("name", "content", "message"),
     [("text.png", b"no picture", "neither PNG nor TIFF"), ("empty.png", b"", "is empty")],
 )
-def test_what_is_no_picture_is_named(tmp_path, name, content, message):
+def test_a_file_that_is_not_a_picture_is_reported(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=f"{name}.*{message}"):
         read_image(tmp_path / name, num_axes=2)
@@ -358,7 +358,7 @@ def test_an_animation_and_pages_of_different_size_are_refused(tmp_path):
         read_image(tmp_path / "pages.tif", num_axes=3)
 
 
-def test_a_missing_file_a_folder_and_a_link_to_itself_are_named(tmp_path):
+def test_a_missing_file_a_folder_and_a_link_to_itself_are_reported(tmp_path):
     (tmp_path / "folder.png").mkdir()
     (tmp_path / "loop.png").symlink_to(tmp_path / "loop.png")
     (tmp_path / "broken.png").symlink_to(tmp_path / "gone.png")
@@ -374,11 +374,11 @@ def test_a_missing_file_a_folder_and_a_link_to_itself_are_named(tmp_path):
         assert name in str(caught.value)
 
 
-def test_a_file_that_may_not_be_read_is_named(tmp_path):
+def test_a_file_without_read_permission_is_reported(tmp_path):
     path = write_nifti(tmp_path / "case.nii.gz", IMAGE)
     path.chmod(0)
     with (
-        without_rights(),
+        without_permissions(),
         pytest.raises(ValueError, match=r"no permission to read .*case\.nii\.gz: change its perm"),
     ):
         read_image(path, num_axes=2)
@@ -394,7 +394,7 @@ def test_a_file_that_may_not_be_read_is_named(tmp_path):
         ((4, 40, 36), 2, 4, "has 36 channels; expected 4"),
     ],
 )
-def test_axes_that_do_not_fit_the_dataset_are_named(tmp_path, shape, num_axes, num_channels, message):
+def test_axes_that_do_not_fit_the_dataset_are_reported(tmp_path, shape, num_axes, num_channels, message):
     array = np.random.default_rng(0).random(shape)
     with pytest.raises(ValueError, match=rf"case\.nii\.gz.*{message}"):
         read_image(write_nifti(tmp_path / "case.nii.gz", array), num_axes=num_axes, num_channels=num_channels)
@@ -415,5 +415,5 @@ def test_a_compressed_volume_takes_little_more_memory_than_its_arrays(tmp_path):
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    # the stored int16, the float32, and flags of what is finite; not the file a second time
+    # the stored int16, the float32 and the flags of finite values, but no second copy of the file
     assert peak < 4.5 * volume.nbytes

@@ -1,4 +1,4 @@
-"""Sizes: images, probabilities and class maps stay on each other, and keep their mass."""
+"""Resizing: images, probabilities and class maps stay aligned and keep their mass."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ LENGTHS = st.integers(1, 40)
 
 
 def area_by_hand(image, size):
-    """Mean over the area of each new pixel: pixels repeated until both grids meet, then means of blocks."""
+    """Mean over the area of each new pixel: repeat pixels until both grids match, then average blocks."""
     for axis, length in zip((0, 1), size, strict=True):
         repeated = np.repeat(image.astype(np.float64), length, axis)
         blocks = np.moveaxis(repeated, axis, 0).reshape(length, -1, image.shape[1 - axis])
@@ -23,26 +23,26 @@ def area_by_hand(image, size):
 
 
 def blob(size, *, centre, radius):
-    """A disc with a soft edge, its centre and radius in parts of the image's sides."""
+    """A disc with a soft edge, its centre and radius as fractions of the image's sides."""
     rows, columns = ((np.arange(length) + 0.5) / length for length in size)
     distance = np.hypot(rows[:, None] - centre[0], columns[None] - centre[1])
     return (1 / (1 + np.exp((distance - radius) / 0.02))).astype(np.float32)
 
 
 def centroid(image):
-    """In parts of the image's sides."""
+    """The centroid as fractions of the image's sides."""
     return (np.array(ndimage.center_of_mass(image)) + 0.5) / image.shape
 
 
 @given(st.tuples(LENGTHS, LENGTHS), st.data())
-def test_fewer_pixels_are_means_over_the_area_they_cover(shape, data):
+def test_downsampled_pixels_are_means_over_their_area(shape, data):
     size = tuple(data.draw(st.integers(1, length)) for length in shape)
     image = np.random.default_rng(shape).random(shape).astype(np.float32)
     np.testing.assert_allclose(resize_image(image, size), area_by_hand(image, size), rtol=1e-5)
 
 
 @given(st.tuples(LENGTHS, LENGTHS), st.data())
-def test_more_pixels_are_linear_interpolation_between_centres(shape, data):
+def test_upsampled_pixels_are_interpolated_linearly_between_centres(shape, data):
     size = tuple(data.draw(st.integers(length, 90)) for length in shape)
     image = torch.rand(2, 3, *shape, dtype=torch.float64)
     expected = torch.nn.functional.interpolate(image, size, mode="bilinear", align_corners=False)
@@ -58,7 +58,7 @@ def test_the_same_size_changes_no_bit():
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_a_constant_image_stays_constant_and_no_value_is_beyond_those_that_came(size):
+def test_a_constant_image_stays_constant_and_values_stay_in_the_range_of_the_input(size):
     image = np.random.default_rng(0).random((48, 80)).astype(np.float32)
     resized = resize_image(image, size)
     assert image.min() <= resized.min() <= resized.max() <= image.max()
@@ -67,11 +67,11 @@ def test_a_constant_image_stays_constant_and_no_value_is_beyond_those_that_came(
 
 @pytest.mark.parametrize("size", SIZES[:-1])
 @pytest.mark.parametrize("centre", [(0.3, 0.4), (0.62, 0.71)])
-def test_a_marker_stays_where_it_is_in_image_label_and_mask(size, centre):
+def test_a_marker_keeps_its_position_in_image_label_and_mask(size, centre):
     marker = blob((48, 80), centre=centre, radius=0.2)
     label = np.stack([1 - marker, marker])
     mask = (marker > 0.5).astype(np.uint8)
-    # half a pixel of the coarser grid; image and label differ far less, as they take the same weights
+    # half a pixel of the coarser grid; image and label differ far less, because they use the same weights
     half = 0.5 / np.minimum(size, (48, 80))
     image_at = centroid(resize_image(marker, size))
     label_at = centroid(resize_probability(label, size)[1])
@@ -81,14 +81,14 @@ def test_a_marker_stays_where_it_is_in_image_label_and_mask(size, centre):
     assert (np.abs(mask_at - image_at) < half).all()
 
 
-def test_the_marker_test_notices_corners_that_are_aligned():
+def test_the_marker_test_detects_aligned_corners():
     marker = torch.from_numpy(blob((48, 80), centre=(0.2, 0.2), radius=0.1))
     moved = torch.nn.functional.interpolate(marker[None, None], (24, 40), mode="bilinear", align_corners=True)
     assert (np.abs(centroid(moved[0, 0].numpy()) - centroid(marker.numpy())) > 0.05 / 24).any()
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_a_probability_stays_one_and_keeps_its_mass(size):
+def test_probabilities_stay_valid_and_keep_their_mass(size):
     seen = blob((48, 80), centre=(0.4, 0.45), radius=0.15)
     inner = 0.5 * blob((48, 80), centre=(0.42, 0.45), radius=0.07)
     prob = np.stack([1 - seen, seen - seen * inner, seen * inner])
@@ -100,7 +100,7 @@ def test_a_probability_stays_one_and_keeps_its_mass(size):
     np.testing.assert_allclose(resized[1:].sum((1, 2)), prob[1:].sum((1, 2)) * scale, rtol=0.01)
 
 
-def test_fewer_pixels_keep_the_mass_of_a_single_voxel_exactly():
+def test_downsampling_keeps_the_mass_of_a_single_voxel_exactly():
     for row in range(0, 50, 7):
         prob = np.zeros((2, 50, 64), dtype=np.float32)
         prob[1, row, 13] = 0.75
@@ -110,21 +110,21 @@ def test_fewer_pixels_keep_the_mass_of_a_single_voxel_exactly():
 
 
 @given(st.tuples(LENGTHS, LENGTHS), st.tuples(LENGTHS, LENGTHS), st.integers(2, 5))
-def test_classes_are_the_most_probable_ones_and_at_a_tie_the_lowest(shape, size, num_classes):
+def test_each_pixel_gets_the_most_probable_class_and_at_a_tie_the_lowest(shape, size, num_classes):
     classes = np.random.default_rng([*shape, *size]).integers(0, num_classes, (2, *shape), dtype=np.uint8)
     votes = (classes[:, None] == np.arange(num_classes)[:, None, None]).astype(np.float64)
     prob = resize_image(votes, size).astype(np.float64)
     chosen = resize_classes(classes, size, num_classes=num_classes)
     highest = prob.max(1)
     taken = np.take_along_axis(prob, chosen[:, None].astype(np.intp), 1)[:, 0]
-    # float32 probabilities may call a tie what is none, by some 1e-7
+    # in float32, probabilities that differ by about 1e-7 may count as a tie
     np.testing.assert_allclose(taken, highest, rtol=0, atol=1e-6)
     lower = np.where(np.arange(num_classes)[:, None, None] < chosen[:, None], prob, 0).max(1)
     assert (lower <= taken + 1e-6).all()
 
 
 @pytest.mark.parametrize("factor", [2, 6, 10, 14])
-def test_what_covers_exactly_half_is_background_whatever_the_factor(factor):
+def test_a_class_that_covers_exactly_half_becomes_background_for_every_factor(factor):
     half = np.zeros((factor * 3, factor * 3), dtype=np.uint8)
     half[:, ::2] = 1
     assert not resize_classes(half, (3, 3), num_classes=2).any()
@@ -135,12 +135,12 @@ def test_what_covers_exactly_half_is_background_whatever_the_factor(factor):
     assert np.array_equal(resize_classes(half, (3, 3), num_classes=2), expected)
 
 
-def test_a_tie_of_two_foreground_classes_is_the_lower_one():
+def test_a_tie_of_two_foreground_classes_gives_the_lower_class():
     classes = np.array([[2, 1, 2, 1, 3, 2, 1, 0]], dtype=np.uint8)
     assert resize_classes(classes, (1, 4), num_classes=4).tolist() == [[1, 1, 2, 0]]
 
 
-def test_a_thin_structure_does_not_alias_as_it_would_with_nearest_neighbours():
+def test_thin_structures_do_not_alias():
     stripes = np.tile(np.array([0.0, 1.0, 0.0, 0.0], dtype=np.float32), (64, 16))
     coarse = resize_image(stripes, (16, 16))
     np.testing.assert_allclose(coarse, 0.25, rtol=1e-6)

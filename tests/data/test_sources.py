@@ -1,4 +1,4 @@
-"""Sources: every layout is found whole and in order, and a scan is read the same way in all of them."""
+"""Sources find all scans of every layout in order, and all scans are read in the same way."""
 
 import hashlib
 import os
@@ -14,6 +14,7 @@ from raw_trees import (
     AFFINE,
     SIZE,
     ellipsoids,
+    find_only_dataset,
     make_decathlon,
     make_folder,
     make_kits,
@@ -21,8 +22,7 @@ from raw_trees import (
     make_lits,
     make_nnunet,
     make_qubiq,
-    names,
-    only,
+    scan_names,
     write_nifti,
     write_picture,
 )
@@ -44,9 +44,7 @@ MAKERS = {
 
 
 @pytest.mark.parametrize("source", MAKERS)
-def test_every_scan_of_every_layout_is_read_after_pickling_with_a_bright_blob_under_its_masks(
-    tmp_path, source
-):
+def test_every_scan_is_read_after_pickling_and_is_brighter_under_its_masks(tmp_path, source):
     datasets = find_datasets(source, MAKERS[source](tmp_path))
     for dataset in datasets:
         assert len(dataset.scans) >= 5
@@ -66,7 +64,7 @@ def test_every_scan_of_every_layout_is_read_after_pickling_with_a_bright_blob_un
 
 
 @pytest.mark.parametrize("source", MAKERS)
-def test_the_digests_are_those_of_the_files_and_name_them_below_the_raw_folder(tmp_path, source):
+def test_inputs_are_digests_of_the_files_by_path_relative_to_the_raw_folder(tmp_path, source):
     dataset = find_datasets(source, MAKERS[source](tmp_path))[0]
     scan = dataset.scans[0]
     inputs = read_scan(dataset, scan).inputs
@@ -76,9 +74,7 @@ def test_the_digests_are_those_of_the_files_and_name_them_below_the_raw_folder(t
 
 
 @pytest.mark.parametrize("source", MAKERS)
-def test_the_same_files_give_the_same_datasets_whatever_order_the_disk_lists_them_in(
-    tmp_path, source, monkeypatch
-):
+def test_datasets_do_not_depend_on_the_order_of_directory_entries(tmp_path, source, monkeypatch):
     MAKERS[source](tmp_path)
     first = find_datasets(source, tmp_path)
     listdir = os.listdir
@@ -86,14 +82,14 @@ def test_the_same_files_give_the_same_datasets_whatever_order_the_disk_lists_the
     assert find_datasets(source, tmp_path) == first
 
 
-def test_every_source_says_what_it_looks_for_and_an_unknown_one_is_refused(tmp_path):
+def test_every_source_is_tested_and_an_unknown_source_is_refused(tmp_path):
     assert set(SOURCES) == {*MAKERS, "phantom"}
     with pytest.raises(ValueError, match=r"one of qubiq, lits, kits.*; got 'nifti'"):
         find_datasets("nifti", tmp_path)
 
 
 @pytest.mark.parametrize("source", MAKERS)
-def test_a_missing_or_empty_folder_says_what_was_looked_for_and_where(tmp_path, source):
+def test_a_missing_or_empty_folder_is_reported_with_the_expected_files(tmp_path, source):
     with pytest.raises(ValueError, match=f"no folder .*gone: source {source} looks in it for "):
         find_datasets(source, tmp_path / "gone")
     with pytest.raises(ValueError, match=str(tmp_path)):
@@ -101,8 +97,8 @@ def test_a_missing_or_empty_folder_says_what_was_looked_for_and_where(tmp_path, 
 
 
 @pytest.mark.parametrize("suffix", [".png", ".nii.gz"])
-def test_a_mask_of_another_size_is_named_with_both_shapes(tmp_path, suffix):
-    dataset = only("folder", make_folder(tmp_path, suffix=suffix))
+def test_a_mask_of_another_size_is_reported_with_both_shapes(tmp_path, suffix):
+    dataset = find_only_dataset("folder", make_folder(tmp_path, suffix=suffix))
     _, masks = ellipsoids(0, (30, 36))
     write = write_picture if suffix == ".png" else write_nifti
     write(tmp_path / "raters" / "b" / f"case1{suffix}", masks[0])
@@ -112,8 +108,8 @@ def test_a_mask_of_another_size_is_named_with_both_shapes(tmp_path, suffix):
         read_scan(dataset, dataset.scans[0])
 
 
-def test_a_file_that_went_away_or_was_damaged_after_the_search_is_named(tmp_path):
-    dataset = only("folder", make_folder(tmp_path, suffix=".nii.gz"))
+def test_a_file_removed_or_damaged_after_the_search_is_reported(tmp_path):
+    dataset = find_only_dataset("folder", make_folder(tmp_path, suffix=".nii.gz"))
     (tmp_path / "raters" / "a" / "case1.nii.gz").unlink()
     image = tmp_path / "images" / "case2.nii.gz"
     image.write_bytes(image.read_bytes()[:300])
@@ -127,13 +123,13 @@ def test_a_damaged_file_does_not_stop_the_search(tmp_path):
     make_folder(tmp_path, suffix=".nii.gz")
     for path in (tmp_path / "images" / "case1.nii.gz", tmp_path / "raters" / "a" / "case2.nii.gz"):
         path.write_bytes(path.read_bytes()[:300])
-    dataset = only("folder", tmp_path)
+    dataset = find_only_dataset("folder", tmp_path)
     assert len(dataset.scans) == 6
     assert dataset.class_names == ("background", "foreground")
 
 
-def test_one_file_a_channel_is_joined_and_their_sizes_must_agree(tmp_path):
-    dataset = only("folder", make_folder(tmp_path))
+def test_files_of_single_channels_are_joined_and_must_have_equal_sizes(tmp_path):
+    dataset = find_only_dataset("folder", make_folder(tmp_path))
     first, second = dataset.scans[:2]
     joined = type(dataset)(**vars(dataset) | {"channels": ("T1", "T2")})
     both = type(first)(first.name, first.patient, (*first.image, *second.image), first.masks)
@@ -149,7 +145,7 @@ def test_one_file_a_channel_is_joined_and_their_sizes_must_agree(tmp_path):
 
 
 SPACE = (40, 36, 6)
-# an oblique grid, as of a head that was not quite straight
+# an oblique grid, such as the grid of a tilted head
 TURN = np.array([[0.96, -0.28, 0], [0.28, 0.96, 0], [0, 0, 1.0]])
 OBLIQUE = np.block(
     [[TURN @ AFFINE[:3, :3], np.array([[-112.37], [80.2], [-1043.7]])], [np.zeros(3), np.ones(1)]]
@@ -157,7 +153,7 @@ OBLIQUE = np.block(
 
 
 def read_pair(folder, image_affine, mask_affine, space=SPACE):
-    """What is read of an image and its mask in a folder of one case; None: no spatial header."""
+    """Write an image and its mask as a folder of one case and read it; affine None: no spatial header."""
     image, masks = ellipsoids(0, space)
     write_nifti(folder / "images" / "case1.nii.gz", image, image_affine)
     write_nifti(folder / "masks" / "case1.nii.gz", masks[0], mask_affine)
@@ -165,26 +161,26 @@ def read_pair(folder, image_affine, mask_affine, space=SPACE):
 
 
 def read_case(folder):
-    dataset = only("folder", folder)
+    dataset = find_only_dataset("folder", folder)
     return read_scan(dataset, dataset.scans[0])
 
 
 def change_header(path, change):
-    """Save the NIfTI again after `change` was called with it."""
+    """Load the NIfTI, call `change` with it, and save it again."""
     file = nibabel.load(path)
     change(file)
     nibabel.save(nibabel.Nifti1Image(np.asanyarray(file.dataobj), None, file.header), path)
 
 
 def moved(affine, *by):
-    """The affine with its first voxel elsewhere, in mm."""
-    there = affine.copy()
-    there[:3, 3] += by
-    return there
+    """The affine translated by some mm."""
+    result = affine.copy()
+    result[:3, 3] += by
+    return result
 
 
 def reordered(affine, space, order, flipped=()):
-    """The affine of the same voxels after their axes were brought into another order, then flipped."""
+    """The affine of the same voxels after their axes are permuted and then flipped."""
     turned = affine[:, [*order, 3]]
     for axis in flipped:
         turned[:3, 3] += turned[:3, axis] * (space[axis] - 1)
@@ -198,7 +194,7 @@ def reordered(affine, space, order, flipped=()):
         (AFFINE, moved(AFFINE, 0, 0, 2.5), "it is moved by (0, 0, 2.5) mm"),
         (OBLIQUE, moved(OBLIQUE, 3, -4, 0), "it is moved by (3, -4, 0) mm"),
         (AFFINE, np.diag([0.7, 0.8, 5, 1]), "its spacing is 0.7 x 0.8 x 5 mm, not 0.7 x 0.8 x 2.5 mm"),
-        # as of a mask that was saved without an affine
+        # a mask that was saved without an affine
         (
             moved(AFFINE, 9, 0, 0),
             np.eye(4),
@@ -217,18 +213,20 @@ def reordered(affine, space, order, flipped=()):
         ),
     ],
 )
-def test_a_mask_that_lies_elsewhere_is_named_with_both_files_what_differs_and_a_way_out(
+def test_a_misaligned_mask_is_reported_with_both_files_the_difference_and_advice(
     tmp_path, image, mask, words
 ):
-    with pytest.raises(ValueError, match="is not aligned with") as told:
+    with pytest.raises(ValueError, match="is not aligned with") as error:
         read_pair(tmp_path, image, mask)
-    everywhere = np.stack(np.indices(SPACE), axis=-1)
-    apart = np.linalg.norm(apply_affine(mask, everywhere) - apply_affine(image, everywhere), axis=-1).max()
-    assert str(told.value).startswith(
+    voxels_of_space = np.stack(np.indices(SPACE), axis=-1)
+    distance = np.linalg.norm(
+        apply_affine(mask, voxels_of_space) - apply_affine(image, voxels_of_space), axis=-1
+    ).max()
+    assert str(error.value).startswith(
         f"mask {tmp_path}/masks/case1.nii.gz is not aligned with image {tmp_path}/images/case1.nii.gz: "
-        f"voxels are up to {float(f'{apart:.3g}'):g} mm apart, {words}; "
+        f"voxels are up to {float(f'{distance:.3g}'):g} mm apart, {words}; "
     )
-    assert str(told.value).endswith(
+    assert str(error.value).endswith(
         "; it must be aligned with its image to within 0.1 voxel: resample it to the image's grid, or use "
         "--ignore-placement if only the headers are wrong"
     )
@@ -242,27 +240,25 @@ def test_a_mask_that_lies_elsewhere_is_named_with_both_files_what_differs_and_a_
     ],
 )
 @pytest.mark.parametrize("affine", [AFFINE, OBLIQUE])
-def test_axes_in_another_order_are_refused_and_not_brought_into_order(
-    tmp_path, order, flipped, words, affine
-):
+def test_axes_in_another_order_are_refused_and_not_reordered(tmp_path, order, flipped, words, affine):
     space = (20, 20, 20)
-    with pytest.raises(ValueError, match="is not aligned with") as told:
+    with pytest.raises(ValueError, match="is not aligned with") as error:
         read_pair(tmp_path, affine, reordered(affine, space, order, flipped), space)
-    assert f" mm apart, {words}; it must be aligned" in str(told.value)
+    assert f" mm apart, {words}; it must be aligned" in str(error.value)
 
 
 @pytest.mark.parametrize("affine", [AFFINE, OBLIQUE])
-def test_a_mask_may_be_off_by_a_tenth_of_the_smallest_spacing(tmp_path, affine):
+def test_a_mask_may_be_moved_by_up_to_a_tenth_of_the_smallest_spacing(tmp_path, affine):
     read_pair(tmp_path / "near", affine, moved(affine, 0, 0, 0.069))
     with pytest.raises(ValueError, match=r"apart, it is moved by \(0, 0, 0\.071\d*\) mm"):
         read_pair(tmp_path / "far", affine, moved(affine, 0, 0, 0.0712))
-    # small differences that add up in a corner, none of which is too much by itself
+    # small differences, each of them allowed, add up to too much in a corner
     skewed = moved(affine * [1.0004, 1, 1, 1], 0.05, 0.04, 0.02)
     with pytest.raises(ValueError, match=r"voxels are up to 0\.07\d* mm apart; it must be aligned"):
         read_pair(tmp_path / "corner", affine, skewed)
 
 
-def test_an_affine_by_another_tool_or_with_fewer_digits_is_the_same(tmp_path):
+def test_an_affine_written_by_another_tool_or_with_fewer_digits_is_accepted(tmp_path):
     affine = OBLIQUE @ np.diag([0.703125 / 0.7, 0.703125 / 0.8, 0.5, 1])
     read_pair(tmp_path / "rounded", affine, np.round(affine, 4), (200, 200, 4))
     read_pair(tmp_path / "quaternion", affine, affine)
@@ -278,14 +274,14 @@ def test_an_affine_by_another_tool_or_with_fewer_digits_is_the_same(tmp_path):
     assert read_case(tmp_path / "quaternion").masks.any()
 
 
-def test_where_a_header_says_nothing_of_space_nothing_is_compared(tmp_path):
+def test_headers_without_an_affine_are_not_compared(tmp_path):
     far = moved(AFFINE, 500, 0, 0)
     for number, pair in enumerate([(None, far), (far, None), (None, None)]):
         assert read_pair(tmp_path / str(number), *pair).masks.any()
 
 
 @pytest.mark.parametrize("registered", ["images", "masks"])
-def test_of_a_file_that_lies_in_two_spaces_either_may_agree(tmp_path, registered):
+def test_one_of_two_affines_in_a_header_is_enough_for_alignment(tmp_path, registered):
     read_pair(tmp_path, OBLIQUE, OBLIQUE)
 
     def in_two_spaces(file):
@@ -295,13 +291,13 @@ def test_of_a_file_that_lies_in_two_spaces_either_may_agree(tmp_path, registered
     path = tmp_path / registered / "case1.nii.gz"
     change_header(path, in_two_spaces)
     assert read_case(tmp_path).masks.any()
-    # where neither agrees, the one that nibabel takes is told
+    # if neither agrees, the message describes the affine that nibabel uses
     change_header(path, lambda file: file.set_qform(moved(OBLIQUE, 9, 0, 0), code="scanner"))
     with pytest.raises(ValueError, match="turned by up to 16 degrees"):
         read_case(tmp_path)
 
 
-def test_a_qform_that_is_no_rotation_does_not_count_beside_an_sform(tmp_path):
+def test_an_invalid_qform_is_ignored_if_there_is_an_sform(tmp_path):
     read_pair(tmp_path, OBLIQUE, OBLIQUE)
 
     def damage(mask):
@@ -311,7 +307,7 @@ def test_a_qform_that_is_no_rotation_does_not_count_beside_an_sform(tmp_path):
     assert read_case(tmp_path).masks.any()
 
 
-def test_positions_are_compared_in_mm_whatever_unit_a_header_has(tmp_path):
+def test_positions_are_compared_in_mm_even_if_units_differ(tmp_path):
     read_pair(tmp_path, OBLIQUE, OBLIQUE)
 
     def in_micron(mask):
@@ -322,7 +318,7 @@ def test_positions_are_compared_in_mm_whatever_unit_a_header_has(tmp_path):
     assert read_case(tmp_path).masks.any()
 
 
-def test_a_slice_may_have_another_thickness_but_not_another_place(tmp_path):
+def test_a_slice_may_have_another_thickness_but_not_another_position(tmp_path):
     thick = AFFINE @ np.diag([1, 1, 3, 1])
     image, masks = ellipsoids(0, SIZE)
     for name, shape in (("flat", SIZE), ("volume", (*SIZE, 1))):
@@ -334,8 +330,8 @@ def test_a_slice_may_have_another_thickness_but_not_another_place(tmp_path):
             read_case(tmp_path / name)
 
 
-def test_files_of_one_channel_each_must_lie_in_the_same_place(tmp_path):
-    dataset = only("folder", make_folder(tmp_path, suffix=".nii.gz"))
+def test_files_of_single_channels_must_be_aligned(tmp_path):
+    dataset = find_only_dataset("folder", make_folder(tmp_path, suffix=".nii.gz"))
     first, second = dataset.scans[:2]
     joined = type(dataset)(**vars(dataset) | {"channels": ("T1", "T2")})
     both = type(first)(first.name, first.patient, (*first.image, *second.image), first.masks)
@@ -346,34 +342,34 @@ def test_files_of_one_channel_each_must_lie_in_the_same_place(tmp_path):
 
 
 @pytest.mark.parametrize("num_classes", [2, 4])
-def test_a_phantoms_scans_are_its_cases_bit_for_bit(tmp_path, num_classes):
+def test_the_scans_of_a_phantom_equal_its_cases_bit_for_bit(tmp_path, num_classes):
     options = PhantomOptions(num_cases=4, size=(24, 32), num_raters=3, num_classes=num_classes, seed=7)
-    dataset = only("phantom", tmp_path / "nothing", phantom=options)
-    whole = make_phantom(4, size=(24, 32), num_raters=3, num_classes=num_classes, seed=7)
+    dataset = find_only_dataset("phantom", tmp_path / "nothing", phantom=options)
+    expected = make_phantom(4, size=(24, 32), num_raters=3, num_classes=num_classes, seed=7)
     assert len(dataset.class_names) == num_classes
     for number, scan in enumerate(dataset.scans):
         arrays = read_scan(dataset, scan)
-        np.testing.assert_array_equal(arrays.image, whole.image[number].numpy())
-        np.testing.assert_array_equal(arrays.truth, whole.prob[number].numpy())
-        np.testing.assert_array_equal(arrays.masks, whole.masks[number].numpy())
+        np.testing.assert_array_equal(arrays.image, expected.image[number].numpy())
+        np.testing.assert_array_equal(arrays.truth, expected.prob[number].numpy())
+        np.testing.assert_array_equal(arrays.masks, expected.masks[number].numpy())
         assert arrays.raters == dataset.raters == ("rater_1", "rater_2", "rater_3")
         low, high = dataset.options.window
         assert arrays.image.min() > low
         assert arrays.image.max() < high
 
 
-def test_a_phantom_has_its_defaults_and_its_options_belong_to_it_alone(tmp_path):
-    dataset = only("phantom", tmp_path)
+def test_a_phantom_has_defaults_and_other_sources_refuse_its_options(tmp_path):
+    dataset = find_only_dataset("phantom", tmp_path)
     assert len(dataset.scans) == 60
-    assert names(dataset)[:2] == ["case0000", "case0001"]
+    assert scan_names(dataset)[:2] == ["case0000", "case0001"]
     with pytest.raises(ValueError, match="options of a phantom need the source phantom; got source lits"):
         find_datasets("lits", tmp_path, phantom=PhantomOptions())
 
 
-def test_phantom_scans_are_made_alike_in_a_spawned_process(tmp_path):
-    dataset = only("phantom", tmp_path, phantom=PhantomOptions(num_cases=2, size=(16, 16)))
+def test_a_spawned_process_makes_the_same_phantom_scans(tmp_path):
+    dataset = find_only_dataset("phantom", tmp_path, phantom=PhantomOptions(num_cases=2, size=(16, 16)))
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        there = pool.submit(read_scan, dataset, dataset.scans[1]).result()
-    here = read_scan(dataset, dataset.scans[1])
+        spawned = pool.submit(read_scan, dataset, dataset.scans[1]).result()
+    expected = read_scan(dataset, dataset.scans[1])
     for name in ("image", "masks", "truth"):
-        np.testing.assert_array_equal(getattr(there, name), getattr(here, name))
+        np.testing.assert_array_equal(getattr(spawned, name), getattr(expected, name))

@@ -33,9 +33,9 @@ def make_prepared(
 ) -> Dataset:
     """Write a dataset to `path` and open it; by default six cases of three patients.
 
-    sizes: used in turn instead of `size`, so that scans differ. slices_per_scan: this many cases make a scan,
-    as slices of a volume; a patient then has `cases_per_patient` scans. depth: cases are volumes
-    (depth, *size) of unrelated slices. absent: rater n % R did not look at scan n, for every second n.
+    sizes: used in turn instead of `size`, so that scans differ. slices_per_scan: number of cases of a
+    scan, as slices of a volume; a patient then has `cases_per_patient` scans. depth: cases are volumes
+    (depth, *size) of unrelated slices. absent: for every second scan n, rater n % R has no mask.
     truth: store the phantom's probabilities. Channel k is the image plus k / 10.
     """
     folder = DatasetFolder(path)
@@ -43,7 +43,7 @@ def make_prepared(
         (path / kind).mkdir(parents=True)
     raters = tuple(f"rater{number}" for number in range(num_raters))
     num_slices = slices_per_scan or 1
-    # one phantom per size: with the same seed a rater has the same habits in all of them
+    # one phantom per size; the same seed gives raters the same habits in all of them
     phantoms = {
         tuple(space): _phantom(num_cases, space, depth, num_raters, num_classes, seed)
         for space in sizes or [size]
@@ -78,7 +78,7 @@ def make_prepared(
                 shape=classes.shape[2:],
                 spacing_mm=(0.7,) * (classes.ndim - 2),
                 raw_shape=(*classes.shape[2:], 8) if slices_per_scan else classes.shape[2:],
-                raters=tuple(rater for rater, looked in zip(raters, is_present, strict=True) if looked),
+                raters=tuple(rater for rater, present in zip(raters, is_present, strict=True) if present),
                 inputs={f"{name}.raw": hashlib.sha256(stored.tobytes()).hexdigest()},
                 arrays={
                     kind: hashlib.sha256(folder.array(kind, name).read_bytes()).hexdigest() for kind in arrays
@@ -108,5 +108,5 @@ def _phantom(num_cases, space, depth, num_raters, num_classes, seed):
     arrays = [phantom.image.numpy(), phantom.prob.numpy(), phantom.masks.numpy().astype(np.uint8)]
     if depth is None:
         return arrays
-    # the slices of a volume become its first axis of space
+    # the slices of a volume become its first spatial axis
     return [np.moveaxis(array.reshape(num_cases, depth, *array.shape[1:]), 1, 2) for array in arrays]

@@ -1,4 +1,4 @@
-"""Small datasets to prepare, readers that fail, and the bytes of a folder."""
+"""Small datasets to prepare, readers that fail, and the hashes of the files of a folder."""
 
 import hashlib
 from pathlib import Path
@@ -14,8 +14,8 @@ from semidice.data.sources.scan import read_scan
 PHANTOM = PhantomOptions(num_cases=6, size=(24, 32), num_raters=3)
 
 
-def files_in(folder):
-    """SHA-256 of every file by its path in the folder."""
+def file_hashes(folder):
+    """SHA-256 of every file of the folder, by relative path."""
     return {
         path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in folder.rglob("*")
@@ -23,12 +23,12 @@ def files_in(folder):
     }
 
 
-def a_phantom():
+def phantom_dataset():
     (raw,) = find_datasets("phantom", Path("raw"), phantom=PHANTOM)
     return raw
 
 
-def a_folder(root, **options):
+def folder_dataset(root, **options):
     (raw,) = find_datasets("folder", make_folder(root, **options))
     return raw
 
@@ -39,20 +39,22 @@ def prepare(raw, out, *, reader=read_scan, **options):
         return prepare_dataset(raw, out, **({"workers": 1} | options))
 
 
-def reads(names, reader=read_scan):
+def recording_reader(names, reader=read_scan):
     """A reader that adds the name of each scan to `names`."""
 
-    def noting(dataset, scan):
+    def record(dataset, scan):
         names.append(scan.name)
         return reader(dataset, scan)
 
-    return noting
+    return record
 
 
-def fails_at(name, error):
-    def failing(dataset, scan):
+def failing_reader(name, error):
+    """A reader that raises `error` for the scan `name`."""
+
+    def fail(dataset, scan):
         if scan.name == name:
             raise error
         return read_scan(dataset, scan)
 
-    return failing
+    return fail

@@ -1,4 +1,4 @@
-"""Small raw file trees in the layouts of `data.sources`: seeded, with a bright blob inside of each mask.
+"""Small raw file trees in the layouts of `data.sources`: seeded, with a bright blob inside each mask.
 
 They have the irregularities of the published files: singleton axes, channels as a third axis, masks of 255,
 a missing file of a rater, an empty mask, volumes in batch folders, both .nii and .nii.gz. Helpers for the
@@ -22,7 +22,7 @@ from semidice.data.sources.raw import RawDataset
 SHARED = Path(__file__).parents[3] / "shared"
 AFFINE = np.diag([0.7, 0.8, 2.5, 1.0])
 SIZE = (40, 36)
-# of a volume; a blob covers its middle slices
+# number of slices of a volume; a blob covers the middle ones
 DEPTH = 6
 QUBIQ_RATERS = {"brain-growth": 7, "brain-tumor": 3, "kidney": 3, "prostate": 6}
 QUBIQ_TASKS = {"brain-growth": 1, "brain-tumor": 3, "kidney": 1, "prostate": 2}
@@ -33,8 +33,8 @@ def ellipsoids(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Intensities (*space) float32 in about [0, 1], and class maps (R, *space) uint8 that hold all classes.
 
-    Classes lie within each other, class 1 outermost, each brighter than the one around it. Raters differ in
-    how wide they draw.
+    Classes are nested, class 1 outermost, and each is brighter than the one around it. Raters draw areas of
+    different size.
     """
     rng = np.random.default_rng([seed, len(space)])
     grid = np.stack(np.meshgrid(*(np.arange(length) for length in space), indexing="ij"), axis=-1)
@@ -51,7 +51,7 @@ def ellipsoids(
 
 
 def write_nifti(path: Path, array: np.ndarray, affine: np.ndarray | None = AFFINE) -> Path:
-    """The array as NIfTI, in its own dtype; folders are made. Without an affine, none is declared."""
+    """Write the array as NIfTI in its own dtype and make the folders; None declares no affine."""
     path.parent.mkdir(parents=True, exist_ok=True)
     image = nibabel.Nifti1Image(array, affine)
     image.header.set_xyzt_units("mm")
@@ -60,7 +60,7 @@ def write_nifti(path: Path, array: np.ndarray, affine: np.ndarray | None = AFFIN
 
 
 def write_picture(path: Path, array: np.ndarray) -> Path:
-    """The array as PNG or TIFF by the path's suffix; a TIFF of three axes has a page for each slice."""
+    """Write the array as PNG or TIFF by the path's suffix; a TIFF of three axes has one page per slice."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if array.ndim == 3 and path.suffix.lower() in (".tif", ".tiff"):
         first, *others = (Image.fromarray(page) for page in array)
@@ -78,15 +78,15 @@ def make_qubiq(
     layout: str = "outer",
     size: tuple[int, int] = SIZE,
 ) -> Path:
-    """QUBIQ 2020, of which the last two cases are for validation and are counted from 1 again.
+    """QUBIQ 2020; the last two cases are for validation and are numbered from 1 again.
 
     layout: "outer" (training_data_v3_QC/brain-growth/Training/case01), "inner" (brain-growth/Training/case01)
-    or "flat" (brain-growth/case01, numbered on).
+    or "flat" (brain-growth/case01, numbered continuously).
     brain-tumor has 4 channels last; images of kidney and masks of brain-growth have a singleton axis;
-    prostate's masks hold 255, and its cases differ in size. Of brain-tumor's first case, rater 2 has no file
-    for task 1 and drew nothing for task 2.
+    prostate's masks hold 255, and its cases differ in size. In the first case of brain-tumor, rater 2 has no
+    file for task 1 and an empty mask for task 2.
     """
-    for number_of_dataset, dataset in enumerate(datasets):
+    for dataset_number, dataset in enumerate(datasets):
         for number in range(num_cases):
             validation = number >= num_cases - 2
             folder = {
@@ -97,9 +97,9 @@ def make_qubiq(
                 "inner": root / dataset / ("Validation" if validation else "Training"),
                 "flat": root / dataset,
             }[layout]
-            counted = number - (num_cases - 2) if validation and layout != "flat" else number
-            seed = 100 * number_of_dataset + number
-            _write_qubiq_case(folder / f"case{counted + 1:02d}", dataset, number, seed, size)
+            number_in_split = number - (num_cases - 2) if validation and layout != "flat" else number
+            seed = 100 * dataset_number + number
+            _write_qubiq_case(folder / f"case{number_in_split + 1:02d}", dataset, number, seed, size)
     return root
 
 
@@ -169,9 +169,9 @@ def make_folder(
 ) -> Path:
     """A user's folder: images/caseN and raters/NAME/caseN, or masks/caseN for one rater; raters are a, b, ...
 
-    high: what a mask of two classes holds for foreground. patients: with a cases.csv in which two cases in
-    turn are one patient's. Volumes have their slices last as NIfTI and first as TIFF. With two raters or more
-    and three cases or more, the last rater has no file for case 2 and drew nothing in case 3.
+    high: the foreground value in masks of two classes. patients: write a cases.csv in which each patient
+    has two cases. Volumes have their slices last as NIfTI and first as TIFF. With two raters or more
+    and three cases or more, the last rater has no file for case 2 and an empty mask for case 3.
     """
     is_nifti = suffix.startswith(".nii")
     space = size
@@ -189,8 +189,8 @@ def make_folder(
             if last and number == 2 and num_cases > 2:
                 continue
             mask = np.zeros_like(masks[rater]) if last and number == 3 else masks[rater]
-            home = root / "masks" if masks_folder else root / "raters" / chr(ord("a") + rater)
-            write(home / f"case{number}{suffix}", mask)
+            folder = root / "masks" if masks_folder else root / "raters" / chr(ord("a") + rater)
+            write(folder / f"case{number}{suffix}", mask)
     if patients:
         rows = [f"case{number},patient{(number + 1) // 2}" for number in range(1, num_cases + 1)]
         (root / "cases.csv").write_text("\n".join(["case,patient", *rows]) + "\n")
@@ -198,7 +198,7 @@ def make_folder(
 
 
 def make_lidc(root: Path, *, num_cases: int = 6, size: tuple[int, int] = SIZE) -> Path:
-    """LIDC as PNG slices: raters 1 to 4, and cases.csv, where two nodules in turn are one patient's."""
+    """LIDC as PNG slices: raters 1 to 4, and a cases.csv in which each patient has two nodules."""
     rows = ["case,patient,nodule,slice"]
     for number in range(num_cases):
         patient = f"LIDC-IDRI-{number // 2 + 1:04d}"
@@ -248,20 +248,20 @@ def make_nnunet(
     suffix: str = ".nii.gz",
     size: tuple[int, int] = SIZE,
 ) -> Path:
-    """A raw dataset of nnU-Net, version 2: one file a channel, classes 1 and 2, a test image without label.
+    """A raw dataset of nnU-Net, version 2: one file per channel, classes 1 and 2, a test image without label.
 
-    NIfTI are volumes with their slices last, pictures are single images. Channel k is k / 4 of the first
-    channel turned dark for bright.
+    NIfTI files are volumes with their slices last, pictures are single images. Channel k mixes 1 - k / 4 of
+    the image with k / 4 of its inverse.
     """
     is_nifti = suffix.startswith(".nii")
     write = write_nifti if is_nifti else write_picture
     for number in range(1, num_cases + 2):
         image, masks = ellipsoids(6000 + number, (*size, DEPTH) if is_nifti else size, num_classes=3)
-        home, case = root / ("imagesTr" if number <= num_cases else "imagesTs"), f"brain_{number:03d}"
+        folder, case = root / ("imagesTr" if number <= num_cases else "imagesTs"), f"brain_{number:03d}"
         for channel in range(len(channels)):
             mixed = image * (1 - channel / 4) + (1 - image) * channel / 4
             values = mixed * 1000 if is_nifti else np.clip(mixed * 255, 0, 255).astype(np.uint8)
-            write(home / f"{case}_{channel:04d}{suffix}", values)
+            write(folder / f"{case}_{channel:04d}{suffix}", values)
         if number <= num_cases:
             write(root / "labelsTr" / f"{case}{suffix}", masks[0])
     header = {
@@ -274,25 +274,25 @@ def make_nnunet(
     return root
 
 
-def only(source: str, raw: Path, **options: object) -> RawDataset:
-    """The one dataset that a source finds, which has no problem."""
+def find_only_dataset(source: str, raw: Path, **options: object) -> RawDataset:
+    """The only dataset that a source finds; it must have no problems."""
     (dataset,) = find_datasets(source, raw, **options)
     assert dataset.problems == ()
     return dataset
 
 
-def problems(source: str, raw: Path) -> list[str]:
+def find_problems(source: str, raw: Path) -> list[str]:
     """The problems of all scans that a source finds."""
     return [problem for dataset in find_datasets(source, raw) for problem in dataset.problems]
 
 
-def names(dataset: RawDataset) -> list[str]:
+def scan_names(dataset: RawDataset) -> list[str]:
     """The names of the scans."""
     return [scan.name for scan in dataset.scans]
 
 
 @contextlib.contextmanager
-def without_rights() -> Iterator[None]:
+def without_permissions() -> Iterator[None]:
     """Run as a user without permissions, because root may read every file."""
     if os.geteuid() != 0:
         yield
