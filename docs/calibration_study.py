@@ -1,6 +1,6 @@
-"""What docs/calibration.md shows: teachers that are wrong in known ways, on phantoms whose p* is known.
+"""Tables and figures of docs/calibration.md: teachers with known errors, on phantoms with known p*.
 
-Each case has eight raters, drawn from p*. Calibrators see the first one alone, as a hard label; they are
+Each case has eight raters, drawn from p*. Calibrators see only the first rater, as a hard label; they are
 fitted to 48 cases and judged on 16 others. Errors are means over all voxels, for the lesion, in percent.
 """
 
@@ -36,7 +36,7 @@ Row = Sequence[str]
 NUM_FITTED, NUM_JUDGED = 48, 16
 FIT, JUDGED = slice(0, NUM_FITTED), slice(NUM_FITTED, NUM_FITTED + NUM_JUDGED)
 NUM_RATERS = 8
-# of a calibrator, and of a batch as `Teacher` sees it
+# keys of a calibrator; keys and cases of a batch for `Teacher`
 NUM_KEYS, BATCH_KEYS, BATCH = 4096, 1024, 8
 
 
@@ -114,7 +114,7 @@ def error_to_truth(prob: Tensor) -> float:
 
 @dataclass(frozen=True)
 class Calibrated:
-    """Probabilities of a teacher in the test cases, before and after; by_both: temperature, then KDE."""
+    """Probabilities in the test cases before and after calibration; by_both: temperature, then KDE."""
 
     before: Tensor
     by_temperature: Tensor
@@ -150,7 +150,7 @@ def calibrated(name: str) -> Calibrated:
 
 
 def calibrator_rows() -> list[Row]:
-    """Error to p* of each teacher before and after calibration; the lowest of a row in bold."""
+    """Error to p* of each teacher before and after calibration; the lowest error of each row is bold."""
     rows: list[Row] = [
         ["teacher", "uncalibrated", "temperature", "KDE", "temperature, then KDE", "KDE, keys unweighted"]
     ]
@@ -168,7 +168,7 @@ def _bold(text: str, lowest: bool) -> str:
 
 @cache
 def key_count_errors() -> dict[int, float]:
-    """Error to p* of the over-segmenting teacher after KDE, by the number of keys."""
+    """Error to p* of the over-segmenting teacher after KDE, for each number of keys."""
     prob, label = teacher_prob("over-segmenting"), cases().label
     found = {}
     for num_keys in (256, 512, 1024, 2048, 4096, 8192):
@@ -225,7 +225,7 @@ def batchwise_rows() -> list[Row]:
 
 @cache
 def bandwidth_errors() -> list[tuple[float, float, float]]:
-    """Bandwidth, leave-one-out log-likelihood and error to p*, of the over-segmenting teacher."""
+    """Bandwidth, leave-one-out log-likelihood and error to p* for the over-segmenting teacher."""
     prob, label = teacher_prob("over-segmenting"), cases().label
     tried = DEFAULT_BANDWIDTHS[::2]
     choice = choose_bandwidth(
@@ -250,7 +250,7 @@ def bandwidth_rows() -> list[Row]:
 
 @dataclass(frozen=True)
 class Reliability:
-    """Mean probability and mean label of the bins that hold a voxel, and the share of voxels in each."""
+    """Mean probability, mean label and share of voxels of each bin that is not empty."""
 
     prob: Tensor
     label: Tensor
@@ -273,7 +273,7 @@ def reliability(prob: Tensor, label: Tensor, num_bins: int) -> Reliability:
 
 @dataclass(frozen=True)
 class BiasAndError:
-    """|E[p* - f]|, and E|E[y|f] - f| with p* for y, from raters in bins, and by kernel density (%)."""
+    """|E[p* - f]|, and three estimates of E|E[y|f] - f|: with p* for y, from raters in bins, by KDE (%)."""
 
     bias: float
     from_truth: float
@@ -319,7 +319,7 @@ def bias_rows() -> list[Row]:
 
 
 def many_distortions() -> dict[str, list[BiasAndError]]:
-    """Bias and error of a grid of distorted logits, and of distortions in space."""
+    """Bias and calibration error for a grid of distorted logits, and for spatial distortions."""
     prob = cases().prob
     grid = [
         bias_and_error(distorted(prob, slope=slope, shift=shift))
@@ -331,7 +331,7 @@ def many_distortions() -> dict[str, list[BiasAndError]]:
 
 
 def draw_bias_bound() -> Figure:
-    """The bias of each distorted teacher against its calibration error: none above the diagonal."""
+    """The bias of each distorted teacher against its calibration error; no point is above the diagonal."""
     figure, axes = new_axes(width=5.6, height=4.6)
     distortions = many_distortions()
     limit = 1.05 * max(point.from_truth for points in distortions.values() for point in points)
@@ -363,7 +363,7 @@ def draw_bias_bound() -> Figure:
 
 
 def draw_reliability() -> Figure:
-    """An over-segmenting teacher before and after calibration: reliability above, error to p* below."""
+    """An over-segmenting teacher before and after calibration: reliability (top) and error to p* (bottom)."""
     result = calibrated("over-segmenting")
     shown = {
         "before": result.before,

@@ -1,4 +1,4 @@
-"""What docs/labels.md shows: each label maker on phantoms whose true probability p* is known.
+"""Tables and figures of docs/labels.md: each label maker on phantoms with a known true probability p*.
 
 The error of a label is the mean over all voxels of |label - p*| for the lesion, in percent, and the mean over
 `NUM_PANELS` panels of raters with `CASES` cases each.
@@ -57,7 +57,7 @@ MAKERS: Mapping[str, Maker] = {
     "majority, spatially smoothed, σ 2": _smoothed(spatially_smooth_label, majority_label, sigma=2.0),
     "mean, spatially smoothed, σ 1": _smoothed(spatially_smooth_label, mean_label, sigma=1.0),
 }
-# A random rater is as good as one rater, and label smoothing is off the scale.
+# A random rater has the error of one rater, and the error of label smoothing is too large for the axes.
 DRAWN = (
     "majority",
     "mean",
@@ -79,7 +79,7 @@ def _overlooking(seed: int) -> tuple[Tensor, Tensor]:
 
 
 def _overlooking_is_a_mistake(seed: int) -> tuple[Tensor, Tensor]:
-    # the scene of a seed is the same for every `miss`
+    # a seed gives the same lesions for every `miss`
     return _overlooking(seed)[0], _alike(seed)[1]
 
 
@@ -92,7 +92,7 @@ def _careless(seed: int) -> tuple[Tensor, Tensor]:
     return torch.where((chance < 0.25)[:, :, None, None], careless.masks, masks), prob
 
 
-# raters' masks and the probability that a label should come to, of one panel
+# each model returns the raters' masks of one panel and the probability that a label should equal
 RATER_MODELS: Mapping[str, Callable[[int], tuple[Tensor, Tensor]]] = {
     "raters alike": _alike,
     "20 % overlook it, p* counts that": _overlooking,
@@ -103,7 +103,7 @@ RATER_MODELS: Mapping[str, Callable[[int], tuple[Tensor, Tensor]]] = {
 
 @cache
 def label_errors(model: str, num_raters: int) -> dict[str, float]:
-    """Error in percent of every maker with that many raters."""
+    """Error in percent of every maker with `num_raters` raters."""
     total = dict.fromkeys(MAKERS, 0.0)
     for seed in range(NUM_PANELS):
         masks, prob = _panel(model, seed)
@@ -119,7 +119,7 @@ def _panel(model: str, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def label_error_rows() -> list[Row]:
-    """One row per maker, one column per rater model, four raters; the lowest error of a column in bold."""
+    """One row per maker, one column per rater model, for four raters; the lowest of a column is bold."""
     errors = {model: label_errors(model, 4) for model in RATER_MODELS}
     rows: list[Row] = [["label of 4 raters", *RATER_MODELS]]
     for name in MAKERS:
@@ -132,7 +132,7 @@ def label_error_rows() -> list[Row]:
 
 
 def lidc_rows() -> list[Row] | None:
-    """What `semidice check` prints for the LIDC slices; None if the data are missing."""
+    """The agreement that `semidice check` prints for the LIDC slices; None if the data are missing."""
     if not LIDC.is_dir():
         return None
     with TemporaryDirectory() as folder:
@@ -195,7 +195,7 @@ def draw_labels(image: Tensor, masks: Tensor, labels: Mapping[str, Tensor], *, c
 
 
 def _window(masks: Tensor, labels: Mapping[str, Tensor], margin: float = 0.25) -> tuple[slice, slice]:
-    """Rows and columns of all voxels that a rater drew or a label calls probable, with a margin."""
+    """Rows and columns of all voxels that a rater drew or whose label is above 0.5, with a margin."""
     drawn = masks.any(0)
     for label in labels.values():
         drawn = drawn | (label > 0.5)

@@ -1,4 +1,4 @@
-"""Kernel density recalibration against SciPy's Dirichlet and Beta densities, in float64 and at the edges."""
+"""Kernel density recalibration compared with SciPy's Dirichlet and Beta densities, and edge cases."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ BANDWIDTHS = (5e-5, 1e-3, 1e-2, 1e-1)
 
 
 def simplex(num, num_classes, *, seed=0, sharpness=8.0):
-    """Points from the middle to the corners, with exact zeros and ones among them."""
+    """Points between the middle and the corners, some with exact zeros and ones."""
     generator = torch.Generator().manual_seed(seed)
     scale = sharpness * torch.rand(num, 1, generator=generator)
     prob = torch.softmax(scale * torch.randn(num, num_classes, generator=generator), dim=1)
@@ -33,8 +33,8 @@ def labels(num, num_classes, seed=1):
 
 
 def oracle(prob, key_prob, key_target, bandwidth, weight=None):
-    """The estimate in float64 from SciPy's log-gamma and softmax, of the numbers as they are stored."""
-    point, key = (np.maximum(side.double().numpy(), 1e-7) for side in (prob, key_prob))
+    """The estimate in float64 from the stored numbers, by SciPy's log-gamma and softmax."""
+    point, key = (np.maximum(array.double().numpy(), 1e-7) for array in (prob, key_prob))
     alpha = key / key.sum(1, keepdims=True) / bandwidth
     score = np.log(point) @ alpha.T - special.gammaln(alpha + 1).sum(1)
     if weight is not None:
@@ -54,7 +54,7 @@ def test_float32_agrees_with_a_float64_oracle(num_classes, bandwidth, method):
     )
     result = kde_recalibrate(prob, keys, target, bandwidth=bandwidth, method=method)
     assert result.dtype == torch.float32
-    # the contract of auto, whose fused attention is float32; the reference rounds a float64 result once
+    # auto may use attention in float32; the reference rounds a float64 result once
     tolerance = 1e-4 if method == "auto" else 1e-6
     expected = oracle(prob, keys, target, bandwidth)
     torch.testing.assert_close(result.double(), expected, atol=tolerance, rtol=0)
@@ -70,7 +70,7 @@ def test_keys_far_from_every_pixel_or_packed_together_stay_exact(num_classes):
         for bandwidth in (5e-5, 0.005 * num_classes**0.5):
             result = kde_recalibrate(corners, keys, target, bandwidth=bandwidth)
             expected = oracle(corners, keys, target, bandwidth)
-            # float32 attention in the second case, at the smallest bandwidth where auto takes it
+            # the second bandwidth is the smallest for which auto uses float32 attention
             torch.testing.assert_close(result.double(), expected, atol=1e-4, rtol=0)
 
 
@@ -83,18 +83,18 @@ def test_float64_attention_is_exact_at_every_bandwidth(num_classes, bandwidth):
         labels(50, num_classes),
     )
     result = kde_recalibrate(prob, keys, target, bandwidth=bandwidth, method="attention")
-    # a score of 16 / h = 3e5 keeps an absolute error of some 1e-10 in float64
+    # a score of 16 / h = 3e5 has an absolute error of about 1e-10 in float64
     torch.testing.assert_close(result, oracle(prob, keys, target, bandwidth), atol=1e-8, rtol=0)
 
 
 def test_float32_attention_alone_is_not_exact_at_small_bandwidths():
-    """Why the reference exists: without it the tolerance above would not hold."""
+    """The reason for the reference: without it, the tolerance above would not hold."""
     prob, keys, target = simplex(500, 14), simplex(300, 14, seed=2), labels(300, 14)
     result = kde_recalibrate(prob, keys, target, bandwidth=5e-5, method="attention")
     assert (result - oracle(prob, keys, target, 5e-5)).abs().max() > 1e-4
 
 
-def test_it_is_the_ratio_of_dirichlet_densities():
+def test_the_estimate_is_a_ratio_of_dirichlet_densities():
     prob, keys, target = (torch.full((1, 3), 1 / 3), simplex(7, 3, sharpness=1.0)[1:], labels(6, 3))
     density = [stats.dirichlet(k.double().numpy() / 0.1 + 1).pdf(np.full(3, 1 / 3)) for k in keys]
     expected = np.array(density) @ np.eye(3)[target.numpy()] / np.sum(density)
@@ -102,7 +102,7 @@ def test_it_is_the_ratio_of_dirichlet_densities():
     np.testing.assert_allclose(result[0].numpy(), expected, rtol=1e-5)
 
 
-def test_two_classes_are_the_beta_kernel():
+def test_two_classes_give_the_beta_kernel():
     keys, target = torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1])
     density = [stats.beta(k / 0.2 + 1, (1 - k) / 0.2 + 1).pdf(0.3) for k in (0.1, 0.4)]
     result = kde_recalibrate(torch.tensor([[0.7, 0.3]]), keys, target, bandwidth=0.2)
@@ -111,7 +111,7 @@ def test_two_classes_are_the_beta_kernel():
 
 @pytest.mark.parametrize("method", ["reference", "attention"])
 @pytest.mark.parametrize("space", [(7,), (3, 5), (2, 3, 4)])
-def test_images_are_their_voxels_with_shared_keys_and_with_their_own(method, space):
+def test_images_give_the_result_of_their_voxels_with_shared_and_with_own_keys(method, space):
     prob = simplex(2 * int(np.prod(space)), 3).reshape(2, *space, 3).movedim(-1, 1)
     keys, target = simplex(22, 3, seed=3).reshape(2, 11, 3), labels(22, 3).reshape(2, 11)
     own = kde_recalibrate(prob, keys, target, bandwidth=0.05, method=method)
@@ -125,7 +125,7 @@ def test_images_are_their_voxels_with_shared_keys_and_with_their_own(method, spa
 
 
 @pytest.mark.parametrize("method", ["reference", "attention"])
-def test_absent_keys_do_not_count_and_weights_count_as_copies(method):
+def test_absent_keys_do_not_count_and_a_weight_equals_copies_of_a_key(method):
     prob, keys, target = simplex(30, 3), simplex(6, 3, seed=2), labels(6, 3)
     weight = torch.tensor([1, 0, 2, 1, 0, 3])
     copies = weight.repeat_interleave(weight) * 0 + torch.arange(6).repeat_interleave(weight)
@@ -139,7 +139,7 @@ def test_absent_keys_do_not_count_and_weights_count_as_copies(method):
     torch.testing.assert_close(mask, only, atol=1e-5, rtol=0)
 
 
-def test_without_any_key_the_probability_stays():
+def test_without_keys_the_probability_is_unchanged():
     prob = simplex(20, 3).reshape(2, 10, 3).movedim(-1, 1)
     keys = simplex(10, 3).reshape(2, 5, 3).requires_grad_()
     weight = torch.tensor([[False] * 5, [True] * 5])
@@ -158,37 +158,37 @@ def test_without_any_key_the_probability_stays():
 
 @pytest.mark.parametrize("method", ["reference", "attention", "auto"])
 @pytest.mark.parametrize("own_keys", [False, True])
-def test_a_region_is_where_it_is_computed_and_the_rest_stays(method, own_keys):
+def test_only_the_region_is_recalibrated_and_the_rest_is_unchanged(method, own_keys):
     prob = simplex(3 * 40, 3).reshape(3, 40, 3).movedim(2, 1).reshape(3, 3, 8, 5).clone().requires_grad_()
     key_shape = (3, 20) if own_keys else (20,)
     keys = simplex(60, 3, seed=2)[: 20 * (3 if own_keys else 1)].reshape(*key_shape, 3)
     target = labels(60, 3)[: keys[..., 0].numel()].reshape(key_shape)
     options = {"bandwidth": 0.05, "key_weight": labels(60, 3, seed=4)[: target.numel()].reshape(key_shape)}
-    # one image whole, one in part, one not at all
+    # the region holds all of the first image, part of the second and nothing of the third
     region = torch.zeros(3, 8, 5, dtype=torch.bool)
     region[0] = True
     region[1, 2:5, 1:] = True
-    ours = kde_recalibrate(prob, keys, target, region=region, method=method, **options)
-    whole = kde_recalibrate(prob, keys, target, method=method, **options)
-    theirs = torch.where(region[:, None], whole, prob)
-    torch.testing.assert_close(ours, theirs)
-    assert torch.equal(ours[2], prob[2])
-    incoming = torch.randn(ours.shape, generator=torch.Generator().manual_seed(0))
-    for mine, wanted in zip(
-        *(torch.autograd.grad(out, prob, incoming) for out in (ours, theirs)), strict=True
+    result = kde_recalibrate(prob, keys, target, region=region, method=method, **options)
+    everywhere = kde_recalibrate(prob, keys, target, method=method, **options)
+    expected = torch.where(region[:, None], everywhere, prob)
+    torch.testing.assert_close(result, expected)
+    assert torch.equal(result[2], prob[2])
+    incoming = torch.randn(result.shape, generator=torch.Generator().manual_seed(0))
+    for gradient, expected_gradient in zip(
+        *(torch.autograd.grad(out, prob, incoming) for out in (result, expected)), strict=True
     ):
-        torch.testing.assert_close(mine, wanted)
+        torch.testing.assert_close(gradient, expected_gradient)
 
 
-def test_a_region_of_points_may_be_empty_and_must_fit():
+def test_a_region_of_points_may_be_empty_and_must_have_their_shape():
     prob, keys, target = simplex(12, 3), simplex(20, 3, seed=2), labels(20, 3)
-    nowhere = torch.zeros(12, dtype=torch.bool)
-    assert torch.equal(kde_recalibrate(prob, keys, target, bandwidth=0.05, region=nowhere), prob)
+    empty_region = torch.zeros(12, dtype=torch.bool)
+    assert torch.equal(kde_recalibrate(prob, keys, target, bandwidth=0.05, region=empty_region), prob)
     with pytest.raises(ValueError, match=r"region must be bool \(12,\)"):
-        kde_recalibrate(prob, keys, target, bandwidth=0.05, region=nowhere[:5])
+        kde_recalibrate(prob, keys, target, bandwidth=0.05, region=empty_region[:5])
 
 
-def test_leave_one_out_is_the_estimate_from_the_others():
+def test_leave_one_out_is_the_estimate_from_the_other_points():
     prob, target = simplex(12, 3), labels(12, 3)
     result = kde_recalibrate(prob, prob, target, bandwidth=1e-3, leave_one_out=True)
     for j in range(12):
@@ -197,12 +197,12 @@ def test_leave_one_out_is_the_estimate_from_the_others():
         torch.testing.assert_close(result[j : j + 1].double(), expected, atol=1e-6, rtol=0)
 
 
-def test_leave_one_out_across_chunks_and_per_image(monkeypatch):
+def test_leave_one_out_works_across_chunks_and_per_image(monkeypatch):
     prob, target = simplex(40, 3), labels(40, 3)
-    whole = kde_recalibrate(prob, prob, target, bandwidth=0.01, leave_one_out=True)
+    expected = kde_recalibrate(prob, prob, target, bandwidth=0.01, leave_one_out=True)
     monkeypatch.setattr("semidice.calibration.kde._CPU_CHUNK", 40 * 7)
     torch.testing.assert_close(
-        kde_recalibrate(prob, prob, target, bandwidth=0.01, leave_one_out=True), whole, atol=0, rtol=0
+        kde_recalibrate(prob, prob, target, bandwidth=0.01, leave_one_out=True), expected, atol=0, rtol=0
     )
     points = torch.stack([prob, prob.flip(0)])
     own = kde_recalibrate(
@@ -212,13 +212,13 @@ def test_leave_one_out_across_chunks_and_per_image(monkeypatch):
         bandwidth=0.01,
         leave_one_out=True,
     )
-    torch.testing.assert_close(own[0].t(), whole)
-    torch.testing.assert_close(own[1].t(), whole.flip(0))
+    torch.testing.assert_close(own[0].t(), expected)
+    torch.testing.assert_close(own[1].t(), expected.flip(0))
 
 
 @pytest.mark.parametrize("leave_one_out", [False, True])
 @pytest.mark.parametrize("bandwidth", [0.5, 0.02])
-def test_gradients_of_the_reference(monkeypatch, leave_one_out, bandwidth):
+def test_the_gradients_of_the_reference_are_correct(monkeypatch, leave_one_out, bandwidth):
     monkeypatch.setattr("semidice.calibration.kde._CPU_CHUNK", 15)
     prob = simplex(8, 3, sharpness=2.0)[1:6].double()
     keys = prob.clone() if leave_one_out else simplex(8, 3, seed=2, sharpness=2.0)[1:6].double()
@@ -226,12 +226,12 @@ def test_gradients_of_the_reference(monkeypatch, leave_one_out, bandwidth):
     weight = torch.tensor([1.0, 2.0, 0.0, 0.5, 1.0])
 
     def estimate(prob, keys, soft):
-        prob, keys, soft = (side / side.sum(1, keepdim=True) for side in (prob, keys, soft))
+        prob, keys, soft = (array / array.sum(1, keepdim=True) for array in (prob, keys, soft))
         return kde_recalibrate(
             prob, keys, soft, bandwidth=bandwidth, key_weight=weight, leave_one_out=leave_one_out
         )
 
-    inputs = tuple(side.requires_grad_() for side in (prob, keys, soft))
+    inputs = tuple(array.requires_grad_() for array in (prob, keys, soft))
     assert torch.autograd.gradcheck(estimate, inputs)
 
 
@@ -241,13 +241,13 @@ def test_attention_and_reference_have_the_same_gradient():
         prob, keys = simplex(60, 4).requires_grad_(), simplex(20, 4, seed=2).requires_grad_()
         result = kde_recalibrate(prob, keys, labels(20, 4), bandwidth=0.1, method=method)
         gradients.append(torch.autograd.grad((result * incoming).sum(), (prob, keys)))
-    for one, other in zip(*gradients, strict=True):
-        assert one.isfinite().all()
+    for reference, attention in zip(*gradients, strict=True):
+        assert reference.isfinite().all()
         # float32 scores of up to 160 keep five digits of a gradient that reaches 1e4 near saturation
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5 * float(one.abs().max()))
+        torch.testing.assert_close(reference, attention, rtol=1e-4, atol=1e-5 * float(reference.abs().max()))
 
 
-def test_saturated_probabilities_have_a_finite_gradient_zero_where_they_are_held():
+def test_saturated_probabilities_have_a_finite_gradient_that_is_zero_where_clamped():
     prob = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.5, 0.5]], requires_grad=True)
     result = kde_recalibrate(prob, simplex(9, 2), labels(9, 2), bandwidth=5e-5)
     (gradient,) = torch.autograd.grad(result[:, 0].sum(), prob)
@@ -300,11 +300,11 @@ def test_512_x_512_pixels_and_1024_keys_need_less_than_100_mb():
     assert max(reference, attention) < 100
     # 65 536 pixels x 1024 keys in float64 are 512 MB
     assert backward < 100
-    # that the measurement can fail: 2^25 floats are 128 MB
+    # a check of the measurement itself: 2^25 floats are 128 MB
     assert known > 120
 
 
-def test_label_likelihood_is_that_of_the_left_out_labels():
+def test_the_label_likelihood_is_the_likelihood_of_left_out_labels():
     prob, target = simplex(15, 3), labels(15, 3)
     soft = 0.8 * torch.eye(3)[target] + 0.2 / 3
     choice = choose_bandwidth(prob, soft, bandwidths=(1e-3, 0.1))
@@ -318,7 +318,7 @@ def test_label_likelihood_is_that_of_the_left_out_labels():
     assert choice.bandwidth == choice.bandwidths[int(np.argmax(choice.log_likelihood))]
 
 
-def test_density_likelihood_is_that_of_scipy():
+def test_the_density_likelihood_equals_that_of_scipy():
     prob = simplex(12, 3, sharpness=2.0)
     prob = prob[prob.amin(1) > 0]
     choice = choose_bandwidth(prob, labels(len(prob), 3), bandwidths=(0.02, 0.5), likelihood="density")
@@ -331,16 +331,16 @@ def test_density_likelihood_is_that_of_scipy():
         assert value == pytest.approx(expected, rel=1e-6)
 
 
-def test_a_subsample_chooses_a_bandwidth_near_that_of_all():
+def test_a_subsample_gives_a_bandwidth_near_that_of_all_points():
     generator = torch.Generator().manual_seed(0)
     lesion = torch.rand(3000, generator=generator)
     target = (torch.rand(3000, generator=generator) < lesion**2).long()
     prob = torch.stack([1 - lesion, lesion], dim=1)
     grid = (1e-4, 1e-3, 1e-2, 1e-1)
-    every = choose_bandwidth(prob, target, bandwidths=grid, num_points=3000)
-    some = choose_bandwidth(prob, target, bandwidths=grid, num_points=700, generator=generator)
-    assert every.bandwidth in (1e-3, 1e-2, 1e-1)
-    assert abs(np.log10(some.bandwidth) - np.log10(every.bandwidth)) < 1.5
+    from_all = choose_bandwidth(prob, target, bandwidths=grid, num_points=3000)
+    from_some = choose_bandwidth(prob, target, bandwidths=grid, num_points=700, generator=generator)
+    assert from_all.bandwidth in (1e-3, 1e-2, 1e-1)
+    assert abs(np.log10(from_some.bandwidth) - np.log10(from_all.bandwidth)) < 1.5
 
 
 def direct_error(prob, label, bandwidth, kind, p):
@@ -373,7 +373,7 @@ def direct_error(prob, label, bandwidth, kind, p):
 @pytest.mark.parametrize("p", [1, 2])
 @pytest.mark.parametrize("kind", ["canonical", "marginal", "top_label"])
 @pytest.mark.parametrize("soft", [False, True])
-def test_calibration_error_is_the_published_estimator(kind, p, soft):
+def test_the_calibration_error_equals_the_published_estimator(kind, p, soft):
     prob = torch.softmax(torch.randn(30, 3, dtype=torch.float64), 1)
     target = torch.softmax(torch.randn(30, 3, dtype=torch.float64), 1) if soft else labels(30, 3)
     label = target.numpy() if soft else np.eye(3)[target.numpy()]
@@ -381,7 +381,7 @@ def test_calibration_error_is_the_published_estimator(kind, p, soft):
     assert float(error) == pytest.approx(direct_error(prob.numpy(), label, 0.05, kind, p), rel=1e-9)
 
 
-def test_calibration_error_takes_keys_images_and_invalid_voxels():
+def test_the_calibration_error_accepts_keys_images_and_invalid_voxels():
     prob = simplex(24, 3).reshape(2, 3, 4, 3).movedim(-1, 1)
     target = labels(24, 3).reshape(2, 3, 4)
     keys, key_target = simplex(10, 3, seed=3), labels(10, 3)
@@ -398,7 +398,7 @@ def test_calibration_error_takes_keys_images_and_invalid_voxels():
     torch.testing.assert_close(canonical, (mean - points).abs().sum(1).mean(), atol=1e-5, rtol=0)
 
 
-def test_one_sigmoid_channel_has_a_marginal_error_and_no_other():
+def test_one_sigmoid_channel_has_only_a_marginal_error():
     prob, mask = torch.rand(20, 1), (torch.rand(20, 1) > 0.5).float()
     error = kde_calibration_error(prob, mask, bandwidth=0.1, kind="marginal")
     both = torch.cat([1 - prob, prob], 1), torch.cat([1 - mask, mask], 1)
@@ -409,7 +409,7 @@ def test_one_sigmoid_channel_has_a_marginal_error_and_no_other():
 
 
 @pytest.mark.parametrize("kind", ["canonical", "marginal", "top_label"])
-def test_calibration_error_has_the_right_gradient(kind):
+def test_the_calibration_error_has_the_right_gradient(kind):
     logits = torch.randn(9, 3, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(
         lambda z: kde_calibration_error(z.softmax(1), labels(9, 3), bandwidth=0.1, kind=kind, p=2), logits
@@ -417,7 +417,7 @@ def test_calibration_error_has_the_right_gradient(kind):
 
 
 @given(st.integers(2, 5), st.integers(0, 10**6), st.sampled_from([1e-3, 1e-2, 1e-1]))
-def test_the_estimate_is_a_probability_and_depends_on_no_order(num_classes, seed, bandwidth):
+def test_the_estimate_is_a_probability_and_does_not_depend_on_order(num_classes, seed, bandwidth):
     prob, keys = simplex(9, num_classes, seed=seed), simplex(11, num_classes, seed=seed + 1)
     target = labels(11, num_classes, seed=seed)
     result = kde_recalibrate(prob, keys, target, bandwidth=bandwidth, method="reference")
@@ -433,7 +433,7 @@ def test_the_estimate_is_a_probability_and_depends_on_no_order(num_classes, seed
 
 
 def distorted(prob, *, slope, shift):
-    """A teacher that is wrong in a way no temperature mends: logits steeper, and moved towards one class."""
+    """A teacher that no temperature can correct: its logits are steeper and shifted towards one class."""
     bias = shift * torch.arange(prob.shape[1]) / (prob.shape[1] - 1)
     return torch.softmax(slope * prob.clamp(min=1e-6).log() + bias.view(-1, 1, 1), dim=1)
 
@@ -444,7 +444,7 @@ def rater_mean(masks, num_classes):
 
 @pytest.mark.parametrize(("num_classes", "slope", "shift"), [(2, 1.0, 2.0), (2, 2.0, 2.0), (3, 1.6, 3.0)])
 def test_recalibration_halves_the_error_to_the_true_probability(num_classes, slope, shift):
-    # without a habit of their own, raters are draws from p*; with one, their mean is not p*
+    # without bias, raters are draws from p*; with bias, their mean is not p*
     phantom = make_phantom(16, size=(40, 48), num_raters=8, num_classes=num_classes, seed=3, bias=0.0)
     teacher = distorted(phantom.prob, slope=slope, shift=shift)
     label = rater_mean(phantom.masks, num_classes)
@@ -462,7 +462,7 @@ def test_recalibration_halves_the_error_to_the_true_probability(num_classes, slo
 
 
 def test_balanced_keys_need_their_weights():
-    """With hard labels, unweighted balanced keys show a rare class as often as the rest: too often."""
+    """With hard labels, unweighted balanced keys show a rare class too often."""
     phantom = make_phantom(12, size=(40, 48), num_raters=1, num_classes=2, seed=3, bias=0.0)
     teacher, target = phantom.prob, phantom.masks[:, 0].long()
     keys = sample_keys(target, 2048, generator=torch.Generator().manual_seed(0))
@@ -483,9 +483,9 @@ def test_a_teachers_bias_is_bounded_by_its_calibration_error(slope, shift):
     teacher, label = distorted(phantom.prob, slope=slope, shift=shift), rater_mean(phantom.masks, 3)
     bias = (phantom.prob - teacher).mean((0, 2, 3)).abs()
     for c in range(3):
-        one, mask = teacher[:, c : c + 1], label[:, c : c + 1]
-        error = kde_calibration_error(one, mask, bandwidth=1e-3, kind="marginal")
-        # E[y] of 8 raters stands for p* in the right side: their mean is off by a few thousandths
+        channel, mask = teacher[:, c : c + 1], label[:, c : c + 1]
+        error = kde_calibration_error(channel, mask, bandwidth=1e-3, kind="marginal")
+        # the error uses the mean of 8 raters for p*, which differs by a few thousandths
         assert bias[c] <= error + 0.005
     if (slope, shift) == (1.6, -2.0):
         assert bias.max() > 0.01
@@ -525,7 +525,7 @@ PROB, KEYS, TARGET = simplex(6, 3), simplex(4, 3), labels(4, 3)
         ((KEYS, KEYS, TARGET), {"leave_one_out": True, "method": "attention"}, "cannot leave a point out"),
     ],
 )
-def test_bad_keys_are_named(arguments, options, message):
+def test_the_error_names_bad_keys(arguments, options, message):
     with pytest.raises(ValueError, match=message):
         kde_recalibrate(*arguments, **({"bandwidth": 0.1} | options))
 
@@ -540,12 +540,12 @@ def test_bad_keys_are_named(arguments, options, message):
         ({"key_prob": KEYS, "key_target": TARGET + 9}, "prob has 3 classes"),
     ],
 )
-def test_bad_options_of_the_calibration_error_are_named(options, message):
+def test_the_error_names_bad_options_of_the_calibration_error(options, message):
     with pytest.raises(ValueError, match=message):
         kde_calibration_error(KEYS, TARGET, **({"bandwidth": 0.1} | options))
 
 
-def test_a_bandwidth_cannot_be_chosen_from_nothing():
+def test_choosing_a_bandwidth_needs_two_points_and_positive_candidates():
     with pytest.raises(ValueError, match="no valid voxel"):
         choose_bandwidth(KEYS, TARGET, valid=torch.zeros(4, dtype=torch.bool))
     with pytest.raises(ValueError, match="two points or more; got 1"):
@@ -554,10 +554,10 @@ def test_a_bandwidth_cannot_be_chosen_from_nothing():
         choose_bandwidth(KEYS, TARGET, bandwidths=(0.1, 0.0))
 
 
-def test_a_probability_by_attention_is_at_most_one():
+def test_attention_gives_probabilities_of_at_most_one():
     prob = torch.rand(2000, 1, generator=torch.Generator().manual_seed(0))
     points = torch.cat([prob, 1 - prob], dim=1)
-    # keys of one class alone: the weights must add up to 1, and in float32 they add up to more
+    # all keys have one class, so the weights must sum to 1; in float32 their sum is larger
     for num_keys in (256, 1000):
         recalibrated = kde_recalibrate(
             points,

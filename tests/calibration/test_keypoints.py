@@ -1,4 +1,4 @@
-"""Which voxels are keys, and where calibration is applied."""
+"""The sampling of key voxels, and the region where calibration is applied."""
 
 import numpy as np
 import pytest
@@ -20,20 +20,20 @@ def class_counts(target, keys):
     st.integers(1, 60),
     st.integers(0, 10**6),
 )
-def test_every_present_class_gets_its_share_without_replacement(sizes, num_keys, seed):
+def test_every_present_class_gets_its_share_of_keys_without_replacement(sizes, num_keys, seed):
     target = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
     generator = torch.Generator().manual_seed(seed)
     target = target[torch.randperm(len(target), generator=generator)].unsqueeze(0)
     keys = sample_keys(target, num_keys, generator=generator)
     assert keys.index.shape == keys.mask.shape == keys.weight.shape == (num_keys,)
     present = [c for c, size in enumerate(sizes) if size > 0]
-    shares = {c: len(range(place, num_keys, len(present))) for place, c in enumerate(present)}
+    shares = {c: len(range(position, num_keys, len(present))) for position, c in enumerate(present)}
     assert max(shares.values()) == -(-num_keys // len(present))
     expected = [min(size, shares.get(c, 0)) for c, size in enumerate(sizes)]
     drawn = keys.index[keys.mask]
     assert len(drawn.unique()) == len(drawn)
     assert torch.bincount(target.flatten()[drawn], minlength=len(sizes)).tolist() == expected
-    # each class's keys stand for all of its voxels
+    # the key weights of a class sum to its number of voxels
     for c in present:
         if shares[c] > 0:
             total = float(keys.weight[keys.mask][target.flatten()[drawn] == c].sum())
@@ -41,29 +41,29 @@ def test_every_present_class_gets_its_share_without_replacement(sizes, num_keys,
     assert not keys.weight[~keys.mask].any()
 
 
-def test_voxels_of_a_class_are_equally_likely():
+def test_voxels_of_a_class_are_equally_likely_to_be_keys():
     # 4000 images drawn independently: each of 30 background voxels is one of 6 keys in a fifth of them
     target = torch.cat([torch.zeros(4000, 30), torch.ones(4000, 9)], dim=1).long()
     keys = sample_keys(target, 12, per_image=True, generator=torch.Generator().manual_seed(0))
     assert keys.mask.all()
-    times = torch.bincount(keys.index.flatten(), minlength=39)
-    assert stats.chisquare(times[:30].numpy()).pvalue > 1e-3
-    assert stats.chisquare(times[30:].numpy()).pvalue > 1e-3
-    assert times[:30].sum() == times[30:].sum() == 4000 * 6
+    counts = torch.bincount(keys.index.flatten(), minlength=39)
+    assert stats.chisquare(counts[:30].numpy()).pvalue > 1e-3
+    assert stats.chisquare(counts[30:].numpy()).pvalue > 1e-3
+    assert counts[:30].sum() == counts[30:].sum() == 4000 * 6
 
 
 def test_the_same_seed_gives_the_same_keys():
     target = torch.randint(3, (2, 9, 9))
-    one, two = (sample_keys(target, 10, generator=torch.Generator().manual_seed(4)) for _ in range(2))
-    assert torch.equal(one.index, two.index)
+    first, second = (sample_keys(target, 10, generator=torch.Generator().manual_seed(4)) for _ in range(2))
+    assert torch.equal(first.index, second.index)
     assert not torch.equal(
-        one.index, sample_keys(target, 10, generator=torch.Generator().manual_seed(5)).index
+        first.index, sample_keys(target, 10, generator=torch.Generator().manual_seed(5)).index
     )
 
 
 @pytest.mark.parametrize("space", [(), (50,), (6, 9), (3, 4, 5)])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64])
-def test_any_shape_and_a_soft_target_by_its_argmax(space, dtype):
+def test_targets_may_have_any_shape_and_soft_targets_count_by_their_argmax(space, dtype):
     target = torch.randint(3, (20, *space))
     soft = torch.nn.functional.one_hot(target, 3).movedim(-1, 1) * 0.8 + 0.1
     hard_keys = sample_keys(target.to(dtype), 12, generator=torch.Generator().manual_seed(0))
@@ -73,7 +73,7 @@ def test_any_shape_and_a_soft_target_by_its_argmax(space, dtype):
     assert torch.equal(take_keys(soft, soft_keys).argmax(1), take_keys(target, hard_keys))
 
 
-def test_per_image_counts_within_each_image():
+def test_per_image_samples_keys_within_each_image():
     target = torch.stack([torch.zeros(5, 6), torch.ones(5, 6)]).long()
     target[1, 0, 0] = 2
     valid = torch.ones(2, 5, 6, dtype=torch.bool)
@@ -96,7 +96,7 @@ def test_invalid_voxels_are_never_drawn_and_may_hold_anything():
     assert sorted(keys.index[keys.mask].tolist()) == valid.flatten().nonzero().flatten().tolist()
 
 
-def test_keys_carry_a_gradient_to_their_voxels():
+def test_the_gradient_of_keys_reaches_their_voxels():
     prob = torch.rand(2, 3, 4, requires_grad=True)
     keys = sample_keys(torch.zeros(2, 4, dtype=torch.long), 3)
     take_keys(prob, keys).sum().backward()
@@ -121,12 +121,12 @@ def test_the_band_is_where_a_window_holds_more_than_one_class(space, width, num_
     assert torch.equal(boundary_band(class_map, width=width), bands_by_scipy(class_map, width))
 
 
-def test_the_border_of_the_image_is_no_boundary():
+def test_the_border_of_the_image_is_not_a_boundary():
     assert not boundary_band(torch.full((1, 5, 8), 3), width=2).any()
 
 
 @pytest.mark.parametrize("space", [(9, 14), (4, 6, 5)])
-def test_the_region_is_mispredicted_or_near_a_boundary(space):
+def test_the_region_holds_mispredicted_voxels_and_those_near_a_boundary(space):
     target = torch.randint(3, (2, *space))
     target[0] = 1
     prob = torch.rand(2, 3, *space).softmax(1)
@@ -162,7 +162,7 @@ def test_the_region_is_mispredicted_or_near_a_boundary(space):
         ),
     ],
 )
-def test_bad_input_is_named(call, message):
+def test_the_error_names_bad_input(call, message):
     with pytest.raises(ValueError, match=message):
         call()
 

@@ -1,4 +1,4 @@
-"""Label makers: cases computed by hand, laws over random raters, independent oracles, and every refusal."""
+"""Label makers: manual examples, properties for random raters, independent references, refused input."""
 
 from pathlib import Path
 
@@ -38,11 +38,13 @@ SMOOTHERS = {
 }
 
 
-def random_first(masks, **options):
+def seeded_random_label(masks, **options):
     return random_rater_label(masks, generator=0, **options)
 
 
-every_maker = pytest.mark.parametrize("maker", [*MAKERS.values(), random_first], ids=[*MAKERS, "random"])
+every_maker = pytest.mark.parametrize(
+    "maker", [*MAKERS.values(), seeded_random_label], ids=[*MAKERS, "random"]
+)
 every_smoother = pytest.mark.parametrize("smoother", SMOOTHERS.values(), ids=SMOOTHERS)
 
 
@@ -62,25 +64,25 @@ def foreground(label):
 
 @st.composite
 def raters(draw, min_raters=1):
-    """Class maps (R, *space), the number of classes, and a seed for whatever else a law needs."""
+    """Class maps (R, *space), the number of classes, and a seed for other random choices."""
     space = draw(st.lists(st.integers(1, 5), min_size=1, max_size=3))
     num_raters, num_classes = draw(st.integers(min_raters, 7)), draw(st.integers(2, 5))
     seed = draw(st.integers(0, 2**16))
-    # few classes in some cases, so that empty ones and ties are common
+    # some cases have few classes, so that empty classes and ties are common
     highest = draw(st.integers(1, num_classes))
     maps = np.random.default_rng(seed).integers(0, highest, (num_raters, *space))
     return maps, num_classes, seed
 
 
-# By hand.
+# Examples computed by hand.
 
 
-def test_the_majority_is_strictly_more_than_half_so_half_of_an_even_number_is_background():
+def test_the_majority_is_more_than_half_and_exactly_half_is_background():
     assert foreground(majority_label(masks_of("1110", "1100", "1000", "1000"))) == [1, 0, 0, 0]
     assert foreground(majority_label(masks_of("111", "110", "000"))) == [1, 1, 0]
 
 
-def test_between_classes_the_plurality_wins_and_a_tie_goes_to_the_lowest():
+def test_the_most_frequent_class_wins_and_a_tie_goes_to_the_lowest_class():
     # voxel by voxel: 2 of 4 say 2; 1 and 2 tie; 0 and 2 tie; four classes tie
     maps = class_maps_of("0120", "1121", "2202", "2203")
     assert majority_label(maps, num_classes=4).argmax(0).tolist() == [2, 1, 0, 0]
@@ -92,7 +94,7 @@ def test_the_mean_is_the_share_of_raters():
     assert label.tolist() == [[0.5, 0], [0.25, 0.25], [0.25, 0.75]]
 
 
-def test_dice_weights_are_each_raters_dice_against_the_majority():
+def test_the_dice_weight_of_a_rater_is_their_dice_with_the_majority():
     # majority 1100; Dice 2*2/(2+2), 2*2/(3+2), 2*1/(1+2)
     masks = masks_of("1100", "1110", "1000")
     np.testing.assert_allclose(dice_weights(masks), [1, 4 / 5, 2 / 3], rtol=1e-6)
@@ -101,26 +103,26 @@ def test_dice_weights_are_each_raters_dice_against_the_majority():
     np.testing.assert_allclose(foreground(dice_weighted_label(masks)), expected, rtol=1e-6)
 
 
-def test_with_more_classes_the_weight_is_the_mean_over_the_foreground_classes():
-    # majority 012; rater 3 has class 1 right (Dice 1), misses class 2 (Dice 0), and class 3 is nowhere (1)
+def test_the_dice_weight_is_the_mean_over_the_foreground_classes():
+    # majority 012; for rater 3, class 1 is correct (Dice 1), class 2 is missed (0), class 3 is absent (1)
     weights = dice_weights(class_maps_of("012", "012", "010"), num_classes=4)
     np.testing.assert_allclose(weights, [1, 1, 2 / 3], rtol=1e-6)
 
 
-def test_raters_who_share_nothing_have_weights_of_zero_and_count_alike():
+def test_raters_without_overlap_have_weight_zero_and_count_equally():
     masks = masks_of("100", "010", "001")
     assert dice_weights(masks).tolist() == [0, 0, 0]
     np.testing.assert_allclose(foreground(dice_weighted_label(masks)), [1 / 3] * 3, rtol=1e-6)
 
 
-def test_agreement_is_dice_to_the_majority_and_between_pairs():
+def test_agreement_is_dice_with_the_majority_and_between_pairs():
     agreement = rater_agreement(masks_of("1100", "1110", "1000"), present=[True, True, True])
     np.testing.assert_allclose(agreement.majority, [1, 4 / 5, 2 / 3], rtol=1e-6)
     pairs = [[1, 4 / 5, 2 / 3], [4 / 5, 1, 1 / 2], [2 / 3, 1 / 2, 1]]
     np.testing.assert_allclose(agreement.pairwise, pairs, rtol=1e-6)
 
 
-def test_an_absent_raters_agreement_is_nan_and_leaves_the_others_alone():
+def test_the_agreement_of_an_absent_rater_is_nan_and_the_others_are_unchanged():
     masks = masks_of("1100", "1110", "1000")
     agreement = rater_agreement(masks, present=[True, False, True])
     kept = rater_agreement(masks[[0, 2]])
@@ -130,17 +132,17 @@ def test_an_absent_raters_agreement_is_nan_and_leaves_the_others_alone():
     assert np.isnan(agreement.pairwise[:, 1]).all()
 
 
-def test_a_random_rater_is_one_of_those_present_each_about_as_often():
+def test_the_random_rater_is_drawn_evenly_from_the_present_raters():
     masks = np.broadcast_to(np.eye(4, dtype=bool), (3000, 4, 4))
     present = np.broadcast_to([True, False, True, True], (3000, 4))
     label = random_rater_label(masks, generator=0, present=present, batched=True)
     counts = label[:, 1].sum(0)
     assert counts[1] == 0
-    # 1000 expected of each; five standard deviations, sqrt(3000 * 1/3 * 2/3) = 25.8
+    # each is expected 1000 times; 130 is five standard deviations of sqrt(3000 * 1/3 * 2/3) = 25.8
     assert (abs(counts[[0, 2, 3]] - 1000) < 130).all()
 
 
-def test_a_seed_fixes_the_random_rater_and_a_generator_moves_on():
+def test_a_seed_fixes_the_random_rater_and_a_generator_advances():
     masks = torch.eye(64, dtype=torch.bool)
     assert torch.equal(random_rater_label(masks, generator=5), random_rater_label(masks, generator=5))
     generator = torch.Generator().manual_seed(5)
@@ -151,7 +153,7 @@ def test_a_seed_fixes_the_random_rater_and_a_generator_moves_on():
 
 def test_staple_finds_a_fixed_point_computed_by_hand():
     # truth (1, 1/2, 0, 0), prior 3/8: sensitivities 1 and 1/1.5, specificities 2/2.5 and 1;
-    # at voxel 2, 3/8 * 1 * 1/3 = 5/8 * 1/5 * 1, so the truth there is 1/2 again
+    # at voxel 2, 3/8 * 1 * 1/3 = 5/8 * 1/5 * 1, so its truth is 1/2 again
     estimate = staple(masks_of("1100", "1000"))
     np.testing.assert_allclose(foreground(estimate.label), [1, 0.5, 0, 0], atol=1e-7)
     np.testing.assert_allclose(estimate.confusion[0], [[4 / 5, 1 / 5], [0, 1]], rtol=1e-6)
@@ -165,7 +167,7 @@ def test_label_smoothing_spreads_a_share_over_all_classes():
 
 
 @pytest.mark.parametrize(("width", "band"), [(1, 0), (3, 1), (5, 2)])
-def test_boundary_smoothing_reaches_half_the_width_to_either_side(width, band):
+def test_boundary_smoothing_covers_half_the_width_on_each_side(width, band):
     hard = mean_label(masks_of("0000011111"))
     label = boundary_smooth_label(hard, eps=0.2, width=width)
     expected = hard[1].copy()
@@ -173,7 +175,7 @@ def test_boundary_smoothing_reaches_half_the_width_to_either_side(width, band):
     np.testing.assert_allclose(foreground(label), expected, rtol=1e-6)
 
 
-def test_the_band_around_one_voxel_is_the_cube_around_it_cut_at_the_border():
+def test_the_band_of_one_voxel_is_a_cube_clipped_at_the_border():
     mask = np.zeros((1, 4, 6), dtype=bool)
     mask[0, 0, 2] = True
     changed = boundary_smooth_label(mean_label(mask))[1] != mask[0]
@@ -196,7 +198,7 @@ def test_the_band_is_where_dilated_classes_overlap(space):
 
 @pytest.mark.parametrize("space", [(17,), (9, 14), (6, 9, 7)])
 @pytest.mark.parametrize("sigma", [0.1, 0.7, 2.0])
-def test_spatial_smoothing_is_scipys_gaussian_scaled_at_the_border(space, sigma):
+def test_spatial_smoothing_equals_the_gaussian_of_scipy_normalised_at_the_border(space, sigma):
     soft = mean_label(np.random.default_rng(0).integers(0, 3, (4, *space)), num_classes=3)
 
     def filtered(image):
@@ -209,11 +211,11 @@ def test_spatial_smoothing_is_scipys_gaussian_scaled_at_the_border(space, sigma)
 
 @pytest.mark.parametrize("smoother", [boundary_smooth_label, spatially_smooth_label])
 @pytest.mark.parametrize(("case", "space"), [((9,), (14,)), ((9, 14), (16, 16)), ((6, 5, 7), (8, 8, 8))])
-def test_smoothing_does_not_look_beyond_what_is_valid(smoother, case, space):
+def test_smoothing_uses_only_valid_voxels(smoother, case, space):
     corner = (slice(None), *(slice(side) for side in case))
     valid = np.zeros(space, dtype=bool)
     valid[corner[1:]] = True
-    # one class inside but for a few voxels, another one outside
+    # nearly all voxels inside have one class; all voxels outside have another
     masks = np.random.default_rng(0).random((2, *space)) < 0.05
     label = mean_label(np.where(valid, masks, 2), num_classes=3)
     expected = smoother(np.ascontiguousarray(label[corner]))
@@ -225,7 +227,7 @@ def test_smoothing_does_not_look_beyond_what_is_valid(smoother, case, space):
     np.testing.assert_array_equal(batched[0].numpy(), padded)
 
 
-# Oracles and edges of STAPLE.
+# STAPLE: comparison with SimpleITK, and edge cases.
 
 
 def itk_staple(masks):
@@ -240,14 +242,14 @@ def test_binary_staple_agrees_with_simpleitk(seed):
     masks = make_phantom(1, size=(32, 40), num_raters=5, seed=seed).masks[0].numpy()
     estimate = staple(masks, tolerance=1e-9)
     truth, sensitivity, specificity = itk_staple(masks)
-    # SimpleITK stops when the rates hold to about seven digits, which moves a voxel by about 1e-6
+    # SimpleITK stops when the rates are stable to about seven digits, which moves a voxel by about 1e-6
     np.testing.assert_allclose(estimate.label[1], truth, atol=1e-5)
     np.testing.assert_allclose(estimate.confusion[:, 1, 1], sensitivity, atol=1e-5)
     np.testing.assert_allclose(estimate.confusion[:, 0, 0], specificity, atol=1e-5)
 
 
 def raters_of_known_skill(num_raters=5, num_classes=3, num_voxels=4096):
-    """A truth, raters who err independently voxel by voxel, and the confusion matrices they err by."""
+    """A truth, raters with independent errors at each voxel, and the raters' confusion matrices."""
     rng = np.random.default_rng(0)
     truth = rng.integers(0, num_classes, num_voxels)
     skill = rng.uniform(0.6, 0.95, (num_raters, num_classes, 1))
@@ -256,17 +258,17 @@ def raters_of_known_skill(num_raters=5, num_classes=3, num_voxels=4096):
     return truth, draws.sum(-1), confusion
 
 
-def test_multi_class_staple_recovers_the_raters_it_is_given():
+def test_multi_class_staple_recovers_the_confusion_of_the_raters():
     truth, maps, confusion = raters_of_known_skill()
     estimate = staple(maps, num_classes=3)
-    # a rate seen at about 1365 voxels a class, five standard deviations of at most sqrt(0.25 / 1365)
+    # a class has about 1365 voxels; 0.068 is five standard deviations of at most sqrt(0.25 / 1365)
     np.testing.assert_allclose(estimate.confusion, confusion, atol=0.068)
     staple_errors = (estimate.label.argmax(0) != truth).mean()
     majority_errors = (majority_label(maps, num_classes=3).argmax(0) != truth).mean()
     assert staple_errors < majority_errors
 
 
-def test_multi_class_staple_agrees_with_simpleitk_where_the_raters_are_clear():
+def test_multi_class_staple_agrees_with_simpleitk_for_reliable_raters():
     _, maps, _ = raters_of_known_skill()
     multi = SimpleITK.MultiLabelSTAPLEImageFilter()
     multi.SetTerminationUpdateThreshold(1e-7)
@@ -274,18 +276,18 @@ def test_multi_class_staple_agrees_with_simpleitk_where_the_raters_are_clear():
     estimate = staple(maps, num_classes=3)
     np.testing.assert_array_equal(estimate.label.argmax(0), SimpleITK.GetArrayFromImage(combined).ravel())
     for rater, confusion in enumerate(estimate.confusion):
-        # theirs has what the rater said in rows, and a last row for undecided voxels
-        theirs = np.array(multi.GetConfusionMatrix(rater)).reshape(4, 3)[:3].T
-        np.testing.assert_allclose(confusion, theirs, atol=1e-4)
+        # SimpleITK has the class of the rater in rows, and a last row for undecided voxels
+        itk_confusion = np.array(multi.GetConfusionMatrix(rater)).reshape(4, 3)[:3].T
+        np.testing.assert_allclose(confusion, itk_confusion, atol=1e-4)
 
 
-def test_staple_stops_at_the_iteration_limit_and_says_so():
+def test_staple_stops_at_the_iteration_limit_and_reports_it():
     masks = np.random.default_rng(0).random((4, 100)) < 0.3
     assert staple(masks, max_iterations=7).num_iterations == 7
     assert staple(masks[:1]).num_iterations < 7
 
 
-# Laws.
+# Properties.
 
 
 @every_maker
@@ -317,13 +319,13 @@ def test_the_order_of_the_raters_does_not_matter(maker, case):
     maps, num_classes, seed = case
     order = np.random.default_rng(seed).permutation(len(maps))
     label, shuffled = (maker(m, num_classes=num_classes) for m in (maps, maps[order]))
-    # STAPLE may amplify the order of its float64 sums a little on its way to the fixed point
+    # the order of float64 sums changes their rounding, which STAPLE may slightly amplify
     np.testing.assert_allclose(label, shuffled, atol=1e-5 if maker is staple_label else 1e-6)
 
 
 @pytest.mark.parametrize("maker", MAKERS.values(), ids=MAKERS)
 @given(raters(min_raters=2))
-def test_an_absent_rater_is_as_if_left_out_whatever_stands_there(maker, case):
+def test_an_absent_rater_is_ignored_whatever_their_mask_holds(maker, case):
     maps, num_classes, seed = case
     present = np.random.default_rng(seed).random(len(maps)) < 0.6
     present[seed % len(maps)] = True
@@ -336,7 +338,7 @@ def test_an_absent_rater_is_as_if_left_out_whatever_stands_there(maker, case):
 
 @every_maker
 @given(raters())
-def test_numpy_and_torch_agree_and_each_comes_back_as_it_went_in(maker, case):
+def test_numpy_and_torch_agree_and_the_output_has_the_type_of_the_input(maker, case):
     maps, num_classes, _ = case
     from_numpy = maker(maps, num_classes=num_classes)
     from_torch = maker(torch.from_numpy(maps), num_classes=num_classes)
@@ -352,8 +354,10 @@ def test_a_batch_equals_its_cases_one_by_one(maker, num_classes):
     masks = make_phantom(4, size=(12, 10), num_classes=num_classes).masks
     present = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 1], [0, 1, 0, 1], [0, 0, 0, 1]]).bool()
     label = maker(masks, num_classes=num_classes, present=present, batched=True)
-    for one, case, who in zip(label, masks, present, strict=True):
-        torch.testing.assert_close(one, maker(case, num_classes=num_classes, present=who))
+    for case_label, case_masks, case_present in zip(label, masks, present, strict=True):
+        torch.testing.assert_close(
+            case_label, maker(case_masks, num_classes=num_classes, present=case_present)
+        )
 
 
 def test_weights_agreement_and_staple_of_a_batch_equal_those_of_its_cases():
@@ -372,17 +376,17 @@ def test_a_batch_of_smoothed_labels_equals_its_cases_one_by_one(smoother):
     soft = make_phantom(3, size=(12, 10)).prob
     label = smoother(soft, batched=True)
     assert isinstance(label, torch.Tensor)
-    for one, case in zip(label, soft, strict=True):
-        torch.testing.assert_close(one, smoother(case))
-        np.testing.assert_array_equal(one.numpy(), smoother(case.numpy()))
+    for case_label, case in zip(label, soft, strict=True):
+        torch.testing.assert_close(case_label, smoother(case))
+        np.testing.assert_array_equal(case_label.numpy(), smoother(case.numpy()))
 
 
 @every_maker
-def test_masks_that_are_all_empty_are_background_with_probability_one(maker):
+def test_empty_masks_give_background_with_probability_one(maker):
     assert foreground(maker(np.zeros((4, 5), dtype=bool))) == [0] * 5
 
 
-def test_empty_against_empty_agrees_fully():
+def test_raters_with_empty_masks_agree_fully():
     assert dice_weights(np.zeros((2, 5), dtype=bool)).tolist() == [1, 1]
     assert rater_agreement(np.zeros((2, 5), dtype=bool)).pairwise.tolist() == [[1, 1], [1, 1]]
     confusion = staple(np.zeros((2, 5), dtype=bool)).confusion
@@ -390,13 +394,13 @@ def test_empty_against_empty_agrees_fully():
 
 
 @every_maker
-def test_one_rater_is_the_label(maker):
+def test_the_label_of_one_rater_is_their_mask(maker):
     assert foreground(maker(masks_of("01101"))) == [0, 1, 1, 0, 1]
     assert maker(class_maps_of("01203"), num_classes=5).argmax(0).tolist() == [0, 1, 2, 0, 3]
 
 
 @pytest.mark.parametrize("num_raters", [3, 6, 7])
-def test_where_all_raters_agree_a_mean_is_exactly_hard(num_raters):
+def test_a_mean_is_exactly_hard_where_all_raters_agree(num_raters):
     # the raters differ after the second voxel, so their weights differ and do not sum to one exactly
     masks = np.random.default_rng(num_raters).random((num_raters, 12)) < 0.6
     masks[:, :2] = [True, False]
@@ -405,7 +409,7 @@ def test_where_all_raters_agree_a_mean_is_exactly_hard(num_raters):
 
 
 @every_maker
-def test_masks_may_come_as_bytes_as_class_maps_as_a_list_or_read_only(maker):
+def test_masks_can_be_bytes_class_maps_lists_or_read_only_arrays(maker):
     masks = masks_of("1100", "1110", "1000")
     expected = maker(masks)
     frozen = masks.copy()
@@ -421,7 +425,7 @@ def test_masks_may_come_as_bytes_as_class_maps_as_a_list_or_read_only(maker):
     assert pair.shape == (2, *expected.shape)
 
 
-# Refusals.
+# Refused input.
 
 
 @pytest.mark.parametrize(
@@ -446,7 +450,7 @@ def test_masks_may_come_as_bytes_as_class_maps_as_a_list_or_read_only(maker):
         (np.ones((2, 3), bool), {"present": np.array([1, 0])}, r"present must be bool \(2,\).*got int64"),
     ],
 )
-def test_bad_masks_are_refused_by_name(masks, options, message):
+def test_the_error_names_bad_masks(masks, options, message):
     with pytest.raises(ValueError, match=message):
         mean_label(masks, **options)
 
@@ -483,23 +487,23 @@ HARD = np.array([[1.0, 0.0], [0.0, 1.0]])
         (smooth_label, np.stack([HARD] * 3), {"eps": 0.1}, "sum to one.*sums from 0 to 3: use batched"),
     ],
 )
-def test_bad_labels_and_options_are_refused_by_name(smoother, label, options, message):
+def test_the_error_names_bad_labels_and_options(smoother, label, options, message):
     with pytest.raises(ValueError, match=message):
         smoother(label, **options)
 
 
-def test_staple_refuses_options_it_cannot_converge_with():
+def test_staple_refuses_zero_iterations():
     with pytest.raises(ValueError, match="max_iterations of 1 or more; got 1e-07 and 0"):
         staple(masks_of("10"), max_iterations=0)
 
 
-# Where a GPU or the shared data is at hand.
+# Tests that need a GPU or the shared data.
 
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @every_maker
-def test_on_a_gpu_a_maker_equals_the_cpu_and_never_waits_for_the_device(maker):
+def test_a_maker_gives_the_same_label_on_the_gpu_and_does_not_synchronise(maker):
     # cuBLAS, in STAPLE, refuses deterministic mode without an environment variable
     torch.use_deterministic_algorithms(False)
     masks = make_phantom(3, size=(16, 24), num_classes=3).masks
@@ -514,7 +518,7 @@ def test_on_a_gpu_a_maker_equals_the_cpu_and_never_waits_for_the_device(maker):
             smoother(label, batched=True)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    if maker is not random_first:
+    if maker is not seeded_random_label:
         torch.testing.assert_close(label.cpu(), maker(masks, present=present, **options))
 
 
@@ -522,11 +526,11 @@ LIDC = Path(__file__).parents[3] / "shared" / "data" / "lidc"
 
 
 @pytest.mark.skipif(not LIDC.is_dir(), reason="needs the LIDC slices in ../shared/data/lidc")
-def test_radiologists_agree_with_their_majority_as_lung_nodules_let_them():
+def test_radiologists_agree_with_their_majority_to_the_known_degree():
     image = pytest.importorskip("PIL.Image", reason="needs pillow to read PNG")
     files = sorted((LIDC / "raters" / "1").glob("*.png"))
     masks = [[np.array(image.open(LIDC / "raters" / r / f.name)) > 0 for r in "1234"] for f in files]
-    # a part at a time, which keeps the memory small
+    # in parts, to limit the memory
     parts = [dice_weights(np.array(masks[i : i + 48]), batched=True) for i in range(0, len(masks), 48)]
     agreement = np.concatenate(parts).mean(0)
     assert len(files) == 573

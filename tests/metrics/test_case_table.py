@@ -1,4 +1,4 @@
-"""The case table: schema, files that read back bit by bit, and messages that name what is wrong."""
+"""The case table: its schema, exact writing and reading of files, and messages that name what is wrong."""
 
 import math
 import os
@@ -29,16 +29,16 @@ def small_table():
 
 
 def rows_equal(first, second):
-    """Equal rows, NaN equal to NaN."""
-    return [list(map(repr, one)) for one in first] == [list(map(repr, one)) for one in second]
+    """Whether the rows are equal; NaN equals NaN."""
+    return [list(map(repr, entry)) for entry in first] == [list(map(repr, entry)) for entry in second]
 
 
 @each_format
-def test_a_table_reads_back_bit_by_bit(tmp_path, suffix):
+def test_reading_a_written_table_gives_the_same_bits(tmp_path, suffix):
     table = small_table()
     write_cases(table, tmp_path / f"cases{suffix}")
-    again = read_cases(tmp_path / f"cases{suffix}")
-    assert rows_equal(again.rows(), table.sorted().rows())
+    read_table = read_cases(tmp_path / f"cases{suffix}")
+    assert rows_equal(read_table.rows(), table.sorted().rows())
     assert [path.name for path in tmp_path.iterdir()] == [f"cases{suffix}"]
 
 
@@ -46,8 +46,8 @@ def test_a_table_reads_back_bit_by_bit(tmp_path, suffix):
 def test_the_same_rows_in_another_order_give_the_same_bytes(tmp_path, suffix):
     table = small_table()
     mixed = CaseTable.from_rows(reversed(list(table.rows())))
-    for name, one in (("first", table), ("second", mixed)):
-        write_cases(one, tmp_path / f"{name}{suffix}")
+    for name, ordered in (("first", table), ("second", mixed)):
+        write_cases(ordered, tmp_path / f"{name}{suffix}")
     assert (tmp_path / f"first{suffix}").read_bytes() == (tmp_path / f"second{suffix}").read_bytes()
 
 
@@ -55,18 +55,18 @@ def test_the_same_rows_in_another_order_give_the_same_bytes(tmp_path, suffix):
 def test_a_csv_keeps_every_bit_of_a_value(tmp_path_factory, value):
     path = tmp_path_factory.mktemp("csv") / "cases.csv"
     write_cases(CaseTable.from_rows([row(value=value)]), path)
-    (back,) = read_cases(path).rows()
-    assert repr(back.value) == repr(value)
+    (read_row,) = read_cases(path).rows()
+    assert repr(read_row.value) == repr(value)
 
 
 @each_format
-def test_an_empty_table_is_a_table(tmp_path, suffix):
+def test_an_empty_table_can_be_written_and_read(tmp_path, suffix):
     write_cases(CaseTable.from_rows([]), tmp_path / f"cases{suffix}")
     assert len(read_cases(tmp_path / f"cases{suffix}")) == 0
 
 
 @each_format
-def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, suffix):
+def test_a_failed_write_keeps_the_old_file_and_leaves_no_other(tmp_path, monkeypatch, suffix):
     path = tmp_path / f"cases{suffix}"
     write_cases(small_table(), path)
     before = path.read_bytes()
@@ -93,7 +93,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monke
         ([row(fold=-2)], "fold must be -1"),
     ],
 )
-def test_rows_that_contradict_each_other_are_named(rows, message):
+def test_the_error_names_rows_that_contradict_each_other(rows, message):
     with pytest.raises(ValueError, match=message):
         CaseTable.from_rows(rows)
 
@@ -121,7 +121,7 @@ HEADER = ",".join(COLUMNS)
         (f"{HEADER}\na,a,0,m,mean,dice_score,1\na,a,0,m,mean,dice_score,1\n", "same thing twice"),
     ],
 )
-def test_a_wrong_csv_is_named_with_its_line(tmp_path, text, message):
+def test_the_error_names_a_wrong_csv_file_and_the_line(tmp_path, text, message):
     path = tmp_path / "cases.csv"
     path.write_text(text)
     with pytest.raises(ValueError, match=message) as caught:
@@ -129,7 +129,7 @@ def test_a_wrong_csv_is_named_with_its_line(tmp_path, text, message):
     assert str(path) in str(caught.value)
 
 
-def test_a_wrong_parquet_file_is_named(tmp_path):
+def test_the_error_names_a_wrong_parquet_file(tmp_path):
     parquet, pyarrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
     path = tmp_path / "cases.parquet"
     path.write_bytes(b"PAR1 but no more")
@@ -155,10 +155,10 @@ def test_a_wrong_parquet_file_is_named(tmp_path):
     ]
 
 
-def test_other_file_names_are_refused(tmp_path):
-    for act in (lambda path: write_cases(small_table(), path), read_cases):
+def test_other_file_types_are_refused(tmp_path):
+    for operation in (lambda path: write_cases(small_table(), path), read_cases):
         with pytest.raises(ValueError, match=r"a \.parquet or a \.csv file; got .*cases\.xlsx"):
-            act(tmp_path / "cases.xlsx")
+            operation(tmp_path / "cases.xlsx")
 
 
 # pairing
@@ -180,7 +180,7 @@ def test_pairing_sorts_cases_and_keeps_the_order_of_methods():
     assert table.paired("dice_score", methods=["DML1"]).values.tolist() == [[4], [2]]
 
 
-def test_a_missing_or_undefined_score_is_an_error_unless_dropped_for_all():
+def test_a_missing_or_nan_score_is_an_error_unless_the_case_is_dropped():
     rows = [row(case=case, method=method, value=0.5) for case in "abc" for method in ("SDL", "DML1")]
     rows[2] = rows[2]._replace(value=math.nan)
     table = CaseTable.from_rows(rows[:-1])
@@ -190,7 +190,7 @@ def test_a_missing_or_undefined_score_is_an_error_unless_dropped_for_all():
     assert (paired.cases, paired.num_dropped) == (("a",), 2)
 
 
-def test_the_class_is_the_mean_where_there_is_one_and_all_elsewhere():
+def test_the_default_class_is_mean_if_the_metric_has_it_and_all_otherwise():
     table = CaseTable.from_rows(
         [
             row(class_name="lesion", value=0.1),
@@ -207,7 +207,7 @@ def test_the_class_is_the_mean_where_there_is_one_and_all_elsewhere():
         table.paired("dice_score", methods=["SDL"])
 
 
-def test_tables_are_selected_from_and_put_together():
+def test_selected_tables_can_be_concatenated_again():
     table = small_table()
     first, second = table.select(method="SDL"), table.select(method="DML1")
     assert len(first) == len(second) == 6
@@ -220,7 +220,7 @@ def test_tables_are_selected_from_and_put_together():
         concatenate([])
 
 
-def test_a_metrics_name_tells_its_direction_or_it_is_an_error():
+def test_the_name_of_a_metric_tells_its_direction_or_raises_an_error():
     up = ["dice_score", "surface_dice_score", "jaccard_index"]
     down = ["calibration_error", "volume_error_ml", "hausdorff_error_mm", "negative_log_likelihood", "x_loss"]
     assert all(map(higher_is_better, up))

@@ -1,4 +1,4 @@
-"""Calibration bins against scikit-learn, torchmetrics and sums by hand; exact merging, memory and speed."""
+"""Calibration bins compared with scikit-learn, torchmetrics and manual sums; merging, memory and speed."""
 
 import subprocess
 import sys
@@ -31,7 +31,7 @@ def ece_by_hand(confidence, accuracy, bin_of):
 
 
 def equal_mass_bin(confidence, num_bins):
-    """The bin of the middle of each distinct value's voxels: exact equal-mass bins, ties kept together."""
+    """The exact equal-mass bin of each voxel: equal values share the bin of their middle rank."""
     _, inverse, count = confidence.flatten().unique(return_inverse=True, return_counts=True)
     middle = count.cumsum(0) - count / 2
     return (middle * num_bins / count.sum()).long().clamp(max=num_bins - 1)[inverse]
@@ -52,7 +52,7 @@ def test_top_class_error_equals_the_definition(channels):
     assert calibration_error(prob, target).item() == pytest.approx(by_hand, abs=1e-7)
 
 
-def test_classwise_error_of_a_channel_equals_scikit_learns_curve():
+def test_the_classwise_error_of_a_channel_equals_the_curve_of_scikit_learn():
     prob, target = torch.rand(1, 1, 2000), None
     target = (torch.rand(1, 1, 2000) < prob**2).float()
     accuracy, confidence = calibration_curve(target.flatten().numpy(), prob.flatten().numpy(), n_bins=10)
@@ -63,7 +63,7 @@ def test_classwise_error_of_a_channel_equals_scikit_learns_curve():
     assert classwise_calibration_error(prob, target).item() == pytest.approx(expected, abs=1e-6)
 
 
-def test_classwise_error_is_that_of_each_channel_alone():
+def test_the_classwise_error_equals_the_error_of_each_channel_alone():
     prob, target = soft_label(2, 3, 200), class_map((2, 200), 3)
     together = classwise_calibration_error(prob, target)
     for channel in range(3):
@@ -73,24 +73,24 @@ def test_classwise_error_is_that_of_each_channel_alone():
         torch.testing.assert_close(together[:, channel], alone[:, 0], rtol=0, atol=0)
 
 
-def test_confidence_1_falls_in_the_last_bin_where_torchmetrics_gives_it_a_bin_of_its_own():
-    peers = pytest.importorskip("torchmetrics.functional.classification")
+def test_confidence_1_is_in_the_last_bin_although_torchmetrics_gives_it_an_extra_bin():
+    torchmetrics = pytest.importorskip("torchmetrics.functional.classification")
     prob, target = torch.tensor([0.95, 1.0]), torch.tensor([1, 0])
     # one bin: mean confidence 0.975 against an accuracy of 0.5
     bins = calibration_bins(prob.view(1, 1, 2), target.view(1, 1, 2).float(), confidence="classwise")
     assert bins.count.flatten().tolist() == [0] * 9 + [2]
     assert bins.error().item() == pytest.approx(0.475)
     # torchmetrics 1.9: (0.05 + 1) / 2, as if 1.0 were an eleventh bin
-    assert peers.binary_calibration_error(prob, target, n_bins=10).item() == pytest.approx(0.525)
+    assert torchmetrics.binary_calibration_error(prob, target, n_bins=10).item() == pytest.approx(0.525)
 
 
 @pytest.mark.parametrize("num_bins", [5, 10, 15])
-def test_torchmetrics_agrees_where_no_confidence_is_1(num_bins):
-    peers = pytest.importorskip("torchmetrics.functional.classification")
+def test_torchmetrics_agrees_if_no_confidence_is_1(num_bins):
+    torchmetrics = pytest.importorskip("torchmetrics.functional.classification")
     prob, target = soft_label(1, 3, 1000), class_map((1, 1000), 3)
-    theirs = peers.multiclass_calibration_error(prob, target, num_classes=3, n_bins=num_bins)
-    ours = calibration_error(prob, target, num_bins=num_bins)
-    torch.testing.assert_close(ours.float()[0], theirs, rtol=0, atol=1e-6)
+    expected = torchmetrics.multiclass_calibration_error(prob, target, num_classes=3, n_bins=num_bins)
+    result = calibration_error(prob, target, num_bins=num_bins)
+    torch.testing.assert_close(result.float()[0], expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -104,7 +104,7 @@ def test_every_edge_belongs_to_the_bin_above_it_in_every_dtype(dtype):
     assert bins.count.flatten().tolist() == [1] * 10
 
 
-def test_one_channel_at_a_half_is_background_with_confidence_a_half():
+def test_one_channel_with_probability_one_half_is_background_with_confidence_one_half():
     prob = torch.full((1, 1, 2), 0.5)
     assert calibration_error(prob, torch.zeros(1, 1, 2)).item() == 0.5
     assert calibration_error(prob, torch.ones(1, 1, 2)).item() == 0.5
@@ -116,7 +116,7 @@ def test_one_channel_at_a_half_is_background_with_confidence_a_half():
 
 @each_binning
 @pytest.mark.parametrize("confidence", ["top_class", "classwise"])
-def test_a_soft_reference_is_the_mean_over_raters_of_a_hard_one(binning, confidence):
+def test_the_bins_of_a_soft_reference_are_the_mean_of_the_bins_of_its_raters(binning, confidence):
     prob = soft_label(1, 3, 300)
     raters = [class_map((1, 300), 3, seed=seed) for seed in range(4)]
     mean = torch.stack([one_hot(rater, 3).float() for rater in raters]).mean(0)
@@ -127,7 +127,7 @@ def test_a_soft_reference_is_the_mean_over_raters_of_a_hard_one(binning, confide
     assert torch.equal(4 * soft.accuracy, sum(bins.accuracy for bins in hard))
 
 
-def test_a_prediction_that_is_the_soft_label_is_calibrated_in_every_class():
+def test_the_soft_label_itself_is_calibrated_in_every_class():
     soft = soft_label(3, 3, 100)
     assert classwise_calibration_error(soft, soft).abs().max() < 1e-7
     assert calibration_error(soft, soft).abs().max() < 1e-7
@@ -146,14 +146,14 @@ def test_the_error_lies_between_0_and_1(seed):
 
 
 def skewed_prob(size, seed=0):
-    """Probabilities as a network gives them: nearly all close to 0 or 1, and many exactly 0 or 1."""
+    """Probabilities like those of a network: nearly all close to 0 or 1, and many exactly 0 or 1."""
     logits = 12 * torch.randn(size, generator=torch.Generator().manual_seed(seed)) - 6
     return logits.sigmoid()
 
 
 @pytest.mark.parametrize("num_bins", [5, 10, 20])
 @pytest.mark.parametrize("seed", range(4))
-def test_equal_mass_bins_are_within_their_bound_of_exact_ones(num_bins, seed):
+def test_the_error_of_equal_mass_bins_differs_from_the_exact_error_by_at_most_the_bound(num_bins, seed):
     prob = skewed_prob((1, 1, 20_000), seed)
     target = (torch.rand(1, 1, 20_000) < prob.sqrt()).float()
     bins = calibration_bins(prob, target, confidence="classwise", binning="equal_mass", num_bins=num_bins)
@@ -161,17 +161,17 @@ def test_equal_mass_bins_are_within_their_bound_of_exact_ones(num_bins, seed):
     bound = bins.cut_bound().item()
     assert bound < 0.02
     assert abs(bins.error().item() - exact) <= bound + 1e-9
-    # and the bound is not idle talk: the difference is far less
+    # in practice, the difference is far below the bound
     assert abs(bins.error().item() - exact) < 2e-3
 
 
-def test_equal_mass_bins_hold_equal_shares_where_values_differ():
+def test_equal_mass_bins_hold_equal_shares_if_all_values_differ():
     prob = torch.rand(1, 1, 100_000)
     means = calibration_bins(prob, prob, confidence="classwise", binning="equal_mass").means()
     torch.testing.assert_close(means.share, torch.full_like(means.share, 0.1), rtol=0, atol=2e-3)
 
 
-def test_voxels_of_one_confidence_stay_in_one_equal_mass_bin():
+def test_voxels_with_the_same_confidence_are_in_the_same_equal_mass_bin():
     prob = torch.tensor([[[0.2] * 90 + [0.9] * 10]])
     target = torch.tensor([[[1.0] * 45 + [0.0] * 45 + [1.0] * 10]])
     bins = calibration_bins(prob, target, confidence="classwise", binning="equal_mass")
@@ -179,7 +179,7 @@ def test_voxels_of_one_confidence_stay_in_one_equal_mass_bin():
     assert bins.error().item() == pytest.approx(0.9 * 0.3 + 0.1 * 0.1, abs=1e-6)
 
 
-def test_equal_width_bins_have_no_cut_to_be_off_by():
+def test_the_cut_bound_of_equal_width_bins_is_0():
     assert calibration_bins(torch.rand(2, 1, 9), torch.rand(2, 1, 9)).cut_bound().tolist() == [0, 0]
 
 
@@ -191,27 +191,27 @@ def test_equal_width_bins_have_no_cut_to_be_off_by():
 def test_cases_batches_and_slabs_merge_to_the_same_bits_in_any_order(binning, confidence):
     prob, target = soft_label(5, 3, 40, 30), soft_label(5, 3, 40, 30, seed=8)
     options = {"binning": binning, "confidence": confidence}
-    whole = calibration_bins(prob, target, per_case=False, **options)
+    expected_bins = calibration_bins(prob, target, per_case=False, **options)
     cases = calibration_bins(prob, target, **options).over_cases()
-    back = [
+    single_cases = [
         calibration_bins(prob[i : i + 1], target[i : i + 1], per_case=False, **options)
         for i in (4, 2, 0, 1, 3)
     ]
-    merged = back[0] + back[1] + back[2] + back[3] + back[4]
+    merged = single_cases[0] + single_cases[1] + single_cases[2] + single_cases[3] + single_cases[4]
     shuffled = torch.randperm(40 * 30)
-    order = calibration_bins(
+    reordered = calibration_bins(
         prob.flatten(2)[..., shuffled], target.flatten(2)[..., shuffled], per_case=False, **options
     )
-    for other in (cases, merged, order):
+    for bins in (cases, merged, reordered):
         for name in ("count", "confidence", "accuracy"):
-            assert torch.equal(getattr(other, name), getattr(whole, name))
-    assert whole.count.sum(-1).flatten()[0] == 5 * 40 * 30
+            assert torch.equal(getattr(bins, name), getattr(expected_bins, name))
+    assert expected_bins.count.sum(-1).flatten()[0] == 5 * 40 * 30
 
 
-def test_bins_of_different_kinds_do_not_merge():
-    one = calibration_bins(torch.rand(1, 1, 9), torch.rand(1, 1, 9))
+def test_bins_of_different_kinds_cannot_be_merged():
+    bins = calibration_bins(torch.rand(1, 1, 9), torch.rand(1, 1, 9))
     with pytest.raises(ValueError, match="cannot merge 10 equal_width bins with 5 equal_width"):
-        _ = one + calibration_bins(torch.rand(1, 1, 9), torch.rand(1, 1, 9), num_bins=5)
+        _ = bins + calibration_bins(torch.rand(1, 1, 9), torch.rand(1, 1, 9), num_bins=5)
 
 
 @pytest.mark.parametrize("shape", [(3, 2, 7), (2, 1, 5, 6, 7), (5, 3), (1, 1, 1), (2, 4, 33, 2)])
@@ -229,7 +229,7 @@ def test_slabs_hold_every_voxel_once(shape, size):
         assert piece.prob.min() >= first
 
 
-def test_wrong_options_are_named():
+def test_the_error_names_a_wrong_option():
     prob = torch.rand(1, 1, 4)
     with pytest.raises(ValueError, match="num_bins must be 1 or more; got 0"):
         calibration_bins(prob, prob, num_bins=0)
@@ -249,7 +249,7 @@ prob = torch.rand(1, 1, 512, 512, 100).pow_(4)
 target = (torch.rand_like(prob) < prob).float()
 valid = torch.rand(1, 512, 512, 100) < 0.9 if sys.argv[2] == "valid" else None
 calibration_bins(prob[..., :1], target[..., :1])
-# forget the peak of making the data
+# reset the peak, which creating the data has raised
 Path("/proc/self/clear_refs").write_text("5")
 before, start = resident_mb("VmRSS"), time.perf_counter()
 calibration_bins(prob, target, binning=sys.argv[1], valid=valid).error()
@@ -260,13 +260,13 @@ print(time.perf_counter() - start, resident_mb("VmHWM") - before)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads memory from /proc")
 @pytest.mark.parametrize(("binning", "valid"), [("equal_width", "valid"), ("equal_mass", "all")])
 def test_a_volume_of_26_million_voxels_takes_under_2_seconds_and_200_mb(binning, valid):
-    # a process of its own: the peak of this one may lie anywhere. Best of two: the machine is shared
+    # a new process, because this one has an unknown peak; the best of two, because the machine is shared
     seconds, megabytes = [], []
     for _ in range(2):
-        done = subprocess.run(
+        completed = subprocess.run(
             [sys.executable, "-c", MEASURE, binning, valid], capture_output=True, text=True, check=True
         )
-        took, used = map(float, done.stdout.split())
+        took, used = map(float, completed.stdout.split())
         seconds.append(took)
         megabytes.append(used)
         if took < 2:

@@ -1,4 +1,4 @@
-"""Metrics on a CUDA device give what they give on the CPU."""
+"""Metrics give the same results on a CUDA device as on the CPU."""
 
 import pytest
 import torch
@@ -27,8 +27,8 @@ SCORES = {
 def test_a_score_is_the_same_on_the_gpu(name):
     prob, target = soft_label(2, 3, 40, 50), class_map((2, 40, 50), 3)
     valid = torch.rand(2, 40, 50) < 0.8
-    ours = SCORES[name](prob.cuda(), target.cuda(), valid=valid.cuda())
-    torch.testing.assert_close(ours.cpu(), SCORES[name](prob, target, valid=valid))
+    on_gpu = SCORES[name](prob.cuda(), target.cuda(), valid=valid.cuda())
+    torch.testing.assert_close(on_gpu.cpu(), SCORES[name](prob, target, valid=valid))
 
 
 @pytest.mark.parametrize("binning", ["equal_width", "equal_mass"])
@@ -36,10 +36,10 @@ def test_a_score_is_the_same_on_the_gpu(name):
 def test_bins_are_the_same_to_the_last_bit_on_the_gpu(binning, confidence):
     prob, target = soft_label(3, 4, 60, 70), soft_label(3, 4, 60, 70, seed=4)
     options = {"binning": binning, "confidence": confidence}
-    ours = metrics.calibration_bins(prob.cuda(), target.cuda(), **options)
-    theirs = metrics.calibration_bins(prob, target, **options)
+    on_gpu = metrics.calibration_bins(prob.cuda(), target.cuda(), **options)
+    on_cpu = metrics.calibration_bins(prob, target, **options)
     for part in ("count", "confidence", "accuracy"):
-        assert torch.equal(getattr(ours, part).cpu(), getattr(theirs, part))
+        assert torch.equal(getattr(on_gpu, part).cpu(), getattr(on_cpu, part))
 
 
 def test_values_are_checked_on_the_gpu_too():
@@ -59,7 +59,7 @@ def test_raters_and_the_kernel_estimate_run_on_the_gpu():
     torch.testing.assert_close(distance.cpu(), metrics.generalised_energy_distance(samples, masks))
     dice = metrics.rater_dice_score(prob.cuda(), masks.cuda())
     torch.testing.assert_close(dice.cpu(), metrics.rater_dice_score(prob, masks))
-    # another generator draws other points: near, not equal
+    # the generator of the GPU draws other points, so the values are close but not equal
     target = (torch.rand(2, 1, 30, 30) < prob).float()
     error = metrics.kde_calibration_error(prob.cuda(), target.cuda())
     torch.testing.assert_close(error.cpu(), metrics.kde_calibration_error(prob, target), rtol=0, atol=0.1)

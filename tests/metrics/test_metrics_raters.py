@@ -1,4 +1,4 @@
-"""Scores against raters: the energy distance by its definition, per-rater scores, the table of agreement."""
+"""Scores against raters: the energy distance and its definition, scores per rater, the agreement table."""
 
 from itertools import product
 from pathlib import Path
@@ -56,7 +56,7 @@ def test_the_energy_distance_is_0_for_the_raters_themselves_and_never_negative(s
         assert distance.tolist() == [0, 0]
 
 
-def test_empty_masks_are_at_distance_0_from_each_other_and_1_from_anything():
+def test_empty_masks_have_distance_0_to_each_other_and_1_to_any_other_mask():
     nothing, something = torch.zeros(1, 1, 4, dtype=torch.bool), torch.ones(1, 1, 4, dtype=torch.bool)
     assert generalised_energy_distance(nothing, nothing).item() == 0
     assert generalised_energy_distance(nothing, something).item() == 2
@@ -73,7 +73,7 @@ def test_an_absent_rater_and_an_ignored_voxel_do_not_count():
     assert generalised_energy_distance(samples, masks, valid=none).isnan().all()
 
 
-def test_class_maps_take_the_mean_distance_over_the_foreground():
+def test_the_distance_of_class_maps_is_the_mean_over_the_foreground_classes():
     samples, masks = class_map((1, 2, 30), 3), class_map((1, 3, 30), 3, seed=5)
     by_class = [energy_distance_by_definition(samples[0] == c, masks[0] == c) for c in (1, 2)]
     distance = generalised_energy_distance(samples, masks, num_classes=3)
@@ -83,7 +83,7 @@ def test_class_maps_take_the_mean_distance_over_the_foreground():
     torch.testing.assert_close(binary, as_integers)
 
 
-def test_level_masks_have_the_probability_as_their_mean_and_are_nested():
+def test_level_masks_are_nested_and_their_mean_is_the_probability():
     prob = torch.rand(2, 1, 50)
     masks = level_masks(prob, num_samples=200)
     torch.testing.assert_close(masks.float().mean(1, keepdim=True), prob, rtol=0, atol=1 / 200)
@@ -95,12 +95,12 @@ def test_level_masks_have_the_probability_as_their_mean_and_are_nested():
     torch.testing.assert_close(shares, several, rtol=0, atol=1 / 200)
 
 
-def test_on_a_phantom_the_true_probability_is_nearer_to_the_raters_than_the_majority():
+def test_the_true_probability_is_closer_to_the_raters_than_the_majority():
     phantom = make_phantom(12, num_raters=6, seed=3)
     lesion = phantom.prob[:, 1:]
-    ours = generalised_energy_distance(level_masks(lesion, num_samples=16), phantom.masks)
+    distance = generalised_energy_distance(level_masks(lesion, num_samples=16), phantom.masks)
     majority = majority_label(phantom.masks, batched=True)[:, 1:].bool()
-    assert ours.mean() < 0.8 * generalised_energy_distance(majority, phantom.masks).mean()
+    assert distance.mean() < 0.8 * generalised_energy_distance(majority, phantom.masks).mean()
 
 
 @pytest.mark.parametrize(
@@ -140,12 +140,12 @@ def test_on_a_phantom_the_true_probability_is_nearer_to_the_raters_than_the_majo
         ),
     ],
 )
-def test_wrong_masks_are_named(samples, masks, options, message):
+def test_the_error_names_wrong_masks(samples, masks, options, message):
     with pytest.raises(ValueError, match=message):
         generalised_energy_distance(samples, masks, **options)
 
 
-def test_the_score_to_each_rater_is_the_dice_to_their_mask():
+def test_the_score_of_each_rater_is_the_dice_with_their_mask():
     prob, masks = torch.rand(2, 1, 6, 6), torch.rand(2, 3, 6, 6) < 0.5
     present = torch.tensor([[True, True, False], [True, True, True]])
     scores = rater_dice_score(prob, masks, present=present)
@@ -158,20 +158,20 @@ def test_the_score_to_each_rater_is_the_dice_to_their_mask():
     assert several[1, 2] == pytest.approx(dice_score(soft_label(2, 3, 30), maps[:, 2])[1, 1:].mean().item())
 
 
-def test_the_table_of_agreement_has_a_row_a_case_and_rater_who_looked():
+def test_the_agreement_table_has_one_row_per_case_and_present_rater():
     first = torch.tensor([[True, True, False], [True, True, False], [False, True, True]])
     second = [first[0], None, first[2]]
     table = rater_agreement_table([("a", "p1", first), ("b", "p1", second)])
     values = {(row.case, row.method): row.value for row in table.rows()}
     assert values["a", "rater 3"] == pytest.approx(0.5)
-    # two raters who share one voxel: the majority is that voxel
+    # two raters share one voxel, which is their majority
     assert values["b", "rater 1"] == pytest.approx(2 / 3)
     assert len(table) == 5
     assert ("b", "rater 2") not in values
 
 
 @pytest.mark.skipif(not LIDC.exists(), reason=f"needs the real data in {LIDC}")
-def test_the_agreement_of_lidc_raters_equals_numpy_and_lies_where_the_field_knows_it():
+def test_the_agreement_of_lidc_raters_equals_numpy_and_is_in_the_known_range():
     image = pytest.importorskip("PIL.Image")
     names = sorted(path.name for path in (LIDC / "raters" / "1").glob("*.png"))[::12]
 
@@ -185,7 +185,7 @@ def test_the_agreement_of_lidc_raters_equals_numpy_and_lies_where_the_field_know
         drawn = masks(name).numpy()
         majority = drawn.sum(0) > 2
         for rater in drawn:
-            both = rater.sum() + majority.sum()
-            by_numpy.append(2 * (rater & majority).sum() / both if both else 1.0)
+            size_sum = rater.sum() + majority.sum()
+            by_numpy.append(2 * (rater & majority).sum() / size_sum if size_sum else 1.0)
     assert table.columns["value"].mean() == pytest.approx(np.mean(by_numpy), abs=1e-6)
     assert 0.8 < table.columns["value"].mean() < 0.95

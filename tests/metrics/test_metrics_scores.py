@@ -1,4 +1,4 @@
-"""Scores of each case against scikit-learn, torchmetrics, MONAI and counts by hand; what each one refuses."""
+"""Scores of each case compared with scikit-learn, torchmetrics, MONAI and manual counts; refused input."""
 
 import math
 
@@ -31,14 +31,14 @@ NAN = float("nan")
 
 
 def hard_target(shape):
-    """A class map for several channels, one mask a channel for one."""
+    """A class map if there are several channels, a mask if there is one."""
     if shape[1] == 1:
         return class_map(shape, 2).float()
     return class_map((shape[0], *shape[2:]), shape[1])
 
 
 def channel_labels(prob, target, case, channel):
-    """Decided and true labels of one case and channel, flat, for scikit-learn."""
+    """True and decided labels of one case and channel, flattened for scikit-learn."""
     if prob.shape[1] == 1:
         return (target[case, 0] > 0.5).flatten().numpy(), (prob[case, 0] > 0.5).flatten().numpy()
     return (target[case] == channel).flatten().numpy(), (prob[case].argmax(0) == channel).flatten().numpy()
@@ -61,7 +61,7 @@ def test_class_indices_and_their_one_hot_label_score_the_same():
         torch.testing.assert_close(score(prob, target), score(prob, one_hot_target), rtol=0, atol=0)
 
 
-def test_dice_on_four_voxels_counted_by_hand():
+def test_dice_and_iou_of_four_voxels_equal_manual_counts():
     prob = torch.tensor([[[0.9, 0.6, 0.5, 0.1]]])
     target = torch.tensor([[[1.0, 0.0, 1.0, 0.0]]])
     # decided 1 1 0 0 (0.5 is background): tp 1, fp 1, fn 1
@@ -71,7 +71,7 @@ def test_dice_on_four_voxels_counted_by_hand():
 
 
 @pytest.mark.parametrize(("empty", "expected"), [(1.0, 1.0), (0.0, 0.0), (NAN, NAN)])
-def test_a_class_in_neither_scores_what_one_says(empty, expected):
+def test_a_class_that_is_in_neither_mask_scores_the_value_of_empty(empty, expected):
     nothing = torch.zeros(1, 1, 4)
     for score in (dice_score, iou_score, soft_dice_score, binarized_dice_score):
         assert score(nothing, nothing, empty=empty).item() == pytest.approx(expected, nan_ok=True)
@@ -85,7 +85,7 @@ def test_the_foreground_mean_leaves_out_the_background_and_nan():
     assert foreground_mean(torch.tensor([[0.3]])).item() == pytest.approx(0.3)
 
 
-def test_sigmoid_channels_are_decided_one_by_one_if_asked():
+def test_decision_threshold_decides_each_sigmoid_channel_separately():
     prob = torch.tensor([[[0.9, 0.6], [0.8, 0.7]]])
     overlapping = torch.tensor([[[1.0, 1.0], [1.0, 1.0]]])
     assert dice_score(prob, overlapping, decision="threshold").tolist() == [[1.0, 1.0]]
@@ -102,18 +102,18 @@ def test_soft_dice_and_bdice_are_exactly_1_at_the_soft_label(seed, channels):
     soft = soft_label(2, channels + 1, 5, 6, seed=seed)[:, :channels]
     assert (soft_dice_score(soft, soft) == 1).all()
     assert (binarized_dice_score(soft, soft) == 1).all()
-    other = soft_label(2, channels + 1, 5, 6, seed=seed + 1)[:, :channels]
-    assert (soft_dice_score(other, soft) < 1).all()
-    assert (binarized_dice_score(other, soft) < 1).all()
+    different = soft_label(2, channels + 1, 5, 6, seed=seed + 1)[:, :channels]
+    assert (soft_dice_score(different, soft) < 1).all()
+    assert (binarized_dice_score(different, soft) < 1).all()
 
 
-def test_bdice_is_1_for_what_no_threshold_tells_apart_and_only_then():
+def test_bdice_is_1_only_if_no_threshold_separates_prediction_and_label():
     soft = torch.tensor([[[0.12, 0.38, 0.95]]])
     assert binarized_dice_score(torch.tensor([[[0.19, 0.31, 0.91]]]), soft).item() == 1
     assert binarized_dice_score(torch.tensor([[[0.21, 0.31, 0.91]]]), soft).item() < 1
 
 
-def test_dice_against_the_decided_label_is_not_maximal_at_the_soft_label_but_soft_dice_is():
+def test_soft_dice_is_higher_at_the_soft_label_than_at_its_rounded_mask():
     soft = torch.tensor([[[0.3, 0.4, 0.9]]])
     assert soft_dice_score(soft, soft) > soft_dice_score(soft.round(), soft)
 
@@ -121,8 +121,8 @@ def test_dice_against_the_decided_label_is_not_maximal_at_the_soft_label_but_sof
 def test_soft_dice_is_one_minus_the_loss_and_equals_dice_on_hard_masks():
     prob, soft = soft_label(1, 3, 40, seed=1), soft_label(1, 3, 40)
     for channel in range(3):
-        one = slice(channel, channel + 1)
-        loss = dice_loss(prob[:, one], soft[:, one])
+        selected = slice(channel, channel + 1)
+        loss = dice_loss(prob[:, selected], soft[:, selected])
         assert soft_dice_score(prob, soft)[0, channel] == pytest.approx(1 - loss.item(), abs=1e-6)
     target = class_map((2, 30), 3)
     torch.testing.assert_close(
@@ -131,28 +131,28 @@ def test_soft_dice_is_one_minus_the_loss_and_equals_dice_on_hard_masks():
     )
 
 
-def test_bdice_by_hand_and_as_the_mean_of_hard_scores():
+def test_bdice_equals_the_mean_of_hard_scores_and_a_manual_example():
     prob, soft = torch.rand(2, 1, 50), torch.rand(2, 1, 50)
     levels = [
         dice_score((prob > t).float(), (soft > t).float()) for t in torch.linspace(0.1, 0.9, 9).tolist()
     ]
     torch.testing.assert_close(binarized_dice_score(prob, soft), torch.stack(levels).mean(0))
-    # label 0 1/3 2/3 1, prediction 0 0 1 1: three levels each at 4/5, 1 and 2/3
+    # label 0 1/3 2/3 1, prediction 0 0 1 1: three thresholds each score 4/5, 1 and 2/3
     label, mask = torch.tensor([[[0, 1 / 3, 2 / 3, 1]]]), torch.tensor([[[0.0, 0, 1, 1]]])
     assert binarized_dice_score(mask, label).item() == pytest.approx((0.8 + 1 + 2 / 3) / 3)
     assert binarized_dice_score(mask, label, thresholds=[0.5]).item() == 1
 
 
-def test_a_share_of_raters_that_is_off_by_rounding_does_not_change_sides_of_a_threshold():
+def test_rounding_of_rater_shares_does_not_move_them_across_a_threshold():
     exact = torch.tensor([[[0.3, 0.6, 0.9]]])
-    # 0.1 + 0.1 + 0.1 and the like, summed in float32
+    # 0.1 + 0.1 + 0.1 and similar sums in float32
     summed = torch.stack([sum([torch.tensor(0.1)] * k, torch.tensor(0.0)) for k in (3, 6, 9)]).view(1, 1, 3)
     assert not torch.equal(exact, summed)
     assert binarized_dice_score(summed, exact).item() == 1
 
 
 @pytest.mark.parametrize("score", [dice_score, iou_score])
-def test_a_soft_target_given_to_a_hard_score_is_an_error_that_says_the_way_out(score):
+def test_the_error_for_a_soft_target_in_a_hard_score_suggests_an_alternative(score):
     prob = soft_label(1, 2, 6)
     with pytest.raises(
         ValueError, match=rf"{score.__name__} needs a hard target.*float32 \(1, 2, 6\).*majority"
@@ -164,7 +164,7 @@ def test_a_soft_target_given_to_a_hard_score_is_an_error_that_says_the_way_out(s
         volume_error_ml(prob, soft_label(1, 2, 6, seed=3), spacing_mm=(1, 1, 1))
 
 
-def test_a_soft_value_in_an_ignored_voxel_of_a_hard_target_does_no_harm():
+def test_a_soft_value_in_an_ignored_voxel_of_a_hard_target_is_allowed():
     target = torch.tensor([[[1.0, 0.0, 0.4]]])
     valid = torch.tensor([[True, True, False]])
     assert dice_score(torch.tensor([[[0.9, 0.2, 0.9]]]), target, valid=valid).item() == 1
@@ -178,7 +178,7 @@ def test_brier_and_likelihood_equal_scikit_learn(classes):
     prob, target = soft_label(3, classes, 60), class_map((3, 60), classes)
     for case in range(3):
         truth, given_prob = target[case].numpy(), prob[case].T.double().numpy()
-        # float32 rows sum to one within 1e-7; scikit-learn wants it closer
+        # float32 rows sum to one within 1e-7; scikit-learn requires a closer sum
         given_prob = given_prob / given_prob.sum(1, keepdims=True)
         labels = list(range(classes))
         brier = sklearn_metrics.brier_score_loss(truth, given_prob, labels=labels, scale_by_half=True)
@@ -197,7 +197,7 @@ def test_one_sigmoid_channel_equals_its_two_class_softmax():
     assert brier_error(prob, target)[0] == pytest.approx(sklearn_brier, abs=1e-6)
 
 
-def test_brier_is_0_and_the_likelihood_best_at_the_soft_label():
+def test_brier_is_0_and_the_likelihood_is_best_at_the_soft_label():
     soft = soft_label(2, 3, 20)
     assert brier_error(soft, soft).tolist() == [0, 0]
     at_label = negative_log_likelihood(soft, soft)
@@ -206,15 +206,15 @@ def test_brier_is_0_and_the_likelihood_best_at_the_soft_label():
     torch.testing.assert_close(at_label, entropy)
 
 
-def test_a_wrong_certainty_costs_87_nats_where_scikit_learn_clips_at_the_resolution_of_the_dtype():
+def test_a_certain_wrong_prediction_costs_87_nats_although_scikit_learn_clips_at_the_dtype_resolution():
     prob, target = torch.tensor([[[1.0], [0.0]]]), torch.tensor([[1]])
-    ours = negative_log_likelihood(prob, target).item()
-    assert ours == pytest.approx(-math.log(torch.finfo(torch.float32).tiny), abs=1e-3)
-    theirs = sklearn_metrics.log_loss([1], np.array([[1.0, 0.0]], dtype=np.float32), labels=[0, 1])
-    assert theirs == pytest.approx(-math.log(np.finfo(np.float32).eps), abs=1e-3)
+    cost = negative_log_likelihood(prob, target).item()
+    assert cost == pytest.approx(-math.log(torch.finfo(torch.float32).tiny), abs=1e-3)
+    sklearn_cost = sklearn_metrics.log_loss([1], np.array([[1.0, 0.0]], dtype=np.float32), labels=[0, 1])
+    assert sklearn_cost == pytest.approx(-math.log(np.finfo(np.float32).eps), abs=1e-3)
 
 
-def test_channels_that_do_not_sum_to_one_are_refused_where_classes_exclude_each_other():
+def test_channels_that_do_not_sum_to_one_are_refused_if_classes_are_exclusive():
     prob = torch.full((1, 3, 4), 0.9)
     for score in (brier_error, negative_log_likelihood, metrics.calibration_error):
         with pytest.raises(ValueError, match=r"must sum to one.*2\.7.*each sigmoid channel"):
@@ -224,10 +224,10 @@ def test_channels_that_do_not_sum_to_one_are_refused_where_classes_exclude_each_
 # volume
 
 
-def test_volume_in_ml_from_the_mask_and_from_probabilities():
+def test_the_volume_in_ml_is_computed_from_the_mask_or_from_probabilities():
     prob = torch.zeros(1, 1, 4, 5, 5)
     prob[:, :, 0], prob[:, :, 1] = 0.8, 0.25
-    spacing = (2.0, 3.0, 5.0)  # 30 mm3 a voxel
+    spacing = (2.0, 3.0, 5.0)  # 30 mm3 per voxel
     assert volume_ml(prob, spacing_mm=spacing).item() == pytest.approx(25 * 0.03)
     assert volume_ml(prob, spacing_mm=spacing, of="probability").item() == pytest.approx(25 * 1.05 * 0.03)
     target = torch.zeros(1, 1, 4, 5, 5)
@@ -246,14 +246,14 @@ def test_each_case_has_its_own_spacing_and_2d_needs_the_slice_thickness():
         volume_ml(prob, spacing_mm=(1.0, 1.0))
 
 
-def test_the_expected_volume_of_a_calibrated_prediction_is_unbiased_and_that_of_its_mask_is_not():
+def test_the_volume_from_calibrated_probabilities_is_unbiased_but_the_volume_of_the_mask_is_not():
     prob = torch.full((1, 1, 50_000), 0.3)
     target = (torch.rand(1, 1, 50_000) < 0.3).float()
     expected = volume_error_ml(prob, target, spacing_mm=(1, 1, 1), of="probability").item()
     assert expected < 0.02 * 15 < volume_error_ml(prob, target, spacing_mm=(1, 1, 1)).item()
 
 
-# what does not count
+# ignored voxels and invalid input
 
 
 CASE_SCORES = {
@@ -271,23 +271,23 @@ each_score = pytest.mark.parametrize("score", CASE_SCORES.values(), ids=list(CAS
 
 
 @each_score
-def test_an_ignored_voxel_changes_nothing(score):
+def test_ignored_voxels_do_not_change_the_score(score):
     prob, target = soft_label(3, 3, 4, 5), class_map((3, 4, 5), 3)
     valid = torch.rand(3, 4, 5) < 0.6
-    part = score(prob, target, valid=valid)
-    other = torch.where(valid.unsqueeze(1), prob, soft_label(3, 3, 4, 5, seed=9))
-    torch.testing.assert_close(score(other, target, valid=valid), part, rtol=0, atol=0)
+    expected = score(prob, target, valid=valid)
+    changed = torch.where(valid.unsqueeze(1), prob, soft_label(3, 3, 4, 5, seed=9))
+    torch.testing.assert_close(score(changed, target, valid=valid), expected, rtol=0, atol=0)
     torch.testing.assert_close(
-        score(prob, torch.where(valid, target, 255), ignore_index=255), part, rtol=0, atol=0
+        score(prob, torch.where(valid, target, 255), ignore_index=255), expected, rtol=0, atol=0
     )
     for case in range(3):
         kept = valid[case].flatten()
         alone = score(prob[case].flatten(1)[None, :, kept], target[case].flatten()[None, kept])
-        torch.testing.assert_close(alone[0], part[case])
+        torch.testing.assert_close(alone[0], expected[case])
 
 
 @each_score
-def test_a_case_without_a_valid_voxel_is_nan_and_the_others_stay(score):
+def test_a_case_without_valid_voxels_is_nan_and_other_cases_are_unchanged(score):
     prob, target = soft_label(2, 3, 6), class_map((2, 6), 3)
     valid = torch.tensor([[False] * 6, [True] * 6])
     scores = score(prob, target, valid=valid)
@@ -298,12 +298,12 @@ def test_a_case_without_a_valid_voxel_is_nan_and_the_others_stay(score):
 @each_score
 def test_a_case_scores_the_same_in_any_batch_layout_and_dtype(score):
     prob, target = soft_label(3, 3, 6, 8), class_map((3, 6, 8), 3)
-    whole = score(prob, target)
+    expected = score(prob, target)
     for case in range(3):
-        torch.testing.assert_close(score(prob[case : case + 1], target[case : case + 1])[0], whole[case])
+        torch.testing.assert_close(score(prob[case : case + 1], target[case : case + 1])[0], expected[case])
     strided = prob.to(memory_format=torch.channels_last)
-    torch.testing.assert_close(score(strided, target), whole)
-    torch.testing.assert_close(score(prob.double(), target), whole, check_dtype=False)
+    torch.testing.assert_close(score(strided, target), expected)
+    torch.testing.assert_close(score(prob.double(), target), expected, check_dtype=False)
     assert score(prob.bfloat16(), target).isfinite().all()
 
 
@@ -319,43 +319,45 @@ def test_a_case_scores_the_same_in_any_batch_layout_and_dtype(score):
         (torch.zeros(0, 2, 5), torch.zeros(0, 5, dtype=torch.long), "empty"),
     ],
 )
-def test_input_that_breaks_the_contract_is_named(score, prob, target, message):
+def test_the_error_names_invalid_input(score, prob, target, message):
     with pytest.raises(ValueError, match=message):
         score(prob, target)
 
 
-# peers
+# comparison with other packages
 
 
-def test_torchmetrics_dice_agrees_on_hard_labels_and_argmaxes_a_float_target():
-    peers = pytest.importorskip("torchmetrics.functional.segmentation")
+def test_torchmetrics_dice_agrees_on_hard_labels_and_takes_the_argmax_of_a_float_target():
+    peer_metrics = pytest.importorskip("torchmetrics.functional.segmentation")
     prob, target = soft_label(2, 3, 8, 8), class_map((2, 8, 8), 3)
-    theirs = peers.dice_score(
+    expected = peer_metrics.dice_score(
         prob.argmax(1), target, num_classes=3, average="none", input_format="index", include_background=True
     )
-    torch.testing.assert_close(dice_score(prob, target), theirs)
+    torch.testing.assert_close(dice_score(prob, target), expected)
     soft = soft_label(2, 3, 8, 8, seed=4)
-    silent = peers.dice_score(prob, soft, num_classes=3, average="none", input_format="one-hot")
-    torch.testing.assert_close(silent, dice_score(prob, soft.argmax(1)))
+    torchmetrics_dice = peer_metrics.dice_score(
+        prob, soft, num_classes=3, average="none", input_format="one-hot"
+    )
+    torch.testing.assert_close(torchmetrics_dice, dice_score(prob, soft.argmax(1)))
     with pytest.raises(ValueError, match="hard target"):
         dice_score(prob, soft)
 
 
-def test_monai_dice_agrees_on_hard_labels_and_takes_a_soft_target_in_silence():
-    peers = pytest.importorskip("monai.metrics")
+def test_monai_dice_agrees_on_hard_labels_and_accepts_a_soft_target_without_warning():
+    peer_metrics = pytest.importorskip("monai.metrics")
     prob, target = soft_label(2, 3, 8, 8), class_map((2, 8, 8), 3)
-    theirs = peers.compute_dice(decide(prob), one_hot(target, 3).float(), include_background=True)
-    torch.testing.assert_close(dice_score(prob, target), theirs)
+    expected = peer_metrics.compute_dice(decide(prob), one_hot(target, 3).float(), include_background=True)
+    torch.testing.assert_close(dice_score(prob, target), expected)
     soft = torch.full((1, 2, 4, 4), 0.5)
-    # a perfect prediction scores 2/3, without a word
-    torch.testing.assert_close(peers.DiceMetric()(soft, soft), torch.full((1, 2), 2 / 3))
+    # a perfect prediction scores 2/3, and MONAI does not warn
+    torch.testing.assert_close(peer_metrics.DiceMetric()(soft, soft), torch.full((1, 2), 2 / 3))
     assert soft_dice_score(soft, soft).tolist() == [[1, 1]]
     with pytest.raises(ValueError, match="hard target"):
         dice_score(soft, soft)
 
 
-def test_monai_leaves_out_what_is_empty_in_the_target_where_here_it_counts():
-    peers = pytest.importorskip("monai.metrics")
+def test_monai_ignores_an_empty_target_but_dice_score_counts_it():
+    peer_metrics = pytest.importorskip("monai.metrics")
     false_alarm = torch.ones(1, 1, 4, 4)
-    assert peers.compute_dice(false_alarm, torch.zeros(1, 1, 4, 4)).isnan().all()
+    assert peer_metrics.compute_dice(false_alarm, torch.zeros(1, 1, 4, 4)).isnan().all()
     assert dice_score(false_alarm, torch.zeros(1, 1, 4, 4)).item() == 0

@@ -1,4 +1,4 @@
-"""Tables and figures of a comparison: what they say is what was computed, marked and escaped right."""
+"""Tables and figures of a comparison show the computed values, correctly marked and escaped."""
 
 import csv
 import io
@@ -42,7 +42,7 @@ def test_markdown_marks_the_best_set_and_names_the_test(comparisons):
     assert "p < 0.05, paired bootstrap over 40 cases of 20 patients, Holm-corrected over pairs" in lines[-1]
 
 
-def test_latex_is_escaped_and_has_as_many_cells_in_every_row(comparisons):
+def test_latex_is_escaped_and_every_row_has_the_same_number_of_cells(comparisons):
     text = means_table(comparisons, intervals=False).latex()
     assert r"uniform\_DML1 \& 50\%" in text
     assert text.count(r"\textbf{") == 4
@@ -73,7 +73,7 @@ def test_pairs_show_sign_interval_and_all_three_p_values(comparisons):
     assert table.rows[2][2].text.startswith("−")
 
 
-def test_the_terminal_shows_brackets_stars_and_whole_numbers(comparisons):
+def test_the_terminal_shows_brackets_stars_and_numbers_in_full(comparisons):
     console = pytest.importorskip("rich.console")
     for table in (means_table(comparisons), pairs_table(comparisons[0])):
         out = console.Console(file=io.StringIO(), width=80, no_color=True)
@@ -84,15 +84,15 @@ def test_the_terminal_shows_brackets_stars_and_whole_numbers(comparisons):
         assert re.search(r"\[[+−]?\d+\.\d\d, [+−]?\d+\.\d\d\]", text)
 
 
-def test_tables_of_different_methods_or_of_one_are_refused(table, comparisons):
-    other = compare_cases(table, "dice_score", methods=METHODS[:2])
+def test_tables_refuse_comparisons_of_different_methods_or_of_one_method(table, comparisons):
+    two_methods = compare_cases(table, "dice_score", methods=METHODS[:2])
     with pytest.raises(ValueError, match="all of the same methods"):
-        means_table([*comparisons, other])
+        means_table([*comparisons, two_methods])
     with pytest.raises(ValueError, match="two or more methods"):
         pairs_table(compare_cases(table, "dice_score", methods=METHODS[:1]))
 
 
-def test_figures_say_what_was_computed(table, comparisons, tmp_path):
+def test_figures_show_the_computed_values(table, comparisons, tmp_path):
     pytest.importorskip("matplotlib")
     from semidice.report.case_figures import draw_case_scores, draw_reliability, draw_significance
     from semidice.report.figures import save_figure
@@ -110,13 +110,13 @@ def test_figures_say_what_was_computed(table, comparisons, tmp_path):
     for name, figure in figures.items():
         save_figure(figure, tmp_path / f"{name}.png")
         assert (tmp_path / f"{name}.png").stat().st_size > 10_000
-    above = figures["reliability"].axes[0]
+    upper_axes = figures["reliability"].axes[0]
     means = bins["overconfident"].means()
-    there = means.share > 0
-    np.testing.assert_allclose(above.lines[2].get_ydata(), means.accuracy[there])
-    assert "ECE" in above.get_legend().texts[1].get_text()
-    # told apart without colour
-    assert len({(line.get_linestyle(), line.get_marker()) for line in above.lines}) == 3
+    filled = means.share > 0
+    np.testing.assert_allclose(upper_axes.lines[2].get_ydata(), means.accuracy[filled])
+    assert "ECE" in upper_axes.get_legend().texts[1].get_text()
+    # the lines differ without colour
+    assert len({(line.get_linestyle(), line.get_marker()) for line in upper_axes.lines}) == 3
     cells = [text.get_text() for text in figures["significance"].axes[0].texts]
     assert sum("▲" in cell for cell in cells) == sum("▼" in cell for cell in cells) == 2
     marked = [label.get_text() for label in figures["significance"].axes[0].get_yticklabels()]

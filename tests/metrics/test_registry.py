@@ -1,4 +1,4 @@
-"""The table of scores: every record is complete, true of its function, and true in the documentation."""
+"""The table of scores: every record is complete and agrees with its function and the documentation."""
 
 import re
 import subprocess
@@ -23,7 +23,7 @@ each_score = pytest.mark.parametrize(("name", "score"), SCORES.items(), ids=list
 
 
 @each_score
-def test_a_score_reads_the_references_that_it_names_and_no_other(name, score):
+def test_a_score_needs_exactly_the_references_that_it_names(name, score):
     if score.package is not None:
         pytest.importorskip(score.package)
     prob = soft_label(2, 3, 8, 8)
@@ -37,7 +37,7 @@ def test_a_score_reads_the_references_that_it_names_and_no_other(name, score):
 
 
 @each_score
-def test_a_voxel_that_is_not_valid_does_not_count(name, score):
+def test_an_invalid_voxel_does_not_change_the_score(name, score):
     if score.package is not None:
         pytest.importorskip(score.package)
     valid = torch.ones(2, 8, 8, dtype=torch.bool)
@@ -50,7 +50,7 @@ def test_a_voxel_that_is_not_valid_does_not_count(name, score):
 
 @each_score
 def test_the_record_agrees_with_the_rule_for_names(name, score):
-    """A table of a later version, read by an older one, still has the right direction and unit."""
+    """An older version that reads a later table still gets the right direction and unit."""
     for ending, direction in {
         "_score": True,
         "_error": False,
@@ -63,7 +63,7 @@ def test_the_record_agrees_with_the_rule_for_names(name, score):
     assert display_scale(name) == (100 if score.unit == "percent" else 1)
 
 
-def test_names_of_scores_of_ones_own_tell_direction_and_unit():
+def test_names_of_custom_scores_tell_direction_and_unit():
     assert higher_is_better("my_score")
     assert display_scale("my_score") == 100
     assert not higher_is_better("my_error_ml")
@@ -73,7 +73,7 @@ def test_names_of_scores_of_ones_own_tell_direction_and_unit():
 
 
 @each_score
-def test_the_documentation_says_what_the_record_says(name, score):
+def test_the_documentation_agrees_with_the_record(name, score):
     lines = [line for line in DOCS.read_text().splitlines() if re.match(rf"\| .*`{name}`", line)]
     (line,) = lines
     _, against, unit, better = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)][-5:-1]

@@ -1,4 +1,4 @@
-"""Paired tests against SciPy, plain loops and closed forms; their level and power by simulation (slow)."""
+"""Paired tests compared with SciPy, plain loops and closed forms; level and power by simulation (slow)."""
 
 import time
 from itertools import combinations
@@ -35,19 +35,19 @@ def paired(values, methods=None, patients=None, metric="dice_score"):
     return PairedScores(metric, "mean", cases, patients or cases, methods, values, 0)
 
 
-# oracles
+# independent references
 
 
 @pytest.mark.parametrize(("interval", "scipy_name"), [("percentile", "percentile"), ("bca", "BCa")])
-def test_intervals_equal_scipys_within_resampling_error(interval, scipy_name):
+def test_intervals_equal_those_of_scipy_within_resampling_error(interval, scipy_name):
     column = differences()
-    ours = paired_bootstrap(column, interval=interval, num_resamples=20_000)
-    theirs = stats.bootstrap(
+    result = paired_bootstrap(column, interval=interval, num_resamples=20_000)
+    reference = stats.bootstrap(
         (column[:, 0],), np.mean, method=scipy_name, n_resamples=20_000, rng=np.random.default_rng(5)
     )
     error = column.std(ddof=1) / np.sqrt(len(column))
-    assert ours.low[0] == pytest.approx(theirs.confidence_interval.low, abs=0.06 * error)
-    assert ours.high[0] == pytest.approx(theirs.confidence_interval.high, abs=0.06 * error)
+    assert result.low[0] == pytest.approx(reference.confidence_interval.low, abs=0.06 * error)
+    assert result.high[0] == pytest.approx(reference.confidence_interval.high, abs=0.06 * error)
 
 
 def test_the_studentised_test_equals_a_plain_loop_within_resampling_error():
@@ -59,22 +59,22 @@ def test_the_studentised_test_equals_a_plain_loop_within_resampling_error():
 
     drawn = [t_value(rng.choice(column, len(column)), column.mean()) for _ in range(20_000)]
     p = np.mean(np.abs(drawn) >= abs(t_value(column, 0)))
-    reach = np.quantile(np.abs(drawn), 0.95) * column.std(ddof=1) / np.sqrt(len(column))
-    ours = paired_bootstrap(column[:, None], num_resamples=20_000)
-    assert ours.p[0] == pytest.approx(p, abs=0.01)
-    assert ours.high[0] - ours.value[0] == pytest.approx(reach, rel=0.03)
-    assert ours.value[0] - ours.low[0] == pytest.approx(reach, rel=0.03)
+    half_width = np.quantile(np.abs(drawn), 0.95) * column.std(ddof=1) / np.sqrt(len(column))
+    result = paired_bootstrap(column[:, None], num_resamples=20_000)
+    assert result.p[0] == pytest.approx(p, abs=0.01)
+    assert result.high[0] - result.value[0] == pytest.approx(half_width, rel=0.03)
+    assert result.value[0] - result.low[0] == pytest.approx(half_width, rel=0.03)
 
 
-def test_on_normal_differences_the_studentised_test_equals_students():
+def test_the_studentised_test_equals_the_t_test_on_normal_differences():
     rng = np.random.default_rng(8)
     columns = rng.standard_normal((30, 12)) + np.linspace(0, 0.6, 12)
-    ours = paired_bootstrap(columns, num_resamples=20_000)
-    theirs = stats.ttest_1samp(columns, 0)
-    np.testing.assert_allclose(ours.p, theirs.pvalue, atol=0.025)
-    interval = theirs.confidence_interval()
-    np.testing.assert_allclose(ours.low, interval.low, atol=0.05)
-    np.testing.assert_allclose(ours.high, interval.high, atol=0.05)
+    result = paired_bootstrap(columns, num_resamples=20_000)
+    reference = stats.ttest_1samp(columns, 0)
+    np.testing.assert_allclose(result.p, reference.pvalue, atol=0.025)
+    interval = reference.confidence_interval()
+    np.testing.assert_allclose(result.low, interval.low, atol=0.05)
+    np.testing.assert_allclose(result.high, interval.high, atol=0.05)
 
 
 def test_the_percentile_p_is_twice_the_smaller_tail():
@@ -85,36 +85,36 @@ def test_the_percentile_p_is_twice_the_smaller_tail():
     assert paired_bootstrap(column, interval="percentile").p[0] == pytest.approx(expected, abs=0.01)
 
 
-def test_the_exact_permutation_test_equals_scipys():
+def test_the_exact_permutation_test_equals_that_of_scipy():
     columns = np.random.default_rng(2).standard_normal((11, 6)) + np.linspace(0, 1, 6)
-    ours = permutation_test(columns)
-    theirs = stats.permutation_test(
+    result = permutation_test(columns)
+    reference = stats.permutation_test(
         (columns,), lambda x, axis: x.mean(axis=axis), permutation_type="samples", n_resamples=np.inf
     )
-    np.testing.assert_allclose(ours, theirs.pvalue, atol=1e-12)
+    np.testing.assert_allclose(result, reference.pvalue, atol=1e-12)
 
 
-def test_the_sampled_permutation_test_equals_scipys_within_resampling_error():
+def test_the_sampled_permutation_test_equals_that_of_scipy_within_resampling_error():
     columns = np.random.default_rng(4).standard_normal((60, 4)) + np.array([0, 0.15, 0.3, 0.5])
-    theirs = stats.permutation_test(
+    reference = stats.permutation_test(
         (columns,),
         lambda x, axis: x.mean(axis=axis),
         permutation_type="samples",
         n_resamples=10_000,
         rng=np.random.default_rng(6),
     )
-    np.testing.assert_allclose(permutation_test(columns), theirs.pvalue, atol=0.02)
+    np.testing.assert_allclose(permutation_test(columns), reference.pvalue, atol=0.02)
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=6))
 def test_holm_equals_closed_testing_with_bonferroni(p):
     p = np.array(p)
     corrected = holm(p)
-    for one in range(len(p)):
-        others = [number for number in range(len(p)) if number != one]
-        groups = [(one, *rest) for size in range(len(p)) for rest in combinations(others, size)]
+    for tested in range(len(p)):
+        others = [number for number in range(len(p)) if number != tested]
+        groups = [(tested, *rest) for size in range(len(p)) for rest in combinations(others, size)]
         closed = max(min(1.0, len(group) * p[list(group)].min()) for group in groups)
-        assert corrected[one] == pytest.approx(closed, abs=1e-12)
+        assert corrected[tested] == pytest.approx(closed, abs=1e-12)
 
 
 # clusters
@@ -127,28 +127,28 @@ def test_patients_are_drawn_with_all_their_cases():
     column = (rng.standard_normal(15).repeat(sizes) + 0.3 * rng.standard_normal(len(groups)))[:, None]
     members = [column[groups == f"p{number}", 0] for number in range(15)]
     drawn = [np.concatenate([members[k] for k in rng.integers(0, 15, 15)]).mean() for _ in range(20_000)]
-    ours = paired_bootstrap(column, groups=groups.tolist(), interval="percentile", num_resamples=20_000)
+    result = paired_bootstrap(column, groups=groups.tolist(), interval="percentile", num_resamples=20_000)
     low, high = np.quantile(drawn, [0.025, 0.975])
     spread = np.std(drawn)
-    assert ours.low[0] == pytest.approx(low, abs=0.06 * spread)
-    assert ours.high[0] == pytest.approx(high, abs=0.06 * spread)
-    # cases of a patient are alike, so taking them for independent would be far too sure
+    assert result.low[0] == pytest.approx(low, abs=0.06 * spread)
+    assert result.high[0] == pytest.approx(high, abs=0.06 * spread)
+    # cases of a patient are alike; treating them as independent gives intervals that are far too narrow
     naive = paired_bootstrap(column, interval="percentile")
     assert naive.high[0] - naive.low[0] < 0.8 * (high - low)
     studentised = paired_bootstrap(column, groups=groups.tolist())
     assert studentised.high[0] - studentised.low[0] > high - low
 
 
-def test_patients_of_one_case_each_are_the_cases():
+def test_patients_with_one_case_each_give_the_same_result_as_cases():
     column = differences()
     groups = [f"p{number:03}" for number in range(len(column))]
     for interval in INTERVALS:
-        for ours, theirs in zip(
+        for result, reference in zip(
             paired_bootstrap(column, groups=groups, interval=interval),
             paired_bootstrap(column, interval=interval),
             strict=True,
         ):
-            np.testing.assert_allclose(ours, theirs)
+            np.testing.assert_allclose(result, reference)
     np.testing.assert_array_equal(permutation_test(column, groups=groups), permutation_test(column))
 
 
@@ -161,35 +161,35 @@ def test_flipping_the_sign_of_a_patient_flips_all_their_cases():
     assert permutation_test(column, groups=groups)[0] == expected
 
 
-# laws
+# properties
 
 
 @pytest.mark.parametrize("interval", INTERVALS)
-def test_the_interval_leaves_out_0_where_p_is_below_the_level(interval):
+def test_the_interval_excludes_0_if_p_is_below_the_level(interval):
     rng = np.random.default_rng(9)
     columns = rng.standard_normal((25, 300)) + rng.uniform(-0.6, 0.6, 300)
-    ours = paired_bootstrap(columns, interval=interval, num_resamples=2000)
-    outside = (ours.low > 0) | (ours.high < 0)
-    near_the_edge = np.abs(ours.p - 0.05) < 0.003
+    result = paired_bootstrap(columns, interval=interval, num_resamples=2000)
+    outside = (result.low > 0) | (result.high < 0)
+    near_the_edge = np.abs(result.p - 0.05) < 0.003
     assert 30 < outside.sum() < 270
-    assert (outside == (ours.p < 0.05))[~near_the_edge].all()
+    assert (outside == (result.p < 0.05))[~near_the_edge].all()
 
 
 @pytest.mark.parametrize("interval", INTERVALS)
-def test_swapping_two_methods_changes_signs_and_nothing_else(interval):
+def test_swapping_two_methods_changes_only_the_signs(interval):
     rng = np.random.default_rng(10)
     values = rng.random((30, 2))
-    there = compare_scores(paired(values), interval=interval)
-    back = compare_scores(paired(values[:, ::-1]), interval=interval)
-    assert there.difference[0, 1] == pytest.approx(-back.difference[0, 1])
-    assert there.low[0, 1] == pytest.approx(-back.high[0, 1], abs=1e-4)
-    assert there.p[0, 1] == pytest.approx(back.p[0, 1], abs=1e-3)
-    np.testing.assert_allclose(there.difference, -there.difference.T)
-    np.testing.assert_allclose(there.low, -there.high.T)
-    assert there.difference[0, 1] == pytest.approx(values[:, 0].mean() - values[:, 1].mean())
+    original = compare_scores(paired(values), interval=interval)
+    swapped = compare_scores(paired(values[:, ::-1]), interval=interval)
+    assert original.difference[0, 1] == pytest.approx(-swapped.difference[0, 1])
+    assert original.low[0, 1] == pytest.approx(-swapped.high[0, 1], abs=1e-4)
+    assert original.p[0, 1] == pytest.approx(swapped.p[0, 1], abs=1e-3)
+    np.testing.assert_allclose(original.difference, -original.difference.T)
+    np.testing.assert_allclose(original.low, -original.high.T)
+    assert original.difference[0, 1] == pytest.approx(values[:, 0].mean() - values[:, 1].mean())
 
 
-def test_the_same_seed_gives_the_same_bits_whatever_the_order_of_the_rows():
+def test_the_same_seed_gives_the_same_bits_in_any_order_of_the_rows():
     rng = np.random.default_rng(11)
     rows = [
         CaseRow(f"c{number}", f"p{number // 2}", 0, method, "mean", "dice_score", rng.random())
@@ -200,13 +200,13 @@ def test_the_same_seed_gives_the_same_bits_whatever_the_order_of_the_rows():
         CaseTable.from_rows(rows), "dice_score", unit="patient", methods=["SDL", "DML1", "DML2"]
     )
     mixed = [rows[number] for number in rng.permutation(len(rows))]
-    again = compare_cases(
+    reordered = compare_cases(
         CaseTable.from_rows(mixed), "dice_score", unit="patient", methods=["SDL", "DML1", "DML2"]
     )
     for name in ("mean", "difference", "low", "high", "p", "p_holm", "p_permutation"):
-        np.testing.assert_array_equal(getattr(first, name), getattr(again, name))
-    other = compare_cases(CaseTable.from_rows(rows), "dice_score", seed=1)
-    assert (other.p != first.p).any()
+        np.testing.assert_array_equal(getattr(first, name), getattr(reordered, name))
+    other_seed = compare_cases(CaseTable.from_rows(rows), "dice_score", seed=1)
+    assert (other_seed.p != first.p).any()
     assert (first.num_cases, first.num_patients) == (30, 15)
 
 
@@ -237,23 +237,23 @@ def test_p_is_never_0():
 # the best set
 
 
-def ladder(gains, *, noise=0.02, num_cases=60, metric="dice_score"):
+def gain_scores(gains, *, noise=0.02, num_cases=60, metric="dice_score"):
     rng = np.random.default_rng(13)
     base = rng.uniform(0.5, 0.8, (num_cases, 1))
     values = base + np.asarray(gains) + noise * rng.standard_normal((num_cases, len(gains)))
     return paired(values, methods=tuple("abcd"[: len(gains)]), metric=metric)
 
 
-def test_best_is_whom_no_other_method_significantly_beats():
-    comparison = compare_scores(ladder([0.0, 0.05, 0.0501, 0.02]))
+def test_the_best_methods_are_those_that_no_other_method_significantly_beats():
+    comparison = compare_scores(gain_scores([0.0, 0.05, 0.0501, 0.02]))
     assert comparison.best() == ("b", "c")
     assert comparison.superior()[1].tolist() == [True, False, False, True]
-    lower = compare_scores(ladder([0.0, 0.05, 0.0501, 0.02], metric="calibration_error"))
+    lower = compare_scores(gain_scores([0.0, 0.05, 0.0501, 0.02], metric="calibration_error"))
     assert lower.best() == ("a",)
-    assert compare_scores(ladder([0.0, 0.0, 0.0])).best() == ("a", "b", "c")
+    assert compare_scores(gain_scores([0.0, 0.0, 0.0])).best() == ("a", "b", "c")
 
 
-def test_holm_can_keep_a_method_in_the_best_set_that_plain_p_values_exclude():
+def test_holm_can_keep_a_method_that_uncorrected_p_values_exclude_from_the_best():
     rng = np.random.default_rng(21)
     for _ in range(200):
         comparison = compare_scores(
@@ -265,8 +265,8 @@ def test_holm_can_keep_a_method_in_the_best_set_that_plain_p_values_exclude():
     pytest.fail("200 comparisons and Holm never made a difference")
 
 
-def test_intervals_of_means_are_those_of_the_method_alone():
-    scores = ladder([0.0, 0.1])
+def test_the_interval_of_a_mean_equals_that_of_the_method_alone():
+    scores = gain_scores([0.0, 0.1])
     comparison = compare_scores(scores)
     alone = paired_bootstrap(scores.values)
     np.testing.assert_allclose(comparison.mean, alone.value)
@@ -274,10 +274,10 @@ def test_intervals_of_means_are_those_of_the_method_alone():
     np.testing.assert_allclose(comparison.mean_high, alone.high)
 
 
-def test_an_interval_of_a_share_ends_where_shares_end():
-    # nearly all are right, and an interval that is symmetric about their mean would pass 1
-    right = np.array([1.0, 1.0, 0.98, 1.0, 0.99, 1.0, 0.97, 1.0, 0.7, 0.99, 1.0, 0.98])
-    scores = paired(np.stack([right, 1 - right], 1))
+def test_the_interval_of_a_share_stays_between_0_and_1():
+    # nearly all scores are close to 1, so an interval symmetric about their mean would exceed 1
+    high_scores = np.array([1.0, 1.0, 0.98, 1.0, 0.99, 1.0, 0.97, 1.0, 0.7, 0.99, 1.0, 0.98])
+    scores = paired(np.stack([high_scores, 1 - high_scores], 1))
     alone = paired_bootstrap(scores.values)
     assert alone.high[0] > 1
     assert alone.low[1] < 0
@@ -290,7 +290,7 @@ def test_an_interval_of_a_share_ends_where_shares_end():
     np.testing.assert_allclose(volume.mean_high, alone.high)
 
 
-# what is refused
+# refused input
 
 
 @pytest.mark.parametrize(
@@ -304,15 +304,15 @@ def test_an_interval_of_a_share_ends_where_shares_end():
         (np.zeros((5, 1)), {"groups": ["a"]}, "one name per case; got 1 for 5"),
     ],
 )
-def test_wrong_input_is_named(column, options, message):
+def test_the_error_names_wrong_input(column, options, message):
     with pytest.raises(ValueError, match=message):
         paired_bootstrap(column, **options)
 
 
-def test_a_metric_without_a_direction_needs_one():
+def test_a_metric_without_a_known_direction_needs_higher_is_better():
     with pytest.raises(ValueError, match="does not say whether higher is better"):
-        compare_scores(ladder([0.0, 0.1], metric="hd95"))
-    assert compare_scores(ladder([0.0, 0.1], metric="hd95"), higher_is_better=False).best() == ("a",)
+        compare_scores(gain_scores([0.0, 0.1], metric="hd95"))
+    assert compare_scores(gain_scores([0.0, 0.1], metric="hd95"), higher_is_better=False).best() == ("a",)
 
 
 # speed, level and power
@@ -328,12 +328,12 @@ def test_ten_methods_on_a_thousand_cases_take_under_5_seconds():
 
 
 def null_differences(kind, num_cases, num_trials, seed):
-    """Differences of two methods that are equally good: one trial a column."""
+    """Differences of two methods that are equally good: one trial per column."""
     rng = np.random.default_rng(seed)
     shape = (num_cases, num_trials)
     if kind == "normal":
         return rng.standard_normal(shape)
-    # Dice of two exchangeable methods: bounded, skewed, and each fails now and then
+    # Dice of two exchangeable methods: bounded, skewed, and each method sometimes fails
     base = rng.beta(8, 2, shape)
     scores = [
         np.clip(
@@ -358,18 +358,18 @@ def test_the_level_is_5_percent_within_sampling_error(num_cases):
         ("permutation", "normal"): (permutation_test(normal, num_resamples=2000) < 0.05).mean(),
         ("permutation", "dice"): (permutation_test(dice, num_resamples=2000) < 0.05).mean(),
     }
-    for name, found in rate.items():
-        assert abs(found - 0.05) < three_errors, (name, found)
-    # with rare failures the studentised bootstrap may be cautious, and must not be bold
+    for name, measured in rate.items():
+        assert abs(measured - 0.05) < three_errors, (name, measured)
+    # with rare failures the studentised bootstrap may reject too rarely, but not too often
     assert (paired_bootstrap(dice, num_resamples=2000).p < 0.05).mean() < 0.05 + three_errors
-    # why it is the default: the percentile bootstrap is bold on few cases
+    # the reason for the default: the percentile bootstrap rejects too often with few cases
     if num_cases == 24:
-        bold = paired_bootstrap(normal, num_resamples=2000, interval="percentile").p
-        assert (bold < 0.05).mean() > 0.05 + three_errors
+        percentile_p = paired_bootstrap(normal, num_resamples=2000, interval="percentile").p
+        assert (percentile_p < 0.05).mean() > 0.05 + three_errors
 
 
 @pytest.mark.slow
-def test_the_level_over_patients_holds_where_cases_taken_one_by_one_do_not():
+def test_the_level_holds_over_patients_but_not_over_single_cases():
     num_trials, rng = 2000, np.random.default_rng(15)
     groups = np.repeat(np.arange(40), 4)
     columns = rng.standard_normal((40, num_trials))[groups] + 0.5 * rng.standard_normal((160, num_trials))
@@ -396,8 +396,8 @@ def test_the_family_wise_error_stays_below_5_percent_after_holm():
 
 
 @pytest.mark.slow
-def test_a_difference_of_half_a_standard_deviation_is_found_in_80_percent_of_34_cases():
-    # the textbook's example: effect 0.5, n = 34, power 0.81 for the paired t-test
+def test_the_power_for_half_a_standard_deviation_with_34_cases_is_80_percent():
+    # a textbook example: effect 0.5, n = 34, power 0.81 for the paired t-test
     columns = np.random.default_rng(17).standard_normal((34, 4000)) + 0.5
     expected = 1 - stats.nct.cdf(stats.t.ppf(0.975, 33), 33, 0.5 * np.sqrt(34))
     assert expected == pytest.approx(0.81, abs=0.01)
@@ -409,8 +409,8 @@ def test_a_difference_of_half_a_standard_deviation_is_found_in_80_percent_of_34_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("interval", INTERVALS)
-def test_intervals_cover_the_truth_nearly_as_often_as_they_say(interval):
+def test_intervals_cover_the_truth_nearly_as_often_as_their_level(interval):
     columns = np.random.default_rng(18).exponential(1, (60, 3000))
-    ours = paired_bootstrap(columns, num_resamples=2000, interval=interval)
-    covered = ((ours.low <= 1) & (ours.high >= 1)).mean()
+    result = paired_bootstrap(columns, num_resamples=2000, interval=interval)
+    covered = ((result.low <= 1) & (result.high >= 1)).mean()
     assert 0.92 < covered < 0.965
