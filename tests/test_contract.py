@@ -1,4 +1,4 @@
-"""The target contract: what is refused, and that the message names what came and the way out."""
+"""The target contract: invalid inputs are refused, and the message states the input and the remedy."""
 
 import jaxtyping
 import pytest
@@ -26,21 +26,21 @@ REFUSED = {
     "a negative target": (PROB, -PROB, {}, r"target must lie in \[0, 1\]"),
     "NaN in the target": (PROB, NAN, {}, "target holds NaN in 1 of 120 values"),
     "NaN in the prediction": (NAN, PROB, {}, "prediction holds NaN in 1 of 120"),
-    "logits as probabilities": (
+    "logits in place of probabilities": (
         random_logits(2, 3, 4, 5),
         PROB,
         {},
         "for logits, use activation='softmax'",
     ),
-    "wrong channels": (
+    "a different number of channels": (
         PROB,
         soft_label(2, 4, 4, 5),
         {},
         r"images or channels.*\(2, 4, 4, 5\).*\(2, 3, 4, 5\)",
     ),
-    "another batch size": (PROB, soft_label(1, 3, 4, 5), {}, r"images or channels.*\(1, 3, 4, 5\)"),
-    "another size": (PROB, soft_label(2, 3, 4, 6), {}, r"differ in shape.*\(2, 3, 4, 6\)"),
-    "class indices of another size": (PROB, INDEX[:, :3], {}, r"\(N, \*space\).*int64 \(2, 3, 5\)"),
+    "a different batch size": (PROB, soft_label(1, 3, 4, 5), {}, r"images or channels.*\(1, 3, 4, 5\)"),
+    "a different size": (PROB, soft_label(2, 3, 4, 6), {}, r"differ in shape.*\(2, 3, 4, 6\)"),
+    "class indices of a different size": (PROB, INDEX[:, :3], {}, r"\(N, \*space\).*int64 \(2, 3, 5\)"),
     "a class that does not exist": (PROB, INDEX + 1, {}, r"indices 1 to 3, but there are 3.*ignore_index"),
     "a negative class": (PROB, INDEX - 1, {}, "indices -1 to 1"),
     "ignore_index with a soft label": (
@@ -65,17 +65,17 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("function", [dice_loss, soft_cross_entropy, overlap_stats])
-@pytest.mark.parametrize("what", REFUSED)
-def test_what_breaks_the_contract_is_refused_by_name(what, function):
-    prediction, target, options, message = REFUSED[what]
+@pytest.mark.parametrize("case", REFUSED)
+def test_functions_refuse_an_invalid_input_and_say_why(case, function):
+    prediction, target, options, message = REFUSED[case]
     with pytest.raises(ValueError, match=message):
         function(prediction, target, **options)
 
 
-@pytest.mark.parametrize("what", [name for name in REFUSED if "predi" not in name and "logits" not in name])
-def test_the_modules_refuse_the_same(what):
-    _, target, options, message = REFUSED[what]
-    logits = random_logits(*REFUSED[what][0].shape)
+@pytest.mark.parametrize("case", [name for name in REFUSED if "predi" not in name and "logits" not in name])
+def test_modules_refuse_the_same_invalid_inputs(case):
+    _, target, options, message = REFUSED[case]
+    logits = random_logits(*REFUSED[case][0].shape)
     activation = "sigmoid" if logits.shape[1] == 1 else "softmax"
     loss = SegmentationLoss(DiceLoss(activation=activation, ignore_index=options.get("ignore_index")))
     with pytest.raises(ValueError, match=message):
@@ -92,12 +92,12 @@ def test_a_sigmoid_network_refuses_class_indices():
         DiceLoss(activation="sigmoid")(random_logits(2, 3, 4, 5), INDEX)
 
 
-def test_cross_entropy_of_one_probability_channel_names_the_way_out():
+def test_cross_entropy_of_one_probability_channel_recommends_sigmoid():
     with pytest.raises(ValueError, match="activation='sigmoid'"):
         soft_cross_entropy(PROB[:, :1], PROB[:, :1])
 
 
-def test_nan_logits_are_named():
+def test_the_message_counts_nan_logits():
     logits = random_logits(2, 3, 4, 5)
     logits[0, 0, 0, :2] = torch.nan
     for loss in (DiceLoss(), SegmentationLoss(), TverskyLoss(alpha=1.0, beta=1.0, form="product")):
@@ -105,7 +105,7 @@ def test_nan_logits_are_named():
             loss(logits, INDEX)
 
 
-def test_another_device_is_named():
+def test_the_message_names_two_different_devices():
     with pytest.raises(ValueError, match="target is on meta but prediction on cpu"):
         dice_loss(PROB, PROB.to("meta"))
 
@@ -126,14 +126,14 @@ def test_another_device_is_named():
     ],
     ids=str,
 )
-def test_an_option_out_of_range_is_refused_when_the_loss_is_made(options, message, monkeypatch):
-    # outside of tests nothing checks annotations before the loss does
+def test_creating_a_loss_refuses_an_option_out_of_range(options, message, monkeypatch):
+    # type annotations are checked only in tests; users see the check of the loss itself
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     with pytest.raises(ValueError, match=message):
         TverskyLoss(**{"alpha": 0.7, "beta": 0.3, **options})
 
 
-def test_an_unknown_option_is_refused_when_the_loss_is_made():
+def test_creating_a_loss_refuses_an_unknown_option():
     with pytest.raises(TypeError, match=r"no option 'gama'; it has alpha, beta, .*gamma"):
         DiceLoss(gama=2.0)
 
@@ -151,7 +151,7 @@ def test_class_weights_are_checked(weight, message):
         dice_loss(PROB, INDEX, class_weight=weight)
 
 
-def test_background_out_of_one_channel_is_refused():
+def test_excluding_the_background_of_one_channel_is_refused():
     with pytest.raises(ValueError, match="background=False leaves no class"):
         dice_loss(PROB[:, :1], PROB[:, :1], background=False)
 
@@ -161,7 +161,7 @@ def test_negative_mixture_weights_are_refused():
         SegmentationLoss(region_weight=-1.0)
 
 
-def test_values_under_an_invalid_voxel_are_not_looked_at():
+def test_values_of_invalid_voxels_are_not_checked():
     valid = torch.ones(2, 4, 5, dtype=torch.bool)
     valid[0, 0, 0] = False
     assert torch.isfinite(dice_loss(PROB, NAN, valid=valid))

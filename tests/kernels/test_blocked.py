@@ -1,4 +1,4 @@
-"""The blocked kernel of the CPU gives the numbers and gradients of the definition."""
+"""The blocked CPU kernel computes the same values and gradients as the definition."""
 
 import math
 from functools import partial
@@ -16,11 +16,11 @@ from semidice.overlap.sums import reference_sums
 
 
 @pytest.fixture(autouse=True)
-def _tiny_blocks(monkeypatch):
+def _small_blocks(monkeypatch):
     monkeypatch.setattr(blocked, "BLOCK_SIZE", 64)
 
 
-# one block, one block more or less a voxel, primes, several small images in a block, rows larger than a block
+# one block, a block plus or minus one voxel, primes, several images per block, rows larger than a block
 SHAPES = [
     (1, 2, 1),
     (1, 2, 31),
@@ -40,7 +40,7 @@ assert_equal_to_the_definition = partial(kernels.assert_equal_to_the_definition,
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("activation", ["softmax", "sigmoid", "none"])
-def test_sums_and_gradients_of_soft_targets(shape, form, activation):
+def test_sums_and_gradients_of_soft_targets_equal_the_definition(shape, form, activation):
     prediction = soft_label(*shape, seed=4) if activation == "none" else random_logits(*shape)
     valid = random_logits(shape[0], *shape[2:], seed=6) > -1
     for mask in (None, valid):
@@ -51,18 +51,18 @@ def test_sums_and_gradients_of_soft_targets(shape, form, activation):
 
 @pytest.fixture(params=["gathered", "one hot"])
 def _both_kernels(request, monkeypatch):
-    """Class indices of few and of many classes use different kernels; here all use each of them."""
+    """Class indices use one kernel for few classes and another for many; run the test with each of them."""
     monkeypatch.setattr(blocked, "MIN_GATHERED_CLASSES", 2 if request.param == "gathered" else 1000)
 
 
-# the last: many images in a block, more classes than a block has elements, rows of whole vectors and a rest
+# the last three: many images per block, more classes than block elements, rows that end in a partial vector
 @pytest.mark.parametrize("shape", [*SHAPES, (7, 5, 3), (2, 150, 5), (1, 3, 101)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8])
 @pytest.mark.usefixtures("_both_kernels")
-def test_sums_and_gradients_of_class_indices(shape, dtype):
+def test_sums_and_gradients_of_class_indices_equal_the_definition(shape, dtype):
     target = class_map((shape[0], *shape[2:]), shape[1]).to(dtype)
     valid = random_logits(shape[0], *shape[2:], seed=6) > -1
-    # what is ignored may be no class
+    # an ignored voxel may hold an index that is not a class
     ignored = target.masked_fill(~valid, 255)
     for form in FORMS:
         for index, mask in ((target, None), (ignored, valid)):
@@ -72,7 +72,7 @@ def test_sums_and_gradients_of_class_indices(shape, dtype):
 
 
 @pytest.mark.parametrize("num_classes", [2, 3, 11, 12, 13, 31, 64, 65, 150])
-def test_any_number_of_classes(num_classes):
+def test_any_number_of_classes_equals_the_definition(num_classes):
     logits, index = random_logits(2, num_classes, 37), class_map((2, 37), num_classes)
     soft = soft_label(2, num_classes, 37)
     for target in (index, index.to(torch.int32), soft):
@@ -81,86 +81,88 @@ def test_any_number_of_classes(num_classes):
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.usefixtures("_both_kernels")
-def test_probabilities_of_exactly_0_and_1(form):
+def test_probabilities_of_exactly_0_and_1_equal_the_definition(form):
     index = class_map((2, 60), 5)
-    # a third of the voxels certain and right, a third certain and wrong, and the others between
+    # one third of the voxels is certain and correct, one third is certain and wrong, the rest is uncertain
     logits = random_logits(2, 5, 60)
-    hot = one_hot(index, 5)
-    logits[..., :20] = 300.0 * hot[..., :20]
-    logits[..., 20:40] = 300.0 * hot.roll(1, 1)[..., 20:40]
+    encoded = one_hot(index, 5)
+    logits[..., :20] = 300.0 * encoded[..., :20]
+    logits[..., 20:40] = 300.0 * encoded.roll(1, 1)[..., 20:40]
     prob = logits.softmax(1)
     assert (prob == 0).any()
     assert (prob == 1).any()
-    for target in (index, hot.float()):
+    for target in (index, encoded.float()):
         assert_equal_to_the_definition(logits, target, form=form, activation="softmax", entropy=True)
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.usefixtures("_both_kernels")
-def test_a_tie_at_1_beside_probabilities_that_are_not_0(form):
+def test_a_probability_of_1_with_other_probabilities_above_0_equals_the_definition(form):
     index = class_map((2, 40), 4)
     logits = random_logits(2, 4, 40) + 30 * one_hot(index, 4)
     prob = logits.softmax(1)
     assert (prob.amax(1) == 1).any()
     assert (prob > 0).all()
     options = {"form": form, "activation": "softmax", "entropy": False}
-    _, ours = kernels.sums_and_gradient(blocked.blocked_sums, logits, index, None, **options)
-    _, theirs = kernels.sums_and_gradient(reference_sums, logits, index, None, **options)
+    _, actual = kernels.sums_and_gradient(blocked.blocked_sums, logits, index, None, **options)
+    _, expected = kernels.sums_and_gradient(reference_sums, logits, index, None, **options)
     off_label = one_hot(index, 4) == 0
-    # all of these are far below the usual absolute tolerance
-    torch.testing.assert_close(ours[off_label], theirs[off_label], rtol=1e-4, atol=0)
+    # all of these gradients are far below the default absolute tolerance
+    torch.testing.assert_close(actual[off_label], expected[off_label], rtol=1e-4, atol=0)
 
 
 @pytest.mark.parametrize("form", ["min", "product"])
 @pytest.mark.parametrize("shape", [(2, 3, 401), (1, 14, 7, 19), (3, 2, 32)], ids=str)
-def test_at_the_label_there_is_no_error_and_no_gradient(form, shape, monkeypatch):
-    # The bits of a softmax depend on whether it is made in whole vectors: so they are in every real block.
+def test_errors_and_gradient_are_zero_at_the_label(form, shape, monkeypatch):
+    # Softmax rounds differently in full and partial vectors. Blocks of the real size have full vectors only.
     monkeypatch.setattr(blocked, "BLOCK_SIZE", 512)
     logits = random_logits(*shape)
-    # the label is what the network outputs, to the bit, and the incoming gradient that of a Dice loss
-    free, label = logits.requires_grad_(), logits.detach().softmax(1)
-    sums = blocked.blocked_sums(free, label, None, SumsOptions("softmax", form, entropy=False)).overlap
+    # the label equals the network output bit for bit, and the incoming gradient is that of a Dice loss
+    leaf, label = logits.requires_grad_(), logits.detach().softmax(1)
+    sums = blocked.blocked_sums(leaf, label, None, SumsOptions("softmax", form, entropy=False)).overlap
     assert torch.count_nonzero(sums.fp) == 0
     assert torch.count_nonzero(sums.fn) == 0
     errors = 0.5 * sums.fp + 0.5 * sums.fn
     (errors / (sums.tp + errors)).sum().backward()
-    assert torch.count_nonzero(free.grad) == 0
+    assert torch.count_nonzero(leaf.grad) == 0
 
 
 @pytest.mark.usefixtures("_both_kernels")
-def test_a_certain_class_keeps_the_digits_of_its_few_errors():
+def test_small_errors_of_a_certain_class_are_accurate():
     index = class_map((1, 2000), 3)
     logits = random_logits(1, 3, 2000) + 9 * one_hot(index, 3)
     options = SumsOptions("softmax", "min", entropy=True)
     exact = reference_sums(logits.double(), index, None, options)
     for target in (index, one_hot(index, 3).float()):
-        ours = blocked.blocked_sums(logits, target, None, options)
+        sums = blocked.blocked_sums(logits, target, None, options)
         for part in ("fp", "fn"):
-            mine, true = getattr(ours.overlap, part).double(), getattr(exact.overlap, part)
-            assert (true < 0.02 * exact.mass).all()
-            # a difference of two sums as large as the mass would be wrong by a part in ten thousand
-            torch.testing.assert_close(mine, true, rtol=2e-6, atol=0)
-        torch.testing.assert_close(ours.entropy.double(), exact.entropy, rtol=1e-4, atol=0)
+            actual, expected = getattr(sums.overlap, part).double(), getattr(exact.overlap, part)
+            assert (expected < 0.02 * exact.mass).all()
+            # subtracting two sums as large as the mass would give a relative error of 1e-4
+            torch.testing.assert_close(actual, expected, rtol=2e-6, atol=0)
+        torch.testing.assert_close(sums.entropy.double(), exact.entropy, rtol=1e-4, atol=0)
 
 
 @pytest.mark.usefixtures("_both_kernels")
 @pytest.mark.parametrize("soft", [False, True])
-def test_an_ignored_voxel_may_hold_nan_and_no_class(soft):
+def test_an_ignored_voxel_may_hold_nan_and_an_invalid_class(soft):
     logits, index = random_logits(2, 4, 50), class_map((2, 50), 4)
     valid = torch.ones(2, 50, dtype=torch.bool)
     valid[:, 10:30] = False
     target = soft_label(2, 4, 50) if soft else index
-    free = logits.masked_fill(~valid.unsqueeze(1), math.nan).requires_grad_()
-    poisoned = target.masked_fill(~valid.unsqueeze(1), math.nan) if soft else index.masked_fill(~valid, -1)
+    leaf = logits.masked_fill(~valid.unsqueeze(1), math.nan).requires_grad_()
+    corrupted_target = (
+        target.masked_fill(~valid.unsqueeze(1), math.nan) if soft else index.masked_fill(~valid, -1)
+    )
     options = {"activation": "softmax", "form": "min", "entropy": True}
-    ours = kernels.sums_and_gradient(blocked.blocked_sums, free, poisoned, valid, **options)
-    theirs = kernels.sums_and_gradient(reference_sums, logits, target, valid, **options)
-    torch.testing.assert_close(ours, theirs)
-    assert torch.count_nonzero(ours[1][..., 10:30]) == 0
+    actual = kernels.sums_and_gradient(blocked.blocked_sums, leaf, corrupted_target, valid, **options)
+    expected = kernels.sums_and_gradient(reference_sums, logits, target, valid, **options)
+    torch.testing.assert_close(actual, expected)
+    assert torch.count_nonzero(actual[1][..., 10:30]) == 0
 
 
 @pytest.mark.parametrize("num_classes", [3, 14])
-def test_a_label_whose_probability_is_lost_still_has_its_entropy(num_classes):
+def test_the_entropy_is_correct_where_the_probability_of_the_label_underflows(num_classes):
     logits, index = random_logits(1, num_classes, 40), class_map((1, 40), num_classes)
     logits[:, :, ::3] -= 150.0 * one_hot(index, num_classes)[:, :, ::3]
     assert (logits.softmax(1) == 0).any()
@@ -168,14 +170,14 @@ def test_a_label_whose_probability_is_lost_still_has_its_entropy(num_classes):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
-def test_other_precisions(dtype):
+def test_other_precisions_equal_the_definition(dtype):
     logits, target = random_logits(2, 3, 9, 10).to(dtype), soft_label(2, 3, 9, 10).to(dtype)
     assert_equal_to_the_definition(logits, target, form="min", activation="softmax", entropy=True)
 
 
-@pytest.mark.parametrize("wanted", [("min", False), (None, True), ("product", True)], ids=str)
-def test_what_is_not_asked_for_is_none(wanted):
-    form, entropy = wanted
+@pytest.mark.parametrize("requested", [("min", False), (None, True), ("product", True)], ids=str)
+def test_sums_that_are_not_requested_are_none(requested):
+    form, entropy = requested
     logits, target = random_logits(2, 3, 40), soft_label(2, 3, 40)
     sums = blocked.blocked_sums(logits, target, None, SumsOptions("softmax", form, entropy))
     assert (sums.overlap is None) == (form is None)
@@ -183,7 +185,7 @@ def test_what_is_not_asked_for_is_none(wanted):
     assert_equal_to_the_definition(logits, target, form=form, activation="softmax", entropy=entropy)
 
 
-def test_any_strides():
+def test_any_strides_equal_the_definition():
     logits, target = random_logits(2, 3, 8, 12), soft_label(2, 3, 8, 12)
     options = {"form": "min", "activation": "softmax", "entropy": True}
     channels_last = logits.contiguous(memory_format=torch.channels_last)
@@ -193,7 +195,7 @@ def test_any_strides():
     assert_equal_to_the_definition(logits[:, :, 0, 0].expand(2, 3), target[:, :, 0, 0], **options)
 
 
-def test_a_second_derivative_goes_through_the_definition():
+def test_second_derivatives_use_the_definition():
     logits, target = random_logits(2, 2, 3, dtype=torch.float64), soft_label(2, 2, 3, dtype=torch.float64)
 
     def entropy_and_overlap(x):
@@ -203,24 +205,24 @@ def test_a_second_derivative_goes_through_the_definition():
     assert torch.autograd.gradgradcheck(entropy_and_overlap, (logits.requires_grad_(),))
 
 
-def test_it_is_used_for_large_tensors_until_it_is_turned_off(monkeypatch):
-    used = []
+def test_the_kernel_is_used_for_large_tensors_unless_kernels_are_disabled(monkeypatch):
+    calls = []
     monkeypatch.setattr(
-        "semidice.kernels.blocked_sums", lambda *args: used.append(args) or reference_sums(*args)
+        "semidice.kernels.blocked_sums", lambda *args: calls.append(args) or reference_sums(*args)
     )
     large, small = random_logits(1, 2, 600, 600), random_logits(1, 2, 9)
     options = SumsOptions("softmax", "min", entropy=False)
     segmentation_sums(small, soft_label(1, 2, 9), None, options)
-    assert not used
+    assert not calls
     target = soft_label(1, 2, 600, 600)
     segmentation_sums(large, target, None, options)
-    assert len(used) == 1
-    # a target that asks for a gradient has one in the definition only
+    assert len(calls) == 1
+    # only the definition computes the gradient of a target
     segmentation_sums(large, target.clone().requires_grad_(), None, options)
-    assert len(used) == 1
+    assert len(calls) == 1
     try:
         semidice.use_kernels(False)
         segmentation_sums(large, target, None, options)
     finally:
         semidice.use_kernels(True)
-    assert len(used) == 1
+    assert len(calls) == 1

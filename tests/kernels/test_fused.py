@@ -1,6 +1,6 @@
-"""The Triton kernels give the numbers and gradients of the definition.
+"""The Triton kernels compute the same values and gradients as the definition.
 
-Without a GPU they run in Triton's interpreter, on the CPU; on a GPU (`make test-gpu`) compiled.
+Without a GPU they run on the CPU, in Triton's interpreter. On a GPU (`make test-gpu`) they are compiled.
 """
 
 import itertools
@@ -30,7 +30,7 @@ FIVE_CLASSES = flat_inputs(
     torch.zeros(1, 5, 4096), torch.zeros(1, 5, 4096), None, SumsOptions("softmax", "min", entropy=True)
 ).layout.forward
 BLOCK, PROGRAM = FIVE_CLASSES.voxel_block, FIVE_CLASSES.voxel_block * FIVE_CLASSES.num_tiles
-# 1, a block, a program's voxels and their neighbours, primes, plain classification, many classes
+# 1 voxel, about one block, more than one program, primes, no axes of space, many classes
 SHAPES = [
     (1, 2, 1),
     (2, 5, BLOCK - 1),
@@ -48,8 +48,8 @@ num_multiprocessors = layout._num_multiprocessors
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _a_small_gpu():
-    """The tensors are small as well, and so programs have several tiles."""
+def _one_multiprocessor():
+    """Simulate a GPU with one multiprocessor, so that programs have several tiles of small tensors."""
     kernels.forget_plans()
     with patch.object(layout, "_num_multiprocessors", lambda device: 1):
         yield
@@ -58,17 +58,17 @@ def _a_small_gpu():
 
 def assert_equal_to_the_definition(prediction, target, valid=None, **options):
     on_device = [None if tensor is None else tensor.to(DEVICE) for tensor in (prediction, target, valid)]
-    # sums of a few hundred float32 in another order
+    # sums of a few hundred float32 numbers, added in a different order
     kernels.assert_equal_to_the_definition(fused.fused_sums, *on_device, tolerance=1e-5, **options)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("activation", ["softmax", "sigmoid", "none"])
-def test_sums_and_gradients_of_soft_targets(shape, form, activation):
+def test_sums_and_gradients_of_soft_targets_equal_the_definition(shape, form, activation):
     prediction = soft_label(*shape, seed=4) if activation == "none" else random_logits(*shape)
     valid = random_logits(shape[0], *shape[2:], seed=6) > -1
-    # the interpreter takes its time, and masks do not know of forms
+    # the interpreter is slow, and masks do not depend on the form
     for mask in (None, valid) if form == "min" or ON_GPU else (valid,):
         assert_equal_to_the_definition(
             prediction, soft_label(*shape), mask, form=form, activation=activation, entropy=True
@@ -77,27 +77,27 @@ def test_sums_and_gradients_of_soft_targets(shape, form, activation):
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
-def test_sums_and_gradients_of_class_indices(shape, dtype):
+def test_sums_and_gradients_of_class_indices_equal_the_definition(shape, dtype):
     if shape[1] > 256:
-        # what a byte does not hold
+        # a byte cannot hold these class indices
         dtype = torch.promote_types(dtype, torch.int16)
     target = class_map((shape[0], *shape[2:]), shape[1]).to(dtype)
-    # the interpreter takes its time: there each shape has one of the forms
+    # the interpreter is slow, so without a GPU each shape is tested in one form only
     for form in FORMS if ON_GPU else [list(FORMS)[SHAPES.index(shape) % len(FORMS)]]:
         assert_equal_to_the_definition(
             random_logits(*shape), target, form=form, activation="softmax", entropy=True
         )
 
 
-# few classes; a table of whole numbers at places that are and are not multiples of 8 bytes
+# few classes; integer tables at addresses that are and are not multiples of 8 bytes
 @pytest.mark.parametrize("shape", [(2, 3, 70), (3, 53, 300), (2, 64, 257)], ids=str)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("activation", ["softmax", "sigmoid", "none"])
-def test_class_indices_under_a_mask(shape, form, activation):
+def test_class_indices_with_a_mask_equal_the_definition(shape, form, activation):
     prediction = soft_label(*shape, seed=4) if activation == "none" else random_logits(*shape)
     target = class_map((shape[0], *shape[2:]), shape[1])
     valid = random_logits(shape[0], *shape[2:], seed=6) > -1
-    # what does not count may be anything, such as an index beyond all classes
+    # an ignored voxel may hold any value, such as an index that is not a class
     target[~valid] = 255
     for entropy in (True, False) if shape[1] == 53 else (True,):
         assert_equal_to_the_definition(
@@ -107,12 +107,12 @@ def test_class_indices_under_a_mask(shape, form, activation):
 
 @pytest.mark.parametrize("shape", [(1, 3, 80), (1, 70, 40)], ids=str)
 @pytest.mark.parametrize("form", FORMS)
-def test_class_indices_far_from_and_next_to_certainty(shape, form):
+def test_certain_and_uncertain_class_indices_equal_the_definition(shape, form):
     logits, target = random_logits(*shape), class_map((shape[0], shape[2]), shape[1])
-    right = torch.zeros(shape).scatter_(1, target[:, None], 1.0)
-    # a voxel is certain and right, certain and wrong, or torn between classes that are far above all others
+    encoded = torch.zeros(shape).scatter_(1, target[:, None], 1.0)
+    # voxels that are certain and correct, certain and wrong, uncertain with very large logits, and others
     kind = torch.arange(shape[2]) % 4
-    logits += torch.where(kind == 0, 60.0, torch.where(kind == 1, -60.0, 0.0)) * right
+    logits += torch.where(kind == 0, 60.0, torch.where(kind == 1, -60.0, 0.0)) * encoded
     logits += torch.where(kind == 2, 300.0, 0.0)
     assert_equal_to_the_definition(logits, target, form=form, activation="softmax", entropy=True)
 
@@ -121,8 +121,8 @@ def test_class_indices_far_from_and_next_to_certainty(shape, form):
 @pytest.mark.parametrize("region_weight", [0.75, 0.0])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.filterwarnings("ignore:invalid value")
-def test_what_is_not_finite_shows(num_classes, region_weight, value):
-    """On a GPU nothing looks at values: the loss has to tell."""
+def test_the_loss_is_not_finite_if_a_logit_is_not(num_classes, region_weight, value):
+    """On a GPU the values of the inputs are not checked, so the loss must show the problem."""
     logits, target = random_logits(2, num_classes, 50), class_map((2, 50), num_classes)
     logits[1, 1, 7] = value
     options = DICE_AND_ENTROPY._replace(region_weight=region_weight)
@@ -131,28 +131,28 @@ def test_what_is_not_finite_shows(num_classes, region_weight, value):
 
 
 @pytest.mark.parametrize("num_classes", [3, 60])
-def test_an_index_beyond_the_classes_is_no_class(num_classes):
+def test_an_index_above_the_number_of_classes_counts_as_no_class(num_classes):
     logits, target = random_logits(1, num_classes, 50), class_map((1, 50), num_classes)
-    stray = target.clone()
-    stray[:, ::7] = num_classes + 3
-    one_hot = torch.nn.functional.one_hot(stray, num_classes + 4)[..., :num_classes].movedim(-1, 1).float()
+    invalid = target.clone()
+    invalid[:, ::7] = num_classes + 3
+    one_hot = torch.nn.functional.one_hot(invalid, num_classes + 4)[..., :num_classes].movedim(-1, 1).float()
     options = SumsOptions("softmax", "relaxed", entropy=True)
     results = []
-    for label in (stray, one_hot):
-        free = logits.to(DEVICE).requires_grad_()
-        sums = fused.fused_sums(free, label.to(DEVICE), None, options)
+    for label in (invalid, one_hot):
+        leaf = logits.to(DEVICE).requires_grad_()
+        sums = fused.fused_sums(leaf, label.to(DEVICE), None, options)
         (sums.overlap.tp.sum() + 2 * sums.overlap.fp.square().sum() + sums.entropy.sum()).backward()
-        results.append((*sums.overlap, sums.entropy, sums.mass, free.grad))
-    for mine, theirs in zip(*results, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+        results.append((*sums.overlap, sums.entropy, sums.mass, leaf.grad))
+    for actual, expected in zip(*results, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 TABLES = ("FORWARD", "HARD_FORWARD", "BACKWARD", "HARD_BACKWARD")
 
 
 @pytest.fixture(params=["few voxels", "many voxels"])
-def by_class(request, monkeypatch):
-    """A block of classes at a time, as if all were too many: their blocks and not their number matter."""
+def class_blocks(request, monkeypatch):
+    """Use the tiling of very many classes, which computes one block of classes at a time, for any number."""
     for name in TABLES:
         monkeypatch.setattr(tiling_tables, name, getattr(tiling_tables, name)[-1:])
     if request.param == "many voxels":
@@ -175,11 +175,11 @@ BLOCKED_SHAPES = [
 
 @pytest.mark.parametrize("shape", BLOCKED_SHAPES, ids=str)
 @pytest.mark.parametrize("activation", ["softmax", "sigmoid", "none"])
-def test_a_block_of_classes_at_a_time(by_class, shape, activation):
+def test_blocks_of_classes_equal_the_definition(class_blocks, shape, activation):
     prediction = soft_label(*shape, seed=4) if activation == "none" else random_logits(*shape)
     valid = random_logits(shape[0], *shape[2:], seed=6) > -1
     hard = class_map((shape[0], *shape[2:]), shape[1])
-    # the interpreter takes its time: there each shape has one of the forms
+    # the interpreter is slow, so without a GPU each shape is tested in one form only
     for form in FORMS if ON_GPU else [list(FORMS)[BLOCKED_SHAPES.index(shape) % len(FORMS)]]:
         for target, mask in ((soft_label(*shape), valid), (hard, None), (hard.to(torch.uint8), valid)):
             assert_equal_to_the_definition(
@@ -188,13 +188,13 @@ def test_a_block_of_classes_at_a_time(by_class, shape, activation):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_by_blocks_of_classes(by_class, dtype):
+def test_half_precision_in_blocks_of_classes_equals_the_definition(class_blocks, dtype):
     logits, target = random_logits(2, 11, 9, 10).to(dtype), soft_label(2, 11, 9, 10).to(dtype)
     for label in (target, class_map((2, 9, 10), 11)):
         assert_equal_to_the_definition(logits, label, form="min", activation="softmax", entropy=True)
 
 
-def test_any_strides_by_blocks_of_classes(by_class):
+def test_any_strides_in_blocks_of_classes_equal_the_definition(class_blocks):
     logits, target = random_logits(2, 11, 8, 12), soft_label(2, 11, 8, 12)
     options = {"form": "min", "activation": "softmax", "entropy": True}
     channels_last = logits.contiguous(memory_format=torch.channels_last)
@@ -203,72 +203,72 @@ def test_any_strides_by_blocks_of_classes(by_class):
     assert_equal_to_the_definition(logits.transpose(2, 3), target.transpose(2, 3), **options)
 
 
-def assert_ignored_voxels_may_hold_anything(num_classes, whatever, hard):
+def assert_ignored_voxels_have_no_effect(num_classes, ignored_value, hard):
     logits, valid = random_logits(2, num_classes, 30), random_logits(2, 30, seed=6) > 0
     target = class_map((2, 30), num_classes) if hard else soft_label(2, num_classes, 30)
     results = []
-    for held in (0.0, whatever):
-        free = torch.where(valid[:, None], logits, held).to(DEVICE).requires_grad_()
-        sums = fused.fused_sums(free, target.to(DEVICE), valid.to(DEVICE), ALL_SUMS)
+    for fill in (0.0, ignored_value):
+        leaf = torch.where(valid[:, None], logits, fill).to(DEVICE).requires_grad_()
+        sums = fused.fused_sums(leaf, target.to(DEVICE), valid.to(DEVICE), ALL_SUMS)
         (sums.overlap.fp.square().sum() + sums.entropy.sum()).backward()
-        results.append((*sums.overlap, sums.entropy, sums.mass, free.grad))
-    for mine, theirs in zip(*results, strict=True):
-        assert torch.equal(mine, theirs)
+        results.append((*sums.overlap, sums.entropy, sums.mass, leaf.grad))
+    for expected, actual in zip(*results, strict=True):
+        assert torch.equal(actual, expected)
 
 
-IGNORED = pytest.mark.parametrize(
-    ("whatever", "hard"), list(itertools.product([float("nan"), float("inf")], [False, True]))
+each_ignored_value = pytest.mark.parametrize(
+    ("ignored_value", "hard"), list(itertools.product([float("nan"), float("inf")], [False, True]))
 )
 
 
-@IGNORED
+@each_ignored_value
 @pytest.mark.parametrize("num_classes", [3, 60, 170])
 @pytest.mark.filterwarnings("ignore:invalid value")
-def test_ignored_voxels_may_hold_anything(num_classes, whatever, hard):
-    assert_ignored_voxels_may_hold_anything(num_classes, whatever, hard)
+def test_ignored_voxels_may_hold_any_value(num_classes, ignored_value, hard):
+    assert_ignored_voxels_have_no_effect(num_classes, ignored_value, hard)
 
 
-@IGNORED
+@each_ignored_value
 @pytest.mark.filterwarnings("ignore:invalid value")
-def test_ignored_voxels_may_hold_anything_by_blocks_of_classes(by_class, whatever, hard):
-    assert_ignored_voxels_may_hold_anything(11, whatever, hard)
+def test_ignored_voxels_may_hold_any_value_in_blocks_of_classes(class_blocks, ignored_value, hard):
+    assert_ignored_voxels_have_no_effect(11, ignored_value, hard)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.filterwarnings("ignore:invalid value")
-def test_what_is_not_finite_shows_by_blocks_of_classes(by_class, value):
+def test_the_loss_is_not_finite_if_a_logit_is_not_in_blocks_of_classes(class_blocks, value):
     logits, target = random_logits(2, 11, 30), class_map((2, 30), 11)
     logits[1, 9, 7] = value
     assert not mixture_and_gradient(logits.to(DEVICE), target.to(DEVICE))[0].isfinite()
 
 
-def test_a_softmax_by_blocks_of_classes_far_from_and_next_to_certainty(by_class):
+def test_a_certain_or_uncertain_softmax_in_blocks_of_classes_equals_the_definition(class_blocks):
     logits, target = random_logits(1, 37, 80), class_map((1, 80), 37)
-    right = torch.zeros_like(logits).scatter_(1, target[:, None], 1.0)
+    encoded = torch.zeros_like(logits).scatter_(1, target[:, None], 1.0)
     kind = torch.arange(80) % 5
-    logits += torch.where(kind == 0, 60.0, torch.where(kind == 1, -60.0, 0.0)) * right
+    logits += torch.where(kind == 0, 60.0, torch.where(kind == 1, -60.0, 0.0)) * encoded
     logits += torch.where(kind == 2, 300.0, torch.where(kind == 3, -3000.0, 0.0))
-    # a block that rises from class to class, of which each is the largest for a while
+    # logits that rise from class to class, so that the running maximum changes with every class
     logits[..., kind == 4] += torch.arange(37.0)[None, :, None]
     assert_equal_to_the_definition(logits, target, form="min", activation="softmax", entropy=True)
 
 
-def test_few_voxels_are_spread_over_the_gpu_and_many_are_not():
+def test_few_voxels_use_small_blocks_and_many_voxels_use_the_tilings_of_the_table():
     options = torch.float32, torch.float32, False, "softmax", "min", True
 
-    def chosen(num_voxels):
+    def chosen_tilings(num_voxels):
         stride = (2000 * num_voxels, num_voxels, 1)
         planned = Layout((1, 2000, num_voxels), stride, stride, *options)
         return planned.norms, planned.backward
 
-    assert chosen(2**18) == (tilings.NORMS, tilings.BLOCK_GRADIENT)
-    for few, many in zip(chosen(1000), chosen(2**18), strict=True):
+    assert chosen_tilings(2**18) == (tilings.NORMS, tilings.BLOCK_GRADIENT)
+    for few, many in zip(chosen_tilings(1000), chosen_tilings(2**18), strict=True):
         assert few.voxel_block == layout._MIN_VOXEL_BLOCK
         assert few.voxel_block * few.class_block == many.voxel_block * many.class_block
 
 
-def test_small_batches_take_three_launches():
-    """The loss adds up their partial sums by itself, and no program goes through tiles that are not there."""
+def test_small_batches_need_three_launches():
+    """The loss kernel adds up their partial sums, and no program loops over tiles that do not exist."""
     for shape in ((8, 2, 256**2), (8, 2, 512**2), (8, 3, 512**2)):
         for dtype, target_dtype in itertools.product(
             (torch.float32, torch.bfloat16), (torch.float32, torch.uint8)
@@ -281,7 +281,7 @@ def test_small_batches_take_three_launches():
 
 @pytest.mark.parametrize("num_images", [1, 3, 8, 5000])
 @pytest.mark.parametrize("num_classes", [2, 14, 64, 150, 2000])
-def test_programs_fill_the_gpu_some_whole_number_of_times(num_images, num_classes):
+def test_the_number_of_programs_fills_the_gpu_a_whole_number_of_times(num_images, num_classes):
     for num_voxels in (1, 1000, 2**15, 2**21):
         stride = (num_classes * num_voxels, num_voxels, 1)
         planned = Layout(
@@ -293,13 +293,13 @@ def test_programs_fill_the_gpu_some_whole_number_of_times(num_images, num_classe
         assert -(-num_tiles // tiling.num_tiles) <= num_programs <= num_tiles
         at_once = planned.programs_at_once // planned.num_blocks
         if num_images * num_tiles >= tiling.num_tiles * at_once and num_images < at_once:
-            # the last round lacks fewer programs than there are images
+            # the unused program slots of the last round are fewer than the images
             assert -num_images * num_programs % at_once < num_images
 
 
-# the largest number that is computed whole, soft targets of fewer, and the fewest that are by block
+# soft targets, the largest number of classes computed all at once, and the smallest computed in blocks
 @pytest.mark.parametrize(("num_classes", "kind"), [(321, "soft"), (1024, "hard"), (1025, "hard")])
-def test_the_mixture_of_many_classes(num_classes, kind):
+def test_the_mixture_of_many_classes_equals_the_definition(num_classes, kind):
     shape = (2, num_classes, 7)
     logits = random_logits(*shape).to(DEVICE)
     target = (soft_label(*shape) if kind == "soft" else class_map((2, 7), num_classes)).to(DEVICE)
@@ -315,18 +315,18 @@ def test_the_mixture_of_many_classes(num_classes, kind):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("target_dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_half_precision_logits_and_targets(dtype, target_dtype):
+def test_half_precision_logits_and_targets_equal_the_definition(dtype, target_dtype):
     logits, target = random_logits(2, 3, 9, 10).to(dtype), soft_label(2, 3, 9, 10).to(target_dtype)
     assert_equal_to_the_definition(logits, target, form="min", activation="softmax", entropy=True)
 
 
-def test_only_what_is_asked_for():
+def test_overlap_alone_and_entropy_alone_equal_the_definition():
     logits, target = random_logits(2, 3, 40), soft_label(2, 3, 40)
     for form, entropy in (("min", False), (None, True)):
         assert_equal_to_the_definition(logits, target, form=form, activation="softmax", entropy=entropy)
 
 
-def test_any_strides():
+def test_any_strides_equal_the_definition():
     logits, target = random_logits(2, 3, 8, 12), soft_label(2, 3, 8, 12)
     options = {"form": "min", "activation": "softmax", "entropy": True}
     channels_last = logits.contiguous(memory_format=torch.channels_last)
@@ -338,17 +338,17 @@ def test_any_strides():
     assert_equal_to_the_definition(logits.transpose(2, 3), target.transpose(2, 3), **options)
 
 
-def test_a_second_derivative_goes_through_the_definition():
+def test_second_derivatives_use_the_definition():
     logits, target = random_logits(1, 2, 5).to(DEVICE).requires_grad_(), soft_label(1, 2, 5).to(DEVICE)
 
-    def curvature(function):
+    def second_derivative(function):
         sums = function(logits, target, None, SumsOptions("softmax", "product", entropy=True))
         (slope,) = torch.autograd.grad(
             sums.entropy.sum() + sums.overlap.tp.square().sum(), logits, create_graph=True
         )
         return torch.autograd.grad(slope.square().sum(), logits)[0]
 
-    torch.testing.assert_close(curvature(fused.fused_sums), curvature(reference_sums))
+    torch.testing.assert_close(second_derivative(fused.fused_sums), second_derivative(reference_sums))
 
 
 MIXTURES = {
@@ -374,7 +374,7 @@ def test_the_mixture_in_three_launches_equals_the_definition(name, kind, weighte
     logits = random_logits(3, 4, 37).to(DEVICE)
     target = soft_label(3, 4, 37) if kind == "soft" else class_map((3, 37), 4)
     if kind == "hard":
-        # class 3 nowhere, class 2 in one image only, an image of background alone
+        # class 3 is absent, class 2 is in one image only, and one image is all background
         target = torch.where(target == 3, 0, target)
         target[1:] = torch.where(target[1:] == 2, 1, target[1:])
         target[2] = 0
@@ -384,8 +384,8 @@ def test_the_mixture_in_three_launches_equals_the_definition(name, kind, weighte
     region_options = RegionOptions(alpha=0.7, beta=0.3, **MIXTURES[name])
     options = MixtureOptions("softmax", region_options)
 
-    free = logits.clone().requires_grad_()
-    total, (entropy, region) = fused.fused_mixture(free, target, valid, options, weight, parts=True)
+    leaf = logits.clone().requires_grad_()
+    total, (entropy, region) = fused.fused_mixture(leaf, target, valid, options, weight, parts=True)
     (2.5 * total).backward()
 
     defined = logits.clone().requires_grad_()
@@ -396,10 +396,10 @@ def test_the_mixture_in_three_launches_equals_the_definition(name, kind, weighte
     (2.5 * (0.25 * defined_entropy + 0.75 * defined_region)).backward()
 
     torch.testing.assert_close(entropy, defined_entropy.detach())
-    # one log and one exp more than a power has
+    # the kernel computes a power as exp and log, which adds rounding errors
     torch.testing.assert_close(region, defined_region.detach(), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(total.detach(), (0.25 * entropy + 0.75 * region))
-    torch.testing.assert_close(free.grad, defined.grad, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(leaf.grad, defined.grad, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("over", ["batch", "image"])
@@ -426,7 +426,7 @@ def test_totals_are_the_sums_of_all_programs(num_programs):
     torch.testing.assert_close(
         workspace[11:-5].double(), partials.double().sum(1).flatten(), rtol=5e-6, atol=0.0
     )
-    # and nothing before or behind them
+    # the launch writes nothing before or after them
     assert (workspace[:11] == -1).all()
     assert (workspace[-5:] == -1).all()
 
@@ -446,13 +446,13 @@ def test_totals_are_the_sums_of_all_programs(num_programs):
         (3, 16, (4,)),
     ],
 )
-def test_classes_are_padded_little(num_classes, step, rows):
+def test_classes_are_split_into_chunks_with_little_padding(num_classes, step, rows):
     chunks = class_chunks(num_classes, step)
     assert tuple(num_rows for _, num_rows in chunks) == rows
     assert [first for first, _ in chunks] == [sum(rows[:i]) for i in range(len(rows))]
 
 
-def test_no_number_of_classes_is_cut_or_padded_by_more_than_a_seventh_or_a_step():
+def test_padding_is_at_most_15_percent_or_one_step_for_any_number_of_classes():
     for num_classes, step in itertools.product(range(1, 1025), (1, 4, 32, 128)):
         rows = [num_rows for _, num_rows in class_chunks(num_classes, step)]
         assert num_classes <= sum(rows) <= max(1.15 * num_classes, num_classes + step)
@@ -460,12 +460,12 @@ def test_no_number_of_classes_is_cut_or_padded_by_more_than_a_seventh_or_a_step(
         assert all(num_rows % min(step, rows[0]) == 0 for num_rows in rows)
 
 
-def test_the_whole_numbers_of_a_table_hold_all_voxels_of_a_program():
-    for most_classes, *of_sizes in tiling_tables.HARD_FORWARD:
-        in_table = [tiling for tiling in of_sizes if tiling.class_block is None]
-        if most_classes >= plans.MIN_INDEX_SUMS and in_table:
-            num_voxels = max(tiling.voxel_block * tiling.num_tiles for tiling in in_table)
-            # probabilities stay below one voxel's count, and both sums within 63 bits
+def test_the_integers_of_a_table_can_count_all_voxels_of_a_program():
+    for max_classes, *tilings_by_size in tiling_tables.HARD_FORWARD:
+        without_blocks = [tiling for tiling in tilings_by_size if tiling.class_block is None]
+        if max_classes >= plans.MIN_INDEX_SUMS and without_blocks:
+            num_voxels = max(tiling.voxel_block * tiling.num_tiles for tiling in without_blocks)
+            # the probabilities add up to less than the count of one voxel, and both sums fit in 63 bits
             assert num_voxels * index_sums.PROB_UNITS.value < index_sums.COUNT.value
             assert (num_voxels + 1) * index_sums.COUNT.value < 2**63
             assert num_voxels * index_sums.MAX_BIT_UNITS.value < 2**63
@@ -499,7 +499,7 @@ def pointers_of(**types):
     }
 
 def compile_for_hopper(kernel, pointers, constants, num_warps, registers=None):
-    # a tensor that is None is a constant
+    # Triton treats a tensor that is None as a constant
     constants = constants | {
         name: None for name in kernel.arg_names if name.endswith("_ptr") and name not in pointers
     }
@@ -516,16 +516,16 @@ def compile_for_hopper(kernel, pointers, constants, num_warps, registers=None):
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
 
 def check_exponentials(compiled, constants, tile, extra):
-    # the compiler may make a tile twice, in two layouts, rather than move it: slow, and nothing else tells
-    by_class = tile.class_block is not None
-    rows = tile.class_block if by_class else sum(num_rows for _, num_rows in constants["SPEC"].chunks)
-    # twice over the classes in the gradient
-    num_passes = 2 if by_class and "gradient" in compiled.name else 1
+    # the compiler may compute a tile twice, in two layouts, which is slow; only this count reveals it
+    in_blocks = tile.class_block is not None
+    rows = tile.class_block if in_blocks else sum(num_rows for _, num_rows in constants["SPEC"].chunks)
+    # the gradient passes over the classes twice
+    num_passes = 2 if in_blocks and "gradient" in compiled.name else 1
     elements = num_passes * rows * tile.voxel_block // (32 * tile.num_warps)
     count = compiled.asm["ptx"].count("ex2.approx")
     assert count < 1.5 * elements + extra, (compiled.name, constants["SPEC"], tile, elements, count)
-    if by_class:
-        # and it holds what it needs in registers
+    if in_blocks:
+        # all values are kept in registers
         assert resources(compiled)["STACK"] == 0, (compiled.name, tile)
 
 def resources(compiled):
@@ -533,17 +533,17 @@ def resources(compiled):
         file.write(compiled.asm["cubin"])
         file.flush()
         tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-        done = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True)
-    return {name: int(number) for name, number in re.findall(r" ([A-Z]+):(\\d+)", done.stdout)}
+        process = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True)
+    return {name: int(number) for name, number in re.findall(r" ([A-Z]+):(\\d+)", process.stdout)}
 
-def check_at_once(compiled, layout, tile):
-    # as many as are counted on do fit a multiprocessor: registers come by eights, and a program takes a
-    # kilobyte of shared memory for itself
+def check_programs_at_once(compiled, layout, tile):
+    # the assumed number of programs fits on a multiprocessor: registers are allocated in groups of eight,
+    # and each program needs an additional kilobyte of shared memory
     registers = 32 * tile.num_warps * -(-resources(compiled)["REG"] // 8) * 8
     fit = min(2**16 // registers, 228 * 1024 // (compiled.metadata.shared + 1024), 32)
     assert layout.programs_at_once <= 132 * fit, (compiled.name, tile, registers, compiled.metadata.shared)
 
-# one number of classes of every tiling, in three chunks or fewer
+# one number of classes for every tiling, in one to three chunks
 CASES = (
     (3, "*fp32", "*fp32"), (14, "*fp32", "*fp32"), (14, "*bf16", "*u8"), (19, "*bf16", "*u8"),
     (27, "*fp32", "*u8"), (64, "*bf16", "*u8"), (100, "*fp32", "*fp32"), (150, "*bf16", "*u8"),
@@ -560,7 +560,7 @@ for num_classes, logits, target in CASES:
     constants = dict(SPEC=layout.spec(tile), logits_stride_v=1, target_stride_v=1)
     compiled = compile_for_hopper(kernel, pointers, constants, tile.num_warps, tile.registers)
     check_exponentials(compiled, constants, tile, tile.vector)
-    check_at_once(compiled, layout, tile)
+    check_programs_at_once(compiled, layout, tile)
     tile = layout.backward
     kernel = plans.gradient_launch(layout, stride)._kernel
     constants = dict(SPEC=layout.spec(tile), logits_stride_v=1, target_stride_v=1, gradient_stride_v=1)
@@ -590,17 +590,17 @@ print("compiled")
 """
 
 
-def test_the_kernels_compile_for_a_gpu_that_is_not_there():
-    """The interpreter takes what the compiler refuses, such as five warps."""
+def test_the_kernels_compile_for_hopper_without_a_gpu():
+    """The interpreter accepts kernels that the compiler refuses, such as those with five warps."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", COMPILE], capture_output=True, text=True, check=False, env=environment
     )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.strip() == "compiled"
+    assert process.returncode == 0, process.stderr[-2000:]
+    assert process.stdout.strip() == "compiled"
 
 
-def test_at_the_label_the_gradient_is_exactly_zero():
+def test_the_gradient_at_the_label_is_exactly_zero():
     options = MixtureOptions("none", RegionOptions(alpha=0.7, beta=0.3), 0.0, 1.0)
     prob = soft_label(1, 2, 64).to(DEVICE).requires_grad_()
     total = fused.fused_mixture(prob, prob.detach(), None, options, None, parts=False).total
@@ -615,11 +615,11 @@ ALL_SUMS = SumsOptions("softmax", "min", entropy=True)
 
 
 def mixture_and_gradient(logits, target):
-    """The total and its gradient; nothing of it is kept."""
-    free = logits.detach().requires_grad_()
-    total = fused.fused_mixture(free, target, None, DICE_AND_ENTROPY, None, parts=True).total
+    """The total and its gradient, both detached."""
+    leaf = logits.detach().requires_grad_()
+    total = fused.fused_mixture(leaf, target, None, DICE_AND_ENTROPY, None, parts=True).total
     total.backward()
-    return total.detach(), free.grad
+    return total.detach(), leaf.grad
 
 
 @needs_gpu
@@ -634,15 +634,15 @@ def test_a_captured_step_equals_the_eager_one_bit_for_bit(shape):
     for result in captured:
         result.fill_(7)
     graph.replay()
-    for mine, theirs in zip(captured, eager, strict=True):
-        assert torch.equal(mine, theirs)
+    for actual, expected in zip(captured, eager, strict=True):
+        assert torch.equal(actual, expected)
 
 
 @needs_gpu
 @pytest.mark.parametrize("kind", ["soft", "hard"])
 @pytest.mark.parametrize("num_classes", [2, 14, 32, 50, 64, 100, 150, 200, 300])
-def test_all_of_the_gpu(num_classes, kind, monkeypatch):
-    """Programs for all multiprocessors, and more tiles than those take at once."""
+def test_sums_that_occupy_the_whole_gpu_equal_the_definition(num_classes, kind, monkeypatch):
+    """All multiprocessors have programs, and there are more tiles than programs."""
     monkeypatch.setattr(layout, "_num_multiprocessors", num_multiprocessors)
     kernels.forget_plans()
     generator = torch.Generator(DEVICE).manual_seed(0)
@@ -655,12 +655,12 @@ def test_all_of_the_gpu(num_classes, kind, monkeypatch):
         planned = flat_inputs(logits, target, None, ALL_SUMS).layout
         num_tiles = -(-shape[2] // planned.forward.voxel_block)
         assert 1 < num_tiles / planned.num_programs <= planned.forward.num_tiles
-        ours = fused.fused_sums(logits, target, None, ALL_SUMS)
-        exact = target.double() if kind == "soft" else target
-        theirs = reference_sums(logits.double(), exact, None, ALL_SUMS)
-        pairs = zip((*ours.overlap, *ours[1:]), (*theirs.overlap, *theirs[1:]), strict=True)
-        for mine, defined in pairs:
-            torch.testing.assert_close(mine.double(), defined.double(), rtol=1e-5, atol=0.0)
+        actual = fused.fused_sums(logits, target, None, ALL_SUMS)
+        exact_target = target.double() if kind == "soft" else target
+        expected = reference_sums(logits.double(), exact_target, None, ALL_SUMS)
+        pairs = zip((*actual.overlap, *actual[1:]), (*expected.overlap, *expected[1:]), strict=True)
+        for actual_sum, expected_sum in pairs:
+            torch.testing.assert_close(actual_sum.double(), expected_sum.double(), rtol=1e-5, atol=0.0)
     kernels.forget_plans()
 
 
@@ -690,8 +690,8 @@ def test_the_gradient_is_the_only_large_tensor(shape, kind):
 @pytest.mark.parametrize(
     "shape", [(1, 2, 2**30 + 7), (3, 2, 400_000_001), (1, 70, 31_000_001), (1, 1100, 2_000_001)], ids=str
 )
-def test_more_than_two_to_the_31_elements(shape):
-    """One image of so many, and several of fewer: against the definition a part at a time."""
+def test_more_than_two_to_the_31_elements_equal_the_definition(shape):
+    """One such image, or several smaller ones; the definition is computed in parts."""
     logits = torch.empty(shape, device=DEVICE, dtype=torch.bfloat16).normal_()
     target = torch.randint(shape[1], (shape[0], shape[2]), device=DEVICE, dtype=torch.int16)
     logits.requires_grad_()
@@ -705,9 +705,9 @@ def test_more_than_two_to_the_31_elements(shape):
     for start in range(0, shape[2], step):
         part = slice(start, min(start + step, shape[2]))
         piece = logits.detach()[..., part].float().requires_grad_()
-        of_piece = reference_sums(piece, target[..., part], None, ALL_SUMS)
-        exact += torch.stack([*of_piece.overlap, of_piece.entropy, of_piece.mass]).detach()
-        slope = reference_gradient(piece, target[..., part], None, ALL_SUMS, list(incoming))
-        torch.testing.assert_close(gradient[..., part], slope.bfloat16().detach())
-    # a billion float32 numbers in another order
+        piece_sums = reference_sums(piece, target[..., part], None, ALL_SUMS)
+        exact += torch.stack([*piece_sums.overlap, piece_sums.entropy, piece_sums.mass]).detach()
+        piece_gradient = reference_gradient(piece, target[..., part], None, ALL_SUMS, list(incoming))
+        torch.testing.assert_close(gradient[..., part], piece_gradient.bfloat16().detach())
+    # a billion float32 numbers, added in a different order
     torch.testing.assert_close(parts.double().detach(), exact, rtol=1e-4, atol=0)

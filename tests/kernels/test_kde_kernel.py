@@ -1,6 +1,6 @@
-"""The Triton kernel of `kde.kernel_mean` gives the numbers of the definition in float64.
+"""The Triton kernel of `kde.kernel_mean` computes the same values as the definition in float64.
 
-Without a GPU it runs in Triton's interpreter, on the CPU; on a GPU (`make test-gpu`) compiled.
+Without a GPU it runs on the CPU, in Triton's interpreter. On a GPU (`make test-gpu`) it is compiled.
 """
 
 import pytest
@@ -18,13 +18,14 @@ ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
 pytestmark = pytest.mark.gpu if ON_GPU else []
 BANDWIDTHS = (5e-5, 1e-3, 1e-2, 1e-1)
-# the contract, and far above what is seen: 5e-6 for up to four classes at 5e-5, 1e-6 elsewhere
+# TOLERANCE is what the kernel promises. Measured errors are far smaller: up to 5e-6 for at most four classes
+# at bandwidth 5e-5, and up to 1e-6 otherwise; most tests use MARGIN.
 TOLERANCE = 1e-4
 MARGIN = 1e-5
 
 
 def simplex(num, num_classes, *, seed=0, sharpness=8.0):
-    """Points (num, C) from the middle to the corners, with exact zeros and ones among them."""
+    """Probabilities (num, C) from the middle of the simplex to its corners, some exactly 0 or 1."""
     generator = torch.Generator().manual_seed(seed)
     scale = sharpness * torch.rand(num, 1, generator=generator)
     prob = torch.softmax(scale * torch.randn(num, num_classes, generator=generator), dim=1)
@@ -33,7 +34,7 @@ def simplex(num, num_classes, *, seed=0, sharpness=8.0):
     return prob
 
 
-def one_set(num_points, num_keys, num_classes, **options):
+def random_inputs(num_points, num_keys, num_classes, **options):
     """Points (1, C, n), keys (1, K, C) and hard labels (1, K, C)."""
     points = simplex(num_points, num_classes, **options).t().unsqueeze(0)
     keys = simplex(num_keys, num_classes, seed=2).unsqueeze(0)
@@ -41,130 +42,130 @@ def one_set(num_points, num_keys, num_classes, **options):
     return points.to(DEVICE), keys.to(DEVICE), label.to(DEVICE)
 
 
-def error_of(points, keys, label, *, bandwidth, weight=None, region=None):
-    """Largest distance of the kernel from the definition in float64; rows sum to one."""
+def largest_error(points, keys, label, *, bandwidth, weight=None, region=None):
+    """Largest difference between kernel and definition in float64; also checks dtype, shape and sums."""
     options = {"bandwidth": bandwidth, "weight": weight, "region": region}
-    ours = kernel_mean(points, keys, label, method="triton", **options)
-    assert ours.dtype == torch.float32
-    assert ours.shape == points.shape
+    actual = kernel_mean(points, keys, label, method="triton", **options)
+    assert actual.dtype == torch.float32
+    assert actual.shape == points.shape
     if label.is_floating_point() and points.dtype == torch.float32:
-        torch.testing.assert_close(ours.sum(1), torch.ones_like(ours[:, 0]))
-    exact = kernel_mean(points.double(), keys, label, method="reference", **options)
-    return float((ours - exact).abs().max())
+        torch.testing.assert_close(actual.sum(1), torch.ones_like(actual[:, 0]))
+    expected = kernel_mean(points.double(), keys, label, method="reference", **options)
+    return float((actual - expected).abs().max())
 
 
 @pytest.mark.parametrize("num_classes", [2, 3, 4, 5, 14, 64, 200, 256])
 @pytest.mark.parametrize("bandwidth", BANDWIDTHS)
-def test_it_is_the_definition_for_every_bandwidth_and_number_of_classes(num_classes, bandwidth):
+def test_the_kernel_equals_the_definition_for_every_bandwidth_and_number_of_classes(num_classes, bandwidth):
     num_points = 150 if num_classes < 64 else 65
-    assert error_of(*one_set(num_points, 70, num_classes), bandwidth=bandwidth) < MARGIN
+    assert largest_error(*random_inputs(num_points, 70, num_classes), bandwidth=bandwidth) < MARGIN
 
 
 @pytest.mark.parametrize("num_classes", [2, 3, 4, 14])
 @pytest.mark.parametrize("spread", [0.3, 1e-2, 1e-4])
 @pytest.mark.parametrize("bandwidth", [5e-5, 1e-2])
-def test_keys_far_from_every_pixel_or_packed_together_stay_exact(num_classes, spread, bandwidth):
-    points, _, label = one_set(200, 300, num_classes, sharpness=60.0)
+def test_keys_far_from_all_points_or_close_together_are_accurate(num_classes, spread, bandwidth):
+    points, _, label = random_inputs(200, 300, num_classes, sharpness=60.0)
     keys = torch.softmax(spread * torch.randn(1, 300, num_classes), dim=-1).to(DEVICE)
-    # the worst there is: energies of 4e5, each a sum of products whose float32 rests are up to 400
-    assert error_of(points, keys, label, bandwidth=bandwidth) < TOLERANCE / 2
+    # the worst case: energies of 4e5, each a sum of products with float32 remainders of up to 400
+    assert largest_error(points, keys, label, bandwidth=bandwidth) < TOLERANCE / 2
 
 
 @pytest.mark.parametrize("num_classes", [2, 3, 4])
-def test_a_tie_between_keys_in_the_corners_stays_exact(num_classes):
-    """Where float32 logarithms are off by 1e-2: two classes of equal, tiny probability, keys at either."""
+def test_a_tie_between_keys_in_the_corners_is_accurate(num_classes):
+    """Two classes have equal, tiny probabilities and a key each; float32 logarithms are wrong by 1e-2."""
     tiny = torch.logspace(-6.9, -0.4, 400, dtype=torch.float64)
     points = torch.full((400, num_classes), 1e-7, dtype=torch.float64)
     points[:, 0], points[:, 1] = tiny, tiny * (1 + 1e-4 * torch.randn(400))
     points[:, -1] += 1 - points.sum(1)
     keys, label = torch.eye(num_classes).unsqueeze(0), torch.eye(num_classes).unsqueeze(0)
     points = points.float().t().unsqueeze(0)
-    assert error_of(points.to(DEVICE), keys.to(DEVICE), label.to(DEVICE), bandwidth=5e-5) < TOLERANCE / 2
+    assert largest_error(points.to(DEVICE), keys.to(DEVICE), label.to(DEVICE), bandwidth=5e-5) < TOLERANCE / 2
 
 
 @pytest.mark.parametrize("num_classes", [2, 3, 14])
 @pytest.mark.parametrize("bandwidth", [1e-6, 1.0, 30.0])
-def test_bandwidths_beyond_the_usual(num_classes, bandwidth):
-    assert error_of(*one_set(100, 70, num_classes), bandwidth=bandwidth) < MARGIN
+def test_unusual_bandwidths_equal_the_definition(num_classes, bandwidth):
+    assert largest_error(*random_inputs(100, 70, num_classes), bandwidth=bandwidth) < MARGIN
 
 
 @pytest.mark.parametrize("num_classes", [2, 3, 4, 7])
-def test_sizes_around_a_block(num_classes):
+def test_sizes_close_to_a_block_equal_the_definition(num_classes):
     tile = FEW_TILE if num_classes <= 4 else MANY_TILE
     for num_points in (1, tile.point_block - 1, tile.point_block, tile.point_block + 1, 97):
         for num_keys in (1, tile.key_block - 1, tile.key_block, tile.key_block + 1, 2 * tile.key_block + 3):
-            assert error_of(*one_set(num_points, num_keys, num_classes), bandwidth=0.01) < MARGIN
+            assert largest_error(*random_inputs(num_points, num_keys, num_classes), bandwidth=0.01) < MARGIN
 
 
 @pytest.mark.parametrize("num_classes", [3, 6])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_dtypes_layouts_and_soft_labels(num_classes, dtype):
+def test_all_dtypes_layouts_and_soft_labels_equal_the_definition(num_classes, dtype):
     images = torch.stack([simplex(35, num_classes, seed=s) for s in range(3)]).to(DEVICE, dtype)
     keys = torch.stack([simplex(40, num_classes, seed=9 + s) for s in range(3)]).to(DEVICE, dtype)
     label = torch.stack([simplex(40, num_classes, seed=19 + s) for s in range(3)]).to(DEVICE, dtype)
     # channels last, and every second point
     for points in (images.transpose(1, 2), images.transpose(1, 2).contiguous()[..., ::2]):
         for num_sets in (1, 3):
-            found = error_of(points, keys[:num_sets], label[:num_sets], bandwidth=0.02)
-            assert found < MARGIN
+            error = largest_error(points, keys[:num_sets], label[:num_sets], bandwidth=0.02)
+            assert error < MARGIN
 
 
 @pytest.mark.parametrize("num_classes", [2, 3, 4, 6])
 def test_labels_need_not_sum_to_one(num_classes):
-    points, keys, _ = one_set(150, 70, num_classes)
+    points, keys, _ = random_inputs(150, 70, num_classes)
     label = 3 * torch.rand(1, 70, num_classes, device=DEVICE)
     options = {"bandwidth": 1e-3, "weight": None}
-    ours = kernel_mean(points, keys, label, method="triton", **options)
-    exact = kernel_mean(points.double(), keys, label, method="reference", **options)
-    assert (ours - exact).abs().max() < 3 * MARGIN
+    actual = kernel_mean(points, keys, label, method="triton", **options)
+    expected = kernel_mean(points.double(), keys, label, method="reference", **options)
+    assert (actual - expected).abs().max() < 3 * MARGIN
 
 
 @pytest.mark.parametrize("num_classes", [2, 3, 4])
 @pytest.mark.parametrize("bandwidth", BANDWIDTHS)
-def test_keys_that_are_the_same_or_in_a_corner_share(num_classes, bandwidth):
-    points, some, label = one_set(150, 100, num_classes)
+def test_duplicate_keys_and_keys_in_a_corner_equal_the_definition(num_classes, bandwidth):
+    points, random_keys, label = random_inputs(150, 100, num_classes)
     corners = torch.eye(num_classes, device=DEVICE).repeat(10, 1)
-    keys = torch.cat([corners, some[0, :30], some[0, :30]])[None, :100]
-    assert error_of(points, keys, label[:, : keys.shape[1]], bandwidth=bandwidth) < MARGIN
+    keys = torch.cat([corners, random_keys[0, :30], random_keys[0, :30]])[None, :100]
+    assert largest_error(points, keys, label[:, : keys.shape[1]], bandwidth=bandwidth) < MARGIN
 
 
 @pytest.mark.parametrize("num_classes", [3, 6])
-def test_integer_labels_weights_and_masks(num_classes):
-    points, keys, label = one_set(50, 60, num_classes)
+def test_integer_labels_weights_and_masks_equal_the_definition(num_classes):
+    points, keys, label = random_inputs(50, 60, num_classes)
     keys = torch.cat([keys, keys.flip(1)])
     label = torch.cat([label, label]).to(torch.uint8)
     points = torch.cat([points, points.flip(2)])
     weight = 100 * torch.rand(2, 60, device=DEVICE)
     weight[:, ::4] = 0
     for weights in (weight, weight > 30, weight[:1].expand(2, 60)):
-        assert error_of(points, keys, label, bandwidth=0.02, weight=weights) < MARGIN
+        assert largest_error(points, keys, label, bandwidth=0.02, weight=weights) < MARGIN
 
 
 @pytest.mark.parametrize("num_classes", [2, 3, 6])
-def test_where_no_key_counts_the_point_stays(num_classes):
-    points, keys, label = one_set(40, 33, num_classes)
-    both = torch.cat([points, points]), torch.cat([keys, keys]), torch.cat([label, label])
+def test_a_point_is_unchanged_if_all_keys_have_weight_zero(num_classes):
+    points, keys, label = random_inputs(40, 33, num_classes)
+    batch = torch.cat([points, points]), torch.cat([keys, keys]), torch.cat([label, label])
     weight = torch.ones(2, 33, device=DEVICE)
     weight[1] = 0
-    result = kernel_mean(*both, bandwidth=0.02, weight=weight, method="triton")
+    result = kernel_mean(*batch, bandwidth=0.02, weight=weight, method="triton")
     assert torch.equal(result[1:], points)
     assert not torch.equal(result[:1], points)
 
 
 @pytest.mark.parametrize("num_classes", [3, 6])
-def test_outside_the_region_the_point_stays(num_classes):
-    points, keys, label = one_set(400, 50, num_classes)
+def test_points_outside_the_region_are_unchanged(num_classes):
+    points, keys, label = random_inputs(400, 50, num_classes)
     region = torch.zeros(1, 400, dtype=torch.bool, device=DEVICE)
     region[0, 130:200:3] = True
-    assert error_of(points, keys, label, bandwidth=0.02, region=region) < MARGIN
+    assert largest_error(points, keys, label, bandwidth=0.02, region=region) < MARGIN
     result = kernel_mean(points, keys, label, bandwidth=0.02, weight=None, region=region, method="triton")
     outside = ~region.unsqueeze(1).expand_as(points)
     assert torch.equal(result[outside], points[outside])
 
 
 @pytest.mark.parametrize("num_classes", [3, 6])
-def test_a_nan_stays_in_its_point(num_classes):
-    points, keys, label = one_set(40, 33, num_classes)
+def test_a_nan_affects_only_its_own_point(num_classes):
+    points, keys, label = random_inputs(40, 33, num_classes)
     points[0, 1, 7] = float("nan")
     result = kernel_mean(points, keys, label, bandwidth=0.02, weight=None, method="triton")
     assert result[0, :, 7].isnan().all()
@@ -180,37 +181,37 @@ def test_a_nan_stays_in_its_point(num_classes):
         (torch.float32, {"bandwidth": 0.1, "num_classes": 257}),
     ],
 )
-def test_what_it_cannot_do_is_refused(points_dtype, options):
+def test_unsupported_inputs_are_refused(points_dtype, options):
     options = dict(options)
-    points, keys, label = one_set(20, 20, options.pop("num_classes", 3))
+    points, keys, label = random_inputs(20, 20, options.pop("num_classes", 3))
     with pytest.raises(ValueError, match="method 'triton' is for float32"):
         kernel_mean(points.to(points_dtype), keys, label, weight=None, method="triton", **options)
 
 
-def test_auto_takes_it_where_it_applies(monkeypatch):
-    taken = []
+def test_the_default_method_uses_the_kernel_where_it_is_supported(monkeypatch):
+    calls = []
 
     def kernel(points, *_, **__):
-        taken.append(points)
+        calls.append(points)
         return points
 
     monkeypatch.setattr("semidice.kernels.kde.kernel_mean_triton", kernel)
     monkeypatch.setattr(kde, "_has_kernel", lambda *_: True)
-    points, keys, label = one_set(20, 20, 3)
-    plain = {"bandwidth": 1e-3, "weight": None}
-    kernel_mean(points, keys, label, **plain)
-    kernel_mean(points.bfloat16(), keys, label, **plain)
-    assert len(taken) == 2
-    kernel_mean(points.double(), keys, label, **plain)
+    points, keys, label = random_inputs(20, 20, 3)
+    options = {"bandwidth": 1e-3, "weight": None}
+    kernel_mean(points, keys, label, **options)
+    kernel_mean(points.bfloat16(), keys, label, **options)
+    assert len(calls) == 2
+    kernel_mean(points.double(), keys, label, **options)
     kernel_mean(points, keys, label, bandwidth=1e-7, weight=None)
-    kernel_mean(points, keys, label, leave_one_out=True, **plain)
-    kernel_mean(points.clone().requires_grad_(), keys, label, **plain)
-    kernel_mean(*one_set(3, 3, 65), **plain)
-    assert len(taken) == 2
+    kernel_mean(points, keys, label, leave_one_out=True, **options)
+    kernel_mean(points.clone().requires_grad_(), keys, label, **options)
+    kernel_mean(*random_inputs(3, 3, 65), **options)
+    assert len(calls) == 2
 
 
-def test_it_has_a_kernel_on_a_gpu_alone_and_unless_told_otherwise():
-    points, _, label = one_set(20, 20, 3)
+def test_the_kernel_is_used_only_on_a_gpu_and_only_if_kernels_are_enabled():
+    points, _, label = random_inputs(20, 20, 3)
     assert kde._has_kernel(points, label) == ON_GPU
     use_kernels(False)
     try:
@@ -222,7 +223,7 @@ def test_it_has_a_kernel_on_a_gpu_alone_and_unless_told_otherwise():
 @pytest.mark.skipif(not ON_GPU, reason="needs a CUDA device")
 @pytest.mark.parametrize("num_classes", [3, 14])
 def test_a_captured_call_equals_the_eager_one_bit_for_bit(num_classes):
-    points, keys, label = one_set(5000, 300, num_classes)
+    points, keys, label = random_inputs(5000, 300, num_classes)
     eager = kernel_mean(points, keys, label, bandwidth=1e-3, weight=None)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -236,15 +237,15 @@ def test_a_captured_call_equals_the_eager_one_bit_for_bit(num_classes):
 @pytest.mark.skipif(not ON_GPU, reason="needs a CUDA device")
 @pytest.mark.parametrize("num_classes", [2, 3, 4, 14, 64, 200])
 @pytest.mark.parametrize("bandwidth", BANDWIDTHS)
-def test_whole_images_on_a_gpu(num_classes, bandwidth):
-    points, keys, label = one_set(512 * 512 + 1, 1024, num_classes)
-    assert error_of(points, keys, label, bandwidth=bandwidth) < MARGIN
+def test_full_size_images_on_a_gpu_equal_the_definition(num_classes, bandwidth):
+    points, keys, label = random_inputs(512 * 512 + 1, 1024, num_classes)
+    assert largest_error(points, keys, label, bandwidth=bandwidth) < MARGIN
 
 
-def test_images_reach_it_by_recalibration():
+def test_recalibration_of_images_with_the_kernel_equals_the_definition():
     prob = simplex(2 * 63, 3).reshape(2, 7, 9, 3).movedim(-1, 1).to(DEVICE)
     keys, target = simplex(30, 3, seed=5).to(DEVICE), torch.arange(30, device=DEVICE) % 3
     options = {"bandwidth": 1e-3, "key_weight": target < 2}
-    ours = kde_recalibrate(prob, keys, target, method="triton", **options)
-    theirs = kde_recalibrate(prob, keys, target, method="reference", **options)
-    torch.testing.assert_close(ours, theirs, atol=MARGIN, rtol=0)
+    actual = kde_recalibrate(prob, keys, target, method="triton", **options)
+    expected = kde_recalibrate(prob, keys, target, method="reference", **options)
+    torch.testing.assert_close(actual, expected, atol=MARGIN, rtol=0)

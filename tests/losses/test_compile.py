@@ -1,4 +1,4 @@
-"""Compiled without a graph break, in a process of its own: without the shape checks of pytest."""
+"""The losses compile without a graph break. A separate process avoids the shape checks of pytest."""
 
 import subprocess
 import sys
@@ -33,10 +33,10 @@ CASES = {
 for name, (backend, loss, *args) in CASES.items():
     results = []
     for call in (loss, torch.compile(loss, fullgraph=True, backend=backend)):
-        free = logits.clone().requires_grad_()
-        value = call(free, *args)
+        leaf = logits.clone().requires_grad_()
+        value = call(leaf, *args)
         value.backward()
-        results.append((value.detach(), free.grad))
+        results.append((value.detach(), leaf.grad))
     torch.testing.assert_close(results[1], results[0])
     torch.compiler.reset()
     print("equal:", name)
@@ -44,13 +44,13 @@ for name, (backend, loss, *args) in CASES.items():
 
 
 def test_the_losses_compile_into_one_graph_with_equal_results():
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("equal:") == 10
+    process = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.count("equal:") == 10
 
 
-# The kernels of a GPU, in Triton's interpreter: what chooses them is told that they apply.
-ON_A_GPU = """
+# Runs the GPU kernels in Triton's interpreter; `fused_applies` is patched so that they are chosen.
+GPU_PROGRAM = """
 import os
 os.environ["TRITON_INTERPRET"] = "1"
 import torch
@@ -64,17 +64,17 @@ for loss in (SegmentationLoss(DiceLoss(class_weight=[1.0, 2.0, 3.0])), DiceLoss(
     compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
     for call, kernels in ((loss, False), (loss, True), (compiled, True)):
         use_kernels(kernels)
-        free = logits.clone().requires_grad_()
-        value = call(free, label)
+        leaf = logits.clone().requires_grad_()
+        value = call(leaf, label)
         value.backward()
-        results.append((value.detach(), free.grad))
+        results.append((value.detach(), leaf.grad))
     torch.testing.assert_close(results[1], results[0])
     torch.testing.assert_close(results[2], results[0])
     print("equal")
 """
 
 
-def test_the_kernels_of_a_gpu_are_operators_that_the_compiler_leaves_alone():
-    done = subprocess.run([sys.executable, "-c", ON_A_GPU], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("equal") == 2
+def test_compiled_losses_call_the_gpu_kernels_as_operators():
+    process = subprocess.run([sys.executable, "-c", GPU_PROGRAM], capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.count("equal") == 2

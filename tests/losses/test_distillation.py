@@ -1,4 +1,4 @@
-"""The distillation loss term by term, and a teacher that stays what it is."""
+"""Each term of the distillation loss, and a teacher that training does not change."""
 
 import pytest
 import torch
@@ -21,19 +21,19 @@ def network():
 
 
 class TestLoss:
-    def test_it_is_the_weighted_sum_of_label_and_teacher(self):
+    def test_the_loss_is_the_weighted_sum_of_label_and_teacher_losses(self):
         mix = SegmentationLoss()
         expected = 0.5 * mix(LOGITS, LABEL) + 0.5 * mix(LOGITS, TEACHER)
         torch.testing.assert_close(DistillationLoss()(LOGITS, LABEL, TEACHER), expected)
-        other = DistillationLoss(label_weight=0.2, teacher_weight=1.5)(LOGITS, LABEL, TEACHER)
-        torch.testing.assert_close(other, 0.2 * mix(LOGITS, LABEL) + 1.5 * mix(LOGITS, TEACHER))
+        weighted = DistillationLoss(label_weight=0.2, teacher_weight=1.5)(LOGITS, LABEL, TEACHER)
+        torch.testing.assert_close(weighted, 0.2 * mix(LOGITS, LABEL) + 1.5 * mix(LOGITS, TEACHER))
 
     @pytest.mark.parametrize(
         ("terms", "weights"),
         [(("cross_entropy",), (0.25, 0.0)), (("region",), (0.0, 0.75)), ((), (0.0, 0.0))],
         ids=str,
     )
-    def test_the_ablation_switches_the_terms_between_student_and_teacher_only(self, terms, weights):
+    def test_terms_selects_the_teacher_terms_only(self, terms, weights):
         _, label_parts = SegmentationLoss()(LOGITS, LABEL, parts=True)
         _, teacher_parts = SegmentationLoss()(LOGITS, TEACHER, parts=True)
         from_label = 0.25 * label_parts["cross_entropy"] + 0.75 * label_parts["region"]
@@ -47,7 +47,7 @@ class TestLoss:
         torch.testing.assert_close(parts["label_region"], DiceLoss()(LOGITS, LABEL))
         assert not any(part.requires_grad for part in parts.values())
 
-    def test_voxels_the_label_ignores_are_left_out_of_both(self):
+    def test_voxels_ignored_in_the_label_are_excluded_from_label_and_teacher_terms(self):
         ignored = LABEL.clone()
         ignored[:, :3] = 255
         loss = DistillationLoss(SegmentationLoss(DiceLoss(ignore_index=255)))
@@ -63,18 +63,18 @@ class TestLoss:
 
     def test_no_gradient_reaches_the_teacher(self):
         teacher = TEACHER.clone().requires_grad_()
-        free = LOGITS.clone().requires_grad_()
-        DistillationLoss()(free, LABEL, teacher).backward()
+        leaf = LOGITS.clone().requires_grad_()
+        DistillationLoss()(leaf, LABEL, teacher).backward()
         assert teacher.grad is None
-        assert free.grad.abs().sum() > 0
+        assert leaf.grad.abs().sum() > 0
 
-    def test_autocast_logits_cost_what_they_do_in_float32(self):
+    def test_the_loss_under_autocast_equals_the_loss_in_float32(self):
         half = LOGITS.bfloat16()
         with torch.autocast("cpu", torch.bfloat16):
             inside = DistillationLoss()(half, LABEL, TEACHER)
         torch.testing.assert_close(inside, DistillationLoss()(half.float(), LABEL, TEACHER))
 
-    def test_wrong_arguments_are_named(self):
+    def test_the_message_names_an_invalid_argument(self):
         with pytest.raises(ValueError, match="teacher_weight must be 0 or more"):
             DistillationLoss(teacher_weight=-1)
         with pytest.raises(ValueError, match="needs a class axis"):
@@ -84,25 +84,25 @@ class TestLoss:
 class TestTeacher:
     image = random_logits(2, 1, 8, 8)
 
-    def test_it_stays_frozen_and_in_eval_mode_inside_a_module_that_trains(self):
-        whole = nn.ModuleDict({"student": network(), "teacher": Teacher(network())})
-        before = {name: value.clone() for name, value in whole["teacher"].state_dict().items()}
-        whole.train()
-        assert whole["student"].training
-        assert not any(module.training for module in whole["teacher"].modules())
-        assert not any(parameter.requires_grad for parameter in whole["teacher"].parameters())
-        first, second = whole["teacher"](self.image), whole["teacher"](self.image)
+    def test_a_teacher_stays_frozen_and_in_eval_mode_inside_a_module_that_trains(self):
+        modules = nn.ModuleDict({"student": network(), "teacher": Teacher(network())})
+        before = {name: value.clone() for name, value in modules["teacher"].state_dict().items()}
+        modules.train()
+        assert modules["student"].training
+        assert not any(module.training for module in modules["teacher"].modules())
+        assert not any(parameter.requires_grad for parameter in modules["teacher"].parameters())
+        first, second = modules["teacher"](self.image), modules["teacher"](self.image)
         torch.testing.assert_close(first, second, rtol=0, atol=0)
         assert not first.requires_grad
-        for name, value in whole["teacher"].state_dict().items():
+        for name, value in modules["teacher"].state_dict().items():
             torch.testing.assert_close(value, before[name], rtol=0, atol=0)
 
-    def test_its_probabilities_are_those_of_the_network_in_eval_mode(self):
+    def test_the_probabilities_are_those_of_the_network_in_eval_mode(self):
         plain = network().eval()
         expected = plain(self.image).softmax(1)
         torch.testing.assert_close(Teacher(network())(self.image), expected)
-        warm = Teacher(network(), calibration="temperature", temperature=3.0)(self.image)
-        torch.testing.assert_close(warm, (plain(self.image) / 3).softmax(1))
+        scaled = Teacher(network(), calibration="temperature", temperature=3.0)(self.image)
+        torch.testing.assert_close(scaled, (plain(self.image) / 3).softmax(1))
         probabilities = nn.Sequential(network(), nn.Softmax(1))
         torch.testing.assert_close(Teacher(probabilities, activation="none")(self.image), expected)
 
@@ -120,7 +120,7 @@ class TestTeacher:
         torch.testing.assert_close(recalibrated.sum(1), torch.ones(2, 32, 32))
 
     @pytest.mark.parametrize("per_image", [False, True])
-    def test_kde_takes_soft_labels_one_sigmoid_channel_and_keys_of_each_image(self, per_image):
+    def test_kde_accepts_soft_labels_one_sigmoid_channel_and_keys_per_image(self, per_image):
         torch.manual_seed(0)
         binary = nn.Conv2d(1, 1, 1)
         options = {"calibration": "kde", "num_keys": 32, "keys_per_image": per_image}
@@ -131,9 +131,9 @@ class TestTeacher:
         prob = Teacher(network(), **options)(self.image, soft_label(2, 3, 8, 8))
         assert prob.shape == (2, 3, 8, 8)
 
-    def test_on_a_phantom_reweighted_keys_bring_a_biased_teacher_nearer_to_the_truth(self):
+    def test_reweighted_keys_reduce_the_error_of_a_biased_teacher_on_a_phantom(self):
         phantom = make_phantom(16, num_raters=32, seed=3)
-        # logits shifted towards the lesion: a teacher that over-segments, which no temperature mends
+        # logits shifted towards the lesion: the teacher over-segments, and no temperature corrects this
         biased = phantom.prob.clamp(1e-6, 1).log() + torch.tensor([0.0, 1.5]).view(1, 2, 1, 1)
         label = random_rater_label(phantom.masks, batched=True, generator=0)
         region = semidice.calibration_region(biased.softmax(1), label, width=3)
@@ -147,22 +147,24 @@ class TestTeacher:
 
         before = (biased.softmax(1) - phantom.prob).abs()[:, 1][region].mean().item()
         assert error(num_keys=4096, keys_from="batch") < 0.5 * before
-        # as many keys say more where there is doubt
+        # the same number of keys is more useful if they come from the uncertain region
         assert error(num_keys=1024) < error(num_keys=1024, keys_from="batch")
-        # the paper's recipe, equal keys for unequal classes, draws every voxel towards the rare one
+        # the paper's recipe, equal numbers of keys for unequal classes, biases every voxel to the rare class
         assert error(num_keys=4096, keys_from="batch", reweight_keys=False) > before
 
     @pytest.mark.parametrize("per_image", [False, True])
-    def test_without_a_doubt_in_the_batch_nothing_is_changed(self, per_image):
-        sure = torch.tensor([20.0, -20.0, -20.0]).view(1, 3, 1, 1).expand(2, 3, 8, 8).clone()
+    def test_images_without_a_calibration_region_are_unchanged(self, per_image):
+        certain_logits = torch.tensor([20.0, -20.0, -20.0]).view(1, 3, 1, 1).expand(2, 3, 8, 8).clone()
         target = torch.zeros(2, 8, 8, dtype=torch.long)
-        # of two images one may have a region and the other none
+        # of two images, one may have a region while the other has none
         target[1, :4] = 1
         teacher = Teacher(nn.Identity(), calibration="kde", num_keys=16, keys_per_image=per_image)
-        torch.testing.assert_close(teacher(sure[:1], target[:1]), sure[:1].softmax(1), rtol=0, atol=0)
-        assert torch.equal(teacher(sure, target)[0], sure[0].softmax(0))
+        torch.testing.assert_close(
+            teacher(certain_logits[:1], target[:1]), certain_logits[:1].softmax(1), rtol=0, atol=0
+        )
+        assert torch.equal(teacher(certain_logits, target)[0], certain_logits[0].softmax(0))
 
-    def test_wrong_arguments_are_named(self):
+    def test_the_message_names_an_invalid_argument(self):
         with pytest.raises(ValueError, match="calibration='kde' needs the target"):
             Teacher(network(), calibration="kde")(self.image)
         with pytest.raises(ValueError, match="exclude each other; got 3 sigmoid channels"):
@@ -185,15 +187,15 @@ def test_a_captured_step_equals_the_eager_one():
         total = loss(student(image), target, teacher(image, target))
         student.zero_grad(set_to_none=True)
         total.backward()
-        # without its graph, which belongs to the stream it was made in
+        # detached, because its autograd graph belongs to the stream in which it was created
         return total.detach()
 
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
+    warmup_stream = torch.cuda.Stream()
+    warmup_stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(warmup_stream):
         for _ in range(3):
             step()
-    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.current_stream().wait_stream(warmup_stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = step()
@@ -204,5 +206,5 @@ def test_a_captured_step_equals_the_eager_one():
     torch.cuda.manual_seed(7)
     eager = step()
     torch.testing.assert_close(replayed[0], eager)
-    for ours, theirs in zip(replayed[1], student.parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs.grad)
+    for gradient, parameter in zip(replayed[1], student.parameters(), strict=True):
+        torch.testing.assert_close(gradient, parameter.grad)

@@ -1,4 +1,4 @@
-"""Laws that every public loss keeps in every form."""
+"""Laws that every public loss obeys in every form."""
 
 import math
 from typing import get_args
@@ -31,27 +31,29 @@ ALPHA_BETA = [(0.5, 0.5), (1.0, 1.0), (0.7, 0.3), (0.1, 2.0), (3.0, 0.0), (0.0, 
 def missing_from_table(public_names, entries):
     """Public losses without an entry, and (loss, form) pairs without one."""
     listed = {(entry.public, entry.form) for entry in entries}
-    absent = {name for name in public_names if is_loss(name) and name not in {p for p, _ in listed}}
-    formed = {name for name, form in listed if form is not None}
-    return absent | {(name, form) for name in formed for form in get_args(Form) if (name, form) not in listed}
+    missing = {name for name in public_names if is_loss(name) and name not in {p for p, _ in listed}}
+    with_forms = {name for name, form in listed if form is not None}
+    return missing | {
+        (name, form) for name in with_forms for form in get_args(Form) if (name, form) not in listed
+    }
 
 
 def test_the_table_lists_every_public_loss_in_every_form():
     assert not missing_from_table(semidice.__all__, ENTRIES)
 
 
-def test_a_loss_or_form_that_is_missing_from_the_table_is_noticed():
+def test_the_check_finds_a_loss_or_form_missing_from_the_table():
     assert missing_from_table([*semidice.__all__, "new_loss"], ENTRIES) == {"new_loss"}
-    short = [entry for entry in ENTRIES if (entry.public, entry.form) != ("dice_loss", "product")]
-    assert missing_from_table(semidice.__all__, short) == {("dice_loss", "product")}
+    incomplete = [entry for entry in ENTRIES if (entry.public, entry.form) != ("dice_loss", "product")]
+    assert missing_from_table(semidice.__all__, incomplete) == {("dice_loss", "product")}
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
 @pytest.mark.parametrize("entry", ZERO_AT_LABEL, ids=str)
-def test_a_soft_label_is_its_own_minimum_with_zero_loss_and_zero_gradient(entry, activation, shape):
+def test_loss_and_gradient_are_zero_at_a_soft_label(entry, activation, shape):
     logits = random_logits(*shape).requires_grad_()
-    # the label is what the network outputs, to the bit
+    # the label equals the network output bit for bit
     label = (logits.softmax(1) if activation == "softmax" else logits.sigmoid()).detach()
     loss = entry.build(activation=activation)(logits, label)
     loss.backward()
@@ -74,18 +76,18 @@ def test_the_gradient_at_the_label_is_exactly_zero_for_any_alpha_and_beta(form, 
 
 
 @each_compatible_loss
-def test_every_other_prediction_costs_more_than_the_label(entry):
+def test_every_other_prediction_has_a_larger_loss_than_the_label(entry):
     label = soft_label(2, 3, 5, 6)
     loss = entry.build()
     at_label = loss(label, label)
     for step in (1e-3, 1e-1, 1.0):
         for seed in range(5):
-            other = (label.log() + step * random_logits(2, 3, 5, 6, seed=seed)).softmax(1)
-            assert loss(other, label) > at_label
+            prediction = (label.log() + step * random_logits(2, 3, 5, 6, seed=seed)).softmax(1)
+            assert loss(prediction, label) > at_label
 
 
 @pytest.mark.parametrize("name", [*REGION_FUNCTIONS])
-def test_the_relaxed_form_is_lower_at_a_vertex_than_at_the_label(name):
+def test_the_relaxed_loss_is_lower_at_a_vertex_than_at_the_label(name):
     label = torch.full((1, 1, 4), 0.5)
     alpha_beta = REGION_FUNCTIONS[name]
     loss = lambda prob: getattr(semidice, name)(prob, label, form="relaxed", **alpha_beta)  # noqa: E731
@@ -94,28 +96,28 @@ def test_the_relaxed_form_is_lower_at_a_vertex_than_at_the_label(name):
 
 @each_loss
 @pytest.mark.parametrize("activation", ["softmax", "sigmoid", "none"])
-def test_the_gradient_agrees_with_finite_differences_once_and_twice(entry, activation):
+def test_first_and_second_derivatives_agree_with_finite_differences(entry, activation):
     logits = random_logits(2, 2, 2, dtype=torch.float64)
     prediction = (logits if activation != "none" else logits.softmax(1)).requires_grad_()
     target = soft_label(2, 2, 2, dtype=torch.float64).requires_grad_(entry.target_gradient)
-    # values are checked on the CPU: a probability must not leave [0, 1] by the step of gradcheck
+    # on the CPU the loss checks its inputs: the steps of gradcheck must keep probabilities within [0, 1]
     loss = entry.build(activation=activation)
     assert torch.autograd.gradcheck(loss, (prediction, target))
     assert torch.autograd.gradgradcheck(loss, (prediction, target))
 
 
 @each_loss
-def test_class_indices_and_their_one_hot_label_cost_the_same(entry):
+def test_class_indices_and_their_one_hot_label_have_the_same_loss(entry):
     logits, index = random_logits(2, 4, 5, 6), class_map((2, 5, 6), 4)
     loss = entry.build(activation="softmax", class_weight=[1.0, 2.0, 0.5, 3.0])
-    hot = one_hot(index, 4).float()
-    torch.testing.assert_close(loss(logits, index), loss(logits, hot))
+    encoded = one_hot(index, 4).float()
+    torch.testing.assert_close(loss(logits, index), loss(logits, encoded))
     for dtype in (torch.uint8, torch.int16, torch.int32):
         torch.testing.assert_close(loss(logits, index.to(dtype)), loss(logits, index), rtol=0, atol=0)
 
 
 @each_loss
-def test_neither_the_order_of_voxels_nor_the_shape_of_space_matters(entry):
+def test_the_order_of_voxels_and_images_and_the_shape_of_space_do_not_matter(entry):
     logits, label = random_logits(3, 3, 24), soft_label(3, 3, 24)
     loss = entry.build(activation="softmax")
     order = torch.randperm(24)
@@ -139,24 +141,24 @@ def test_strides_do_not_matter(entry):
 
 @each_loss
 @pytest.mark.parametrize("over", ["batch", "image", "class"])
-def test_an_invalid_voxel_counts_as_if_it_were_not_there(entry, over):
+def test_an_invalid_voxel_has_no_effect(entry, over):
     logits, label = random_logits(2, 3, 10), soft_label(2, 3, 10)
     valid = torch.ones(2, 10, dtype=torch.bool)
     valid[:, 7:] = False
-    garbage, poisoned = logits.clone(), label.clone()
-    garbage[:, :, 7:], poisoned[:, :, 7:] = 50.0, math.nan
-    garbage.requires_grad_()
+    corrupted_logits, corrupted_label = logits.clone(), label.clone()
+    corrupted_logits[:, :, 7:], corrupted_label[:, :, 7:] = 50.0, math.nan
+    corrupted_logits.requires_grad_()
     options = {} if entry.form is None else {"over": over}
     loss = entry.build(activation="softmax", **options)
-    total = loss(garbage, poisoned, valid)
+    total = loss(corrupted_logits, corrupted_label, valid)
     torch.testing.assert_close(total, loss(logits[..., :7], label[..., :7]))
     total.backward()
-    assert torch.count_nonzero(garbage.grad[..., 7:]) == 0
-    assert torch.count_nonzero(garbage.grad[..., :7]) > 0
+    assert torch.count_nonzero(corrupted_logits.grad[..., 7:]) == 0
+    assert torch.count_nonzero(corrupted_logits.grad[..., :7]) > 0
 
 
 @each_loss
-def test_an_ignored_index_is_the_same_as_an_invalid_voxel(entry):
+def test_ignore_index_has_the_same_effect_as_an_invalid_voxel(entry):
     logits, index = random_logits(2, 3, 10), class_map((2, 10), 3)
     ignored = index.clone()
     ignored[:, 4:6] = 255
@@ -165,7 +167,7 @@ def test_an_ignored_index_is_the_same_as_an_invalid_voxel(entry):
 
 
 @each_loss
-def test_nothing_valid_costs_nothing_and_pulls_nothing(entry):
+def test_loss_and_gradient_are_zero_if_no_voxel_is_valid(entry):
     logits = random_logits(2, 3, 10).requires_grad_()
     loss = entry.build(activation="softmax")(
         logits, soft_label(2, 3, 10), torch.zeros(2, 10, dtype=torch.bool)
@@ -178,7 +180,7 @@ def test_nothing_valid_costs_nothing_and_pulls_nothing(entry):
 @each_loss
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
-def test_half_precision_is_within_a_thousandth_of_float32_and_finite(entry, dtype, activation):
+def test_half_precision_is_finite_and_within_a_thousandth_of_float32(entry, dtype, activation):
     logits, label = random_logits(1, 2, 512, 512), soft_label(1, 2, 512, 512)
     half = logits.to(dtype).requires_grad_()
     loss = entry.build(activation=activation)
@@ -191,7 +193,7 @@ def test_half_precision_is_within_a_thousandth_of_float32_and_finite(entry, dtyp
 
 
 @each_loss
-def test_extreme_logits_in_half_precision_stay_finite(entry):
+def test_loss_and_gradient_of_extreme_half_precision_logits_are_finite(entry):
     logits = torch.tensor([[-6e4, 6e4], [6e4, -6e4]], dtype=torch.float16).view(1, 2, 2).requires_grad_()
     loss = entry.build(activation="softmax")(logits, torch.tensor([[0, 1]]))
     loss.backward()
@@ -207,8 +209,8 @@ def test_float64_stays_float64_and_autocast_changes_nothing(entry):
     with torch.autocast("cpu", torch.bfloat16):
         torch.testing.assert_close(loss(logits, label), loss(logits, label), rtol=0, atol=0)
     with torch.autocast("cpu", torch.bfloat16):
-        inside = loss(logits, label)
-    torch.testing.assert_close(inside, loss(logits, label), rtol=0, atol=0)
+        under_autocast = loss(logits, label)
+    torch.testing.assert_close(under_autocast, loss(logits, label), rtol=0, atol=0)
 
 
 @each_loss
@@ -223,6 +225,6 @@ def test_per_sample_gradients_through_vmap_equal_a_loop(entry):
     torch.testing.assert_close(mapped, looped)
 
 
-def test_the_forms_are_those_of_the_table():
+def test_the_table_has_all_forms_functions_and_modules():
     assert FORMS == ("min", "product", "squared", "relaxed")
     assert {entry.public for entry in ENTRIES} >= {*REGION_FUNCTIONS, *REGION_MODULES}

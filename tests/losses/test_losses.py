@@ -1,4 +1,4 @@
-"""What each option of the losses means, by hand; and that minimising recovers the label."""
+"""Each option of the losses, compared with values computed by hand. Minimising a loss recovers the label."""
 
 import math
 
@@ -29,42 +29,42 @@ def test_minimising_over_free_logits_recovers_the_soft_label(name, activation, m
     loss = PAPER[name](activation=activation)
     if mixed:
         loss = SegmentationLoss(loss)
-    landed = fit_free_logits(loss, label, steps=300, activation=lambda logits: logits)
-    landed = landed.softmax(1) if activation == "softmax" else landed.sigmoid()
-    assert (landed - label).abs().mean() < 1e-3
+    fitted = fit_free_logits(loss, label, steps=300, activation=lambda logits: logits)
+    fitted = fitted.softmax(1) if activation == "softmax" else fitted.sigmoid()
+    assert (fitted - label).abs().mean() < 1e-3
 
 
-def test_minimising_the_soft_dice_loss_does_not():
+def test_minimising_the_soft_dice_loss_does_not_recover_the_soft_label():
     label = torch.full((1, 1, 12), 0.5)
-    landed = fit_free_logits(lambda p, y: dice_loss(p, y, form="relaxed"), label, steps=300)
-    assert landed.min() > 0.99
+    fitted = fit_free_logits(lambda p, y: dice_loss(p, y, form="relaxed"), label, steps=300)
+    assert fitted.min() > 0.99
 
 
 class TestReduction:
-    """Two images, three classes, statistics chosen by hand through hard predictions."""
+    """Two images of three classes with hard predictions, whose statistics are computed by hand."""
 
-    # class 1 is absent from image 0 and everything is right in image 1 but for one voxel
+    # class 1 is absent from image 0; each image has one wrong voxel
     target = torch.tensor([[0, 0, 2, 2], [0, 1, 2, 2]])
     prediction = torch.tensor([[0, 2, 2, 2], [0, 1, 2, 1]])
     prob = one_hot(prediction, 3).float()
-    # Dice by image and class, by hand; class 1 of image 0 is empty on both sides
+    # Dice of each image and class; class 1 of image 0 is empty in both prediction and target
     dice = torch.tensor([[2 / 3, 1.0, 4 / 5], [1.0, 2 / 3, 2 / 3]])
 
-    def test_batch_takes_one_index_a_class(self):
+    def test_over_batch_computes_one_index_per_class(self):
         # tp 2, 1, 3; fp 0, 1, 1; fn 1, 0, 1 over both images
         expected = 1 - torch.tensor([4 / 5, 2 / 3, 6 / 8]).mean()
         torch.testing.assert_close(dice_loss(self.prob, self.target), expected)
 
     @pytest.mark.parametrize("over", ["image", "class"])
-    def test_image_and_class_average_the_same_numbers_when_all_classes_count(self, over):
+    def test_over_image_and_over_class_are_equal_if_all_classes_are_averaged(self, over):
         torch.testing.assert_close(dice_loss(self.prob, self.target, over=over), 1 - self.dice.mean())
 
-    def test_present_classes_of_an_image_are_averaged_within_it_first(self):
+    def test_over_image_averages_the_present_classes_of_each_image_first(self):
         per_image = torch.stack([self.dice[0, [0, 2]].mean(), self.dice[1].mean()])
         loss = dice_loss(self.prob, self.target, over="image", classes="present")
         torch.testing.assert_close(loss, 1 - per_image.mean())
 
-    def test_over_class_averages_a_class_over_the_images_that_hold_it(self):
+    def test_over_class_averages_each_class_over_the_images_that_contain_it(self):
         per_class = torch.stack([self.dice[:, 0].mean(), self.dice[1, 1], self.dice[:, 2].mean()])
         loss = dice_loss(self.prob, self.target, over="class", classes="present")
         torch.testing.assert_close(loss, 1 - per_class.mean())
@@ -76,13 +76,13 @@ class TestReduction:
         loss = dice_loss(self.prob, self.target, over="class", class_weight=[1.0, 0.0, 3.0])
         torch.testing.assert_close(loss, 1 - (self.dice.mean(0) @ weight / 4))
 
-    def test_background_out_leaves_class_zero_out(self):
+    def test_background_false_excludes_class_zero(self):
         loss = dice_loss(self.prob, self.target, over="image", background=False)
         torch.testing.assert_close(loss, 1 - self.dice[:, 1:].mean())
         loss = dice_loss(self.prob, self.target, over="image", background=False, class_weight=[9.0, 1.0, 3.0])
         torch.testing.assert_close(loss, 1 - (self.dice[:, 1:] @ torch.tensor([0.25, 0.75])).mean())
 
-    def test_an_image_without_any_counted_class_leaves_the_mean(self):
+    def test_an_image_without_a_present_class_is_excluded_from_the_mean(self):
         target = torch.tensor([[0, 0, 0, 0], [0, 1, 2, 2]])
         options = {"over": "image", "classes": "present", "background": False}
         alone = dice_loss(self.prob[1:], target[1:], **options)
@@ -90,17 +90,17 @@ class TestReduction:
         assert dice_loss(self.prob[:1], target[:1], **options).item() == 0
 
 
-def test_focal_and_log_act_on_each_class_before_the_mean():
+def test_focal_and_log_are_applied_to_each_class_before_the_mean():
     prob, target = soft_label(1, 3, 30), soft_label(1, 3, 30, seed=9)
-    each = torch.stack([dice_loss(prob, target, class_weight=torch.eye(3)[index]) for index in range(3)])
-    torch.testing.assert_close(dice_loss(prob, target, gamma=2.5), (each**2.5).mean())
-    torch.testing.assert_close(dice_loss(prob, target, log=True), -(1 - each).log().mean())
+    per_class = torch.stack([dice_loss(prob, target, class_weight=torch.eye(3)[index]) for index in range(3)])
+    torch.testing.assert_close(dice_loss(prob, target, gamma=2.5), (per_class**2.5).mean())
+    torch.testing.assert_close(dice_loss(prob, target, log=True), -(1 - per_class).log().mean())
     torch.testing.assert_close(
-        dice_loss(prob, target, log=True, gamma=0.3), ((-(1 - each).log()) ** 0.3).mean()
+        dice_loss(prob, target, log=True, gamma=0.3), ((-(1 - per_class).log()) ** 0.3).mean()
     )
 
 
-def test_the_log_loss_of_a_missed_class_is_large_but_finite_with_a_finite_gradient():
+def test_loss_and_gradient_of_the_log_loss_of_a_missed_class_are_finite():
     prob = torch.tensor([[[1.0, 1.0], [0.0, 0.0]]], requires_grad=True)
     loss = dice_loss(prob, torch.tensor([[1, 1]]), log=True)
     loss.backward()
@@ -108,13 +108,13 @@ def test_the_log_loss_of_a_missed_class_is_large_but_finite_with_a_finite_gradie
     assert torch.isfinite(prob.grad).all()
 
 
-def test_smoothing_gives_an_empty_label_a_slope():
+def test_smoothing_gives_an_empty_label_a_gradient():
     prob = torch.full((1, 1, 8), 0.25, requires_grad=True)
     dice_loss(prob, torch.zeros(1, 1, 8), smooth=1.0).backward()
     assert (prob.grad > 0).all()
 
 
-def test_the_mixture_is_its_parts_weighted():
+def test_the_mixture_is_the_weighted_sum_of_its_parts():
     logits, label = random_logits(2, 3, 8, 8), soft_label(2, 3, 8, 8)
     total, parts = SegmentationLoss()(logits, label, parts=True)
     torch.testing.assert_close(parts["region"], DiceLoss()(logits, label))
@@ -124,32 +124,32 @@ def test_the_mixture_is_its_parts_weighted():
     torch.testing.assert_close(SegmentationLoss()(logits, label), total)
 
 
-def test_a_term_of_weight_zero_is_left_out():
+def test_a_term_of_weight_zero_is_excluded():
     logits, label = random_logits(2, 3, 8), soft_label(2, 3, 8)
-    only = SegmentationLoss(JaccardLoss(), cross_entropy_weight=0.0, region_weight=1.0)
-    torch.testing.assert_close(only(logits, label), JaccardLoss()(logits, label))
-    entropy = SegmentationLoss(cross_entropy_weight=1.0, region_weight=0.0)
-    torch.testing.assert_close(entropy(logits, label), torch.nn.functional.cross_entropy(logits, label))
+    region_only = SegmentationLoss(JaccardLoss(), cross_entropy_weight=0.0, region_weight=1.0)
+    torch.testing.assert_close(region_only(logits, label), JaccardLoss()(logits, label))
+    entropy_only = SegmentationLoss(cross_entropy_weight=1.0, region_weight=0.0)
+    torch.testing.assert_close(entropy_only(logits, label), torch.nn.functional.cross_entropy(logits, label))
 
 
 class TestDeepSupervision:
-    def test_outputs_of_one_size_average_to_the_plain_loss(self):
+    def test_equal_outputs_have_the_loss_of_one_output(self):
         logits, label = random_logits(2, 3, 8, 8), soft_label(2, 3, 8, 8)
         torch.testing.assert_close(
             SegmentationLoss()([logits, logits, logits], label), SegmentationLoss()(logits, label)
         )
 
-    def test_scales_halve_in_weight_and_see_the_label_averaged_by_area(self):
+    def test_each_coarser_scale_has_half_the_weight_and_an_averaged_label(self):
         fine, coarse, label = random_logits(1, 2, 8, 8), random_logits(1, 2, 4, 4), soft_label(1, 2, 8, 8)
-        blocks = label.view(1, 2, 4, 2, 4, 2).mean((3, 5))
+        coarse_label = label.view(1, 2, 4, 2, 4, 2).mean((3, 5))
         loss = SegmentationLoss()
-        expected = (2 * loss(fine, label) + loss(coarse, blocks)) / 3
+        expected = (2 * loss(fine, label) + loss(coarse, coarse_label)) / 3
         torch.testing.assert_close(loss([fine, coarse], label), expected)
-        own = SegmentationLoss(scale_weights=[0.0, 1.0])
-        torch.testing.assert_close(own([fine, coarse], label), loss(coarse, blocks))
+        coarse_only = SegmentationLoss(scale_weights=[0.0, 1.0])
+        torch.testing.assert_close(coarse_only([fine, coarse], label), loss(coarse, coarse_label))
 
     @pytest.mark.parametrize("space", [(7,), (6, 9), (5, 4, 6)], ids=str)
-    def test_class_indices_become_probabilities_and_ignored_voxels_leave_the_average(self, space):
+    def test_coarse_class_indices_become_probabilities_of_the_voxels_not_ignored(self, space):
         index = class_map((2, *space), 3)
         index[:, 0] = 255
         size = tuple(length // 2 for length in space)
@@ -160,7 +160,7 @@ class TestDeepSupervision:
         expected = (2 * loss(logits[0], index) + SegmentationLoss()(logits[1], target, valid)) / 3
         torch.testing.assert_close(loss(logits, index), expected)
 
-    def test_a_coarse_label_is_the_mean_of_the_valid_voxels_under_it(self):
+    def test_a_coarse_voxel_is_the_mean_of_its_valid_fine_voxels(self):
         label = torch.tensor([[[0.2, 0.9, 0.4, 0.6]]])
         valid = torch.tensor([[True, False, False, False]])
         target, coarse_valid = downsample_target(label, valid, torch.Size([1, 1, 2]))
@@ -182,36 +182,36 @@ class TestCrossEntropy:
     logits = random_logits(2, 3, 5, 4)
     index = class_map((2, 5, 4), 3)
 
-    def test_it_equals_torch_on_class_indices_with_weights_and_ignored_voxels(self):
+    def test_cross_entropy_of_class_indices_with_weights_and_ignored_voxels_equals_torch(self):
         index = self.index.clone()
         index[0, 0] = -100
         weight = torch.tensor([0.2, 1.0, 3.0])
-        ours = semidice.soft_cross_entropy(
+        actual = semidice.soft_cross_entropy(
             self.logits, index, activation="softmax", ignore_index=-100, class_weight=weight
         )
-        theirs = torch.nn.functional.cross_entropy(self.logits, index, weight, ignore_index=-100)
-        torch.testing.assert_close(ours, theirs)
+        expected = torch.nn.functional.cross_entropy(self.logits, index, weight, ignore_index=-100)
+        torch.testing.assert_close(actual, expected)
 
-    def test_it_equals_torch_on_soft_labels_and_on_channels(self):
+    def test_softmax_and_sigmoid_cross_entropy_of_soft_labels_equal_torch(self):
         label = soft_label(2, 3, 5, 4)
-        ours = semidice.soft_cross_entropy(self.logits, label, activation="softmax")
-        torch.testing.assert_close(ours, torch.nn.functional.cross_entropy(self.logits, label))
-        ours = semidice.soft_cross_entropy(self.logits, label, activation="sigmoid")
-        theirs = torch.nn.functional.binary_cross_entropy_with_logits(self.logits, label)
-        torch.testing.assert_close(ours, theirs)
+        actual = semidice.soft_cross_entropy(self.logits, label, activation="softmax")
+        torch.testing.assert_close(actual, torch.nn.functional.cross_entropy(self.logits, label))
+        actual = semidice.soft_cross_entropy(self.logits, label, activation="sigmoid")
+        expected = torch.nn.functional.binary_cross_entropy_with_logits(self.logits, label)
+        torch.testing.assert_close(actual, expected)
 
-    def test_probabilities_and_logits_give_the_same_number(self):
-        ours = semidice.soft_cross_entropy(self.logits.softmax(1), self.index)
-        torch.testing.assert_close(ours, torch.nn.functional.cross_entropy(self.logits, self.index))
+    def test_cross_entropy_of_probabilities_equals_that_of_logits(self):
+        actual = semidice.soft_cross_entropy(self.logits.softmax(1), self.index)
+        torch.testing.assert_close(actual, torch.nn.functional.cross_entropy(self.logits, self.index))
 
-    def test_channel_weights_are_a_weighted_mean(self):
+    def test_class_weights_of_sigmoid_channels_give_a_weighted_mean(self):
         label, weight = soft_label(2, 3, 5, 4), torch.tensor([1.0, 0.0, 2.0])
-        each = torch.nn.functional.binary_cross_entropy_with_logits(self.logits, label, reduction="none")
-        expected = each.mean((0, 2, 3)) @ weight / 3
-        ours = semidice.soft_cross_entropy(self.logits, label, activation="sigmoid", class_weight=weight)
-        torch.testing.assert_close(ours, expected)
+        per_voxel = torch.nn.functional.binary_cross_entropy_with_logits(self.logits, label, reduction="none")
+        expected = per_voxel.mean((0, 2, 3)) @ weight / 3
+        actual = semidice.soft_cross_entropy(self.logits, label, activation="sigmoid", class_weight=weight)
+        torch.testing.assert_close(actual, expected)
 
-    def test_a_probability_of_zero_costs_a_finite_amount(self):
+    def test_loss_and_gradient_of_a_probability_of_zero_are_finite(self):
         prob = torch.tensor([[[0.0], [1.0]]], requires_grad=True)
         loss = semidice.soft_cross_entropy(prob, torch.tensor([[0]]))
         loss.backward()
@@ -226,14 +226,14 @@ def test_class_weights_move_with_the_module_and_are_not_saved():
     assert torch.isfinite(loss(random_logits(1, 2, 4), soft_label(1, 2, 4)))
 
 
-def test_a_loss_says_what_it_is():
+def test_repr_shows_the_options_of_a_loss():
     assert repr(TverskyLoss(alpha=0.7, beta=0.3, gamma=2.0, class_weight=[1.0, 2.0], ignore_index=255)) == (
         "TverskyLoss(alpha=0.7, beta=0.3, activation='softmax', form='min', gamma=2.0, "
         "class_weight=[1.0, 2.0], ignore_index=255)"
     )
 
 
-def test_the_gradient_reaches_only_the_prediction_unless_the_target_asks():
+def test_the_gradient_flows_to_the_prediction_but_not_to_a_plain_target():
     logits, label = random_logits(1, 2, 8).requires_grad_(), soft_label(1, 2, 8)
     (gradient,) = torch.autograd.grad(tversky_loss(logits.softmax(1), label, alpha=1.0, beta=1.0), logits)
     assert gradient.abs().sum() > 0

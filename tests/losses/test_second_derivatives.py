@@ -1,6 +1,6 @@
-"""Second derivatives of the losses, with the Triton kernels and by the definition.
+"""Second derivatives of the losses with the Triton kernels equal those of the definition.
 
-Without a GPU the kernels run in Triton's interpreter, on the CPU.
+Without a GPU the kernels run on the CPU, in Triton's interpreter.
 """
 
 import pytest
@@ -30,7 +30,7 @@ LOSSES = {
 
 @pytest.fixture
 def fused_calls(monkeypatch):
-    """The calls of the fused mixture; without a GPU the kernels are made to apply to CPU tensors."""
+    """Records the calls of the fused mixture. Without a GPU, the kernels are also used for CPU tensors."""
     if not ON_GPU:
         monkeypatch.setattr(
             "semidice.kernels.fused_applies", lambda prediction, target: semidice.kernels._enabled
@@ -38,51 +38,51 @@ def fused_calls(monkeypatch):
     calls = []
     fused_mixture = fused.fused_mixture
 
-    def counted(*args, **options):
+    def recording_mixture(*args, **options):
         calls.append(args)
         return fused_mixture(*args, **options)
 
-    monkeypatch.setattr(fused, "fused_mixture", counted)
+    monkeypatch.setattr(fused, "fused_mixture", recording_mixture)
     return calls
 
 
 def derivatives(loss, logits, target, *args):
     """The loss, its gradient, and the gradient of a function of that gradient."""
-    free = logits.to(DEVICE).requires_grad_()
-    total = loss(free, target.to(DEVICE), *args)
+    leaf = logits.to(DEVICE).requires_grad_()
+    total = loss(leaf, target.to(DEVICE), *args)
     # the square gives the backward pass an incoming gradient that has a derivative as well
-    (gradient,) = torch.autograd.grad(total.square(), free, create_graph=True)
+    (gradient,) = torch.autograd.grad(total.square(), leaf, create_graph=True)
     weights = random_logits(*gradient.shape, seed=5).to(gradient)
-    (second,) = torch.autograd.grad((gradient * weights).sum() + gradient.square().sum(), free)
+    (second,) = torch.autograd.grad((gradient * weights).sum() + gradient.square().sum(), leaf)
     return total.detach(), gradient.detach(), second
 
 
 def assert_equal_derivatives(loss, *batch):
-    ours = derivatives(loss, *batch)
+    actual = derivatives(loss, *batch)
     try:
         use_kernels(False)
-        theirs = derivatives(loss, *batch)
+        expected = derivatives(loss, *batch)
     finally:
         use_kernels(True)
-    assert torch.count_nonzero(theirs[2]) > 0
-    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+    assert torch.count_nonzero(expected[2]) > 0
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_second_derivatives_of_the_kernels_are_those_of_the_definition(name, fused_calls):
+def test_second_derivatives_of_the_kernels_equal_the_definition(name, fused_calls):
     logits, target = random_logits(2, 3, 21), soft_label(2, 3, 21)
     assert_equal_derivatives(LOSSES[name].to(DEVICE), logits, target)
     assert len(fused_calls) == 1
 
 
-def test_second_derivatives_of_masked_class_indices_and_of_strided_logits(fused_calls):
+def test_second_derivatives_of_masked_class_indices_and_strided_logits_equal_the_definition(fused_calls):
     logits, target = random_logits(2, 3, 5, 14)[..., ::2], class_map((2, 5, 7), 3)
     valid = (random_logits(2, 5, 7, seed=6) > -1).to(DEVICE)
     assert_equal_derivatives(SegmentationLoss(), logits, target, valid)
     assert len(fused_calls) == 1
 
 
-def test_second_derivatives_of_deep_supervision_and_distillation(fused_calls):
+def test_second_derivatives_of_deep_supervision_and_distillation_equal_the_definition(fused_calls):
     logits, target = random_logits(2, 3, 6, 8), class_map((2, 6, 8), 3)
     teacher = soft_label(2, 3, 6, 8).to(DEVICE)
 
@@ -94,11 +94,11 @@ def test_second_derivatives_of_deep_supervision_and_distillation(fused_calls):
 
 
 def test_second_derivatives_pass_the_numerical_check_in_float64():
-    """The definition, which the kernels fall back to, is right."""
+    """Checks the definition, which the kernels use for second derivatives."""
     logits = random_logits(1, 3, 4, dtype=torch.float64).to(DEVICE).requires_grad_()
     target = soft_label(1, 3, 4, dtype=torch.float64).to(DEVICE)
     loss = SegmentationLoss(DiceLoss(form="product"))
-    assert torch.autograd.gradgradcheck(lambda free: loss(free, target), (logits,))
+    assert torch.autograd.gradgradcheck(lambda leaf: loss(leaf, target), (logits,))
 
 
 def test_a_plain_backward_pass_does_not_use_the_definition(fused_calls, monkeypatch):

@@ -1,7 +1,7 @@
-"""The statements of docs/theory.md, each as a property of random vectors, soft and hard, with ties.
+"""Property tests of the statements of docs/theory.md, with random soft and hard vectors and ties.
 
-The oracles are the paper's formulas written with norms, SciPy's distances, and brute force over vertices;
-the losses are reached through the public functions alone.
+The tests compare with the paper's formulas (written with norms), SciPy's distances, and all vertices.
+They call the losses through the public functions only.
 """
 
 import ast
@@ -25,8 +25,8 @@ PAGE = (DOCS / "theory.md").read_text(encoding="utf-8")
 
 law = settings(deadline=None, derandomize=True, max_examples=64)
 
-# Vertices and a half often, so that ties and hard voxels are common. Nothing between 0 and 1e-3: the square
-# of a number below 1e-154 is 0 in float64, and the laws are those of real numbers.
+# 0, 0.5 and 1 are drawn often, so that ties and hard voxels are common. No number lies between 0 and 1e-3,
+# because in float64 the square of a number below 1e-162 is 0, and the laws hold for real numbers.
 unit = st.sampled_from([0.0, 0.5, 1.0]) | st.integers(0, 8).map(lambda n: n / 8) | st.floats(1e-3, 1)
 weight = st.sampled_from([0.3, 0.5, 0.7, 1.0]) | st.floats(0.05, 3)
 both_soft_forms = pytest.mark.parametrize("form", ["min", "product"])
@@ -43,8 +43,8 @@ def vectors(draw: st.DrawFn, count: int, *, max_size: int = 8, voxel: st.SearchS
 
 
 @st.composite
-def pairs_hard_on_one_side(draw: st.DrawFn):
-    """Two vectors of which, in every voxel, at least one is 0 or 1."""
+def pairs_with_hard_voxels(draw: st.DrawFn):
+    """Two vectors; in every voxel, at least one of them is 0 or 1."""
     hard = st.sampled_from([0.0, 1.0])
     rows = draw(st.lists(st.tuples(unit, hard) | st.tuples(hard, unit), min_size=1, max_size=8))
     return torch.tensor(rows, dtype=torch.float64).unbind(1)
@@ -157,14 +157,14 @@ def test_the_table_of_names_lists_every_loss_of_the_paper():
 
 @law
 @given(vectors(2), weight, weight, st.sampled_from([0.5, 1.0, 2.0]))
-def test_a_call_in_the_table_of_names_is_the_formula_of_the_paper(pair, alpha, beta, gamma):
+def test_each_call_in_the_table_of_names_equals_the_formula_of_the_paper(pair, alpha, beta, gamma):
     x, y = pair
     assume(x.any() or y.any())
     names = {"prob": image(x), "target": image(y), "alpha": alpha, "beta": beta, "gamma": gamma}
-    ours = {name: float(eval(call, vars(semidice), names)) for name, call in NAMED_CALLS.items()}
+    actual = {name: float(eval(call, vars(semidice), names)) for name, call in NAMED_CALLS.items()}
     paper = {name: float(formula(x, y, alpha, beta, gamma)) for name, formula in PAPER.items()}
-    # 1e-7: the focal exponent 0.5 makes 1e-8 of a rounding error of 1e-16
-    assert ours == pytest.approx(paper, abs=1e-7)
+    # 1e-7, because the focal exponent 0.5 turns a rounding error of 1e-16 into 1e-8
+    assert actual == pytest.approx(paper, abs=1e-7)
 
 
 @every_form
@@ -181,7 +181,7 @@ def test_a_loss_lies_between_0_and_1(form, pair, alpha, beta):
 @both_soft_forms
 @law
 @given(vectors(1), weight, weight)
-def test_the_loss_of_a_label_with_itself_is_0_and_so_is_its_gradient(form, single, alpha, beta):
+def test_loss_and_gradient_are_0_at_the_label(form, single, alpha, beta):
     (y,) = single
     assert tversky(y, y, alpha, beta, form=form) == 0
     assert not tversky_gradient(y, y, alpha, beta, form).any()
@@ -190,7 +190,7 @@ def test_the_loss_of_a_label_with_itself_is_0_and_so_is_its_gradient(form, singl
 @both_soft_forms
 @law
 @given(vectors(2), weight, weight)
-def test_the_loss_is_positive_wherever_prediction_and_label_differ(form, pair, alpha, beta):
+def test_the_loss_is_positive_if_prediction_and_label_differ(form, pair, alpha, beta):
     assume(differ(*pair))
     assert tversky(*pair, alpha, beta, form=form) > 0
 
@@ -207,10 +207,10 @@ def test_the_squared_form_is_0_at_the_label_and_positive_elsewhere(pair, alpha):
 @both_soft_forms
 @law
 @given(vectors(2), weight)
-def test_a_weight_of_0_costs_positivity(form, pair, free):
+def test_the_loss_is_not_positive_everywhere_if_a_weight_is_0(form, pair, positive):
     low, high = torch.minimum(*pair), torch.maximum(*pair)
-    assert tversky(high, low, 0.0, free, form=form) == 0
-    assert tversky(low, high, free, 0.0, form=form) == 0
+    assert tversky(high, low, 0.0, positive, form=form) == 0
+    assert tversky(low, high, positive, 0.0, form=form) == 0
     with pytest.raises(ValueError, match="both 0"):
         tversky(low, high, 0.0, 0.0, form=form)
 
@@ -243,7 +243,7 @@ def test_focal_log_and_smooth_keep_the_minimum_at_the_label(form, pair, alpha, b
 
 @law
 @given(vectors(2), weight, weight)
-def test_dml1_draws_every_voxel_towards_its_label(pair, alpha, beta):
+def test_dml1_moves_every_voxel_towards_its_label(pair, alpha, beta):
     x, y = pair
     towards = tversky_gradient(x, y, alpha, beta, "min") * (y - x)
     assert (towards <= 0).all()
@@ -251,12 +251,12 @@ def test_dml1_draws_every_voxel_towards_its_label(pair, alpha, beta):
         assert (towards < 0).equal(x != y)
 
 
-def test_dml2_can_push_a_voxel_away_from_its_label_while_the_rest_is_wrong():
+def test_dml2_can_move_a_voxel_away_from_its_label_while_others_are_wrong():
     x, y = vector(0.6, 1.0), vector(0.5, 0.0)
     assert tversky_gradient(x, y, 0.5, 0.5, "product")[0] < 0
     assert tversky_gradient(x, y, 0.5, 0.5, "min")[0] > 0
-    rest_is_right = vector(0.6, 0.0)
-    assert tversky_gradient(rest_is_right, y, 0.5, 0.5, "product")[0] > 0
+    others_correct = vector(0.6, 0.0)
+    assert tversky_gradient(others_correct, y, 0.5, 0.5, "product")[0] > 0
 
 
 @both_soft_forms
@@ -289,14 +289,14 @@ def test_smooth_gives_an_empty_label_a_gradient():
 @every_form
 @law
 @given(vectors(2), weight, weight)
-def test_exchanging_the_sides_exchanges_alpha_and_beta(form, pair, alpha, beta):
+def test_exchanging_prediction_and_label_exchanges_alpha_and_beta(form, pair, alpha, beta):
     x, y = pair
     beta = alpha if form == "squared" else beta
-    other_way = tversky(y, x, beta, alpha, form=form)
-    assert tversky(x, y, alpha, beta, form=form) == pytest.approx(other_way, abs=1e-12)
+    exchanged = tversky(y, x, beta, alpha, form=form)
+    assert tversky(x, y, alpha, beta, form=form) == pytest.approx(exchanged, abs=1e-12)
 
 
-def test_a_tversky_loss_with_two_weights_is_not_symmetric():
+def test_a_tversky_loss_with_different_weights_is_not_symmetric():
     x, y = vector(0.4), vector(0.8)
     assert tversky(x, y, 0.7, 0.3) != pytest.approx(tversky(y, x, 0.7, 0.3), abs=0.1)
 
@@ -315,7 +315,7 @@ def test_the_soft_dice_loss_of_a_soft_label_with_itself_is_not_0(single):
 
 @law
 @given(st.floats(1e-3, 1))
-def test_one_voxel_of_any_label_is_driven_to_1_by_the_soft_dice_loss(label):
+def test_the_soft_dice_loss_moves_a_single_voxel_to_1_for_any_label(label):
     probs = torch.linspace(0, 1, 201, dtype=torch.float64).unsqueeze(1)
     for alpha in (0.5, 1.0):
         scores = index(probs, vector(label), alpha, alpha, "relaxed")
@@ -365,7 +365,7 @@ def test_the_threshold_is_one_half_for_hard_labels_and_less_for_soft_ones(single
     if softness == 0:
         assert threshold == 0.5
     else:
-        # less by an amount that rounding swallows when the labels are almost hard
+        # for almost hard labels, the difference from one half can be smaller than the rounding error
         assert threshold < 0.5 or softness < 1e-12
 
 
@@ -382,7 +382,7 @@ def test_soft_dice_and_soft_jaccard_have_the_same_threshold(single):
 
 def test_the_soft_dice_loss_of_the_landing_figure_thresholds_at_0_387():
     y = torch.linspace(0, 1, 21, dtype=torch.float64)
-    # the best vertex is a threshold of the label, so the 21 thresholds are enough
+    # the best vertex is a thresholded label, so it is enough to try 21 thresholds
     rules = torch.stack([(y > t).double() for t in y - 1e-9])
     assert float(index(rules, y, 0.5, 0.5, "relaxed").max()) / 2 == pytest.approx(0.387, abs=5e-4)
     assert "0.387" in PAGE
@@ -392,8 +392,8 @@ def test_the_soft_dice_loss_of_the_landing_figure_thresholds_at_0_387():
 
 
 @law
-@given(pairs_hard_on_one_side(), weight, weight)
-def test_min_product_and_relaxed_agree_where_one_side_is_hard(pair, alpha, beta):
+@given(pairs_with_hard_voxels(), weight, weight)
+def test_min_product_and_relaxed_agree_if_prediction_or_label_is_hard(pair, alpha, beta):
     x, y = pair
     by_form = [tversky(x, y, alpha, beta, form=form) for form in ("min", "product", "relaxed")]
     assert by_form == pytest.approx([by_form[0]] * 3, abs=1e-12)
@@ -401,7 +401,7 @@ def test_min_product_and_relaxed_agree_where_one_side_is_hard(pair, alpha, beta)
         assert by_form[0] == pytest.approx(float(paper_stl(x, y, alpha, beta)), abs=1e-12)
 
 
-def test_the_losses_of_the_paper_differ_where_both_sides_are_soft():
+def test_the_losses_of_the_paper_differ_if_prediction_and_label_are_soft():
     x, y = vector(0.4), vector(0.8)
     assert dice(x, y) == pytest.approx(1 / 3)
     assert dice(x, y, "product") == pytest.approx(5 / 13)
@@ -424,7 +424,7 @@ def test_the_min_form_is_never_above_the_product_form(pair, alpha, beta):
 
 @law
 @given(vectors(2))
-def test_the_squared_norm_makes_three_losses_one(pair):
+def test_three_losses_are_equal_with_the_squared_norm(pair):
     x, y = pair
     assume(x.any() or y.any())
     for paper_dice in (paper_sdl, paper_dml1, paper_dml2):
@@ -433,7 +433,7 @@ def test_the_squared_norm_makes_three_losses_one(pair):
         assert jaccard(x, y, "squared") == pytest.approx(float(paper_jaccard(x, y, l2_squared)), abs=1e-12)
 
 
-def test_a_norm_that_is_not_squared_leaves_the_unit_interval():
+def test_a_loss_with_a_norm_that_is_not_squared_can_leave_the_unit_interval():
     ones = torch.ones(4, dtype=torch.float64)
     assert float(paper_sdl(ones, ones, lambda v: l2_squared(v).sqrt())) == -1
     half = vector(0.5)
@@ -456,7 +456,7 @@ def dice_of_jaccard(j: float) -> float:
 @every_form
 @law
 @given(vectors(2))
-def test_dice_is_jaccard_over_two_less_jaccard(form, pair):
+def test_dice_is_jaccard_over_two_minus_jaccard(form, pair):
     assert dice(*pair, form) == pytest.approx(dice_of_jaccard(jaccard(*pair, form)), abs=1e-12)
 
 
@@ -482,7 +482,7 @@ def test_jml1_is_the_soergel_distance(pair):
 
 @law
 @given(vectors(2, voxel=st.integers(0, 8).map(lambda n: n / 8)))
-def test_dml1_and_jml1_are_the_distances_of_filled_columns_of_cells(pair):
+def test_dml1_and_jml1_are_distances_between_sets_of_cells(pair):
     x, y = pair
     assume(x.any() or y.any())
     cells = [(v.unsqueeze(1) * 8 > torch.arange(8)).flatten().numpy() for v in (x, y)]
@@ -511,7 +511,7 @@ def test_the_jaccard_losses_obey_the_triangle_inequality(form, triple):
     assert jaccard(a, c, form) <= jaccard(a, b, form) + jaccard(b, c, form) + 1e-12
 
 
-def test_no_random_triple_breaks_the_triangle_inequality_of_jaccard_or_three_halves_of_dice():
+def test_random_triples_obey_the_triangle_inequalities_of_jaccard_and_dice():
     generator = torch.Generator().manual_seed(0)
     for size, form in itertools.product((1, 2, 3, 4), ("min", "product")):
         a, b, c = (3 * torch.randn(3, 50_000, size, generator=generator, dtype=torch.float64)).sigmoid()
@@ -543,7 +543,7 @@ def test_the_dice_losses_obey_the_triangle_inequality_relaxed_by_three_halves(fo
 
 
 @both_soft_forms
-def test_three_halves_is_attained_so_no_smaller_factor_will_do(form):
+def test_the_factor_three_halves_cannot_be_smaller(form):
     a, b, c = vector(0, 1), vector(1, 1), vector(1, 0)
     assert dice(a, b, form) == dice(b, c, form) == pytest.approx(1 / 3)
     assert dice(a, c, form) == 1
@@ -581,7 +581,7 @@ def test_with_one_voxel_the_dice_losses_are_metrics(form, triple):
 @both_soft_forms
 @law
 @given(vectors(3), weight)
-def test_equal_weights_kappa_relax_by_one_plus_kappa_over_two_kappa(form, triple, kappa):
+def test_weights_kappa_relax_the_inequality_by_one_plus_kappa_over_two_kappa(form, triple, kappa):
     def distance(x: Tensor, y: Tensor) -> float:
         return tversky(x, y, kappa, kappa, form=form)
 
@@ -593,7 +593,7 @@ def test_equal_weights_kappa_relax_by_one_plus_kappa_over_two_kappa(form, triple
         assert distance(a, c) == pytest.approx(rho * (distance(a, b) + distance(b, c)))
 
 
-def test_the_squared_jaccard_loss_is_no_metric():
+def test_the_squared_jaccard_loss_is_not_a_metric():
     a, b, c = vector(1.0), vector(0.5), vector(0.25)
     assert jaccard(a, c, "squared") > 1.03 * (jaccard(a, b, "squared") + jaccard(b, c, "squared"))
 
@@ -603,14 +603,14 @@ def test_the_squared_jaccard_loss_is_no_metric():
 
 @st.composite
 def tied_pairs(draw: st.DrawFn):
-    """Two vectors whose first entries are equal and leave room on both sides."""
+    """Two vectors whose first entries are equal and away from 0 and 1."""
     x, y = draw(vectors(2))
     tie = draw(st.floats(0.1, 0.9))
     return torch.cat([vector(tie), x]), torch.cat([vector(tie), y])
 
 
 def paper_counts(x: Tensor, y: Tensor, alpha: float, beta: float, form: str) -> tuple[float, float]:
-    """tp and alpha fp + beta fn by the norms."""
+    """tp and alpha fp + beta fn, computed with norms."""
     tp = (l1(x) + l1(y) - l1(x - y)) / 2 if form == "min" else x @ y
     fp, fn = (l1(x) - l1(y) + l1(x - y)) / 2, (l1(y) - l1(x) + l1(x - y)) / 2
     return float(tp), float(alpha * fp + beta * fn)
@@ -627,16 +627,16 @@ def test_the_one_sided_derivatives_at_a_tie_have_a_closed_form(form, pair, alpha
     square = (tp + errors) ** 2
     step = torch.zeros_like(x)
     step[0] = 1e-7
-    here = tversky(x, y, alpha, beta, form=form)
-    right = (tversky(x + step, y, alpha, beta, form=form) - here) / 1e-7
-    left = (here - tversky(x - step, y, alpha, beta, form=form)) / 1e-7
+    center = tversky(x, y, alpha, beta, form=form)
+    right = (tversky(x + step, y, alpha, beta, form=form) - center) / 1e-7
+    left = (center - tversky(x - step, y, alpha, beta, form=form)) / 1e-7
     assert right == pytest.approx((alpha * tp - gained) / square, rel=1e-4, abs=1e-4)
     assert left == pytest.approx(-(beta * tp + lost) / square, rel=1e-4, abs=1e-4)
 
 
 @law
 @given(tied_pairs(), weight, weight)
-def test_a_tied_voxel_pulls_nothing_in_the_min_form(pair, alpha, beta):
+def test_a_tied_voxel_has_no_gradient_in_the_min_form(pair, alpha, beta):
     assert tversky_gradient(*pair, alpha, beta, "min")[0] == 0
 
 
@@ -650,8 +650,8 @@ def test_the_gradient_has_a_closed_form_at_ties_and_elsewhere(form, pair, alpha,
     above, below = (x > y).double(), (x < y).double()
     expected = alpha * tp * above - beta * tp * below
     expected -= errors * (below if form == "min" else y)
-    ours = tversky_gradient(x, y, alpha, beta, form) * (tp + errors) ** 2
-    torch.testing.assert_close(ours, expected, atol=1e-12, rtol=1e-9)
+    actual = tversky_gradient(x, y, alpha, beta, form) * (tp + errors) ** 2
+    torch.testing.assert_close(actual, expected, atol=1e-12, rtol=1e-9)
 
 
 @law
@@ -660,8 +660,8 @@ def test_autograd_of_the_norms_takes_the_mean_of_the_one_sided_derivatives(pair,
     x, y = pair
     tp, errors = paper_counts(x, y, alpha, beta, "min")
     expected = (alpha * tp - (beta * tp + errors)) / 2 / (tp + errors) ** 2
-    of_the_tie = gradient(lambda x: paper_ctl(x, y, alpha, beta), x)[0]
-    assert float(of_the_tie) == pytest.approx(expected, abs=1e-12)
+    tie_gradient = gradient(lambda x: paper_ctl(x, y, alpha, beta), x)[0]
+    assert float(tie_gradient) == pytest.approx(expected, abs=1e-12)
 
 
 @law
@@ -678,8 +678,8 @@ def test_autograd_of_the_norms_is_not_0_at_the_label_when_alpha_and_beta_differ(
 
 def test_the_page_names_every_test_of_this_file_and_no_other():
     tree = ast.parse(Path(__file__).read_text(encoding="utf-8"))
-    written = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-    tests = {name for name in written if name.startswith("test_")}
+    functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    tests = {name for name in functions if name.startswith("test_")}
     about_the_page = {name for name in tests if name.startswith("test_the_page_")}
     assert set(re.findall(r"`(test_\w+)`", PAGE)) == tests - about_the_page
 

@@ -1,4 +1,4 @@
-"""Soft counts by hand, on a few voxels, and the index of them."""
+"""Overlap statistics of a few voxels, computed by hand, and the index computed from them."""
 
 import inspect
 from dataclasses import fields
@@ -14,7 +14,7 @@ from semidice.arrays import one_hot
 from semidice.overlap.options import RegionKeywords, RegionOptions
 from semidice.recipes import SegmentationLossOptions
 
-# prob 0.2, 0.9, 0.5 against target 0.6, 0.4, 0.5, counted by hand
+# tp, fp and fn of prob 0.2, 0.9, 0.5 and target 0.6, 0.4, 0.5, computed by hand
 BY_HAND = {
     "min": (0.2 + 0.4 + 0.5, 0.5, 0.4),
     "product": (0.12 + 0.36 + 0.25, 0.5, 0.4),
@@ -24,13 +24,13 @@ BY_HAND = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_three_voxels_counted_by_hand(form):
+def test_the_statistics_of_three_voxels_equal_those_computed_by_hand(form):
     prob, target = torch.tensor([[[0.2, 0.9, 0.5]]]), torch.tensor([[[0.6, 0.4, 0.5]]])
     stats = overlap_stats(prob, target, form=form)
     torch.testing.assert_close(torch.stack(stats).flatten(), torch.tensor(BY_HAND[form]))
 
 
-def test_the_gradient_is_that_of_the_definition_and_zero_at_the_tie():
+def test_the_gradient_equals_that_of_the_definition_and_is_zero_at_a_tie():
     prob = torch.tensor([[[0.2, 0.9, 0.5]]], requires_grad=True)
     target = torch.tensor([[[0.6, 0.4, 0.5]]])
     expected = {
@@ -53,7 +53,7 @@ def test_exchanging_prob_and_target_exchanges_false_positives_and_negatives(form
     torch.testing.assert_close(forward.fp, backward.fn)
 
 
-def test_the_forms_but_squared_agree_on_hard_labels():
+def test_all_forms_except_squared_agree_on_hard_labels():
     prob, hard = soft_label(2, 3, 40), one_hot(class_map((2, 40), 3), 3).float()
     minimum = torch.stack(overlap_stats(prob, hard, form="min"))
     for form in ("product", "relaxed"):
@@ -62,7 +62,7 @@ def test_the_forms_but_squared_agree_on_hard_labels():
 
 
 @pytest.mark.parametrize("shape", [(5, 3), (2, 3, 7), (2, 3, 4, 5), (2, 3, 2, 3, 4)], ids=str)
-def test_there_is_one_number_an_image_and_class(shape):
+def test_the_statistics_have_one_value_per_image_and_class(shape):
     stats = overlap_stats(soft_label(*shape), soft_label(*shape, seed=3))
     assert all(part.shape == shape[:2] for part in stats)
 
@@ -74,14 +74,14 @@ def test_sums_are_float32_for_half_precision():
     assert stats.tp.item() == 100_000
 
 
-def test_a_large_empty_sum_does_not_lose_a_small_one():
-    # 2^24 is where float32 stops counting by one: the sums are not accumulated one voxel after another
+def test_a_sum_over_many_voxels_loses_no_small_terms():
+    # above 2^24 float32 cannot represent every integer, so adding voxels one by one would lose some of them
     prob = torch.full((1, 1, 2**25), 0.5)
     assert overlap_stats(prob, prob).tp.item() == 2**24
 
 
 @pytest.mark.parametrize(("smooth", "expected"), [(0.0, 1.0), (1.0, 1.0)])
-def test_nothing_there_has_index_one_and_no_gradient(smooth, expected):
+def test_an_empty_prediction_of_an_empty_target_has_index_one_and_a_finite_gradient(smooth, expected):
     prob = torch.zeros(1, 2, 6, requires_grad=True)
     index = tversky_index(overlap_stats(prob, torch.zeros(1, 2, 6)), alpha=0.5, beta=0.5, smooth=smooth)
     index.sum().backward()
@@ -89,30 +89,30 @@ def test_nothing_there_has_index_one_and_no_gradient(smooth, expected):
     assert torch.isfinite(prob.grad).all()
 
 
-def test_a_prediction_of_what_is_not_there_has_index_zero_or_what_smoothing_leaves():
+def test_a_prediction_without_overlap_has_index_zero_unless_smoothed():
     stats = OverlapStats(*(torch.tensor([[value]]) for value in (0.0, 3.0, 0.0)))
     assert tversky_index(stats, alpha=0.5, beta=0.5).item() == 0
     assert tversky_index(stats, alpha=0.5, beta=0.5, smooth=0.5).item() == pytest.approx(0.5 / 2.0)
 
 
-def test_alpha_weighs_false_positives_and_beta_false_negatives():
+def test_alpha_weights_false_positives_and_beta_weights_false_negatives():
     stats = OverlapStats(*(torch.tensor([[value]]) for value in (4.0, 2.0, 1.0)))
     assert tversky_index(stats, alpha=0.7, beta=0.3).item() == pytest.approx(4 / (4 + 0.7 * 2 + 0.3 * 1))
 
 
-def test_a_target_that_asks_for_it_has_a_gradient_as_well():
+def test_a_target_that_requires_a_gradient_gets_one():
     prob, target = random_logits(2, 3, 9).softmax(1).double(), soft_label(2, 3, 9).double().requires_grad_()
     for form in FORMS:
         assert torch.autograd.gradcheck(lambda y, form=form: overlap_stats(prob, y, form=form), (target,))
 
 
-def test_the_keywords_of_a_region_loss_are_the_options_that_have_a_default():
+def test_the_keywords_of_a_region_loss_are_all_options_except_alpha_and_beta():
     hints = get_type_hints(RegionOptions)
     optional = {field.name for field in fields(RegionOptions)} - {"alpha", "beta"}
     assert get_type_hints(RegionKeywords) == {name: hints[name] for name in optional}
 
 
-def test_functions_and_recipes_have_the_defaults_of_the_options():
+def test_functions_and_recipes_use_the_defaults_of_the_options():
     defaults = {field.name: field.default for field in fields(RegionOptions)}
     parameters = inspect.signature(semidice.tversky_loss).parameters
     for name in RegionKeywords.__annotations__:

@@ -1,4 +1,4 @@
-"""The table of every public loss in every form; the law tests run over it and a meta-test keeps it whole."""
+"""All public losses in all forms. The law tests run over this table; one test checks that it is complete."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,22 +15,22 @@ FORMS: tuple[Form, ...] = get_args(Form)
 REGION_FUNCTIONS = {"dice_loss": {}, "jaccard_loss": {}, "tversky_loss": {"alpha": 0.7, "beta": 0.3}}
 REGION_MODULES = {"DiceLoss": {}, "JaccardLoss": {}, "TverskyLoss": {"alpha": 0.7, "beta": 0.3}}
 
-# A loss of (prediction, target, valid) once activation and further options are chosen.
+# A loss with its activation and options set; it is called with (prediction, target, valid).
 Call = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One public loss in one form. `build(activation=..., **options)` gives the loss."""
+    """One public loss in one form. `build(activation=..., **options)` returns the loss."""
 
     public: str
     form: Form | None
     build: Callable[..., Call]
-    # its minimum over predictions is the soft label
+    # the prediction that minimises the loss is the soft label
     compatible: bool
-    # and the minimum is 0, which that of cross entropy is not
+    # the loss is 0 at the label; the cross entropy is not
     zero_at_label: bool
-    # a target that asks for a gradient gets all of it
+    # the gradient also flows to a target that requires it
     target_gradient: bool = True
 
     def __str__(self) -> str:
@@ -39,7 +39,7 @@ class Entry:
 
 def _settings(public: str, form: Form) -> dict[str, float]:
     settings = {**REGION_FUNCTIONS, **REGION_MODULES}[public]
-    # the squared form has no alpha != beta: its index would exceed 1
+    # the squared form needs alpha = beta: otherwise its index could exceed 1
     return {"alpha": 0.8, "beta": 0.8} if form == "squared" and settings else settings
 
 
@@ -68,7 +68,7 @@ def _mixture(form: Form) -> Entry:
 
 
 def _distillation(form: Form) -> Entry:
-    """A teacher that says what the label says; the loss keeps gradients away from it."""
+    """The teacher equals the label; the loss passes no gradient to the teacher."""
 
     def build(activation: str = "none", **options: object) -> Call:
         mix = semidice.SegmentationLoss(semidice.DiceLoss(form=form, activation=activation, **options))
@@ -86,9 +86,11 @@ def _distillation(form: Form) -> Entry:
 
 def _cross_entropy() -> Entry:
     def build(activation: str = "none", **options: object) -> Call:
-        known = {name: value for name, value in options.items() if name in ("ignore_index", "class_weight")}
+        supported = {
+            name: value for name, value in options.items() if name in ("ignore_index", "class_weight")
+        }
         return lambda prediction, target, valid=None: semidice.soft_cross_entropy(
-            prediction, target, valid=valid, activation=activation, **known
+            prediction, target, valid=valid, activation=activation, **supported
         )
 
     return Entry("soft_cross_entropy", None, build, compatible=True, zero_at_label=False)
@@ -106,7 +108,7 @@ ZERO_AT_LABEL = [entry for entry in ENTRIES if entry.zero_at_label]
 
 
 def is_loss(name: str) -> bool:
-    """Whether a public name is a loss by the naming rule."""
+    """Whether a public name is that of a loss: the names of losses have fixed endings."""
     return name.endswith(("_loss", "Loss", "cross_entropy"))
 
 
