@@ -101,11 +101,11 @@ def test_streamed_and_resident_batches_have_the_same_bits(dataset, augment, labe
 
 @pytest.mark.parametrize("resident", [True, False])
 def test_the_same_seed_gives_the_same_batches_and_another_seed_gives_other_batches(dataset, resident):
-    first, second, other = (make_batches(dataset, seed=seed, resident=resident) for seed in (3, 3, 4))
+    first, second, other_seed = (make_batches(dataset, seed=seed, resident=resident) for seed in (3, 3, 4))
     for step in (0, 5, 2):
         assert_same(make(first, step), make(second, step))
-    assert not torch.equal(first.feed(0).case, other.feed(0).case)
-    assert not torch.equal(first.feed(0).params, other.feed(0).params)
+    assert not torch.equal(first.feed(0).case, other_seed.feed(0).case)
+    assert not torch.equal(first.feed(0).params, other_seed.feed(0).params)
 
 
 @pytest.mark.parametrize("options", [{}, {"resident": False}, {"resident": False, "workers": 2}])
@@ -242,10 +242,10 @@ def test_a_batch_can_mix_images_of_8_and_16_bits(tmp_path):
 def test_whole_cases_come_in_order_with_every_voxel_and_rater(dataset, resident):
     cases = [13, 0, 5, 4, 7]
     batches = make_batches(dataset, resident=resident)
-    whole = WholeCases(batches.storage, cases, batch_size=2)
-    assert len(whole) == 3
+    whole_cases = WholeCases(batches.storage, cases, batch_size=2)
+    assert len(whole_cases) == 3
     numbers = []
-    for batch in whole:
+    for batch in whole_cases:
         assert batch.image.shape[2:] == batch.masks.shape[2:] == batch.valid.shape[1:] == (64, 64)
         assert not batch.image.movedim(1, -1)[~batch.valid].any()
         assert not batch.masks.movedim(1, -1)[~batch.valid].any()
@@ -277,16 +277,18 @@ def test_labels_of_whole_cases_equal_the_labels_of_training(dataset, maker):
     options = LabelOptions(maker=maker, smoothing="spatial")
     batches = make_batches(dataset, augment=None, batch_size=14, label=options)
     trained = make(batches, 0)
-    (whole,) = WholeCases(batches.storage, trained.case.tolist(), batch_size=14)
-    label = batches.labels(whole.masks, whole.case)
+    (whole_batch,) = WholeCases(batches.storage, trained.case.tolist(), batch_size=14)
+    label = batches.labels(whole_batch.masks, whole_batch.case)
     assert torch.equal(label, trained.target)
 
 
 def test_labels_are_made_directly_if_the_maker_has_no_table(tmp_path):
     dataset = make_prepared(tmp_path / "set", num_cases=4, size=(16, 20), num_raters=6, num_classes=4)
     batch = make(make_batches(dataset, augment=None, label=LabelOptions(maker="dice_weighted")), 0)
-    (whole,) = WholeCases(Storage(dataset, "cpu", resident=False), batch.case.tolist(), batch_size=4)
-    expected = make_labels(whole.masks, whole.present, LabelOptions(maker="dice_weighted"), num_classes=4)
+    (whole_batch,) = WholeCases(Storage(dataset, "cpu", resident=False), batch.case.tolist(), batch_size=4)
+    expected = make_labels(
+        whole_batch.masks, whole_batch.present, LabelOptions(maker="dice_weighted"), num_classes=4
+    )
     assert torch.equal(batch.target, expected)
 
 

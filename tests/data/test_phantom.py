@@ -81,10 +81,10 @@ def test_shapes_dtypes_and_ranges_are_as_stated_for_a_non_square_size(num_classe
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_seed_gives_another_phantom():
-    first, again, other = (make_phantom(2, size=(16, 16), seed=seed) for seed in (3, 3, 4))
+    first, again, other_seed = (make_phantom(2, size=(16, 16), seed=seed) for seed in (3, 3, 4))
     for name in ("image", "prob", "masks"):
         assert torch.equal(getattr(first, name), getattr(again, name))
-    assert not torch.equal(first.image, other.image)
+    assert not torch.equal(first.image, other_seed.image)
 
 
 def test_more_cases_keep_the_first_cases_and_more_raters_keep_image_and_probability():

@@ -222,7 +222,7 @@ def test_a_palette_gives_class_numbers_in_a_mask_and_colours_in_an_image(tmp_pat
     np.testing.assert_array_equal(colours[:, maps[0] == 2].T, [[0, 240, 10]] * int((maps[0] == 2).sum()))
 
 
-def test_a_grey_mask_saved_in_colour_is_read_and_a_red_one_is_refused(tmp_path):
+def test_a_grey_mask_saved_in_colour_is_read_and_a_red_mask_is_refused(tmp_path):
     grey = np.repeat(MASKS[0][..., None] * np.uint8(255), 3, axis=2)
     path = write_picture(tmp_path / "grey.png", grey)
     np.testing.assert_array_equal(read_mask(path, num_axes=2).classes, MASKS[0])
@@ -239,7 +239,7 @@ def test_a_mask_of_one_bit_is_read(tmp_path):
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e300])
-def test_values_that_are_not_finite_are_counted_and_named(tmp_path, bad):
+def test_values_that_are_not_finite_are_counted_and_reported(tmp_path, bad):
     image = IMAGE.astype(np.float64)
     image[2, 3:5] = bad
     with pytest.raises(ValueError, match=r"case\.nii\.gz holds NaN or infinite values in 2 of 1440 voxels"):
