@@ -424,8 +424,10 @@ def test_the_estimate_is_a_probability_and_does_not_depend_on_order(num_classes,
     assert 0 <= float(result.min()) <= float(result.max()) <= 1 + 1e-6
     torch.testing.assert_close(result.sum(1), torch.ones(9))
     order = torch.randperm(11, generator=torch.Generator().manual_seed(seed))
-    again = kde_recalibrate(prob.flip(0), keys[order], target[order], bandwidth=bandwidth, method="reference")
-    torch.testing.assert_close(again.flip(0), result)
+    reordered = kde_recalibrate(
+        prob.flip(0), keys[order], target[order], bandwidth=bandwidth, method="reference"
+    )
+    torch.testing.assert_close(reordered.flip(0), result)
     flipped = kde_recalibrate(
         prob.flip(1), keys.flip(1), num_classes - 1 - target, bandwidth=bandwidth, method="reference"
     )

@@ -24,7 +24,7 @@ QUICK = [name for name, score in SCORES.items() if score.package is None]
 # the cases that each of two processes sees; "padded" repeats a case, as DistributedSampler does
 SPLITS = {
     "uneven": ([0, 1, 2, 3], [4]),
-    "all in one": ([], [0, 1, 2, 3, 4]),
+    "one process has all": ([], [0, 1, 2, 3, 4]),
     "padded": ([0, 1, 2], [3, 4, 0]),
 }
 
@@ -90,7 +90,7 @@ def test_two_processes_write_the_same_table_as_one(folder, tmp_path, split, rank
     assert (folder / f"{split} {rank}.csv").read_bytes() == (tmp_path / "one.csv").read_bytes()
 
 
-@pytest.mark.parametrize("split", ["uneven", "all in one"])
+@pytest.mark.parametrize("split", ["uneven", "one process has all"])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_two_processes_compute_the_same_calibration_error_as_one_to_the_last_bit(folder, split, rank):
     _, errors = score_cases([4, 2, 0, 1, 3])
