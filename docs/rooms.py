@@ -42,7 +42,6 @@ ROOMS: dict[str, Room] = {
         "Writes the report page, figures and contact sheets; checks prepared datasets.",
         "a part of the report: `report/page`; a figure: `report/case_figures.py`",
     ),
-    "public": Room("public names", "Lists the names of `import semidice`.", "a public name: `public.py`"),
     "training": Room(
         "step, engine, cross-validation",
         "Trains a recipe: step, engine, teacher, cross-validation, processes.",

@@ -8,24 +8,31 @@
     teacher = Teacher(network, calibration="kde")
     total = DistillationLoss()(logits, target, teacher(image, target))
 
-The public names are listed in `semidice.public`. They need only torch, numpy and jaxtyping.
+The public names are those in `__all__` of the rooms below. They need only torch, numpy and jaxtyping.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .public import *  # noqa: F403
+    from .calibration import *  # noqa: F403
+    from .kernels import *  # noqa: F403
+    from .labels import *  # noqa: F403
+    from .losses import *  # noqa: F403
+    from .overlap import *  # noqa: F403
 
 __version__ = "0.1.0"
 
+_PUBLIC_ROOMS = ("calibration", "kernels", "labels", "losses", "overlap")
+
 
 def __getattr__(name: str) -> Any:
-    # `semidice --help` must not wait for torch, which takes two seconds to import
+    # torch takes two seconds to import: `semidice --help` must not wait for it
     if name.startswith("__") and name != "__all__":
         raise AttributeError(f"module 'semidice' has no attribute {name!r}")
-    public = import_module("semidice.public")
-    globals().update({known: getattr(public, known) for known in ("__all__", *public.__all__)})
+    rooms = [import_module(f"semidice.{room}") for room in _PUBLIC_ROOMS]
+    names = {public: getattr(room, public) for room in rooms for public in room.__all__}
+    globals().update(names, __all__=sorted(names))
     try:
         return globals()[name]
     except KeyError:
@@ -33,4 +40,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *import_module("semidice.public").__all__})
+    return sorted({*globals(), *__getattr__("__all__")})

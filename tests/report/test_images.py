@@ -4,28 +4,15 @@ import base64
 import io
 
 import numpy as np
-import pytest
 from pages import (
     build,
     embedded,
-    lesion_report,
-    volume_report,
 )
 from PIL import Image
 from prepared import make_prepared
 
 from semidice.report.images import PictureLayout, make_picture, make_pictures
 from semidice.runs.predictions import read_prediction
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    return lesion_report(tmp_path_factory.mktemp("report"))
-
-
-@pytest.fixture(scope="module")
-def classes(tmp_path_factory):
-    return volume_report(tmp_path_factory.mktemp("volumes"))
 
 
 def decoded(uri):

@@ -15,7 +15,6 @@ from pages import (
     Built,
     build,
     embedded,
-    lesion_report,
     shown,
 )
 from PIL import Image
@@ -29,11 +28,6 @@ from semidice.report.page import PageOptions, run_report
 from semidice.report.page.answer import compare_all, headline
 from semidice.report.page.runs import find_runs
 from semidice.runs.predictions import read_prediction, write_prediction
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    return lesion_report(tmp_path_factory.mktemp("report"))
 
 
 class Tables(HTMLParser):

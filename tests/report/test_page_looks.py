@@ -5,34 +5,9 @@ from itertools import pairwise
 
 import pytest
 from browser import column, column_titles, find_chromium, open_browser, open_page, press
-from pages import NAMES, build, lesion_report, volume_report
+from pages import NAMES, build
 from prepared import make_prepared
 from synthetic_runs import write_runs
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    return lesion_report(tmp_path_factory.mktemp("report"))
-
-
-@pytest.fixture(scope="module")
-def classes(tmp_path_factory):
-    return volume_report(tmp_path_factory.mktemp("volumes"))
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    with open_browser() as browser:
-        yield browser
-
-
-@pytest.fixture
-def opened(chromium, built):
-    watched = open_page(chromium, built.out)
-    yield watched.page
-    messages = watched.messages
-    watched.close()
-    assert messages == []
 
 
 def test_the_page_writes_nothing_to_the_console_and_requests_nothing(chromium, built, classes):

@@ -5,35 +5,10 @@ from importlib import resources
 
 import numpy as np
 import pytest
-from browser import Watched, column, column_titles, open_browser, open_page, press
-from pages import CLASS_OF, NAMES, SHOWN_METRICS, lesion_report, shown, volume_report
+from browser import Watched, column, column_titles, open_page, press
+from pages import CLASS_OF, NAMES, SHOWN_METRICS, shown
 
 from semidice.runs.predictions import read_prediction
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    return lesion_report(tmp_path_factory.mktemp("report"))
-
-
-@pytest.fixture(scope="module")
-def classes(tmp_path_factory):
-    return volume_report(tmp_path_factory.mktemp("volumes"))
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    with open_browser() as browser:
-        yield browser
-
-
-@pytest.fixture
-def opened(chromium, built):
-    watched = open_page(chromium, built.out)
-    yield watched.page
-    messages = watched.messages
-    watched.close()
-    assert messages == []
 
 
 def status(page):

@@ -30,6 +30,8 @@ from ..overlap.options import MixtureOptions, SumsOptions
 from ..overlap.sums import SegmentationSums, reference_sums
 from .blocked import MIN_SIZE, blocked_sums
 
+__all__ = ["use_kernels"]
+
 # older versions do not compile the kernels
 MIN_TRITON = (3, 5)
 
