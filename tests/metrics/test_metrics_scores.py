@@ -25,6 +25,7 @@ from semidice.metrics import (
     volume_error_ml,
     volume_ml,
 )
+from semidice.metrics.scores import truth_error
 
 SHAPES = [(3, 4, 9), (2, 3, 7, 5), (2, 2, 3, 4, 5), (2, 1, 6, 7)]
 NAN = float("nan")
@@ -361,3 +362,18 @@ def test_monai_ignores_an_empty_target_but_dice_score_counts_it():
     false_alarm = torch.ones(1, 1, 4, 4)
     assert peer_metrics.compute_dice(false_alarm, torch.zeros(1, 1, 4, 4)).isnan().all()
     assert dice_score(false_alarm, torch.zeros(1, 1, 4, 4)).item() == 0
+
+
+def test_the_truth_error_is_exactly_zero_at_the_truth_and_ignores_invalid_voxels():
+    truth = soft_label(3, 2, 5, 7)
+    assert torch.count_nonzero(truth_error(truth, truth)) == 0
+    prob = truth.clone()
+    prob[0, :, 0, 0] = 1 - truth[0, :, 0, 0]
+    valid = torch.ones(3, 5, 7, dtype=torch.bool)
+    valid[0, 0, 0] = False
+    valid[2] = False
+    error = truth_error(prob, truth, valid=valid)
+    assert torch.count_nonzero(error[:2]) == 0
+    assert error[2].isnan().all()
+    shift = (1 - 2 * truth[0, :, 0, 0]).abs() / 35
+    torch.testing.assert_close(truth_error(prob, truth)[0], shift)
