@@ -11,14 +11,23 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from scipy import ndimage
 
-from semidice.data.augment import AugmentOptions, augment, draw_augmentation
+from semidice.data.augment import (
+    AugmentOptions,
+    augment_image,
+    draw_augmentation,
+    resample_label,
+    sampling_grid,
+)
 
 UNIT = {"mean": torch.zeros(1), "std": torch.ones(1)}
 
 
-def run_augment(image, label, sizes, params, options, out_size):
+def run_augment(image, label, sizes, params, options, out_size, *, hard=False, **intensities):
     params = torch.from_numpy(np.asarray(params, dtype=np.float32))
-    return augment(image, label, torch.tensor(sizes), params, options, out_size=out_size, **UNIT)
+    space = image.shape[2:]
+    grid, valid = sampling_grid(params, torch.tensor(sizes), options, space=space, out_size=out_size)
+    image = augment_image(image, grid, valid, params, options, **(UNIT | intensities))
+    return image, resample_label(label, grid, hard=hard), valid
 
 
 def draw_params(options, sizes, out_size, seed=0):
@@ -27,7 +36,7 @@ def draw_params(options, sizes, out_size, seed=0):
 
 def identity(num_cases, dims):
     """Parameters of the identity: each case stays in the corner of a larger output."""
-    return np.tile([*np.eye(dims).ravel(), *np.zeros(dims + 2)], (num_cases, 1))
+    return np.tile([*np.eye(dims).ravel(), *np.zeros(dims + 4)], (num_cases, 1))
 
 
 def random_label(*shape, seed=0):
@@ -52,10 +61,14 @@ def settings(draw):
     low = draw(st.floats(0.3, 1.5))
     options = AugmentOptions(
         scale=(low, draw(st.floats(low, 2.5))),
-        flip=draw(st.booleans()),
+        flip=draw(st.one_of(st.booleans(), st.tuples(*[st.booleans()] * dims))),
+        shift=draw(st.sampled_from([0, 0.5, 1])),
+        elastic=draw(st.sampled_from([0, 0, 0.03])),
         rotate_degrees=draw(st.sampled_from([0, 0, 20, 180])),
         gamma=draw(st.sampled_from([0, 0.5])),
         noise=draw(st.sampled_from([0, 0.2])),
+        contrast=draw(st.sampled_from([0, 0.3])),
+        brightness=draw(st.sampled_from([0, 0.3])),
     )
     space = tuple(int(side) for side in np.max(sizes, axis=0) + draw(st.integers(0, 3)))
     return options, sizes, space, out_size, draw(st.integers(0, 2**16))
@@ -75,6 +88,19 @@ def test_labels_stay_probabilities_and_invalid_voxels_are_background(setting):
     outside = ~valid.unsqueeze(1)
     assert not image[outside].any()
     assert not label[:, 1:][outside.expand(-1, 2, *out_size)].any()
+
+
+@given(settings())
+def test_a_hard_label_stays_hard(setting):
+    options, sizes, space, out_size, seed = setting
+    image = torch.zeros(len(sizes), 1, *space)
+    classes = torch.randint(3, (len(sizes), *space), generator=torch.Generator().manual_seed(seed))
+    label = torch.stack([classes == number for number in range(3)], 1).float()
+    params = draw_params(options, sizes, out_size, seed)
+    _, result, valid = run_augment(image, label, sizes, params, options, out_size, hard=True)
+    assert torch.equal(result, (result == 1).float())
+    assert torch.equal(result.sum(1), torch.ones_like(result[:, 0]))
+    assert (result[:, 0] == 1)[~valid].all()
 
 
 @given(settings())
@@ -99,7 +125,8 @@ def test_padding_around_a_case_does_not_change_the_result(setting):
 @given(settings())
 def test_sampling_equals_linear_interpolation_of_scipy_with_repeated_edges(setting):
     options, sizes, space, out_size, seed = setting
-    options = options.model_copy(update={"noise": 0.0, "gamma": 0.0})
+    only_moved = {"noise": 0.0, "gamma": 0.0, "contrast": 0.0, "brightness": 0.0, "elastic": 0.0}
+    options = options.model_copy(update=only_moved)
     image, label = torch.rand(len(sizes), 1, *space), random_label(len(sizes), 2, *space)
     params = draw_params(options, sizes, out_size, seed)
     result = run_augment(image, label, sizes, params, options, out_size)
@@ -107,7 +134,7 @@ def test_sampling_equals_linear_interpolation_of_scipy_with_repeated_edges(setti
     index = np.stack(np.meshgrid(*map(np.arange, out_size), indexing="ij"), -1)
     for number, size in enumerate(sizes):
         matrix = params[number, : dims * dims].reshape(dims, dims).astype(np.float64)
-        position = index @ matrix.T + params[number, dims * dims : -2]
+        position = index @ matrix.T + params[number, dims * dims : -4]
         # at the border, float32 rounding decides whether a position is inside
         at_border = np.isclose(position, -0.5, atol=1e-4) | np.isclose(
             position, np.array(size) - 0.5, atol=1e-4
@@ -191,7 +218,7 @@ def test_image_and_label_stay_aligned_to_half_a_voxel(options, size, out_size):
     num_inside = 0
     for number in range(num_cases):
         matrix = params[number, : dims * dims].reshape(dims, dims).astype(np.float64)
-        expected = np.linalg.solve(matrix, centre[number] - params[number, dims * dims : -2])
+        expected = np.linalg.solve(matrix, centre[number] - params[number, dims * dims : -4])
         margin = 8 if dims == 2 else 5
         if not ((expected > margin) & (expected < np.array(out_size) - 1 - margin)).all():
             continue
@@ -256,18 +283,11 @@ def test_gamma_raises_intensities_to_the_drawn_power():
     intensity = torch.rand(5, 2, 16, 16)
     image = (intensity - mean.view(-1, 1, 1)) / std.view(-1, 1, 1)
     params = draw_params(options, [(16, 16)] * 5, (16, 16))
-    power = np.exp(params[:, -2]).reshape(-1, 1, 1, 1)
+    power = np.exp(params[:, -4]).reshape(-1, 1, 1, 1)
     assert power.min() < 0.8
     assert power.max() > 1.25
-    result, _, _ = augment(
-        image,
-        random_label(5, 2, 16, 16),
-        torch.tensor([(16, 16)] * 5),
-        torch.from_numpy(params),
-        options,
-        out_size=(16, 16),
-        mean=mean,
-        std=std,
+    result, _, _ = run_augment(
+        image, random_label(5, 2, 16, 16), [(16, 16)] * 5, params, options, (16, 16), mean=mean, std=std
     )
     result_intensity = result * std.view(-1, 1, 1) + mean.view(-1, 1, 1)
     np.testing.assert_allclose(result_intensity.numpy(), intensity.numpy() ** power, atol=2e-6)
@@ -329,3 +349,112 @@ def test_invalid_options_are_refused(options, message):
 
 def test_every_option_is_described():
     assert all(field.description for field in AugmentOptions.model_fields.values())
+
+
+def test_a_hard_label_is_that_of_the_nearest_voxel():
+    options = AugmentOptions(rotate_degrees=30)
+    size, out_size = (23, 31), (40, 27)
+    params = draw_params(options, [size] * 6, out_size)
+    label = (random_label(6, 2, *size) > 0.5).float()
+    _, result, valid = run_augment(
+        torch.zeros(6, 1, *size), label, [size] * 6, params, options, out_size, hard=True
+    )
+    index = np.stack(np.meshgrid(*map(np.arange, out_size), indexing="ij"), -1)
+    for number in range(6):
+        position = index @ params[number, :4].reshape(2, 2).T + params[number, 4:6]
+        expected = ndimage.map_coordinates(
+            label[number, 1].numpy(), np.moveaxis(position, -1, 0), order=0, mode="nearest"
+        )
+        # half way between two voxels, rounding decides
+        sure = valid[number].numpy() & (np.abs(position % 1 - 0.5) > 1e-3).all(-1)
+        assert np.array_equal(result[number, 1].numpy()[sure], expected[sure])
+
+
+@pytest.mark.parametrize("scale", [0.5, 2.0])
+def test_shift_limits_how_far_an_image_moves(scale):
+    size, out_size, num_cases = (32, 32), (32, 32), 300
+    far = {}
+    for shift in (0.0, 0.5, 1.0):
+        options = AugmentOptions(scale=(scale, scale), flip=False, shift=shift)
+        params = draw_params(options, [size] * num_cases, out_size)
+        # where the centre of the output lies in the image, from the image's centre, in output voxels
+        centre = params[:, 4:6] + params[:, [0, 3]] * 15.5
+        far[shift] = np.abs((centre - 15.5) * scale).max()
+    room = abs(32 * scale - 32) / 2
+    assert far[0.0] <= 0.5
+    assert far[1.0] == pytest.approx(room, abs=0.5)
+    assert far[0.5] == pytest.approx(room / 2, abs=1)
+
+
+def test_a_window_is_centred_on_the_foreground_as_far_as_the_image_allows():
+    size, out_size = (96, 96), (32, 32)
+    options = AugmentOptions(scale=(0.8, 1.25), rotate_degrees=20, foreground=1.0)
+    voxels = np.array([(48, 48), (30, 60), (2, 95)] * 30)
+    rng = np.random.default_rng(0)
+    params = draw_augmentation(options, rng, np.array([size] * len(voxels)), out_size, foreground=voxels)
+    matrix = params[:, :4].reshape(-1, 2, 2)
+    seen = np.einsum("nij,j->ni", matrix, [15.5, 15.5]) + params[:, 4:6]
+    inner = np.arange(len(voxels)) % 3 < 2
+    assert np.abs(seen - voxels)[inner].max() < 1.5
+    # the window stays inside the image, so a voxel at the corner is not in the middle, but is seen
+    at_voxel = np.linalg.solve(matrix, (voxels - params[:, 4:6])[..., None])[..., 0]
+    assert np.abs(seen - voxels)[~inner].min() > 5
+    plain = AugmentOptions(scale=(0.8, 1.25), foreground=1.0)
+    params = draw_augmentation(
+        plain, np.random.default_rng(0), np.array([size] * len(voxels)), out_size, foreground=voxels
+    )
+    at_voxel = (voxels - params[:, 4:6]) / params[:, [0, 3]]
+    assert at_voxel.min() > -1.5
+    assert at_voxel.max() < 32.5
+
+
+def test_a_share_of_the_windows_looks_for_foreground_and_cases_without_it_are_placed_at_random():
+    sizes = np.array([(96, 96)] * 400)
+    voxels = np.tile([(48, 48), (-1, -1)], (200, 1))
+    options = AugmentOptions(scale=(1, 1), foreground=0.5, flip=False)
+    rng = np.random.default_rng(0)
+    params = draw_augmentation(options, rng, sizes, (32, 32), foreground=voxels)
+    centred = np.abs(params[:, 4:6] - 32.5).max(1) <= 0.5
+    assert 0.35 < centred[::2].mean() < 0.65
+    assert centred[1::2].mean() < 0.05
+
+
+def test_flips_of_one_axis_leave_the_other_axis():
+    params = draw_params(AugmentOptions(scale=(1, 1), flip=(False, True)), [(8, 8)] * 100, (8, 8))
+    assert (params[:, 0] == 1).all()
+    assert set(params[:, 3]) == {-1.0, 1.0}
+    with pytest.raises(ValueError, match="2 answers, but the images have 3 spatial axes"):
+        draw_params(AugmentOptions(flip=(False, True)), [(8, 8, 8)], (8, 8, 8))
+
+
+def test_elastic_deformation_moves_neighbours_together_and_has_the_stated_size():
+    size, num_cases = (64, 64), 50
+    options = AugmentOptions(scale=(1, 1), flip=False, elastic=0.02)
+    params = torch.from_numpy(draw_params(options, [size] * num_cases, size))
+    sizes = torch.tensor([size] * num_cases)
+    ramp = torch.arange(64.0).expand(num_cases, 1, 64, 64)
+    grid, valid = sampling_grid(params, sizes, options, space=size, out_size=size)
+    moved = augment_image(ramp, grid, valid, params, options, **UNIT)[:, 0] - torch.arange(64.0)
+    inner = moved[:, 16:48, 16:48]
+    assert valid[:, 16:48, 16:48].all()
+    assert inner.std() == pytest.approx(0.02 * 64 * 0.75, rel=0.25)
+    # less than one voxel per voxel: nothing folds over
+    assert inner.diff(dim=1).abs().max() < 0.8
+    assert inner.diff(dim=2).abs().max() < 1
+    assert not torch.equal(moved[0], moved[1])
+
+
+def test_contrast_and_brightness_are_drawn_for_each_case():
+    options = AugmentOptions(scale=(1, 1), flip=False, contrast=0.4, brightness=0.5)
+    image, sizes = torch.randn(200, 1, 8, 8), [(8, 8)] * 200
+    params = draw_params(options, sizes, (8, 8))
+    result, _, _ = run_augment(image, random_label(200, 2, 8, 8), sizes, params, options, (8, 8))
+    slope, offset = np.array(
+        [
+            np.polyfit(before.flatten(), after.flatten(), 1)
+            for before, after in zip(image.numpy(), result.numpy(), strict=True)
+        ]
+    ).T
+    assert np.abs(np.log(slope)).max() == pytest.approx(0.4, abs=0.02)
+    assert np.abs(offset).max() == pytest.approx(0.5, abs=0.02)
+    assert abs(np.corrcoef(slope, offset)[0, 1]) < 0.25

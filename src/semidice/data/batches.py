@@ -21,9 +21,22 @@ import torch
 from jaxtyping import Bool, Float32, Int64, Shaped, UInt8
 from torch import Tensor
 
-from .augment import AugmentOptions, augment, draw_augmentation, fit_to
-from .label_making import LabelOptions, LabelTables
+from ..arrays import one_hot
+from .augment import (
+    AugmentOptions,
+    augment_image,
+    draw_augmentation,
+    fit_to,
+    resample,
+    resample_label,
+    sampling_grid,
+)
+from .dataset import Dataset
+from .label_making import LabelOptions, LabelTables, smooth_in_space
 from .storage import Storage, common_space, inside
+
+# voxels per case among which a window on the foreground chooses its centre
+_NUM_MARKED = 256
 
 
 class Feed(NamedTuple):
@@ -109,7 +122,7 @@ class Batches:
         if not 0 <= rank < world_size:
             raise ValueError(f"rank must be from 0 to {world_size - 1}; got {rank}")
         self.cases, self.batch_size, self.augment, self.seed = tuple(cases), batch_size, augment, seed
-        self.workers, self.with_raters = workers, with_raters
+        self.workers, self.with_raters, self.label = workers, with_raters, label
         self.out_size = storage.space if augment is None or augment.crop is None else augment.crop
         if len(self.out_size) != len(storage.space):
             raise ValueError(
@@ -120,6 +133,8 @@ class Batches:
         self._sizes = np.array([case.shape for case in self.dataset.cases])
         self._tables = LabelTables(self.dataset, self.cases, label, device=self.device)
         self._drawn: tuple[int, np.ndarray, np.ndarray] | None = None
+        looks_for_foreground = augment is not None and augment.foreground > 0
+        self._marked = _marked_voxels(self.dataset, self.cases, seed) if looks_for_foreground else None
 
     def feed(self, step: int) -> Feed:
         """The feed of step number `step`, on the CPU; several threads may call this at once."""
@@ -129,7 +144,13 @@ class Batches:
         batch = order[step_in_epoch * self.batch_size : (step_in_epoch + 1) * self.batch_size]
         params = np.zeros((len(batch), 0), dtype=np.float32)
         if self.augment is not None:
-            params = draw_augmentation(self.augment, self._rng(1, step), self._sizes[batch], self.out_size)
+            params = draw_augmentation(
+                self.augment,
+                self._rng(1, step),
+                self._sizes[batch],
+                self.out_size,
+                foreground=self._foreground_voxels(step, batch),
+            )
         # a copy, so that a change of the feed does not change the order of the epoch
         case = batch[self._share].copy()
         image, packed = (None, None) if self.storage.resident else self.storage.read(case.tolist())
@@ -167,32 +188,28 @@ class Batches:
         stored, packed = storage.stored(case, feed.image, feed.packed)
         valid = storage.valid(case)
         masks = storage.masks(packed)
-        # without padding, label makers need not know where an image ends
-        label = self._tables(masks, case, rater=feed.rater, valid=valid if storage.is_padded else None)
-        num_classes = label.shape[1]
-        if self.with_raters:
-            # as further classes of the label, so that one resampling moves all of them
-            drawings = torch.stack([masks == number for number in range(1, num_classes)], 2)
-            label = torch.cat([label, drawings.flatten(1, 2).float()], 1)
+        label = self._tables(masks, case, rater=feed.rater)
         image = storage.normalised(stored, case)
         if self.augment is None:
             image = image.mul_(valid.unsqueeze(1)) if storage.is_padded else image
         else:
-            image, label, valid = augment(
-                image,
-                label,
-                storage.sizes[case],
-                feed.params,
-                self.augment,
-                out_size=self.out_size,
-                mean=storage.mean,
-                std=storage.std,
+            sizes, options = storage.sizes[case], self.augment
+            grid, valid = sampling_grid(
+                feed.params, sizes, options, space=storage.space, out_size=self.out_size
             )
+            image = augment_image(
+                image, grid, valid, feed.params, options, mean=storage.mean, std=storage.std
+            )
+            label = resample_label(label, grid, hard=self.label.is_hard)
+            if self.with_raters:
+                masks = resample(masks.float(), grid, hard=True)
+        # without padding, smoothing need not know where an image ends
+        is_whole = self.augment is None and not storage.is_padded
+        label = smooth_in_space(label, self.label, None if is_whole else valid)
         if not self.with_raters:
             return Batch(image, label, valid, case)
-        target = _with_background(label[:, 1:num_classes], 1)
-        raters = _with_background(label[:, num_classes:].unflatten(1, (-1, num_classes - 1)), 2)
-        return Batch(image, target, valid, case, raters, self._tables.present[case])
+        raters = one_hot(masks.flatten(0, 1), label.shape[1]).float().unflatten(0, masks.shape[:2])
+        return Batch(image, label, valid, case, raters, self._tables.present[case])
 
     @torch.no_grad()
     def labels(
@@ -205,7 +222,8 @@ class Batches:
         rater = self._epoch(0)[1][case.cpu().numpy()]
         case = case.to(self.device)
         valid = inside(self.storage.sizes[case], masks.shape[2:])
-        return self._tables(masks, case, rater=torch.from_numpy(rater).to(self.device), valid=valid)
+        label = self._tables(masks, case, rater=torch.from_numpy(rater).to(self.device))
+        return smooth_in_space(label, self.label, valid)
 
     def _pinned_feed(self, step: int) -> Feed:
         feed = self.feed(step)
@@ -222,6 +240,13 @@ class Batches:
             # returned from the local variable: another thread may replace the attribute
             self._drawn = drawn = (epoch, order, self._raters(epoch))
         return drawn[1], drawn[2]
+
+    def _foreground_voxels(self, step: int, batch: np.ndarray) -> Int64[np.ndarray, "N axes"] | None:
+        """A random voxel of each case which some rater marked; None if windows do not look for them."""
+        if self._marked is None:
+            return None
+        chosen: np.ndarray = self._marked[batch, self._rng(3, step).integers(_NUM_MARKED, size=len(batch))]
+        return chosen
 
     def _rng(self, purpose: int, number: int) -> np.random.Generator:
         """A separate random generator for each purpose and each epoch or step."""
@@ -275,7 +300,14 @@ class WholeCases:
             )
 
 
-def _with_background(foreground: Tensor, axis: int) -> Tensor:
-    """Class probabilities along an axis, with the background in front."""
-    background = 1 - foreground.sum(axis, keepdim=True).clamp_(max=1)
-    return torch.cat([background, foreground], axis)
+def _marked_voxels(
+    dataset: Dataset, cases: Sequence[int], seed: int
+) -> Int64[np.ndarray, "cases marked axes"]:
+    """Some voxels of each case, with repetition, that a rater marked; -1 for a case without such a voxel."""
+    marked = np.full((len(dataset), _NUM_MARKED, len(dataset.cases[0].shape)), -1)
+    for number in cases:
+        voxels = np.argwhere(dataset.masks(number).any(0))
+        if len(voxels):
+            rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, 4, number))))
+            marked[number] = voxels[rng.integers(len(voxels), size=_NUM_MARKED)]
+    return marked

@@ -62,6 +62,11 @@ class LabelOptions(BaseModel):
             raise ValueError(f"width must be odd, so that a voxel is in the middle; got {self.width}")
         return self
 
+    @property
+    def is_hard(self) -> bool:
+        """Whether a voxel has one class before smoothing; it is then resampled to the nearest neighbour."""
+        return self.maker in ("majority", "random")
+
 
 def make_labels(
     masks: UInt8[Tensor, "N R *space"],
@@ -85,11 +90,13 @@ def make_labels(
     else:
         maker = _MAKERS[options.maker]
         label = maker(masks, num_classes=num_classes, present=present, batched=True)
-    return _smooth_in_space(_smooth_uniformly(label, options), options, valid)
+    return smooth_in_space(_smooth_uniformly(label, options), options, valid)
 
 
 class LabelTables:
-    """Labels of the cases `cases` of a dataset, looked up by the votes of the raters; equal to `make_labels`.
+    """Labels of the cases `cases` of a dataset, looked up by the votes of the raters.
+
+    Followed by `smooth_in_space` they equal `make_labels`.
 
     With too many raters and classes for a table, labels are made at each step; STAPLE is too slow for that.
     The makers dice_weighted and staple read the masks of each case once.
@@ -123,25 +130,20 @@ class LabelTables:
         case: Integer[Tensor, " N"],
         *,
         rater: Integer[Tensor, " N"],
-        valid: Bool[Tensor, "N *space"] | None = None,
     ) -> Float32[Tensor, "N C *space"]:
-        """The labels of the cases `case` with these masks; `rater` and `valid` as in `make_labels`."""
+        """The labels of the cases `case` with these masks, before `smooth_in_space`."""
         if self.tables is None:
-            return make_labels(
-                masks,
-                self.present[case],
-                self.options,
-                num_classes=self.num_classes,
-                rater=rater,
-                valid=valid,
-            )
+            options = self.options
+            if options.smoothing != "uniform":
+                options = options.model_copy(update={"smoothing": "none"})
+            return make_labels(masks, self.present[case], options, num_classes=self.num_classes, rater=rater)
         row = rater.int() if self.options.maker == "random" else self.row[case]
         start = (row * self.num_columns).view(-1, *[1] * (masks.ndim - 2))
         entry = (_votes(masks, self.bits) + start).flatten()
         label = torch.empty(len(masks), self.num_classes, *masks.shape[2:], device=masks.device)
         for index, table in enumerate(self.tables):
             label[:, index] = table.index_select(0, entry).view(len(masks), *masks.shape[2:])
-        return _smooth_in_space(label, self.options, valid)
+        return label
 
     def _make(
         self, dataset: Dataset, cases: Sequence[int]
@@ -194,7 +196,10 @@ def _smooth_uniformly(label: Tensor, options: LabelOptions) -> Tensor:
     return smooth_label(label, eps=0.1 if options.eps is None else options.eps, batched=True)
 
 
-def _smooth_in_space(label: Tensor, options: LabelOptions, valid: Bool[Tensor, "N *space"] | None) -> Tensor:
+def smooth_in_space(
+    label: Float32[Tensor, "N C *space"], options: LabelOptions, valid: Bool[Tensor, "N *space"] | None
+) -> Float32[Tensor, "N C *space"]:
+    """The label after smoothing that looks at neighbours; in training, this comes after augmentation."""
     if options.smoothing == "boundary":
         eps = 0.5 if options.eps is None else options.eps
         return boundary_smooth_label(label, eps=eps, width=options.width, valid=valid, batched=True)

@@ -211,8 +211,15 @@ class OptimiserOptions(_Section):
         default="sgd", description="sgd as in the paper; adamw needs a lower lr"
     )
     lr: float = Field(default=0.01, gt=0, description="learning rate at the start")
+    decoder_lr_factor: float = Field(
+        default=1.0, gt=0, description="decoder and last layer learn at lr times this number"
+    )
     momentum: float = Field(default=0.9, ge=0, lt=1, description="momentum of sgd")
-    weight_decay: float = Field(default=5e-4, ge=0, description="weight decay of all weights")
+    nesterov: bool = Field(default=False, description="Nesterov's momentum, for sgd")
+    weight_decay: float = Field(default=5e-4, ge=0, description="weight decay")
+    decay_one_dimensional: bool = Field(
+        default=True, description="whether biases and the weights of normalisations decay too"
+    )
     clip_norm: float | None = Field(
         default=None, gt=0, description="maximum norm of the gradient; null for no limit"
     )

@@ -104,10 +104,11 @@ class TrainingStep:
 
     def _set_rate(self, number: int) -> None:
         for group in self.optimiser.param_groups:
+            rate = self.rate(number) * group["lr_factor"]
             if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(self.rate(number))
+                group["lr"].fill_(rate)
             else:
-                group["lr"] = self.rate(number)
+                group["lr"] = rate
 
     def _on_device(self, feed: Feed) -> Feed:
         if self.device.type == "cpu":
@@ -195,8 +196,37 @@ def build_optimiser(recipe: Recipe, model: nn.Module, device: torch.device) -> t
     """SGD or AdamW over all parameters; on a GPU fused, with the rate in GPU memory for a graph."""
     options = recipe.optimiser
     on_gpu = device.type == "cuda"
-    rate: float | Tensor = torch.tensor(options.lr, device=device) if on_gpu else options.lr
-    shared: Any = {"lr": rate, "weight_decay": options.weight_decay, "fused": on_gpu}
+    groups = parameter_groups(
+        model,
+        decoder_lr_factor=options.decoder_lr_factor,
+        decay_one_dimensional=options.decay_one_dimensional,
+    )
+    for group in groups:
+        rate = options.lr * group["lr_factor"]
+        group["lr"] = torch.tensor(rate, device=device) if on_gpu else rate
+        group["weight_decay"] = options.weight_decay if group.pop("decays") else 0.0
     if options.name == "sgd":
-        return torch.optim.SGD(model.parameters(), momentum=options.momentum, **shared)
-    return torch.optim.AdamW(model.parameters(), capturable=on_gpu, **shared)
+        return torch.optim.SGD(
+            groups, lr=options.lr, momentum=options.momentum, nesterov=options.nesterov, fused=on_gpu
+        )
+    return torch.optim.AdamW(groups, lr=options.lr, capturable=on_gpu, fused=on_gpu)
+
+
+def parameter_groups(
+    model: nn.Module, *, decoder_lr_factor: float, decay_one_dimensional: bool
+) -> list[dict[str, Any]]:
+    """Parameters that share `lr_factor` and `decays`, for an optimiser; empty groups are left out.
+
+    A parameter is of the encoder if a part of its name is "encoder", or "down" in a small_unet. All others
+    have the factor of the decoder. One-dimensional parameters are biases and the weights of normalisations.
+    """
+    groups: dict[tuple[float, bool], list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        in_encoder = bool({"encoder", "down"} & set(name.split(".")))
+        factor = 1.0 if in_encoder else decoder_lr_factor
+        decays = decay_one_dimensional or parameter.ndim > 1
+        groups.setdefault((factor, decays), []).append(parameter)
+    return [
+        {"params": parameters, "lr_factor": factor, "decays": decays}
+        for (factor, decays), parameters in groups.items()
+    ]
