@@ -78,7 +78,7 @@ def draw_landing() -> Figure:
 
 
 def draw_focal_curves(*, alpha: float, beta: float, label: float, gammas: Sequence[float]) -> Figure:
-    """The compatible focal Tversky loss of one voxel against its prediction (paper, figure of appendix F)."""
+    """The compatible focal Tversky loss of one voxel against its prediction (paper, figure of appendix D)."""
     figure, axes = new_axes()
     prob = torch.linspace(0, 1, 401)
     target = torch.tensor([[[label]]])

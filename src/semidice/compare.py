@@ -17,7 +17,7 @@ from rich.console import Console
 
 from .console import say, training_bars
 from .metrics.cases import CaseTable, concatenate, write_cases
-from .metrics.statistics import Comparison, compare_cases, resampling_unit
+from .metrics.statistics import Comparison, compare_cases
 from .metrics.tables import means_table, pairs_table
 from .paths import ComparisonFolder
 from .recipes.grid import Variant
@@ -78,9 +78,8 @@ def run_variants(variants: Sequence[Variant], fabric: Fabric, console: Console) 
 
 def comparisons_of(table: CaseTable, metrics: Sequence[str] | None = None) -> dict[str, Comparison]:
     """The comparison of all methods by each metric; None takes all metrics of the table."""
-    unit = resampling_unit(table.columns["patient"], table.columns["case"])
     metrics = table.metrics if metrics is None else metrics
-    return {metric: compare_cases(table, metric, unit=unit, missing="drop") for metric in metrics}
+    return {metric: compare_cases(table, metric, missing="drop") for metric in metrics}
 
 
 def run_compare(

@@ -97,7 +97,7 @@ def l2_squared(v: Tensor) -> Tensor:
     return v.square().sum()
 
 
-# The formulas as the paper prints them: equations 1 to 8 and appendix F.
+# The formulas as the paper prints them: equations 1 to 6 and appendix D.
 def paper_sdl(x, y, size=l1):
     return 1 - 2 * (x @ y) / (size(x) + size(y))
 

@@ -39,7 +39,10 @@ def test_markdown_marks_the_best_set_and_names_the_test(comparisons):
     assert bold == {METHODS[0]: 2, r"majority\|SDL": 0, "soft": 2}
     mean = comparisons[0].mean[1]
     assert f"{100 * mean:.2f} [" in lines[3]
-    assert "p < 0.05, paired bootstrap over 40 cases of 20 patients, Holm-corrected over pairs" in lines[-1]
+    assert (
+        "p < 0.05, paired bootstrap and permutation over 40 cases of 20 patients, Holm-corrected over pairs"
+        in lines[-1]
+    )
 
 
 def test_latex_is_escaped_and_every_row_has_the_same_number_of_cells(comparisons):

@@ -410,7 +410,7 @@ class TestShipped:
         [("qubiq_labels", 150, 256), ("qubiq_losses", 150, 256), ("tumours", 60, 512),
          ("tumour_distillation", 60, 512)],
     )  # fmt: skip
-    def test_shipped_recipes_follow_the_protocol_in_section_4_of_the_paper(self, name, epochs, size):
+    def test_shipped_recipes_follow_the_protocol_in_section_3_of_the_paper(self, name, epochs, size):
         recipe = read_recipe(name, ["data.dataset=prepared", "teacher={run: big, reweight_keys: false}"])
         assert (recipe.schedule.epochs, recipe.augment.crop) == (epochs, (size, size))
         assert (recipe.optimiser.lr, recipe.optimiser.momentum, recipe.optimiser.weight_decay) == (

@@ -1,6 +1,6 @@
 """E[y | f] by a kernel density estimate on the probability simplex, which is one attention over key points.
 
-    E[y | f_j] = Σ_i k_ji w_i y_i / Σ_i k_ji w_i        over key points i (paper, appendix G)
+    E[y | f_j] = Σ_i k_ji w_i y_i / Σ_i k_ji w_i        over key points i (paper, appendix E)
     log k_ji   = Σ_c α_ic log f_jc - Σ_c lgamma(α_ic + 1) + lgamma(1/h + C),        α_i = f_i / h
 
 k is the density at f_j of the Dirichlet distribution around key i (for two classes a Beta), h the bandwidth:

@@ -1,6 +1,6 @@
 """The voxels that calibration uses: key points to learn from, and the region it is applied to.
 
-Both as in the paper, appendix G. On a GPU no function here reads a value on the host, and no shape depends on
+Both as in the paper, appendix E. On a GPU no function here reads a value on the host, and no shape depends on
 values, so a CUDA graph can capture them. Left out: the estimate from the keys (`recalibration`).
 """
 

@@ -4,7 +4,7 @@
     calibration error   mean over j of |E[y | f_j] - f_j|^p
     bandwidth           the one with the highest likelihood of points that are left out of the sums
 
-with the Dirichlet kernel k of bandwidth h of `kde` (paper, appendix G; Popordanoska et al., NeurIPS 2022).
+with the Dirichlet kernel k of bandwidth h of `kde` (paper, appendix E; Popordanoska et al., NeurIPS 2022).
 Left out: the choice of key points (`keypoints`), and fitted calibrators (`calibrators`).
 """
 

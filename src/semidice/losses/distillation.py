@@ -3,7 +3,7 @@
     loss = w_label mix(student, label) + w_teacher mix(student, teacher),    mix = 0.25 CE + 0.75 DML1
 
 The teacher's probabilities are unchanged, softened by a temperature, or recalibrated by kernel density to
-E[y | f] near boundaries and errors (paper, appendix G). Nothing here waits for the device or branches on a
+E[y | f] near boundaries and errors (paper, appendix E). Nothing here waits for the device or branches on a
 value, so a CUDA graph can capture a training step with it. Left out: training the two networks.
 """
 

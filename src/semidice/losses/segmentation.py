@@ -14,7 +14,7 @@ from .tversky import DiceLoss, TverskyLoss
 
 
 class SegmentationLoss(nn.Module):
-    """Cross entropy and a region loss in one: 0.25 CE + 0.75 DML1 by default (paper, section 4).
+    """Cross entropy and a region loss in one: 0.25 CE + 0.75 DML1 by default (paper, section 3).
 
     The activation, ignore_index, class_weight and sync of `region` hold for both terms. A term of
     weight 0 is not computed. For a list of outputs (deep supervision, finest first), the target is averaged

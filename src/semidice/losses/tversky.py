@@ -55,7 +55,7 @@ def tversky_loss(
     ignore_index: int | None = None,
     sync: bool = RegionOptions.sync,
 ) -> Float[Tensor, ""]:
-    """Tversky loss, 0 at prediction = target: CTL, or CFTL with `gamma` (paper, appendix F).
+    """Tversky loss, 0 at prediction = target: CTL, or CFTL with `gamma` (paper, appendix D).
 
     Args:
         prediction: probabilities (N, C, *space), or logits if `activation` is softmax or sigmoid.

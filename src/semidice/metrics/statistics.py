@@ -1,8 +1,8 @@
 """Which method is better: all pairs compared on the same cases, Holm's correction, and the best set.
 
-The tests are those of `resampling`: a paired bootstrap over cases, or over patients with all their cases, and
-a permutation test. A method is in the best set if no other is significantly superior to it; the paper marks
-its tables by this rule. Holm's correction is over the pairs of one metric.
+The tests are those of `resampling`: a paired bootstrap and a permutation test over cases, or over patients
+with all their cases if a patient has several. A method is in the best set if no other is significantly
+superior to it; the paper marks its tables by this rule. Holm's correction is over the pairs of one metric.
 Left out: the resampling (`resampling`), tables and figures (`tables`, `report`), unpaired comparisons.
 """
 
@@ -49,6 +49,7 @@ class Comparison:
     num_patients: int
     num_dropped: int
     unit: Unit
+    interval: Interval
     mean: np.ndarray
     mean_low: np.ndarray
     mean_high: np.ndarray
@@ -84,9 +85,9 @@ def compare_cases(
     *,
     class_name: str | None = None,
     methods: Sequence[str] | None = None,
-    unit: Unit = "case",
+    unit: Unit | None = None,
     missing: Missing = "error",
-    interval: Interval = "studentised",
+    interval: Interval = "combined",
     num_resamples: int = 10_000,
     level: float = 0.05,
     seed: int = 0,
@@ -94,7 +95,8 @@ def compare_cases(
 ) -> Comparison:
     """All pairs of methods of a case table compared on one metric; see the module docstring.
 
-    unit: "patient" resamples patients with all their cases, which is right if a patient has several.
+    unit: what is resampled; None takes patients with all their cases if a patient has several, see
+    `resampling_unit`. Single cases of such patients are not independent, and too many differences are found.
     missing: see `CaseTable.paired`. level: 1 minus the coverage of the intervals. higher_is_better: for a
     metric whose name does not tell. The same seed gives the same result for any order of the rows.
 
@@ -122,14 +124,15 @@ def compare_cases(
 def compare_scores(
     scores: PairedScores,
     *,
-    unit: Unit = "case",
-    interval: Interval = "studentised",
+    unit: Unit | None = None,
+    interval: Interval = "combined",
     num_resamples: int = 10_000,
     level: float = 0.05,
     seed: int = 0,
     higher_is_better: bool | None = None,
 ) -> Comparison:
     """`compare_cases` of paired scores."""
+    unit = resampling_unit(scores.patients, scores.cases) if unit is None else unit
     check_choice("unit", unit, Unit)
     num_methods = len(scores.methods)
     pairs = list(combinations(range(num_methods), 2))
@@ -148,7 +151,7 @@ def compare_scores(
     of_pairs = Estimate(*(part[: len(pairs)] for part in estimate))
     of_methods = Estimate(*(part[len(pairs) :] for part in estimate))
     if registry.display_scale(scores.metric) == 100 and scores.values.min() >= 0 and scores.values.max() <= 1:
-        # a symmetric interval of few cases may extend beyond the possible values of a mean
+        # an interval of few cases may extend beyond the possible values of a mean
         of_methods = of_methods._replace(low=of_methods.low.clip(0, 1), high=of_methods.high.clip(0, 1))
 
     def matrix(upper: np.ndarray, lower: np.ndarray, diagonal: float) -> np.ndarray:
@@ -169,6 +172,7 @@ def compare_scores(
         num_patients=len(set(scores.patients)),
         num_dropped=scores.num_dropped,
         unit=unit,
+        interval=interval,
         mean=of_methods.value,
         mean_low=of_methods.low,
         mean_high=of_methods.high,

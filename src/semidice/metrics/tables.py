@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
 
-# by bootstrap, by bootstrap with Holm's correction, and by permutation
+# by the chosen test, by that with Holm's correction, and by permutation
 _P_HEADER = ("p", "Holm p", "perm. p")
 _LATEX = str.maketrans(
     {sign: f"\\{sign}" for sign in "&%$#_{}"}
@@ -250,4 +250,5 @@ def _test(comparisons: Sequence[Comparison], level: float, correction: Correctio
     corrected = ", Holm-corrected over pairs" if correction == "holm" else ", not corrected for pairs"
     dropped = max(each.num_dropped for each in comparisons)
     left_out = f" Up to {dropped} cases without a score were left out." if dropped else ""
-    return f"(p < {level:g}, paired bootstrap over {cases} {unit}{corrected}).{left_out}"
+    test = "paired bootstrap and permutation" if first.interval == "combined" else "paired bootstrap"
+    return f"(p < {level:g}, {test} over {cases} {unit}{corrected}).{left_out}"

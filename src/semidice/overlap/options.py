@@ -12,7 +12,7 @@ from .forms import Form
 
 Over = Literal["batch", "image", "class"]
 Classes = Literal["all", "present"]
-# of the mixture in the paper (section 4)
+# of the mixture in the paper (section 3)
 CROSS_ENTROPY_WEIGHT = 0.25
 REGION_WEIGHT = 0.75
 

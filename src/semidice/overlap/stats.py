@@ -38,7 +38,7 @@ def overlap_stats(
 
     prob is (N, C, *space) in [0, 1]; target, valid and ignore_index follow the contract in `arrays`.
     Sums are float32 for inputs of lower precision; float64 stays float64. An image without a valid voxel
-    has zeros. See `forms` for the definitions and the convention at ties (paper, eqs. 1-8).
+    has zeros. See `forms` for the definitions and the convention at ties (paper, eqs. 1-6).
 
     >>> stats = overlap_stats(torch.tensor([[0.2, 0.8]]), torch.tensor([[0.5, 0.5]]))
     >>> [round(float(s[0, 1]), 2) for s in stats]

@@ -78,7 +78,7 @@ def _note(table: PaperTable) -> str:
     over_tasks = any(len(row.datasets) > 1 for row in table.rows)
     return (
         "First line: ours. Marked: no other method is significantly superior (p < 0.05, paired bootstrap "
-        "over patients; ours Holm-corrected over pairs of a row)."
+        "over patients; ours also by permutation, Holm-corrected over pairs of a row)."
         + (" Over tasks of QUBIQ: mean of the tasks' means." if over_tasks else "")
     )
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from ..metrics.agreement import agreement_rows
 from ..metrics.cases import CaseTable, PairedScores, concatenate
-from ..metrics.statistics import compare_scores, resampling_unit
+from ..metrics.statistics import compare_scores
 from ..report.check import check_dataset
 from .tables import METRICS, PaperTable, Row, RowKey, TableValues
 
@@ -45,7 +45,7 @@ def our_values(table: PaperTable, runs: Runs) -> TableValues:
         }
         num_cases[row.key] = len(scores.cases)
         if len(scores.methods) > 1 and len(set(scores.patients)) > 1:
-            comparison = compare_scores(scores, unit=resampling_unit(scores.patients, scores.cases))
+            comparison = compare_scores(scores)
             names = comparison.methods
             pairs = zip(*np.nonzero(comparison.superior()), strict=True)
             superior[row.key] = frozenset((names[better], names[worse]) for better, worse in pairs)

@@ -1,7 +1,6 @@
 """Every score compared over its cases, and the answer in words: which is best, by how much, and is it real.
 
-A score is one metric of the mean over classes, or of one class if there are more than two. Cases of one
-patient are resampled together, see `metrics.statistics.resampling_unit`.
+A score is one metric of the mean over classes, or of one class if there are more than two.
 """
 
 import re
@@ -13,7 +12,7 @@ import numpy as np
 
 from ...metrics.cases import CaseTable, PairedScores
 from ...metrics.registry import display_scale, higher_is_better
-from ...metrics.statistics import Comparison, compare_scores, resampling_unit
+from ...metrics.statistics import Comparison, compare_scores
 from ...metrics.tables import number_text, p_text
 
 # the paper's columns come first; other metrics follow in the order of the table
@@ -67,7 +66,6 @@ def compare_all(
     """Every score that all methods have in two cases or more, and a sentence on each score left out."""
     scores: list[Score] = []
     notices = []
-    unit = resampling_unit(table.columns["patient"], table.columns["case"])
     ordered = sorted(table.metrics, key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER))
     for done, metric in enumerate(ordered):
         on_metric(done, len(table.metrics))
@@ -87,11 +85,10 @@ def compare_all(
             if class_name not in scored_classes:
                 continue
             paired = table.paired(metric, class_name=class_name, methods=methods, missing="drop")
-            units = paired.patients if unit == "patient" else paired.cases
-            if len(set(units)) < 2:
-                notices.append(f"{metric} of {class_name} is left out: fewer than two {unit}s have it.")
+            if len(paired.cases) < 2:
+                notices.append(f"{metric} of {class_name} is left out: fewer than two cases have it.")
                 continue
-            comparison = compare_scores(paired, unit=unit, num_resamples=num_resamples, level=LEVEL)
+            comparison = compare_scores(paired, num_resamples=num_resamples, level=LEVEL)
             scores.append(Score(paired, comparison))
     if not any(score.is_main for score in scores):
         raise ValueError(
