@@ -269,6 +269,10 @@ def predict(
     fold: Annotated[
         int | None, typer.Option(min=0, help="Use the network of one fold. Default: mean of all folds.")
     ] = None,
+    flips: Annotated[
+        bool | None,
+        typer.Option("--flips/--no-flips", help="Mean over mirrored images. Default: as in the recipe."),
+    ] = None,
     threshold: Annotated[
         float | None,
         typer.Option(min=0, max=1, help="Threshold of the foreground. Default: most likely class."),
@@ -300,6 +304,7 @@ def predict(
 
         options = PredictOptions(
             fold=fold,
+            flips=flips,
             threshold=threshold,
             window=window,
             overlap=overlap,

@@ -24,7 +24,7 @@ from ..data.resample import resize_probability
 from ..metrics.decision import decided_classes
 from ..networks.systems import network_probability
 from ..paths import file_hash
-from ..runs.run import TrainedRun, open_run
+from ..runs.run import TrainedRun, mirrored_axes, open_run
 from .inputs import InputCase, InputImage, find_inputs, read_input
 from .outputs import OutputFolder
 from .windows import windowed_probability
@@ -34,12 +34,14 @@ from .windows import windowed_probability
 class PredictOptions:
     """How files are predicted.
 
-    fold: use the network of one fold; None averages all finished folds. threshold: see `decided_classes`.
+    fold: use the network of one fold; None averages all finished folds. flips: mean over mirrored images;
+    None takes `validation.flips` of the recipe. threshold: see `decided_classes`.
     window, overlap, batch_size: see `windows.windowed_probability`. slice_axis: of volumes; None takes the
     axis of the dataset. device: None takes a GPU if there is one. overwrite: predict finished inputs again.
     """
 
     fold: int | None = None
+    flips: bool | None = None
     threshold: float | None = None
     window: int = 1024
     overlap: float = 0.25
@@ -66,7 +68,8 @@ class Ensemble:
         """Mean probability of a normalised batch on the device."""
         # half precision makes a GPU faster, but not a CPU
         dtype = "fp32" if self.device.type == "cpu" else self.run.recipe.precision.dtype
-        probs = [network_probability(network, image, dtype=dtype) for network in self.networks]
+        axes = mirrored_axes(self.run.recipe, self.options.flips)
+        probs = [network_probability(network, image, dtype=dtype, flips=axes) for network in self.networks]
         return torch.stack(probs).mean(0)
 
     def predict(
@@ -167,6 +170,7 @@ def _settings(run: TrainedRun, folds: Sequence[int], options: PredictOptions) ->
         "method": run.recipe.name,
         "class_names": list(run.facts.class_names),
         "checkpoints": {str(fold): file_hash(run.checkpoint_path(fold)) for fold in folds},
+        "flips": bool(mirrored_axes(run.recipe, options.flips)),
         "threshold": options.threshold,
         "window": options.window,
         "overlap": options.overlap,

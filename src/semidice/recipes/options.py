@@ -269,6 +269,11 @@ class ValidationOptions(_Section):
         default="last",
         description="the checkpoint that is scored; best is optimistic: the same cases choose it",
     )
+    flips: bool = Field(
+        default=False,
+        description="held-out cases are predicted as the mean over mirrored images, along the axes of "
+        "augment.flip, which takes 2 or 4 times as long; `predict` does the same",
+    )
 
     @field_validator("metrics", "best_by")
     @classmethod

@@ -128,6 +128,22 @@ class FoldRun:
         return fold_cases(self.fold_of_case, self.fold)[1]
 
 
+def mirrored_axes(recipe: Recipe, flips: bool | None = None) -> bool | Sequence[bool]:
+    """The axes that a prediction mirrors, for `network_probability`: those of the training, or none.
+
+    flips: whether to mirror; None takes `validation.flips`. A ValueError if the training mirrors no axis.
+    """
+    if not (recipe.validation.flips if flips is None else flips):
+        return False
+    axes: bool | Sequence[bool] = recipe.augment.flip
+    if not (axes if isinstance(axes, bool) else any(axes)):
+        raise ValueError(
+            f"the mean over mirrored images needs a network that was trained with them, but {recipe.name} "
+            "has augment.flip false: predict without flips, or train with augment.flip"
+        )
+    return axes
+
+
 def open_run(run: Path | RunFolder) -> TrainedRun:
     """The run in a folder; a ValueError names the file that is missing or wrong."""
     folder = run if isinstance(run, RunFolder) else RunFolder(Path(run))

@@ -8,13 +8,14 @@ import json
 import os
 import platform
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
 import torch
 from lightning_fabric import Fabric
+from torch import Tensor
 
 from .. import __version__
 from ..data.batches import WholeCases
@@ -26,7 +27,7 @@ from ..networks.systems import network_probability
 from ..paths import RunFolder, write_text
 from ..recipes import Recipe, differing_keys, read_recipe, write_recipe
 from ..runs.predictions import write_prediction
-from ..runs.run import FoldRun, TrainedRun, read_dataset_facts, write_dataset_facts
+from ..runs.run import FoldRun, TrainedRun, mirrored_axes, read_dataset_facts, write_dataset_facts
 from ..runs.scoring import score_fold
 from .engine import StepStatus, train_fold
 
@@ -41,6 +42,8 @@ def start_run(recipe: Recipe, out: Path, *, resume: bool) -> TrainedRun:
 
     A ValueError says so if the folder holds the run of another recipe, or other files.
     """
+    # an error now, and not after the training
+    mirrored_axes(recipe)
     folder = RunFolder(out)
     if folder.recipe.exists():
         _check_same_recipe(recipe, folder)
@@ -154,19 +157,36 @@ def cross_validate(
     return table
 
 
+def predict_cases(
+    run: TrainedRun,
+    fold: int,
+    dataset: Dataset,
+    cases: Sequence[int],
+    *,
+    device: torch.device,
+    flips: bool | None = None,
+) -> Iterator[tuple[int, Tensor]]:
+    """The number and the class probabilities (C, *space) of each case, by the network of a fold.
+
+    flips: mean over mirrored images; None takes `validation.flips`.
+    """
+    recipe, axes = run.recipe, mirrored_axes(run.recipe, flips)
+    network = run.network(fold, device=device)
+    storage = Storage(dataset, device, resident=False)
+    for batch in WholeCases(storage, cases, batch_size=recipe.batch_size):
+        probs = network_probability(network, batch.image, dtype=recipe.precision.dtype, flips=axes).cpu()
+        for number, prob in zip(batch.case.tolist(), probs, strict=True):
+            shape = dataset.cases[number].shape
+            yield number, prob[(slice(None), *(slice(0, size) for size in shape))]
+
+
 def _predict_and_score(fold_run: FoldRun, fabric: Fabric) -> None:
     """Predict and store the validation cases, then score the stored files. Each process takes some cases."""
     recipe = fold_run.recipe
     dataset = fold_run.dataset
-    network = fold_run.run.network(fold_run.fold, device=fabric.device)
     cases = fold_run.validation_cases[fabric.global_rank :: fabric.world_size]
-    storage = Storage(dataset, fabric.device, resident=False)
-    for batch in WholeCases(storage, cases, batch_size=recipe.batch_size):
-        probs = network_probability(network, batch.image, dtype=recipe.precision.dtype).cpu()
-        for number, prob in zip(batch.case.tolist(), probs, strict=True):
-            case = dataset.cases[number]
-            inside = prob[(slice(None), *(slice(0, size) for size in case.shape))]
-            write_prediction(fold_run.folder.prediction(case.name), inside)
+    for number, prob in predict_cases(fold_run.run, fold_run.fold, dataset, cases, device=fabric.device):
+        write_prediction(fold_run.folder.prediction(dataset.cases[number].name), prob)
     # `score_fold` returns the scores of all processes
     table = score_fold(
         dataset,

@@ -10,7 +10,7 @@ Systems that work inside a network take it apart with `Trunk`.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any, ClassVar, NamedTuple
 
@@ -58,15 +58,43 @@ class System(nn.Module, ABC):
 
 
 def network_probability(
-    network: nn.Module, image: Float[Tensor, "N channels *space"], *, dtype: str
+    network: nn.Module,
+    image: Float[Tensor, "N channels *space"],
+    *,
+    dtype: str,
+    flips: bool | Sequence[bool] = False,
 ) -> Float32[Tensor, "N C *space"]:
     """Class probabilities of normalised images: `System.probability`, or the softmax of the logits.
 
     The network is left in eval mode. dtype: of the network, fp32, bf16 or fp16; the softmax is in float32.
+    flips: whether to mirror all axes of space, or each one. The result is the mean over the image and its
+    mirror images, each mirrored back; d axes cost 2^d predictions, one after the other.
     """
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}; got {dtype!r}")
+    num_axes = image.ndim - 2
+    per_axis = (flips,) * num_axes if isinstance(flips, bool) else tuple(flips)
+    if len(per_axis) != num_axes:
+        raise ValueError(f"flips needs one value for each of {num_axes} axes of space; got {list(per_axis)}")
     network.eval()
+    return _mean_over_flips(
+        lambda mirrored: _unflipped_probability(network, mirrored, dtype=dtype),
+        image,
+        [axis for axis, is_mirrored in enumerate(per_axis, 2) if is_mirrored],
+    )
+
+
+def _mean_over_flips(predictor: Callable[[Tensor], Tensor], image: Tensor, axes: Sequence[int]) -> Tensor:
+    if not axes:
+        return predictor(image)
+    first, *others = axes
+    prob = _mean_over_flips(predictor, image, others)
+    mirrored = _mean_over_flips(predictor, image.flip(first), others).flip(first)
+    # in pairs: a sum of two does not depend on their order, so a mirrored image gives the same bits
+    return (prob + mirrored) / 2
+
+
+def _unflipped_probability(network: nn.Module, image: Tensor, *, dtype: str) -> Tensor:
     precision = DTYPES[dtype]
     with torch.no_grad(), torch.autocast(image.device.type, precision, enabled=precision != torch.float32):
         if isinstance(network, System):
