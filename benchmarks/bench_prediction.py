@@ -162,7 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     write_without(dataset, cases, rest)
     recipe = read_recipe(options.recipe, [*options.overrides, f"data.dataset={rest}"])
     # an error now, and not after the training
-    mirrored_axes(recipe, flips=True)
+    mirrored_axes(recipe, len(dataset.cases[0].shape), flips=True)
     fabric = start_fabric(accelerator=options.accelerator)
     out = options.out / "run"
     run = start_run(recipe, out, resume=RunFolder(out).recipe.exists())

@@ -23,8 +23,8 @@ from semidice.training.crossvalidation import cross_validate, start_run
 
 SMALL = {"architecture": "small_unet", "encoder": "none", "weights": "none", "channels": [8, 16]}
 SYSTEMS = ["standard", "mc_dropout", "multi_head", "softseg"]
-# the axes of an image (N, C, H, W) by the option
-AXES = {"both": (True, [(), (2,), (3,), (2, 3)]), "rows": ([True, False], [(), (2,)])}
+# axes of space, and the mirrored axes of each image (N, C, H, W)
+AXES = {"both": ((0, 1), [(), (2,), (3,), (2, 3)]), "columns": ((1,), [(), (3,)])}
 
 
 def network_of(system="standard"):
@@ -41,23 +41,24 @@ def random_image(*space):
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_a_mirrored_image_has_exactly_the_mirrored_probability(system, dtype):
     network, image = network_of(system), random_image(32, 64)
-    prob = network_probability(network, image, dtype=dtype, flips=True)
+    prob = network_probability(network, image, dtype=dtype, flips=(0, 1))
     assert prob.dtype == torch.float32
     torch.testing.assert_close(prob.sum(1), torch.ones(2, 32, 64))
     plain = network_probability(network, image, dtype=dtype)
     for axes in AXES["both"][1][1:]:
         mirrored = image.flip(axes)
-        assert torch.equal(network_probability(network, mirrored, dtype=dtype, flips=True), prob.flip(axes))
+        assert torch.equal(network_probability(network, mirrored, dtype=dtype, flips=(0, 1)), prob.flip(axes))
         assert not torch.equal(network_probability(network, mirrored, dtype=dtype), plain.flip(axes))
 
 
 def test_volumes_are_mirrored_along_three_axes():
     torch.manual_seed(0)
     network, image = nn.Conv3d(1, 2, 3, padding=1), random_image(4, 5, 6)
-    prob = network_probability(network, image, dtype="fp32", flips=True)
+    flips = (0, 1, 2)
+    prob = network_probability(network, image, dtype="fp32", flips=flips)
     for axes in [(2,), (3,), (4,), (2, 4), (2, 3, 4)]:
         assert torch.equal(
-            network_probability(network, image.flip(axes), dtype="fp32", flips=True), prob.flip(axes)
+            network_probability(network, image.flip(axes), dtype="fp32", flips=flips), prob.flip(axes)
         )
 
 
@@ -79,18 +80,11 @@ def test_without_flips_the_network_sees_the_image_once():
     network, image = network_of(), random_image(32, 32)
     images = []
     network.register_forward_pre_hook(lambda _, inputs: images.append(inputs[0]))
-    for flips in (False, [False, False]):
-        images.clear()
-        prob = network_probability(network, image, dtype="fp32", flips=flips)
-        assert len(images) == 1
-        assert images[0] is image
-        with torch.no_grad():
-            assert torch.equal(prob, network(image).softmax(1))
-
-
-def test_flips_of_another_number_of_axes_are_refused():
-    with pytest.raises(ValueError, match=r"one value for each of 2 axes of space; got \[True, True, False\]"):
-        network_probability(network_of(), random_image(32, 32), dtype="fp32", flips=[True, True, False])
+    prob = network_probability(network, image, dtype="fp32")
+    assert len(images) == 1
+    assert images[0] is image
+    with torch.no_grad():
+        assert torch.equal(prob, network(image).softmax(1))
 
 
 def test_every_window_is_mirrored_on_its_own():
@@ -99,7 +93,7 @@ def test_every_window_is_mirrored_on_its_own():
 
     def predictor(window):
         sizes.append(window.shape[-2:])
-        return network_probability(network, window, dtype="fp32", flips=True)
+        return network_probability(network, window, dtype="fp32", flips=(0, 1))
 
     # windows of 64 begin at 0 and 32, so those of the mirrored image are the mirrored windows
     prob, of_mirrored = (
@@ -182,6 +176,14 @@ def test_predict_mirrors_images_as_its_option_or_the_recipe_says(
     assert json.loads((tmp_path / "out" / "prediction.json").read_text())["flips"] is is_mirrored
 
 
+def test_predict_mirrors_only_the_axes_of_the_training(run, dataset, tmp_path):
+    change_recipe(run, "augment.flip=[false,true]")
+    source = write_picture(dataset, 1, tmp_path / "in")
+    units = predicted_units(run, source, tmp_path / "out", "--flips")
+    np.testing.assert_allclose(units, expected_units(run, dataset, 1, AXES["columns"][1]), atol=0.6)
+    assert np.abs(units - expected_units(run, dataset, 1, AXES["both"][1])).max() > 100
+
+
 def test_predictions_with_and_without_flips_are_not_mixed(run, dataset, tmp_path):
     source = write_picture(dataset, 1, tmp_path / "in")
     predicted_units(run, source, tmp_path / "out")
@@ -204,15 +206,13 @@ def test_flips_need_a_training_with_flips(run, dataset, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("flip", "expected"), [(True, True), ((True, False), (True, False)), ([False, True], [False, True])]
+    ("flip", "num_axes", "expected"),
+    [(True, 2, (0, 1)), (True, 3, (0, 1, 2)), ([True, False], 2, (0,)), ([False, True, True], 3, (1, 2))],
 )
-def test_a_prediction_mirrors_the_axes_of_the_training(dataset, flip, expected):
-    recipe = Recipe(name="a", data={"dataset": str(dataset.folder.path)})
-    # not validated: an option with one value per axis is read here as it is
-    augment = recipe.augment.model_copy(update={"flip": flip})
-    recipe = recipe.model_copy(update={"augment": augment})
-    assert mirrored_axes(recipe, flips=True) == expected
-    assert mirrored_axes(recipe) is False
+def test_a_prediction_mirrors_the_axes_of_the_training(flip, num_axes, expected):
+    recipe = Recipe(name="a", data={"dataset": "prepared"}, augment={"flip": flip})
+    assert mirrored_axes(recipe, num_axes, flips=True) == expected
+    assert mirrored_axes(recipe, num_axes) == ()
 
 
 # the end of a training

@@ -68,7 +68,7 @@ class Ensemble:
         """Mean probability of a normalised batch on the device."""
         # half precision makes a GPU faster, but not a CPU
         dtype = "fp32" if self.device.type == "cpu" else self.run.recipe.precision.dtype
-        axes = mirrored_axes(self.run.recipe, self.options.flips)
+        axes = mirrored_axes(self.run.recipe, image.ndim - 2, flips=self.options.flips)
         probs = [network_probability(network, image, dtype=dtype, flips=axes) for network in self.networks]
         return torch.stack(probs).mean(0)
 
@@ -170,7 +170,8 @@ def _settings(run: TrainedRun, folds: Sequence[int], options: PredictOptions) ->
         "method": run.recipe.name,
         "class_names": list(run.facts.class_names),
         "checkpoints": {str(fold): file_hash(run.checkpoint_path(fold)) for fold in folds},
-        "flips": bool(mirrored_axes(run.recipe, options.flips)),
+        # of slices, which have two axes
+        "flips": mirrored_axes(run.recipe, 2, flips=options.flips) != (),
         "threshold": options.threshold,
         "window": options.window,
         "overlap": options.overlap,

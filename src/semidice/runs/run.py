@@ -128,15 +128,15 @@ class FoldRun:
         return fold_cases(self.fold_of_case, self.fold)[1]
 
 
-def mirrored_axes(recipe: Recipe, flips: bool | None = None) -> bool | Sequence[bool]:
-    """The axes that a prediction mirrors, for `network_probability`: those of the training, or none.
+def mirrored_axes(recipe: Recipe, num_axes: int, *, flips: bool | None = None) -> tuple[int, ...]:
+    """The spatial axes that a prediction mirrors, of `num_axes`: those of the training, or none.
 
     flips: whether to mirror; None takes `validation.flips`. A ValueError if the training mirrors no axis.
     """
     if not (recipe.validation.flips if flips is None else flips):
-        return False
-    axes: bool | Sequence[bool] = recipe.augment.flip
-    if not (axes if isinstance(axes, bool) else any(axes)):
+        return ()
+    axes = recipe.augment.flip_axes(num_axes)
+    if not axes:
         raise ValueError(
             f"the mean over mirrored images needs a network that was trained with them, but {recipe.name} "
             "has augment.flip false: predict without flips, or train with augment.flip"

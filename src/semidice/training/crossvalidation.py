@@ -42,8 +42,6 @@ def start_run(recipe: Recipe, out: Path, *, resume: bool) -> TrainedRun:
 
     A ValueError says so if the folder holds the run of another recipe, or other files.
     """
-    # an error now, and not after the training
-    mirrored_axes(recipe)
     folder = RunFolder(out)
     if folder.recipe.exists():
         _check_same_recipe(recipe, folder)
@@ -85,6 +83,8 @@ def _create_run_folder(recipe: Recipe, folder: RunFolder) -> None:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} exists and is not a run folder; choose another one with --out")
     dataset = Dataset(recipe.data.dataset)
+    # an error now, and not after the training
+    mirrored_axes(recipe, len(dataset.cases[0].shape))
     folds = split_folds(
         [case.patient for case in dataset.cases], num_folds=recipe.data.num_folds, seed=recipe.data.fold_seed
     )
@@ -170,7 +170,8 @@ def predict_cases(
 
     flips: mean over mirrored images; None takes `validation.flips`.
     """
-    recipe, axes = run.recipe, mirrored_axes(run.recipe, flips)
+    recipe = run.recipe
+    axes = mirrored_axes(recipe, len(dataset.cases[0].shape), flips=flips)
     network = run.network(fold, device=device)
     storage = Storage(dataset, device, resident=False)
     for batch in WholeCases(storage, cases, batch_size=recipe.batch_size):

@@ -62,25 +62,21 @@ def network_probability(
     image: Float[Tensor, "N channels *space"],
     *,
     dtype: str,
-    flips: bool | Sequence[bool] = False,
+    flips: Sequence[int] = (),
 ) -> Float32[Tensor, "N C *space"]:
     """Class probabilities of normalised images: `System.probability`, or the softmax of the logits.
 
     The network is left in eval mode. dtype: of the network, fp32, bf16 or fp16; the softmax is in float32.
-    flips: whether to mirror all axes of space, or each one. The result is the mean over the image and its
-    mirror images, each mirrored back; d axes cost 2^d predictions, one after the other.
+    flips: axes of space, 0, 1, ... The result is the mean over the image mirrored along each combination of
+    them, mirrored back; d axes cost 2^d predictions, one after the other.
     """
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}; got {dtype!r}")
-    num_axes = image.ndim - 2
-    per_axis = (flips,) * num_axes if isinstance(flips, bool) else tuple(flips)
-    if len(per_axis) != num_axes:
-        raise ValueError(f"flips needs one value for each of {num_axes} axes of space; got {list(per_axis)}")
     network.eval()
     return _mean_over_flips(
         lambda mirrored: _unflipped_probability(network, mirrored, dtype=dtype),
         image,
-        [axis for axis, is_mirrored in enumerate(per_axis, 2) if is_mirrored],
+        [axis + 2 for axis in flips],
     )
 
 
