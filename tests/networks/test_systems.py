@@ -221,17 +221,19 @@ class TestNoSynchronisation:
 class TestBatchesWithRaters:
     def batch(self, dataset, **options):
         options = {"augment": AugmentOptions(scale=(0.8, 1.25)), "with_raters": True} | options
+        options = {"label": LabelOptions()} | options
         storage = Storage(Dataset(dataset), "cpu")
-        batches = Batches(storage, range(12), batch_size=12, label=LabelOptions(), seed=0, **options)
+        batches = Batches(storage, range(12), batch_size=12, seed=0, **options)
         return batches.make(batches.feed(0))
 
-    def test_raters_move_with_the_image_and_their_mean_is_the_label(self, dataset):
-        batch = self.batch(dataset)
-        share = batch.present.float() / batch.present.sum(1, keepdim=True)
-        mean = torch.einsum("nr,nrchw->nchw", share, batch.raters)
-        torch.testing.assert_close(mean, batch.target, rtol=0, atol=1e-6)
-        torch.testing.assert_close(batch.raters.sum(2), torch.ones(12, 3, 32, 32))
-        assert ((batch.raters > 0) & (batch.raters < 1)).any()
+    def test_raters_move_with_the_image_stay_hard_and_their_majority_is_the_label(self, dataset):
+        batch = self.batch(dataset, label=LabelOptions(maker="majority"))
+        assert torch.equal(batch.raters, (batch.raters == 1).float())
+        assert torch.equal(batch.raters.sum(2), torch.ones(12, 3, 32, 32))
+        votes = torch.einsum("nr,nrhw->nhw", batch.present.float(), batch.raters[:, :, 1])
+        majority = 2 * votes > batch.present.sum(1).view(-1, 1, 1)
+        assert torch.equal(batch.target[:, 1], majority.float())
+        assert majority.any()
 
     def test_with_raters_does_not_change_the_other_fields_of_a_batch(self, dataset):
         with_raters, without = self.batch(dataset), self.batch(dataset, with_raters=False)
@@ -249,8 +251,9 @@ class TestBatchesWithRaters:
         make_prepared(tmp_path / "many", num_classes=3, sizes=[(32, 32), (24, 40)], num_cases=12)
         batch = self.batch(tmp_path / "many")
         assert batch.raters.shape[:3] == (12, 3, 3)
-        torch.testing.assert_close(batch.raters.mean(1), batch.target, rtol=0, atol=1e-6)
-        torch.testing.assert_close(batch.raters.sum(2), torch.ones_like(batch.raters[:, :, 0]))
+        assert torch.equal(batch.raters.sum(2), torch.ones_like(batch.raters[:, :, 0]))
+        # the label is interpolated, the raters are not: they differ by boundary voxels alone
+        assert (batch.raters.mean(1) - batch.target).abs().mean() < 0.05
 
 
 class TestMCDropout:

@@ -301,8 +301,9 @@ def _displacement(
     points = _noise(2**24 + seed, torch.Size((len(seed), dims, *[_NUM_CONTROL] * dims)))
     mode = "bicubic" if dims == 2 else "trilinear"
     smooth = F.interpolate(points, size=tuple(out_size), mode=mode, align_corners=True)
-    lengths = torch.tensor([share * side for side in out_size], device=seed.device)
-    return smooth * lengths.view(-1, *[1] * dims)
+    # not by one tensor of sizes: a CUDA graph cannot copy it from the CPU
+    moved = [share * side * along for side, along in zip(out_size, smooth.unbind(1), strict=True)]
+    return torch.stack(moved, 1)
 
 
 def _grid(

@@ -26,14 +26,13 @@ from .augment import (
     AugmentOptions,
     augment_image,
     draw_augmentation,
-    fit_to,
     resample,
     resample_label,
     sampling_grid,
 )
 from .dataset import Dataset
 from .label_making import LabelOptions, LabelTables, smooth_in_space
-from .storage import Storage, common_space, inside
+from .storage import Storage, centred, common_space
 
 # voxels per case among which a window on the foreground chooses its centre
 _NUM_MARKED = 256
@@ -76,8 +75,8 @@ class Batch(NamedTuple):
 class CaseBatch(NamedTuple):
     """Whole cases for prediction and scoring: normalised images and the masks of all raters.
 
-    `space` may be larger than a case. Outside of a case, images and masks are 0 and no voxel is valid. `case`
-    stays on the CPU, which reads it.
+    `space` may be larger than a case, which then lies in its middle (`storage.centred`). Outside of a case,
+    images and masks are 0 and no voxel is valid. `case` stays on the CPU, which reads it.
     """
 
     image: Float32[Tensor, "N channels *space"]
@@ -212,18 +211,15 @@ class Batches:
         return Batch(image, label, valid, case, raters, self._tables.present[case])
 
     @torch.no_grad()
-    def labels(
-        self, masks: UInt8[Tensor, "N R *space"], case: Int64[Tensor, " N"]
-    ) -> Float32[Tensor, "N C *space"]:
-        """Training labels of whole cases among `cases`; `masks` and `case` as in a `CaseBatch`.
+    def labels(self, batch: CaseBatch) -> Float32[Tensor, "N C *space"]:
+        """Training labels of whole cases among `cases`.
 
         If raters are drawn at random, those of the first epoch are taken.
         """
-        rater = self._epoch(0)[1][case.cpu().numpy()]
-        case = case.to(self.device)
-        valid = inside(self.storage.sizes[case], masks.shape[2:])
-        label = self._tables(masks, case, rater=torch.from_numpy(rater).to(self.device))
-        return smooth_in_space(label, self.label, valid)
+        rater = self._epoch(0)[1][batch.case.cpu().numpy()]
+        case = batch.case.to(self.device)
+        label = self._tables(batch.masks, case, rater=torch.from_numpy(rater).to(self.device))
+        return smooth_in_space(label, self.label, batch.valid)
 
     def _pinned_feed(self, step: int) -> Feed:
         feed = self.feed(step)
@@ -267,7 +263,7 @@ class Batches:
 class WholeCases:
     """The cases numbered `cases` in that order, `batch_size` at a time; the last batch may be smaller.
 
-    All images are padded to the common size of these cases.
+    All images are padded on all sides to the common size of these cases.
     """
 
     def __init__(self, storage: Storage, cases: Sequence[int], *, batch_size: int) -> None:
@@ -290,14 +286,27 @@ class WholeCases:
             if not storage.resident:
                 image, packed = (part.to(storage.device) for part in storage.read(cases))
             stored, packed = storage.stored(case, image, packed)
-            valid = inside(storage.sizes[case], self.space)
+            image = storage.normalised(stored, case)
+            masks = storage.masks(packed)
+            valid = torch.ones(len(cases), 1, *storage.space, dtype=torch.bool, device=storage.device)
             yield CaseBatch(
-                image=fit_to(storage.normalised(stored, case), self.space) * valid.unsqueeze(1),
-                masks=fit_to(storage.masks(packed), self.space),
+                image=self._centred(image, cases),
+                masks=self._centred(masks, cases),
                 present=self._present[case],
-                valid=valid,
+                valid=self._centred(valid, cases)[:, 0],
                 case=numbers,
             )
+
+    def _centred(self, tensor: Shaped[Tensor, "N any *stored"], cases: Sequence[int]) -> Tensor:
+        """Cases moved from the corner to the middle; 0 around them."""
+        shapes = [self.storage.dataset.cases[number].shape for number in cases]
+        if all(shape == self.space == self.storage.space for shape in shapes):
+            return tensor
+        moved = tensor.new_zeros(*tensor.shape[:2], *self.space)
+        for target, source, shape in zip(moved, tensor, shapes, strict=True):
+            corner = tuple(slice(side) for side in shape)
+            target[(slice(None), *centred(shape, self.space))] = source[(slice(None), *corner)]
+        return moved
 
 
 def _marked_voxels(

@@ -35,6 +35,16 @@ def common_space(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
     return tuple(-(-side // SIZE_MULTIPLE) * SIZE_MULTIPLE for side in largest)
 
 
+def centred(size: Sequence[int], space: Sequence[int]) -> tuple[slice, ...]:
+    """Where an image of this size lies in the middle of `space`, along each axis.
+
+    >>> centred((30, 100), (64, 128))
+    (slice(17, 47, None), slice(14, 114, None))
+    """
+    starts = [(whole - part + 1) // 2 for part, whole in zip(size, space, strict=True)]
+    return tuple(slice(start, start + part) for start, part in zip(starts, size, strict=True))
+
+
 def inside(sizes: Integer[Tensor, "N axes"], space: Sequence[int]) -> Bool[Tensor, "N *space"]:
     """True at the voxels of a case of that size, which lies in the corner of `space`."""
     dims = len(space)

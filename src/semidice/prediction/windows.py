@@ -1,7 +1,7 @@
 """Probabilities of images of any size from a network that needs multiples of 32.
 
-An image of up to `window` pixels per side is padded at the bottom and right with zeros (the mean
-intensity), predicted as a whole, and cropped. A larger image is predicted in overlapping windows. Along each
+An image of up to `window` pixels per side is padded on all sides with zeros (the mean intensity), predicted
+as a whole, and cropped. A larger image is predicted in overlapping windows. Along each
 axis, pixel i of a window of n pixels has the weight sin^2(pi (i + 1/2) / n), divided by the sum over all
 windows at that pixel. So the weights at a pixel sum to one, and a network that sees single pixels gives the
 same result as on the whole image. The device holds one batch of windows at a time; the image and the result
@@ -13,11 +13,11 @@ from collections.abc import Callable
 from itertools import product
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Float32
 from torch import Tensor
 
 from ..arrays import SIZE_MULTIPLE
+from ..data.storage import centred, common_space
 
 
 def windowed_probability(
@@ -49,9 +49,11 @@ def windowed_probability(
     for first in range(0, len(windows), batch_size):
         batch = windows[first : first + batch_size]
         images = torch.stack([image[number, :, row, column] for number, (row, _), (column, _) in batch])
-        height, width = images.shape[-2:]
-        padded = F.pad(images.to(device), (0, -width % SIZE_MULTIPLE, 0, -height % SIZE_MULTIPLE))
-        probs = predictor(padded)[..., :height, :width].float().cpu()
+        space = common_space([images.shape[2:]])
+        rows_used, columns_used = centred(images.shape[2:], space)
+        padded = torch.zeros(*images.shape[:2], *space, device=device)
+        padded[:, :, rows_used, columns_used] = images.to(device)
+        probs = predictor(padded)[:, :, rows_used, columns_used].float().cpu()
         if result is None:
             result = torch.zeros(len(image), probs.shape[1], *image.shape[-2:])
         for prob, (number, (row, row_weight), (column, column_weight)) in zip(probs, batch, strict=True):

@@ -21,7 +21,7 @@ from .. import __version__
 from ..data.batches import WholeCases
 from ..data.dataset import Dataset
 from ..data.folds import read_folds, split_folds, write_folds
-from ..data.storage import Storage
+from ..data.storage import Storage, centred
 from ..metrics.cases import CaseTable, concatenate, read_cases, write_cases
 from ..networks.systems import network_probability
 from ..paths import RunFolder, write_text
@@ -177,8 +177,7 @@ def predict_cases(
     for batch in WholeCases(storage, cases, batch_size=recipe.batch_size):
         probs = network_probability(network, batch.image, dtype=recipe.precision.dtype, flips=axes).cpu()
         for number, prob in zip(batch.case.tolist(), probs, strict=True):
-            shape = dataset.cases[number].shape
-            yield number, prob[(slice(None), *(slice(0, size) for size in shape))]
+            yield number, prob[(slice(None), *centred(dataset.cases[number].shape, prob.shape[1:]))]
 
 
 def _predict_and_score(fold_run: FoldRun, fabric: Fabric) -> None:

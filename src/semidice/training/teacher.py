@@ -65,6 +65,6 @@ def _fit_temperature(network: nn.Module, fold_run: FoldRun, batches: Batches) ->
     scaling = TemperatureScaling(activation="softmax")
     with torch.no_grad():
         for batch in WholeCases(batches.storage, batches.cases, batch_size=fold_run.recipe.batch_size):
-            target = batches.labels(batch.masks, batch.case)
+            target = batches.labels(batch)
             scaling.partial_fit(network(batch.image).float(), target, valid=batch.valid)
     return scaling.temperature
