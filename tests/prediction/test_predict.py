@@ -237,7 +237,7 @@ def test_missing_and_wrong_parts_of_a_run_are_named(dataset, tmp_path):
 # Windows
 
 
-def test_images_are_padded_with_zeros_at_the_bottom_and_right_and_cropped_after_prediction():
+def test_images_are_padded_with_zeros_on_all_sides_and_cropped_after_prediction():
     batches = []
 
     def network(image):
@@ -248,7 +248,8 @@ def test_images_are_padded_with_zeros_at_the_bottom_and_right_and_cropped_after_
     prob = windowed_probability(network, image, device="cpu", window=None, batch_size=2)
     torch.testing.assert_close(prob, image)
     assert batches[0].shape == (2, 1, 64, 64)
-    assert float(batches[0][:, :, 33:].abs().sum() + batches[0][:, :, :, 40:].abs().sum()) == 0
+    assert torch.equal(batches[0][:, :, 16:49, 12:52], image)
+    assert (batches[0] != 0).sum() == image.numel()
 
 
 def pointwise(image: torch.Tensor) -> torch.Tensor:
@@ -277,7 +278,7 @@ def test_an_image_that_fits_into_the_window_is_predicted_at_once():
     image = torch.randn(1, 1, 64, 50)
     with torch.no_grad():
         prob = windowed_probability(lambda batch: blur(batch).softmax(1), image, device="cpu", window=64)
-        expected = blur(nn.functional.pad(image, (0, 14))).softmax(1)[..., :50]
+        expected = blur(nn.functional.pad(image, (7, 7))).softmax(1)[..., 7:57]
     assert torch.equal(prob, expected)
 
 
@@ -315,14 +316,15 @@ def expected_prob(run, dataset, images: np.ndarray, *, folds=(0, 1)) -> np.ndarr
     image = torch.from_numpy(stored).float()[:, None]
     image = (image - dataset.manifest.mean[0]) / dataset.manifest.std[0]
     height, width = images.shape[1:]
-    padded = torch.zeros(len(image), 1, -(-height // 32) * 32, -(-width // 32) * 32)
-    padded[..., :height, :width] = image
+    top, left = (-height % 32 + 1) // 2, (-width % 32 + 1) // 2
+    padded = torch.zeros(len(image), 1, height + -height % 32, width + -width % 32)
+    padded[..., top : top + height, left : left + width] = image
     total = 0
     for fold in folds:
         network = new_network(recipe_of(dataset), dataset, seed=fold)
         with torch.no_grad():
             total = total + network(padded).softmax(1) / len(folds)
-    return total[..., :height, :width].numpy()
+    return total[..., top : top + height, left : left + width].numpy()
 
 
 def volumes(out: Path) -> list[dict[str, str]]:
