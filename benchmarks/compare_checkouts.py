@@ -473,7 +473,7 @@ def probe_training(record: Record) -> None:
     variants["boundary"] = {"label.maker": "majority", "label.smoothing": "boundary", "loss.over": "image"}
     Path("grid.yaml").write_text(json.dumps({"recipe": "quick", "variants": variants}))
     semidice_command(f"compare data grid.yaml -o systems {options} --set data.folds=[1]")
-    semidice_command(f"compare data distillation -o distilled {options} --set data.folds=[1]")
+    semidice_command(f"compare data distillation -o distilled {options}")
     semidice_command("report systems -o report/report.html")
     make_folder("scans", 64, 64, 5, suffix=".nii")
     semidice_command("prepare folder scans slices --workers 1")

@@ -11,6 +11,7 @@ from prepared import make_prepared
 from semidice.data import storage as storage_module
 from semidice.data.augment import AugmentOptions
 from semidice.data.batches import Batches, Feed, WholeCases
+from semidice.data.intensities import MeanStd
 from semidice.data.label_making import LabelOptions, make_labels
 from semidice.data.storage import Storage, centred, common_space, free_memory, inside
 from semidice.labels.makers import mean_label
@@ -262,6 +263,13 @@ def test_whole_cases_come_in_order_with_every_voxel_and_rater(dataset, resident)
             expected = (raw - np.array(manifest.mean)[:, None]) / np.array(manifest.std)[:, None]
             np.testing.assert_allclose(image, expected, atol=1e-5)
     assert numbers == cases
+
+
+def test_images_are_normalised_with_the_given_mean_and_std(dataset):
+    mean_std = MeanStd(mean=(0.2, 0.7), std=(0.5, 2.0))
+    (batch,) = WholeCases(Storage(dataset, "cpu", mean_std=mean_std), [2], batch_size=1)
+    expected = (dataset.image(2) - np.array([[[0.2]], [[0.7]]])) / np.array([[[0.5]], [[2.0]]])
+    np.testing.assert_allclose(batch.image[0], expected, atol=1e-6)
 
 
 def test_whole_cases_are_padded_no_more_than_needed(dataset):

@@ -7,11 +7,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from prepared import make_prepared
 
 from semidice.data.dataset import Dataset
+from semidice.data.intensities import pooled_mean_std, stored_mean_std
 from semidice.data.manifest import Manifest, Scan, manifest_text, read_manifest
 from semidice.data.packing import num_planes, pack_classes, unpack_classes
 from semidice.paths import DatasetFolder, atomic_write, check_name
+from semidice.runs.run import manifest_digest
 
 DIGEST = "0" * 64
 
@@ -92,6 +95,49 @@ def test_a_manifest_is_read_back_unchanged_and_has_one_line_per_scan(tmp_path):
     ]
 
 
+def test_the_manifest_of_an_older_semidice_keeps_its_digest():
+    # computed before scans had a mean and std
+    digest = "1b8adb177a62afb22dec9ee307dc1816542373f9b28f85959a6a238c8fd4a578"
+    assert manifest_digest(make_manifest()) == digest
+    assert manifest_digest(make_manifest(make_scan(mean=(0.5,), std=(0.1,)))) != digest
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+@pytest.mark.parametrize("dtype", ["uint8", "int16"])
+def test_mean_and_std_of_some_cases_are_those_of_their_voxels(tmp_path, dtype, is_old):
+    options = {"num_cases": 10, "slices_per_scan": 2, "sizes": [(20, 33), (40, 17)], "num_channels": 2}
+    dataset = make_prepared(tmp_path / "data", dtype=dtype, **options)
+    if is_old:
+        record = json.loads(dataset.folder.manifest.read_text())
+        for scan in record["scans"]:
+            del scan["mean"], scan["std"]
+        dataset.folder.manifest.write_text(json.dumps(record))
+        dataset = Dataset(tmp_path / "data")
+    for cases in ([2, 3], [8, 9, 0, 1], range(10)):
+        stored = [dataset.stored("images", number).reshape(2, -1) for number in cases]
+        voxels = np.concatenate(stored, 1) / {"uint8": 255, "int16": 32767}[dtype]
+        mean_std = dataset.mean_std(cases)
+        assert mean_std.mean == pytest.approx(voxels.mean(1).tolist(), rel=1e-12)
+        assert mean_std.std == pytest.approx(voxels.std(1).tolist(), rel=1e-12)
+        assert dataset.mean_std(cases[::-1]) == mean_std
+
+
+def test_one_value_in_all_scans_has_no_contrast_but_one_value_in_each_scan_has():
+    # thirds have no exact mean in floating point
+    flat = [
+        make_scan(
+            f"case{side}",
+            shape=(side, 3),
+            **stored_mean_std(np.full((1, 1, side, 3), 85, np.uint8))._asdict(),
+        )
+        for side in (3, 7)
+    ]
+    with pytest.raises(ValueError, match="channel 1 has the same value in all cases"):
+        pooled_mean_std(flat)
+    dark = make_scan("dark", shape=(10, 3), **stored_mean_std(np.zeros((1, 1, 10, 3), np.uint8))._asdict())
+    assert pooled_mean_std([*flat, dark]) == ((pytest.approx(1 / 6),), (pytest.approx(1 / 6),))
+
+
 def test_cases_are_scans_or_their_slices():
     assert make_scan().case_names() == ("case1",)
     assert make_scan(slices=(3, 14)).case_names() == ("case1_slice0003", "case1_slice0014")
@@ -135,6 +181,7 @@ def changed_manifest(path, value):
         (changed_manifest(["scans", 0, "arrays", "images"], "abc"), r"scans\.0\.arrays\.images: "),
         (changed_manifest(["scans", 0, "arrays", "other"], DIGEST), r"scans\.0\.arrays\.other"),
         (changed_manifest(["mean"], [0.5, 0.5]), "mean needs one number for each of 1 channels"),
+        (changed_manifest(["scans", 0, "std"], [1, 2]), "std of scan case1 needs one number for each of 1"),
         (changed_manifest(["class_names"], ["background"]), "class_names: "),
     ],
 )

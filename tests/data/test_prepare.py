@@ -78,6 +78,10 @@ def test_a_prepared_phantom_is_read_back_as_it_was_made(tmp_path):
         images.append(dataset.stored("images", number).astype(np.float64) / 32767)
     assert dataset.manifest.mean == pytest.approx([np.mean(images)], rel=1e-12)
     assert dataset.manifest.std == pytest.approx([np.std(images)], rel=1e-12)
+    assert [scan.mean for scan in dataset.manifest.scans] == [
+        pytest.approx([np.mean(image)], rel=1e-12) for image in images
+    ]
+    assert dataset.mean_std(range(6)) == (dataset.manifest.mean, dataset.manifest.std)
     assert not list(tmp_path.glob(".*"))
 
 

@@ -9,10 +9,11 @@ from lightning_fabric import Fabric
 from PIL import Image
 from prepared import make_prepared
 from torch import nn
-from trained import make_run
+from trained import make_run, training_mean_std
 from typer.testing import CliRunner
 
 from semidice.cli import app
+from semidice.data.folds import read_folds
 from semidice.metrics.cases import read_cases
 from semidice.networks.systems import build_network, network_probability
 from semidice.prediction.windows import windowed_probability
@@ -141,10 +142,10 @@ def predicted_units(run, source, out, *options):
 
 def expected_units(run, dataset, number, mirrors):
     """The mean of the networks of both folds over mirrored images."""
-    mean, std = dataset.manifest.mean[0], dataset.manifest.std[0]
-    image = (torch.from_numpy(dataset.image(number)) - mean) / std
     probs = []
     for fold in (0, 1):
+        mean, std = training_mean_std(dataset, read_folds(run.folds, dataset), fold)
+        image = (torch.from_numpy(dataset.image(number)) - mean) / std
         network = open_run(run).network(fold, device="cpu")
         for axes in mirrors:
             with torch.no_grad():

@@ -18,23 +18,24 @@ from prepared import make_prepared
 from raw_trees import make_nnunet
 from rich.console import Console
 from torch import nn
-from trained import make_run, new_network, recipe_of
+from trained import make_run, new_network, recipe_of, training_mean_std
 
 from semidice.data.batches import WholeCases
 from semidice.data.dataset import Dataset
+from semidice.data.folds import read_folds
+from semidice.data.intensities import MeanStd
 from semidice.data.prepare import prepare_dataset
 from semidice.data.resample import resize_image, resize_probability
 from semidice.data.sources import find_datasets
-from semidice.data.storage import Storage
 from semidice.networks.checkpoint import checkpoint_tensors, write_checkpoint
 from semidice.networks.systems import network_probability
 from semidice.prediction.command import PredictOptions, run_predict
-from semidice.prediction.inputs import InputImage, find_inputs, read_input
+from semidice.prediction.inputs import InputCase, InputImage, find_inputs, read_input
 from semidice.prediction.outputs import OutputFolder, Volume
 from semidice.prediction.windows import windowed_probability
 from semidice.recipes import Recipe
 from semidice.runs.predictions import read_prediction, write_prediction
-from semidice.runs.run import DatasetFacts, open_run
+from semidice.runs.run import DatasetFacts, FoldRun, open_run
 from semidice.training.crossvalidation import cross_validate, start_run
 
 AFFINE = np.array([[-0.7, 0.1, 0, 12.5], [0.05, 0.8, 0.2, -30], [0, -0.1, 2.5, 7], [0, 0, 0, 1]])
@@ -314,13 +315,13 @@ def expected_prob(run, dataset, images: np.ndarray, *, folds=(0, 1)) -> np.ndarr
     """Mean softmax over folds, computed by hand for images (S, H, W) in [0, 1] with the window 0 to 1."""
     stored = np.rint(images * 32767) / 32767
     image = torch.from_numpy(stored).float()[:, None]
-    image = (image - dataset.manifest.mean[0]) / dataset.manifest.std[0]
     height, width = images.shape[1:]
     top, left = (-height % 32 + 1) // 2, (-width % 32 + 1) // 2
     padded = torch.zeros(len(image), 1, height + -height % 32, width + -width % 32)
-    padded[..., top : top + height, left : left + width] = image
     total = 0
     for fold in folds:
+        mean, std = training_mean_std(dataset, read_folds(run.folds, dataset), fold)
+        padded[..., top : top + height, left : left + width] = (image - mean) / std
         network = new_network(recipe_of(dataset), dataset, seed=fold)
         with torch.no_grad():
             total = total + network(padded).softmax(1) / len(folds)
@@ -516,8 +517,9 @@ def test_a_large_image_is_predicted_in_windows(run, dataset, tmp_path, monkeypat
             return torch.cat([image, -image], 1)
 
     monkeypatch.setattr("semidice.runs.run.TrainedRun.network", lambda *_, **__: Pointwise())
-    predict(run, [source], tmp_path / "out", window=64, batch_size=2)
-    normal = (image - dataset.manifest.mean[0]) / dataset.manifest.std[0]
+    predict(run, [source], tmp_path / "out", window=64, batch_size=2, fold=1)
+    mean, std = (float(number) for number in training_mean_std(dataset, read_folds(run.folds, dataset), 1))
+    normal = (image - mean) / std
     prob = nibabel.load(tmp_path / "out" / "one_prob.nii.gz").get_fdata()
     # the image is stored in steps of 1/32767
     np.testing.assert_allclose(prob, 1 / (1 + np.exp(2 * normal)), atol=2e-4)
@@ -530,11 +532,42 @@ def test_predicting_a_case_of_the_dataset_gives_the_same_as_validation(dataset, 
     case = dataset.cases[1]
     Image.fromarray(dataset.stored("images", 1)[0]).save(tmp_path / f"{case.name}.png")
     predict(run, [tmp_path / f"{case.name}.png"], tmp_path / "out", fold=0)
-    (batch,) = WholeCases(Storage(dataset, "cpu"), [1], batch_size=1)
-    network = open_run(run).network(0, device="cpu")
+    trained = open_run(run)
+    fold = FoldRun(trained, dataset, 0, read_folds(run.folds, dataset))
+    (batch,) = WholeCases(fold.storage("cpu"), [1], batch_size=1)
+    network = trained.network(0, device="cpu")
     prob = network_probability(network, batch.image, dtype="fp32")[0, 1].numpy()
     picture = np.array(Image.open(tmp_path / "out" / f"{case.name}_prob.png"))
     np.testing.assert_array_equal(picture, np.rint(prob * np.float32(65535)))
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int16"])
+def test_an_input_is_normalised_to_the_same_bits_as_in_training(tmp_path, dtype):
+    dataset = make_prepared(tmp_path / "dataset", num_cases=8, num_channels=3, dtype=dtype)
+    folder = make_run(tmp_path / "run", dataset, num_folds=4, finished=[])
+    run, folds = open_run(folder), read_folds(folder.folds, dataset)
+    stored = np.stack([dataset.stored("images", number) for number in range(8)])
+    case = InputCase("volume", (tmp_path / "volume.nii",))
+    image = InputImage(case, stored, size=(32, 32), space=(8, 32, 32), slice_axis=0, spacing_mm=None)
+    for fold in range(4):
+        (batch,) = WholeCases(FoldRun(run, dataset, fold, folds).storage("cpu"), range(8), batch_size=8)
+        assert torch.equal(image.normalised(slice(None), run.facts.mean_std(fold)), batch.image)
+
+
+def test_a_run_of_an_older_semidice_predicts_with_the_mean_and_std_of_its_dataset(dataset, tmp_path):
+    run = make_run(tmp_path / "run", dataset, options={"window": [0.0, 1.0]}, scored=False)
+    record = json.loads(run.dataset.read_text())
+    del record["fold_mean"], record["fold_std"]
+    run.dataset.write_text(json.dumps(record))
+    image = np.random.default_rng(0).uniform(0, 1, (32, 32)).astype(np.float32)
+    predict(run, [write_nifti(tmp_path / "one.nii.gz", image)], tmp_path / "out", fold=1)
+    stored = torch.from_numpy(np.rint(image * 32767) / 32767)
+    normal = (stored - dataset.manifest.mean[0]) / dataset.manifest.std[0]
+    network = new_network(recipe_of(dataset), dataset, seed=1)
+    expected = network(normal[None, None]).softmax(1)[0, 1].detach()
+    np.testing.assert_allclose(
+        nibabel.load(tmp_path / "out" / "one_prob.nii.gz").get_fdata(), expected, atol=2e-6
+    )
 
 
 def test_inputs_that_fail_are_listed_and_the_others_are_predicted(run, tmp_path):
@@ -669,9 +702,10 @@ def test_the_last_axis_of_an_input_is_its_channels(tmp_path):
     scaled = (values - low) / (high - low)
     np.testing.assert_allclose(image.stored / 32767, scaled.transpose(2, 3, 0, 1), atol=2e-5)
     assert (image.size, image.space, image.slice_axis) == ((20, 24), (20, 24, 6), 2)
-    normal = (scaled - np.array(facts.mean)) / np.array(facts.std)
+    mean_std = MeanStd(mean=(0.3, 0.4, 0.5), std=(0.1, 0.2, 0.3))
+    normal = (scaled - np.array(mean_std.mean)) / np.array(mean_std.std)
     np.testing.assert_allclose(
-        image.normalised(slice(1, 3), facts), normal.transpose(2, 3, 0, 1)[1:3], atol=1e-3
+        image.normalised(slice(1, 3), mean_std), normal.transpose(2, 3, 0, 1)[1:3], atol=1e-3
     )
     colours = (scaled[:, :, 0] * 255).astype(np.uint8)
     Image.fromarray(colours).save(tmp_path / "colours.png")
@@ -846,5 +880,10 @@ def test_a_run_keeps_the_facts_of_its_dataset(run, dataset):
     assert (facts.mean, facts.std, facts.channels) == (
         dataset.manifest.mean, dataset.manifest.std, dataset.manifest.channels
     )  # fmt: skip
+    folds = read_folds(run.folds, dataset)
+    for fold in (0, 1):
+        mean, std = training_mean_std(dataset, folds, fold)
+        assert facts.mean_std(fold).mean == pytest.approx(mean.flatten().tolist(), rel=1e-6)
+        assert facts.mean_std(fold).std == pytest.approx(std.flatten().tolist(), rel=1e-6)
     assert facts.prepare_options.window == (0.0, 1.0)
     assert "scans" not in json.loads(run.dataset.read_text())

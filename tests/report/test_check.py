@@ -282,6 +282,10 @@ class TestManifest:
             ({"shape": [30, 0]}, "shape must be 2 or 3 lengths of 1 or more; got (30, 0)"),
             ({"shape": [1, 30, 30], "spacing_mm": [1, 1, 1]}, "it has 3 axes, but the first scan has 2"),
             ({"slices": []}, "no slice of it became a case"),
+            (
+                {"mean": [0.5], "std": [-0.1]},
+                "mean must be finite and std 0 or more; got (0.5,) and (-0.1,)",
+            ),
             ({"spacing_mm": [1.0]}, "spacing_mm must be a length above 0 for each axis; got (1.0,)"),
             (
                 {"spacing_mm": [1.0, -1.0]},

@@ -80,6 +80,8 @@ def make_prepared(
                 raw_shape=(*classes.shape[2:], 8) if slices_per_scan else classes.shape[2:],
                 raters=tuple(rater for rater, present in zip(raters, is_present, strict=True) if present),
                 inputs={f"{name}.raw": hashlib.sha256(stored.tobytes()).hexdigest()},
+                mean=tuple(intensities[-1].mean(1).tolist()),
+                std=tuple(intensities[-1].std(1).tolist()),
                 arrays={
                     kind: hashlib.sha256(folder.array(kind, name).read_bytes()).hexdigest() for kind in arrays
                 },

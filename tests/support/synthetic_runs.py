@@ -45,7 +45,7 @@ def write_runs(
         run = runs[name] = RunFolder(path / f"method{number}")
         run.path.mkdir(parents=True)
         write_folds(run.folds, dataset, folds)
-        write_dataset_facts(run, dataset.manifest)
+        write_dataset_facts(run, dataset, folds)
         recipe = Recipe(
             name=name,
             data={"dataset": dataset.folder.path, "num_folds": num_folds, "fold_seed": fold_seed},

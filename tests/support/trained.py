@@ -1,8 +1,10 @@
 """Run folders as `semidice train` writes them, with a tiny untrained network for each fold."""
 
+import copy
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -41,9 +43,11 @@ def make_run(
     path.mkdir(parents=True)
     recipe = recipe_of(dataset, num_folds=num_folds, metrics=metrics)
     write_recipe(recipe, run.recipe)
-    manifest = dataset.manifest.model_copy(update={"options": options or {}})
-    write_dataset_facts(run, manifest if options else dataset.manifest)
     folds = split_folds([case.patient for case in dataset.cases], num_folds=num_folds, seed=0)
+    described = copy.copy(dataset)
+    if options:
+        described.manifest = dataset.manifest.model_copy(update={"options": options})
+    write_dataset_facts(run, described, folds)
     write_folds(run.folds, dataset, folds)
     for fold in range(num_folds) if finished is None else finished:
         network = new_network(recipe, dataset, seed=fold)
@@ -54,7 +58,7 @@ def make_run(
             continue
         cases = [number for number, case_fold in enumerate(folds) if case_fold == fold]
         for number in cases:
-            prob = network_probability(network, normalised(dataset, number), dtype="fp32")
+            prob = network_probability(network, normalised(dataset, number, folds), dtype="fp32")
             write_prediction(run.fold(fold).prediction(dataset.cases[number].name), prob[0])
         table = score_fold(dataset, cases, run.fold(fold), metrics=metrics, method=recipe.name, fold=fold)
         write_cases(table, run.fold(fold).cases)
@@ -88,9 +92,19 @@ def new_network(recipe: Recipe, dataset: Dataset, *, seed: int) -> nn.Module:
     return network.eval()
 
 
-def normalised(dataset: Dataset, number: int) -> torch.Tensor:
-    """The normalised image of a case, the input of a network, (1, channels, H, W)."""
-    mean, std = (
-        torch.tensor(values).view(-1, 1, 1) for values in (dataset.manifest.mean, dataset.manifest.std)
-    )
+def normalised(dataset: Dataset, number: int, fold_of_case: Sequence[int]) -> torch.Tensor:
+    """The image of a case, (1, channels, H, W), as the network of the fold that validates it gets it."""
+    mean, std = training_mean_std(dataset, fold_of_case, fold_of_case[number])
     return ((torch.from_numpy(dataset.image(number)) - mean) / std).unsqueeze(0)
+
+
+def training_mean_std(
+    dataset: Dataset, fold_of_case: Sequence[int], fold: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and standard deviation (channels, 1, 1) of all voxels of the training cases of a fold."""
+    images = [dataset.image(number) for number, of_case in enumerate(fold_of_case) if of_case != fold]
+    voxels = np.concatenate([image.reshape(len(image), -1).astype(np.float64) for image in images], 1)
+    mean, std = (
+        torch.from_numpy(values).float().view(-1, 1, 1) for values in (voxels.mean(1), voxels.std(1))
+    )
+    return mean, std

@@ -14,14 +14,13 @@ from semidice.data.dataset import Dataset
 from semidice.data.folds import read_folds
 from semidice.data.prepare import prepare_dataset
 from semidice.data.sources import find_datasets
-from semidice.data.storage import Storage
 from semidice.demo import PHANTOM
 from semidice.labels.makers import majority_label
 from semidice.losses.distillation import Teacher
 from semidice.metrics import calibration_bins, read_cases
 from semidice.paths import RunFolder
 from semidice.recipes.grid import read_variants
-from semidice.runs.run import open_run
+from semidice.runs.run import FoldRun, open_run
 
 pytestmark = pytest.mark.slow
 
@@ -50,7 +49,8 @@ def ablation(dataset, tmp_path_factory):
 
 def test_the_distillation_grid_gives_the_ablation_table_of_the_paper(ablation):
     out, comparisons = ablation
-    assert set(comparisons["dice_score"].methods) == {"teacher", "hard", "ce", "dml", "temperature", "kde"}
+    students = {"hard", "ce", "dml", "temperature", "kde", "kde_paper_keys"}
+    assert set(comparisons["dice_score"].methods) == {"teacher", *students}
     table = read_cases(out / "cases.parquet")
     assert len(table.paired("dice_score").cases) == 40
 
@@ -65,7 +65,8 @@ def test_kde_lowers_the_calibration_error_of_the_teacher(ablation, dataset):
     for fold in range(2):
         network = open_run(run).network(fold, device="cpu")
         cases = [case for case, case_fold in enumerate(fold_of_case) if case_fold == fold]
-        (batch,) = WholeCases(Storage(opened, "cpu"), cases, batch_size=len(cases))
+        storage = FoldRun(open_run(run), opened, fold, fold_of_case).storage("cpu")
+        (batch,) = WholeCases(storage, cases, batch_size=len(cases))
         target = majority_label(batch.masks.bool(), present=batch.present, batched=True)
         for calibration in errors:
             teacher = Teacher(network, calibration=calibration, generator=torch.Generator().manual_seed(0))

@@ -2,25 +2,31 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from lightning_fabric import Fabric
 from prepared import make_prepared
 from safetensors.torch import load_file
+from trained import normalised
 
 from semidice.data.dataset import Dataset
 from semidice.data.folds import read_folds
+from semidice.data.manifest import manifest_text
 from semidice.metrics import read_cases
 from semidice.networks.checkpoint import Checkpoint, CheckpointWriter, write_checkpoint
+from semidice.networks.systems import network_probability
 from semidice.paths import RunFolder
 from semidice.recipes import Recipe
-from semidice.runs.run import FoldRun
+from semidice.runs.predictions import read_prediction
+from semidice.runs.run import FoldRun, open_run
 from semidice.training.crossvalidation import cross_validate, start_run
 from semidice.training.engine import DivergedError, train_fold
 
@@ -88,6 +94,35 @@ def test_every_case_is_scored_once_by_the_fold_that_did_not_train_on_its_patient
     folds = dict(zip((case.name for case in opened.cases), read_folds(folder.folds, opened), strict=True))
     assert all(row.fold == folds[row.case] for row in rows)
     assert list(read_cases(folder.cases).rows()) == list(table.rows())
+
+
+def test_images_of_validation_cases_do_not_change_the_normalisation_of_their_fold(dataset, tmp_path):
+    shutil.copytree(dataset, tmp_path / "changed")
+    before = start_run(recipe_for(dataset), tmp_path / "before", resume=False)
+    changed = Dataset(tmp_path / "changed")
+    folds, scans = read_folds(before.folder.folds, changed), []
+    for case, fold in zip(changed.cases, folds, strict=True):
+        if fold == 0:
+            path = changed.folder.array("images", case.scan.name)
+            np.save(path, np.load(path) // 2)
+        # without its mean and std, as an older semidice wrote the manifest, so that images are read
+        scans.append(case.scan.model_copy(update={"mean": None, "std": None}))
+    manifest = changed.manifest.model_copy(update={"scans": tuple(scans)})
+    changed.folder.manifest.write_text(manifest_text(manifest))
+    after = start_run(recipe_for(tmp_path / "changed"), tmp_path / "after", resume=False)
+    assert np.allclose(after.facts.mean_std(0), before.facts.mean_std(0), rtol=1e-12)
+    assert after.facts.mean_std(1).mean[0] == pytest.approx(before.facts.mean_std(1).mean[0] / 2, rel=0.05)
+
+
+def test_stored_predictions_are_of_images_normalised_with_the_training_cases(finished, dataset):
+    folder, _ = finished
+    opened = Dataset(dataset)
+    folds = read_folds(folder.folds, opened)
+    for number, fold in enumerate(folds):
+        network = open_run(folder).network(fold, device="cpu")
+        prob = network_probability(network, normalised(opened, number, folds), dtype="fp32")[0]
+        stored = read_prediction(folder.fold(fold).prediction(opened.cases[number].name))
+        np.testing.assert_allclose(stored, prob, rtol=0, atol=2e-5)
 
 
 def test_the_run_folder_records_recipe_versions_and_log(finished):

@@ -5,13 +5,14 @@ Arrays are memory-mapped, so opening a dataset reads no case.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Bool, Float32, UInt8
 
 from ..paths import DatasetFolder
-from .intensities import INTENSITY_UNITS
+from .intensities import INTENSITY_UNITS, MeanStd, pooled_mean_std, stored_mean_std
 from .manifest import Kind, Manifest, Scan, read_manifest
 from .packing import unpack_case
 
@@ -66,15 +67,36 @@ class Dataset:
     def stored(self, kind: Kind, number: int) -> np.ndarray:
         """A case's row of a stored array, memory-mapped; a ValueError names the file."""
         case = self.cases[number]
-        path = self.folder.array(kind, case.scan.name)
+        return self._stored_rows(kind, case.scan, case.row)
+
+    def mean_std(self, cases: Sequence[int]) -> MeanStd:
+        """Mean and standard deviation of each channel over the scans of these cases.
+
+        All cases of a scan count, because they are of one patient and hence in the same fold.
+        """
+        names = {self.cases[number].scan.name for number in cases}
+        return pooled_mean_std([scan for scan in self._measured_scans if scan.name in names])
+
+    @cached_property
+    def _measured_scans(self) -> tuple[Scan, ...]:
+        """The scans with mean and std, which the manifest of an older semidice does not have."""
+        scans = []
+        for scan in self.manifest.scans:
+            if scan.mean is None or scan.std is None:
+                images = self._stored_rows("images", scan, slice(None))
+                scan = scan.model_copy(update=stored_mean_std(images)._asdict())
+            scans.append(scan)
+        return tuple(scans)
+
+    def _stored_rows(self, kind: Kind, scan: Scan, rows: int | slice) -> np.ndarray:
+        path = self.folder.array(kind, scan.name)
         try:
-            array = np.load(path, mmap_mode="r", allow_pickle=False)
-            row: np.ndarray = array[case.row]
+            array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)[rows]
         except (OSError, ValueError, IndexError, EOFError) as error:
             raise ValueError(
                 f"cannot read {path}: {error}; run `semidice check`, then prepare the dataset again"
             ) from error
-        return row
+        return array
 
     def image(self, number: int) -> Float32[np.ndarray, "channels *space"]:
         """Intensities of a case, in [0, 1]."""

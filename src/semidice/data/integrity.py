@@ -40,6 +40,9 @@ def scan_problems(manifest: Manifest, scan: Scan) -> list[str]:
         0 < side < math.inf for side in scan.spacing_mm[: len(scan.shape)]
     ):
         problems.append(f"spacing_mm must be a length above 0 for each axis; got {scan.spacing_mm}")
+    mean, std = scan.mean or (), scan.std or ()
+    if not all(map(math.isfinite, mean)) or not all(0 <= number < math.inf for number in std):
+        problems.append(f"mean must be finite and std 0 or more; got {mean} and {std}")
     missing = [kind for kind in ("images", "masks") if kind not in scan.arrays]
     if missing:
         problems.append(f"it has no {' and no '.join(missing)}")

@@ -4,22 +4,34 @@
                 of the channel over the whole scan; if these are equal, its smallest and largest value.
     [0, 1]   -> resized, and rounded to int16: 0 .. 32767. Without a window, 8-bit images are stored as they
                 are (uint8): resized, and rounded.
-    stored   -> (intensity - mean) / std, with the mean and std of the dataset's channel
+    stored   -> (intensity - mean) / std, with the mean and std of the channel over the training cases
 
 Values are clipped before they are resized, so that values outside the window do not leak into it.
 """
 
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import NamedTuple
+
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Float32, Shaped
 from torch import Tensor
 
-from .manifest import PrepareOptions
+from .manifest import PrepareOptions, Scan
 from .resample import resize_image
 
 # the intensity in [0, 1] is the stored value times this unit
 INTENSITY_UNITS = {"uint8": 1 / 255, "int16": 1 / 32767}
 
 Limits = tuple[float, float]
+
+
+class MeanStd(NamedTuple):
+    """Mean and standard deviation of each channel's intensity in [0, 1]."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
 
 
 def levels_of(dtype: np.dtype[np.generic]) -> int:
@@ -72,8 +84,57 @@ def stored_image(image: np.ndarray, limits: list[Limits] | None, size: tuple[int
     return np.rint(scaled * levels_of(np.dtype(np.int16))).astype(np.int16)
 
 
+def stored_mean_std(images: Shaped[np.ndarray, "cases channels *space"]) -> MeanStd:
+    """Mean and standard deviation of stored images; whole numbers are added, so the order does not matter."""
+    num_channels, levels = images.shape[1], levels_of(images.dtype)
+    count = images.size // num_channels
+    total, squares = [0] * num_channels, [0] * num_channels
+    # one case at a time: an int64 copy of the scan may not fit into memory, nor the squares into int64
+    for image in images:
+        for number, channel in enumerate(image):
+            values = channel.astype(np.int64)
+            total[number] += int(values.sum())
+            squares[number] += int(np.square(values).sum())
+    mean = tuple(part / (count * levels) for part in total)
+    variances = (
+        (square * count - part * part) / (count * levels) ** 2
+        for part, square in zip(total, squares, strict=True)
+    )
+    return MeanStd(mean, tuple(map(math.sqrt, variances)))
+
+
+def pooled_mean_std(scans: Sequence[Scan]) -> MeanStd:
+    """Mean and standard deviation over the voxels of scans that have their own; rounded only at the end.
+
+    A ValueError if a channel is constant.
+    """
+    count = sum(scan.num_voxels for scan in scans)
+    sums: list[tuple[Fraction, Fraction]] = []
+    for scan in scans:
+        assert scan.mean is not None
+        assert scan.std is not None
+        sums = sums or [(Fraction(0), Fraction(0))] * len(scan.mean)
+        # fractions are exact: the order of the scans does not matter
+        moments = [(Fraction(mean), Fraction(std)) for mean, std in zip(scan.mean, scan.std, strict=True)]
+        sums = [
+            (total + scan.num_voxels * mean, squares + scan.num_voxels * (std * std + mean * mean))
+            for (total, squares), (mean, std) in zip(sums, moments, strict=True)
+        ]
+    means, deviations = [], []
+    for channel, (total, squares) in enumerate(sums, 1):
+        variance = squares / count - (total / count) ** 2
+        if not variance:
+            raise ValueError(f"channel {channel} has the same value in all cases: it has no contrast")
+        means.append(float(total / count))
+        deviations.append(math.sqrt(variance))
+    return MeanStd(tuple(means), tuple(deviations))
+
+
 def scale_and_shift(
-    unit: float | Tensor, mean: Float32[Tensor, "*any"], std: Float32[Tensor, "*any"]
+    unit: Float32[Tensor, "*units"], mean: Float32[Tensor, "*any"], std: Float32[Tensor, "*any"]
 ) -> tuple[Tensor, Tensor]:
-    """Factors a and b with a * stored + b = (intensity - mean) / std; intensity = unit * stored."""
+    """Factors a and b with a * stored + b = (intensity - mean) / std; intensity = unit * stored.
+
+    unit is a tensor: torch divides a number by a tensor in two steps, which can change the last bit.
+    """
     return unit / std, -mean / std

@@ -5,10 +5,20 @@ a scan are found by its name, which must be safe as a file name.
 """
 
 import json
+import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from ..paths import DatasetFolder, check_name
 
@@ -84,12 +94,27 @@ class Scan(Record):
     raters: tuple[str, ...] = Field(description="the raters who looked at this scan")
     inputs: dict[str, Sha256] = Field(description="SHA-256 of each raw file, by its path in the raw folder")
     arrays: dict[Kind, Sha256] = Field(description="SHA-256 of the file of each stored array")
+    mean: tuple[float, ...] | None = Field(
+        None, description="of each channel's intensity over the scan; None if prepared by an older semidice"
+    )
+    std: tuple[float, ...] | None = Field(None, description="of each channel, 0 or more")
+
+    @property
+    def num_voxels(self) -> int:
+        """Of all cases together."""
+        return len(self.case_names()) * math.prod(self.shape)
 
     def case_names(self) -> tuple[str, ...]:
         """The scan's name, or one for each slice."""
         if self.slices is None:
             return (self.name,)
         return tuple(f"{self.name}_slice{number:04d}" for number in self.slices)
+
+    @model_serializer(mode="wrap")
+    def _without_unknown_numbers(self, handler: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+        # so that the manifest of an older semidice keeps its SHA-256, which runs have stored
+        missing = {name for name in ("mean", "std") if getattr(self, name) is None}
+        return {name: value for name, value in handler(self).items() if name not in missing}
 
 
 class Manifest(Record):
@@ -115,9 +140,13 @@ class Manifest(Record):
             unknown = set(scan.raters) - set(self.raters)
             if unknown or not scan.raters:
                 raise ValueError(f"scan {scan.name} has raters {scan.raters}; the dataset has {self.raters}")
-        for name, numbers in (("mean", self.mean), ("std", self.std)):
-            if len(numbers) != len(self.channels):
-                raise ValueError(f"{name} needs one number for each of {len(self.channels)} channels")
+        for record, of_scan in ((self, ""), *((scan, f" of scan {scan.name}") for scan in self.scans)):
+            for name in ("mean", "std"):
+                numbers = getattr(record, name)
+                if numbers is not None and len(numbers) != len(self.channels):
+                    raise ValueError(
+                        f"{name}{of_scan} needs one number for each of {len(self.channels)} channels"
+                    )
         return self
 
 

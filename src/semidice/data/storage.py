@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..arrays import SIZE_MULTIPLE
 from .dataset import Dataset
-from .intensities import INTENSITY_UNITS, scale_and_shift
+from .intensities import INTENSITY_UNITS, MeanStd, scale_and_shift
 from .packing import num_planes, unpack_classes
 
 # Linux lets a process map 65 000 files
@@ -60,9 +60,17 @@ class Storage:
 
     resident: whether all cases are in the memory of the device; None: if they need at most half of its free
     memory. If they are not, `read` reads them from the files; several threads may call it at once.
+    mean_std: to normalise the images with; None takes those of the whole dataset.
     """
 
-    def __init__(self, dataset: Dataset, device: torch.device | str, *, resident: bool | None = None) -> None:
+    def __init__(
+        self,
+        dataset: Dataset,
+        device: torch.device | str,
+        *,
+        mean_std: MeanStd | None = None,
+        resident: bool | None = None,
+    ) -> None:
         self.dataset, self.device = dataset, torch.device(device)
         shapes = [case.shape for case in dataset.cases]
         if len({len(shape) for shape in shapes}) != 1:
@@ -83,7 +91,7 @@ class Storage:
         units = torch.tensor([INTENSITY_UNITS[dtype] for dtype in dtypes], device=device)
         self.mean, self.std = (
             torch.tensor(numbers, dtype=torch.float32, device=device)
-            for numbers in (dataset.manifest.mean, dataset.manifest.std)
+            for numbers in mean_std or (dataset.manifest.mean, dataset.manifest.std)
         )
         scale, shift = scale_and_shift(units.view(-1, 1), self.mean, self.std)
         ones = [1] * len(self.space)

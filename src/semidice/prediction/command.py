@@ -1,6 +1,6 @@
 """`semidice predict RUN INPUT... -o OUT`: probabilities, masks and volumes of new images with a trained run.
 
-    files --inputs--> slices --windows, networks of the folds--> mean probability
+    files --inputs--> slices --mean and std of a fold, windows, its network--> mean probability of the folds
          --resample--> the file's grid --threshold or argmax--> mask --outputs--> OUT
 
 If the dataset was resized, the input is resized too, and its probabilities are resized back linearly. If
@@ -8,8 +8,9 @@ not, an image with more than `window` pixels per side is predicted in windows. A
 stop the others. Inputs that were predicted before are skipped.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 from jaxtyping import Float32
 from rich.console import Console
-from torch import Tensor, nn
+from torch import nn
 
 from ..console import counting_bar, say
 from ..data.resample import resize_probability
@@ -57,41 +58,39 @@ class PredictOptions:
 
 @dataclass(frozen=True)
 class Ensemble:
-    """The networks of a run's folds. Their probabilities are averaged."""
+    """The networks of a run by their folds. Their probabilities are averaged."""
 
     run: TrainedRun
-    networks: Sequence[nn.Module]
+    networks: Mapping[int, nn.Module]
     device: torch.device
     options: PredictOptions
-
-    def __call__(self, image: Tensor) -> Tensor:
-        """Mean probability of a normalised batch on the device."""
-        # half precision makes a GPU faster, but not a CPU
-        dtype = "fp32" if self.device.type == "cpu" else self.run.recipe.precision.dtype
-        axes = mirrored_axes(self.run.recipe, image.ndim - 2, flips=self.options.flips)
-        probs = [network_probability(network, image, dtype=dtype, flips=axes) for network in self.networks]
-        return torch.stack(probs).mean(0)
 
     def predict(
         self, image: InputImage, on_work: Callable[[float], object]
     ) -> Float32[np.ndarray, "C *space"]:
         """Class probabilities on the grid of the input; on_work(share) is called after each part of it."""
         num_slices, batch_size = len(image.stored), self.options.batch_size
+        # half precision makes a GPU faster, but not a CPU
+        dtype = "fp32" if self.device.type == "cpu" else self.run.recipe.precision.dtype
+        axes = mirrored_axes(self.run.recipe, 2, flips=self.options.flips)
         # after resizing, an image has the size that the network was trained with
         window = self.options.window if self.run.facts.prepare_options.size is None else None
         probs = np.empty((num_slices, len(self.run.facts.class_names), *image.size), dtype=np.float32)
         for first in range(0, num_slices, batch_size):
             slices = slice(first, min(first + batch_size, num_slices))
-            part = (slices.stop - first) / num_slices
-            prob = windowed_probability(
-                self,
-                image.normalised(slices, self.run.facts),
-                device=self.device,
-                window=window,
-                overlap=self.options.overlap,
-                batch_size=batch_size,
-                on_batch=lambda share, part=part: on_work(part * share),  # type: ignore[misc]
-            ).numpy()
+            part = (slices.stop - first) / num_slices / len(self.networks)
+            total = torch.zeros(())
+            for fold, network in self.networks.items():
+                total = total + windowed_probability(
+                    partial(network_probability, network, dtype=dtype, flips=axes),
+                    image.normalised(slices, self.run.facts.mean_std(fold)),
+                    device=self.device,
+                    window=window,
+                    overlap=self.options.overlap,
+                    batch_size=batch_size,
+                    on_batch=lambda share, part=part: on_work(part * share),  # type: ignore[misc]
+                )
+            prob = (total / len(self.networks)).numpy()
             probs[slices] = prob if prob.shape[-2:] == image.size else resize_probability(prob, image.size)
         return image.on_file_grid(probs)
 
@@ -111,7 +110,7 @@ def run_predict(
     if not remaining:
         return
     device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    networks = [trained.network(fold, device=device) for fold in folds]
+    networks = {fold: trained.network(fold, device=device) for fold in folds}
     errors = _predict_all(Ensemble(trained, networks, device, options), remaining, folder, console)
     say(console, f"predicted {len(remaining) - len(errors)} of {len(remaining)} inputs into {out}")
     if errors:

@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor
 
-from ..data.intensities import INTENSITY_UNITS, scale_and_shift
+from ..data.intensities import INTENSITY_UNITS, MeanStd, scale_and_shift
 from ..data.prepare.convert import convert_image
 from ..data.sources.nnunet import channel_file, channel_of
 from ..data.sources.readers import NIFTI_SUFFIXES, SUFFIXES, file_shape, stem_of, suffix_of
@@ -57,10 +57,10 @@ class InputImage:
     slice_axis: int | None
     spacing_mm: tuple[float, ...] | None
 
-    def normalised(self, slices: slice, facts: DatasetFacts) -> Float32[Tensor, "S channels h w"]:
-        """Some of the slices, normalised with the mean and standard deviation of the run's dataset."""
-        unit = INTENSITY_UNITS[self.stored.dtype.name]
-        mean, std = (torch.tensor(numbers).view(-1, 1, 1) for numbers in (facts.mean, facts.std))
+    def normalised(self, slices: slice, mean_std: MeanStd) -> Float32[Tensor, "S channels h w"]:
+        """Some of the slices, normalised like the images of `data.storage.Storage`, to the bit."""
+        unit = torch.tensor(INTENSITY_UNITS[self.stored.dtype.name])
+        mean, std = (torch.tensor(numbers).view(-1, 1, 1) for numbers in mean_std)
         scale, shift = scale_and_shift(unit, mean, std)
         return torch.from_numpy(self.stored[slices].astype(np.float32)) * scale + shift
 

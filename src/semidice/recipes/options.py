@@ -170,7 +170,8 @@ class TeacherOptions(_Section):
         default="kde", description="how the teacher's probabilities are calibrated"
     )
     temperature: float | Literal["fit"] = Field(
-        default="fit", description="divides the logits; fit maximises the likelihood on the training cases"
+        default="fit",
+        description="divides the logits; fit maximises the likelihood on cases held out from the teacher",
     )
     bandwidth: float = Field(default=1e-3, gt=0, description="bandwidth of the kernel density estimate")
     num_keys: int = Field(default=1024, ge=1, description="number of key points per batch")

@@ -3,8 +3,9 @@
     run = open_run(path)
     run.network(0, device="cpu")    the trained network of fold 0
 
-`dataset.json` of a run holds the facts of the manifest without its scans: classes, channels, intensities, and
-the options of `prepare`. With these facts a run can predict on a machine that does not have the dataset.
+`dataset.json` of a run holds the facts of the manifest without its scans: classes, channels, and the options
+of `prepare`; and the mean and standard deviation of each fold's training cases, which images are normalised
+with. With these facts a run can predict on a machine that does not have the dataset.
 """
 
 import hashlib
@@ -20,7 +21,9 @@ from torch import nn
 
 from ..data.dataset import Dataset
 from ..data.folds import fold_cases
+from ..data.intensities import MeanStd
 from ..data.manifest import Manifest, PrepareOptions
+from ..data.storage import Storage
 from ..networks.checkpoint import Checkpoint
 from ..networks.systems import build_network
 from ..paths import FoldFolder, RunFolder, write_text
@@ -36,8 +39,13 @@ class DatasetFacts(BaseModel):
     source: str
     class_names: tuple[str, ...] = Field(min_length=2, description="class 0, the background, first")
     channels: tuple[str, ...] = Field(min_length=1)
-    mean: tuple[float, ...] = Field(description="of each channel's intensity in [0, 1]")
+    mean: tuple[float, ...] = Field(description="of each channel's intensity in [0, 1] over the dataset")
     std: tuple[float, ...]
+    fold_mean: tuple[tuple[float, ...], ...] | None = Field(
+        default=None,
+        description="over the training cases of each fold; None in runs of an older semidice: there, `mean`",
+    )
+    fold_std: tuple[tuple[float, ...], ...] | None = None
     num_raters: int | None = Field(default=None, ge=1, description="None in runs of an older semidice")
     options: dict[str, Any] = Field(description="of `semidice prepare`")
     manifest_sha256: str = Field(description="of the manifest: shows whether the dataset has changed")
@@ -46,6 +54,12 @@ class DatasetFacts(BaseModel):
     def prepare_options(self) -> PrepareOptions:
         known = {name: self.options[name] for name in PrepareOptions.model_fields if name in self.options}
         return PrepareOptions.model_validate(known)
+
+    def mean_std(self, fold: int) -> MeanStd:
+        """Mean and standard deviation that the network of a fold needs its images normalised with."""
+        if self.fold_mean is None or self.fold_std is None:
+            return MeanStd(self.mean, self.std)
+        return MeanStd(self.fold_mean[fold], self.fold_std[fold])
 
 
 @dataclass(frozen=True)
@@ -127,6 +141,11 @@ class FoldRun:
     def validation_cases(self) -> list[int]:
         return fold_cases(self.fold_of_case, self.fold)[1]
 
+    def storage(self, device: torch.device | str, *, resident: bool | None = None) -> Storage:
+        """All cases of the dataset, normalised as the network of this fold needs them."""
+        mean_std = self.run.facts.mean_std(self.fold)
+        return Storage(self.dataset, device, mean_std=mean_std, resident=resident)
+
 
 def mirrored_axes(recipe: Recipe, num_axes: int, *, flips: bool | None = None) -> tuple[int, ...]:
     """The spatial axes that a prediction mirrors, of `num_axes`: those of the training, or none.
@@ -159,10 +178,14 @@ def manifest_digest(manifest: Manifest) -> str:
     return hashlib.sha256(manifest.model_dump_json().encode()).hexdigest()
 
 
-def write_dataset_facts(run: RunFolder, manifest: Manifest) -> None:
-    """Write the facts of the dataset into the run folder."""
+def write_dataset_facts(run: RunFolder, dataset: Dataset, fold_of_case: Sequence[int]) -> None:
+    """Write the facts of the dataset into the run folder. fold_of_case: see `FoldRun`."""
+    manifest, folds = dataset.manifest, range(max(fold_of_case) + 1)
+    numbers = [dataset.mean_std(fold_cases(fold_of_case, fold)[0]) for fold in folds]
     facts = DatasetFacts(
         **manifest.model_dump(include={"source", "class_names", "channels", "mean", "std", "options"}),
+        fold_mean=tuple(each.mean for each in numbers),
+        fold_std=tuple(each.std for each in numbers),
         num_raters=len(manifest.raters),
         manifest_sha256=manifest_digest(manifest),
     )

@@ -90,7 +90,7 @@ def _create_run_folder(recipe: Recipe, folder: RunFolder) -> None:
     )
     out.mkdir(parents=True, exist_ok=True)
     write_folds(folder.folds, dataset, folds)
-    write_dataset_facts(folder, dataset.manifest)
+    write_dataset_facts(folder, dataset, folds)
     write_text(folder.versions, json.dumps(versions(), indent=2) + "\n")
 
 
@@ -173,7 +173,7 @@ def predict_cases(
     recipe = run.recipe
     axes = mirrored_axes(recipe, len(dataset.cases[0].shape), flips=flips)
     network = run.network(fold, device=device)
-    storage = Storage(dataset, device, resident=False)
+    storage = Storage(dataset, device, mean_std=run.facts.mean_std(fold), resident=False)
     for batch in WholeCases(storage, cases, batch_size=recipe.batch_size):
         probs = network_probability(network, batch.image, dtype=recipe.precision.dtype, flips=axes).cpu()
         for number, prob in zip(batch.case.tolist(), probs, strict=True):

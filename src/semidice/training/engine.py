@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.utils.tensorboard import SummaryWriter
 
 from ..data.batches import Batches, CaseBatch, WholeCases
-from ..data.storage import Storage
 from ..labels.raters import read_raters
 from ..metrics.accumulators import CaseScores
 from ..metrics.registry import higher_is_better
@@ -92,7 +91,7 @@ class _FoldTrainer:
         self.model = model.to(fabric.device)
         self.optimiser = build_optimiser(recipe, self.model, fabric.device)
         self.batches = Batches(
-            Storage(self.dataset, fabric.device),
+            fold_run.storage(fabric.device),
             fold_run.training_cases,
             batch_size=recipe.batch_size,
             label=recipe.label,

@@ -1,9 +1,16 @@
-"""The teacher of a fold: the same fold of another run, which never saw the student's validation cases."""
+"""The teacher of a fold: the same fold of another run, which never saw the student's validation cases.
+
+Its temperature is fitted where a teacher predicts cases that it was not trained on: the networks of the other
+folds on their validation cases, all of which are training cases of the student. So the student's validation
+cases take no part in the fit. But the labels of these cases trained the other networks: one number passes on
+what they learned from them.
+"""
 
 import json
+from pathlib import Path
 
+import numpy as np
 import torch
-from torch import nn
 
 from ..calibration.calibrators import TemperatureScaling
 from ..data.batches import Batches, WholeCases
@@ -28,9 +35,7 @@ def load_teacher(fold_run: FoldRun, batches: Batches, device: torch.device) -> T
     network = teacher_run.network(fold_run.fold, device=device)
     temperature = options.temperature
     if options.calibration == "temperature" and temperature == "fit":
-        temperature = _fit_temperature(network, fold_run, batches)
-        fold_run.folder.path.mkdir(parents=True, exist_ok=True)
-        write_text(fold_run.folder.teacher, json.dumps({"temperature": temperature}) + "\n")
+        temperature = _fitted_temperature(teacher_run, fold_run, batches)
     not_of_teacher = {"run", "temperature", "label_weight", "teacher_weight", "terms"}
     temperature = 1.0 if isinstance(temperature, str) else temperature
     teacher = Teacher(network, temperature=temperature, **options.model_dump(exclude=not_of_teacher))
@@ -38,7 +43,7 @@ def load_teacher(fold_run: FoldRun, batches: Batches, device: torch.device) -> T
 
 
 def _check_teacher(teacher: TrainedRun, student: FoldRun) -> None:
-    """A ValueError unless the teacher has the student's folds, is finished, and gives logits."""
+    """A ValueError unless the teacher has the student's folds and images, is finished, and gives logits."""
     path = teacher.folder.path
     # with other folds, the teacher would have seen cases that its student is scored on
     if read_folds(teacher.folder.folds, student.dataset) != list(student.fold_of_case):
@@ -52,6 +57,13 @@ def _check_teacher(teacher: TrainedRun, student: FoldRun) -> None:
             f"fold {student.fold} of the teacher in {path} is not finished: continue it first, "
             "with `semidice train --resume`"
         )
+    ours, theirs = (run.facts.mean_std(student.fold) for run in (student.run, teacher))
+    if not np.allclose(ours, theirs, rtol=1e-6, atol=0):
+        raise ValueError(
+            f"the teacher in {path} has images of mean {theirs.mean} and std {theirs.std}, but fold "
+            f"{student.fold} of {student.run.folder.path} has {ours.mean} and {ours.std}: the dataset was "
+            "changed, or an older semidice trained the teacher; train the teacher again"
+        )
     system = teacher.recipe.system.name
     if system != "standard":
         raise ValueError(
@@ -60,11 +72,42 @@ def _check_teacher(teacher: TrainedRun, student: FoldRun) -> None:
         )
 
 
-def _fit_temperature(network: nn.Module, fold_run: FoldRun, batches: Batches) -> float:
-    """The temperature of maximum likelihood on the training cases, with the labels of the student."""
+def _fitted_temperature(teacher: TrainedRun, student: FoldRun, batches: Batches) -> float:
+    """The temperature of the student's fold; the stored one, if any, so that resuming does not change it."""
+    path = student.folder.teacher
+    if path.is_file():
+        return _read_temperature(path)
+    folds = [fold for fold in teacher.finished_folds if fold != student.fold]
+    if not folds:
+        raise ValueError(
+            f"the temperature of a teacher is fitted to its other folds, but the teacher in "
+            f"{teacher.folder.path} has no finished fold besides {student.fold}: train its other folds, or "
+            "set teacher.temperature=NUMBER or teacher.calibration=kde"
+        )
     scaling = TemperatureScaling(activation="softmax")
-    with torch.no_grad():
-        for batch in WholeCases(batches.storage, batches.cases, batch_size=fold_run.recipe.batch_size):
-            target = batches.labels(batch)
-            scaling.partial_fit(network(batch.image).float(), target, valid=batch.valid)
+    for fold in folds:
+        _fit_to_held_out_cases(
+            scaling, FoldRun(teacher, student.dataset, fold, student.fold_of_case), batches
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, json.dumps({"temperature": scaling.temperature, "fitted_to_folds": folds}) + "\n")
     return scaling.temperature
+
+
+@torch.no_grad()
+def _fit_to_held_out_cases(scaling: TemperatureScaling, teacher: FoldRun, batches: Batches) -> None:
+    """Fit to the validation cases of one fold of the teacher, with the labels of the student."""
+    network = teacher.run.network(teacher.fold, device=batches.device)
+    storage = teacher.storage(batches.device, resident=False)
+    for batch in WholeCases(storage, teacher.validation_cases, batch_size=batches.batch_size):
+        target = batches.labels(batch)
+        scaling.partial_fit(network(batch.image).float(), target, valid=batch.valid)
+
+
+def _read_temperature(path: Path) -> float:
+    try:
+        return float(json.loads(path.read_text())["temperature"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{path} does not hold a temperature: remove the file, then it is fitted again"
+        ) from error

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from pydantic import ValidationError
 
 from ... import __version__
 from ...paths import DatasetFolder, UnfinishedDataset, force_to_disk, write_text
+from ..intensities import pooled_mean_std
 from ..manifest import Manifest, PrepareOptions, Scan, manifest_text, read_manifest
 from ..sources.raw import RawDataset, RawScan, natural_order
 from .scan import CannotWriteError, FinishedScan, Job, ScanOutcome, prepare_scan, verify_scan, writing
@@ -325,26 +325,10 @@ def _manifest_of(raw: RawDataset, records: Sequence[FinishedScan], left_out: Seq
     scans = tuple(record.scan for record in records if record.scan is not None)
     if not scans:
         raise ValueError(f"no scan in {raw.root} has foreground, so there is no case: use --slices all")
-    mean, std = _moments([record for record in records if record.scan is not None])
     identity = _identity(raw)
     if left_out:
         identity["options"]["left_out"] = list(left_out)
-    return Manifest(mean=mean, std=std, scans=scans, **identity)
-
-
-def _moments(records: Sequence[FinishedScan]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel over all cases, rounded only at the end."""
-    count = sum(record.count for record in records)
-    means, deviations = [], []
-    for channel in range(len(records[0].total)):
-        mean = sum(Fraction(record.total[channel], record.levels) for record in records) / count
-        square = sum(Fraction(record.squares[channel], record.levels**2) for record in records) / count
-        variance = square - mean * mean
-        if not variance:
-            raise ValueError(f"channel {channel + 1} has the same value in all cases: it has no contrast")
-        means.append(float(mean))
-        deviations.append(float(variance) ** 0.5)
-    return tuple(means), tuple(deviations)
+    return Manifest(scans=scans, **pooled_mean_std(scans)._asdict(), **identity)
 
 
 def _differences(manifest: Manifest, identity: Mapping[str, Any]) -> list[str]:

@@ -11,12 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from ...paths import DatasetFolder, UnfinishedDataset, atomic_write, check_name, file_hash
-from ..intensities import levels_of
+from ..intensities import stored_mean_std
 from ..manifest import Kind, Record, Scan
 from ..sources.raw import RawDataset, RawScan
 from ..sources.scan import ScanArrays, read_scan
@@ -40,17 +39,11 @@ class FinishedScan(Record):
 
     raw, inputs: name, patient and files of the scan, and the SHA-256 of each file.
     scan: its entry in the manifest; None if no slice became a case.
-    count, total, squares: number, sum and sum of squares of the stored values of each channel, exact;
-    levels: the stored value of intensity 1.
     """
 
     raw: str
     inputs: dict[str, str]
     scan: Scan | None
-    levels: int = 1
-    count: int = 0
-    total: tuple[int, ...] = ()
-    squares: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -169,7 +162,7 @@ def _read_and_convert(raw: RawDataset, scan: RawScan) -> tuple[ScanArrays, Store
 def _write(job: Job, scan: RawScan, arrays: ScanArrays, stored: StoredScan | None) -> FinishedScan:
     """Write the arrays of a scan, then its record."""
     inputs = dict(sorted(arrays.inputs.items()))
-    entry, sums = None, {}
+    entry = None
     if stored is not None:
         affine = None if arrays.affine is None else tuple(tuple(map(float, row)) for row in arrays.affine)
         entry = Scan(
@@ -183,9 +176,9 @@ def _write(job: Job, scan: RawScan, arrays: ScanArrays, stored: StoredScan | Non
             raters=arrays.raters,
             inputs=inputs,
             arrays=_write_arrays(job.folder.dataset, scan.name, stored),
+            **stored_mean_std(stored.images)._asdict(),
         )
-        sums = _sums(stored.images)
-    finished = FinishedScan(raw=_description(job.raw.root, scan), inputs=inputs, scan=entry, **sums)
+    finished = FinishedScan(raw=_description(job.raw.root, scan), inputs=inputs, scan=entry)
     path = job.folder.record(scan.name)
     with writing(path):
         path.parent.mkdir(exist_ok=True)
@@ -208,20 +201,6 @@ def _write_arrays(folder: DatasetFolder, name: str, stored: StoredScan) -> dict[
                     np.save(file, np.ascontiguousarray(array), allow_pickle=False)
                 digests[kind] = file_hash(temp_path)
     return digests
-
-
-def _sums(images: np.ndarray) -> dict[str, Any]:
-    """The entries levels, count, total and squares of the record."""
-    num_channels = images.shape[1]
-    total, squares = [0] * num_channels, [0] * num_channels
-    # one case at a time: an int64 copy of the scan may not fit into memory, nor the squares into int64
-    for image in images:
-        for number, channel in enumerate(image):
-            values = channel.astype(np.int64)
-            total[number] += int(values.sum())
-            squares[number] += int(np.square(values).sum())
-    levels, count = levels_of(images.dtype), images.size // num_channels
-    return {"levels": levels, "count": count, "total": tuple(total), "squares": tuple(squares)}
 
 
 def _description(root: Path, scan: RawScan) -> str:

@@ -1,0 +1,153 @@
+"""The teacher of a fold: its temperature comes from cases that its networks were not trained on."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from prepared import make_prepared
+from scipy.optimize import minimize_scalar
+from trained import make_run, normalised
+
+from semidice.data.batches import Batches
+from semidice.data.dataset import Dataset
+from semidice.data.folds import read_folds
+from semidice.networks.checkpoint import checkpoint_tensors, write_checkpoint
+from semidice.recipes import Recipe
+from semidice.runs.run import FoldRun, open_run
+from semidice.training.crossvalidation import start_run
+from semidice.training.teacher import load_teacher
+
+FOLD = 1
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    return make_prepared(tmp_path / "data", num_cases=9, size=(32, 32), cases_per_patient=1)
+
+
+@pytest.fixture
+def teacher(dataset, tmp_path):
+    return make_run(tmp_path / "teacher", dataset, num_folds=3)
+
+
+def student_of(teacher, dataset, out, **options):
+    recipe = Recipe.model_validate(
+        {
+            "name": "student",
+            "data": {"dataset": str(dataset.folder.path), "num_folds": 3},
+            "model": {"architecture": "small_unet", "encoder": "none", "weights": "none"},
+            "teacher": {"run": str(teacher.path), "calibration": "temperature", **options},
+        }
+    )
+    run = start_run(recipe, out, resume=False)
+    return FoldRun(run, dataset, FOLD, read_folds(run.folder.folds, dataset))
+
+
+def temperature_of(student):
+    batches = Batches(
+        student.storage("cpu"),
+        student.training_cases,
+        batch_size=4,
+        label=student.recipe.label,
+        augment=None,
+        seed=0,
+    )
+    return load_teacher(student, batches, torch.device("cpu")).temperature
+
+
+def change_network(teacher, fold):
+    network = open_run(teacher).network(fold, device="cpu")
+    with torch.no_grad():
+        network.segmentation_head[0].weight.mul_(3)
+    write_checkpoint(teacher.fold(fold).last, checkpoint_tensors(network), {"step": 1})
+
+
+def change_masks(dataset, folds, changed_fold):
+    """Turn lesion into background, and background into lesion, in the validation cases of a fold."""
+    for case, fold in zip(dataset.cases, folds, strict=True):
+        if fold == changed_fold:
+            path = dataset.folder.array("masks", case.scan.name)
+            np.save(path, ~np.load(path))
+
+
+def test_the_temperature_is_that_of_the_other_folds_on_their_held_out_cases(teacher, dataset, tmp_path):
+    student = student_of(teacher, dataset, tmp_path / "student")
+    folds = student.fold_of_case
+    logits, labels = [], []
+    for number in range(9):
+        if folds[number] != FOLD:
+            network = open_run(teacher).network(folds[number], device="cpu")
+            difference = network(normalised(dataset, number, folds))[0].diff(dim=0)
+            logits.append(difference.numpy().ravel())
+            labels.append(dataset.masks(number).mean(0).ravel())
+    logits, labels = np.concatenate(logits).astype(np.float64), np.concatenate(labels)
+
+    def negative_log_likelihood(log_temperature):
+        scaled = logits / np.exp(log_temperature)
+        return np.mean(np.logaddexp(0, scaled) - labels * scaled)
+
+    expected = np.exp(minimize_scalar(negative_log_likelihood, bounds=(-5, 5), options={"xatol": 1e-8}).x)
+    assert temperature_of(student) == pytest.approx(expected, rel=1e-3)
+    stored = json.loads(student.folder.teacher.read_text())
+    assert stored == {"temperature": pytest.approx(expected, rel=1e-3), "fitted_to_folds": [0, 2]}
+
+
+def test_the_students_validation_cases_and_the_teacher_of_its_fold_do_not_change_the_temperature(
+    teacher, dataset, tmp_path
+):
+    first = student_of(teacher, dataset, tmp_path / "first")
+    expected = temperature_of(first)
+    change_masks(dataset, first.fold_of_case, FOLD)
+    change_network(teacher, FOLD)
+    assert temperature_of(student_of(teacher, dataset, tmp_path / "second")) == expected
+    change_network(teacher, 0)
+    other_network = temperature_of(student_of(teacher, dataset, tmp_path / "third"))
+    change_masks(dataset, first.fold_of_case, 2)
+    other_labels = temperature_of(student_of(teacher, dataset, tmp_path / "fourth"))
+    assert len({expected, other_network, other_labels}) == 3
+
+
+def test_a_resumed_fold_uses_the_stored_temperature_again(teacher, dataset, tmp_path):
+    student = student_of(teacher, dataset, tmp_path / "student")
+    expected = temperature_of(student)
+    change_network(teacher, 0)
+    # without the other folds nothing could be fitted
+    for fold in (0, 2):
+        shutil.rmtree(teacher.fold(fold).path)
+    assert temperature_of(student) == expected
+    student.folder.teacher.write_text("{}")
+    with pytest.raises(ValueError, match=r"teacher\.json does not hold a temperature: remove the file"):
+        temperature_of(student)
+
+
+def test_a_temperature_needs_another_finished_fold_of_the_teacher(teacher, dataset, tmp_path):
+    for fold in (0, 2):
+        teacher.fold(fold).cases.unlink()
+    with pytest.raises(
+        ValueError, match=r"no finished fold besides 1: .*=NUMBER or teacher\.calibration=kde"
+    ):
+        temperature_of(student_of(teacher, dataset, tmp_path / "student"))
+    given = student_of(teacher, dataset, tmp_path / "given", temperature=2.5)
+    assert temperature_of(given) == 2.5
+    assert not given.folder.teacher.exists()
+    assert temperature_of(student_of(teacher, dataset, tmp_path / "kde", calibration="kde")) == 1
+
+
+def forget_numbers_of_folds(run):
+    """Make the facts of a run those of an older semidice."""
+    record = json.loads(run.dataset.read_text())
+    del record["fold_mean"], record["fold_std"]
+    run.dataset.write_text(json.dumps(record))
+
+
+def test_a_teacher_with_another_normalisation_is_refused(teacher, dataset, tmp_path):
+    forget_numbers_of_folds(teacher)
+    student = student_of(teacher, dataset, tmp_path / "student", temperature=1.0)
+    with pytest.raises(ValueError, match=r"older semidice trained the teacher; train the teacher again"):
+        temperature_of(student)
+    # a student of an older semidice continues with its teacher
+    forget_numbers_of_folds(student.run.folder)
+    old = FoldRun(open_run(student.run.folder), Dataset(dataset.folder.path), FOLD, student.fold_of_case)
+    assert temperature_of(old) == 1
