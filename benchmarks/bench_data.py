@@ -83,6 +83,8 @@ def write_phantoms(folder: DatasetFolder, num_cases: int) -> None:
                 raters=raters,
                 inputs={},
                 arrays=hashes,
+                mean=None,
+                std=None,
             )
         )
     manifest = Manifest(
