@@ -16,6 +16,7 @@ from semidice.data.batches import Batches
 from semidice.data.dataset import Dataset
 from semidice.data.folds import read_folds
 from semidice.data.label_making import LabelOptions
+from semidice.data.phantom import make_phantom
 from semidice.data.storage import Storage
 from semidice.losses.segmentation import SegmentationLoss
 from semidice.networks.systems import (
@@ -24,8 +25,8 @@ from semidice.networks.systems import (
     build_network,
     network_probability,
 )
-from semidice.networks.systems.mrnet import draw_weights, fused_label
-from semidice.networks.systems.softseg import adaptive_wing_loss, normalised_relu
+from semidice.networks.systems.mrnet import RaterConvLSTM, draw_weights, fused_label
+from semidice.networks.systems.softseg import SoftSeg, adaptive_wing_loss, normalised_relu
 from semidice.networks.systems.system import Trunk, rater_losses
 from semidice.recipes import Recipe, SystemOptions
 from semidice.runs.predictions import read_prediction
@@ -400,6 +401,56 @@ class TestSoftSeg:
         assert values.grad.isfinite().all()
         assert values.grad[0].abs().max() == 0
 
+    @pytest.mark.parametrize(("architecture", "num_seeds"), [("small_unet", 20), ("unet", 4), ("fpn", 4)])
+    def test_every_image_has_a_gradient_at_the_start(self, architecture, num_seeds):
+        encoder = "none" if architecture == "small_unet" else "resnet18"
+        model = {"architecture": architecture, "encoder": encoder, "weights": "none"}
+        image, labels = torch.randn(3, 1, 64, 64), random_labels(3, 64)
+        for seed in range(num_seeds):
+            network = network_for("softseg", model, seed=seed)
+            output = network(image).detach().requires_grad_()
+            network.losses(output, labels, SegmentationLoss())[0].backward()
+            share = (output.grad[:, 1] != 0).float().mean((1, 2))
+            assert share.min() > 0.1, f"seed {seed}"
+
+    def test_a_network_that_starts_without_positive_outputs_learns_nothing(self):
+        network, labels = network_for("softseg"), random_labels(2, 32)
+        with torch.no_grad():
+            network.network.segmentation_head[0].bias.fill_(-100)
+        network.losses(network(torch.randn(2, 1, 32, 32)), labels, SegmentationLoss())[0].backward()
+        assert all(value.grad.abs().max() == 0 for value in network.parameters())
+
+    def test_first_steps_of_sgd_keep_every_image_alive_with_the_mean_but_not_with_the_sum(self):
+        phantom = make_phantom(4, size=(32, 32), num_raters=3, seed=0)
+        labels = TrainingLabels(phantom.prob, torch.ones(4, 32, 32, dtype=torch.bool))
+        num_lost = {"mean": 0, "sum": 0}
+        for reduction, factor in (("mean", 1), ("sum", labels.valid.sum())):
+            for seed in range(6):
+                network = network_for("softseg", seed=seed)
+                optimiser = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9)
+                for _ in range(3):
+                    optimiser.zero_grad()
+                    output = network(phantom.image)
+                    (factor * network.losses(output, labels, SegmentationLoss())[0]).backward()
+                    optimiser.step()
+                num_lost[reduction] += int((network(phantom.image)[:, 1].amax((1, 2)) <= 0).sum())
+        assert num_lost["mean"] == 0
+        assert num_lost["sum"] > 4
+
+    def test_only_the_bias_of_the_foreground_starts_otherwise(self):
+        network, plain = network_for("softseg").network, network_for("standard")
+        head, expected = network.segmentation_head[0], plain.segmentation_head[0]
+        torch.testing.assert_close(head.bias[1], head.weight[1].square().sum().sqrt())
+        assert head.bias[1] != expected.bias[1]
+        with torch.no_grad():
+            expected.bias[1] = head.bias[1]
+        values = plain.state_dict()
+        assert all(torch.equal(value, values[name]) for name, value in network.state_dict().items())
+
+    def test_a_network_without_a_last_convolution_is_refused(self):
+        with pytest.raises(ValueError, match="Linear has none"):
+            SoftSeg(torch.nn.Linear(1, 2), num_classes=2)
+
     def test_invalid_voxels_do_not_count(self):
         network, labels = network_for("softseg"), random_labels(2, 16)
         output = torch.randn(2, 2, 16, 16)
@@ -429,6 +480,54 @@ class TestMRNet:
         assert (first - last).abs().max() > 1e-5
         coarse = network.weighted(image, torch.eye(3).unsqueeze(1)).coarse
         assert (coarse[0] - coarse[2]).abs().max() > 1e-5
+
+    def test_the_weights_of_the_raters_change_the_reconstruction_of_the_same_coarse_prediction(self):
+        network, image = network_for("mrnet").eval(), torch.randn(1, 1, 32, 32)
+        prob = torch.rand(1, 2, 32, 32).softmax(1)
+        first, last, again = (network.reconstruction(image, prob, torch.eye(3)[r : r + 1]) for r in (0, 2, 0))
+        assert (first - last).abs().max() > 1e-5
+        assert torch.equal(first, again)
+
+    def test_renumbered_raters_give_the_same_coarse_prediction(self):
+        network, image = network_for("mrnet").eval(), torch.randn(2, 1, 32, 32)
+        weight, order = torch.tensor([[0.6, 0.3, 0.1], [0.0, 1.0, 0.0]]), [2, 0, 1]
+        expected = network.weighted(image, weight.unsqueeze(0)).coarse
+        with torch.no_grad():
+            network.inference.embed.weight.copy_(network.inference.embed.weight[:, order])
+        renumbered = network.weighted(image, weight[:, order].unsqueeze(0)).coarse
+        torch.testing.assert_close(renumbered, expected)
+
+    def test_the_images_of_a_batch_have_their_own_weights(self):
+        network, image = network_for("mrnet").eval(), torch.randn(2, 1, 32, 32)
+        weight = torch.tensor([[1.0, 0.0, 0.0], [0.2, 0.3, 0.5]])
+        both = network.probability(image, weight)
+        alone = torch.cat([network.probability(image[n : n + 1], weight[n : n + 1]) for n in range(2)])
+        torch.testing.assert_close(both, alone)
+
+    def test_the_state_of_equal_weights_is_the_mean_of_the_states_of_each_rater_alone(self):
+        embed = RaterConvLSTM(8, 3).embed
+        equal, alone = torch.full((1, 3, 4, 4), 1 / 3), torch.eye(3)[:, :, None, None].expand(-1, -1, 4, 4)
+        torch.testing.assert_close(embed(equal)[0], embed(alone).mean(0))
+
+    def test_at_a_single_position_the_convlstm_is_an_lstm_cell_with_the_weights_as_state(self):
+        """Where the features have one position, a 3 x 3 convolution uses only its centre."""
+        torch.manual_seed(0)
+        recurrent, features = RaterConvLSTM(8, 3), torch.randn(4, 8)
+        weight = torch.rand(4, 3).softmax(1)
+        cell = torch.nn.LSTMCell(8, 8)
+        gates, bias = recurrent.gates.weight[:, :, 1, 1], recurrent.gates.bias
+        # ours are input, forget, output, new; LSTMCell has input, forget, new, output
+        i, f, o, g = range(8), range(8, 16), range(16, 24), range(24, 32)
+        order = [*i, *f, *g, *o]
+        with torch.no_grad():
+            cell.weight_ih.copy_(gates[order, :8])
+            cell.weight_hh.copy_(gates[order, 8:])
+            cell.bias_ih.copy_(bias[order])
+            cell.bias_hh.zero_()
+        state = weight @ recurrent.embed.weight[:, :, 1, 1].T + recurrent.embed.bias
+        expected, _ = cell(features, (state, state))
+        output = recurrent(features[:, :, None, None], weight)[:, :, 0, 0]
+        torch.testing.assert_close(output, expected)
 
     def test_weights_sum_to_one_and_are_zero_for_absent_raters(self):
         present = torch.tensor(

@@ -57,7 +57,7 @@ def build_network(
     if name == "multi_head":
         return MultiHead(network, num_raters=raters)
     if name == "softseg":
-        return SoftSeg(network)
+        return SoftSeg(network, num_classes=num_classes)
     if name == "mrnet":
         return MRNet(network, num_channels=num_channels, num_classes=num_classes, num_raters=raters)
     return network

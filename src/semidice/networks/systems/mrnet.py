@@ -1,16 +1,17 @@
 """MRNet (Ji et al., CVPR 2021): a prediction for any weights of the raters, refined where the raters differ.
 
-    EIM   deepest features, and rater weights v as the state of a ConvLSTM, one step --> decoder --> coarse
-    MRM   image and coarse prediction --> the mask that each rater would draw
+    EIM   image --> encoder --> ConvLSTM with rater weights v --> decoder --> coarse prediction
+    MRM   image and coarse prediction --> encoder --> ConvLSTM with v --> decoder --> the mask of each rater
     MPM   their standard deviation and the coarse probability weight the decoder's features --> final
 
-From the paper and the authors' released code: each image is trained with three sets of rater weights: equal,
-random (whole numbers 1 to 10, normalised) and one rater alone. Their losses count 3 : 2 : 1. The coarse and
-the final prediction learn sum_r v_r (mask of rater r); MRM learns the mask of each rater. Each module learns
-from its own loss alone; its inputs are detached. Prediction uses equal weights.
-Decided here: the recipe's network and a ConvLSTM of at most 512 channels; MRM is a small_unet with a head for
-each rater; MPM blurs with a fixed Gaussian; one optimiser; the recipe's loss in place of cross entropy;
-absent raters have weight 0. `label` of the recipe is not used. Reasons are in docs/systems.md.
+From the paper and the authors' released code: EIM and MRM each have a ConvLSTM whose state is v. Each image
+is trained with three sets of rater weights: equal, random (whole numbers 1 to 10, normalised) and one rater
+alone. Their losses count 3 : 2 : 1. The coarse and the final prediction learn sum_r v_r (mask of rater r);
+MRM learns the mask of each rater. Each module learns from its own loss alone; its inputs are detached.
+Prediction uses equal weights.
+Decided here: the recipe's network for EIM; for MRM a small_unet, much smaller than the authors' VGG16, with a
+head for each rater; at most 512 channels in a ConvLSTM; a fixed Gaussian as blur; one optimiser; the recipe's
+loss; weight 0 for absent raters. `label` of the recipe is not used. Reasons are in docs/systems.md.
 """
 
 from functools import reduce
@@ -51,8 +52,8 @@ class MRNet(System):
         super().__init__()
         self.num_classes, self.num_raters = num_classes, num_raters
         self.trunk = Trunk(network)
-        self.inference = ExpertiseInference(self.trunk.level_channels[-1], num_raters)
-        self.reconstruction = SmallUNet(num_channels + num_classes - 1, num_raters * num_classes)
+        self.inference = RaterConvLSTM(self.trunk.level_channels[-1], num_raters)
+        self.reconstruction = Reconstruction(num_channels, num_classes, num_raters)
         self.perception = Perception(self.trunk.num_features, num_classes)
 
     def forward(
@@ -75,8 +76,7 @@ class MRNet(System):
         features = self.trunk.decode(levels)
         coarse = self.trunk.predict(features)
         prob = coarse.detach().float().softmax(1)
-        images = torch.cat([image.repeat(num_weightings, 1, 1, 1), prob[:, 1:]], 1)
-        raters = self.reconstruction(images).unflatten(1, (self.num_raters, -1))
+        raters = self.reconstruction(image.repeat(num_weightings, 1, 1, 1), prob, weight.flatten(0, 1))
         drawn = raters.detach().float().softmax(2)
         return MRNetOutput(weight, coarse, raters, self.perception(features.detach(), prob, drawn))
 
@@ -111,8 +111,14 @@ class MRNet(System):
         return self.weighted(image, weight.unsqueeze(0)).final.float().softmax(1)
 
 
-class ExpertiseInference(nn.Module):
-    """EIM: one step of a ConvLSTM. Its state is the embedded weights, its input the deepest features."""
+class RaterConvLSTM(nn.Module):
+    """One step of a ConvLSTM. Its input is the deepest features x, its state the embedded rater weights v.
+
+        s = embed(v, repeated at every position)      i, f, o, g = gates(x, s)
+        cell = sigmoid(f) s + sigmoid(i) tanh(g)      output = sigmoid(o) tanh(cell)
+
+    s is the hidden state and also the cell state before the step, as in the authors' code.
+    """
 
     def __init__(self, channels: int, num_raters: int) -> None:
         super().__init__()
@@ -130,6 +136,27 @@ class ExpertiseInference(nn.Module):
         enter, keep, leave, new = gates.chunk(4, 1)
         cell = keep.sigmoid() * state + enter.sigmoid() * new.tanh()
         return self.widen(leave.sigmoid() * cell.tanh())  # type: ignore[no-any-return]
+
+
+class Reconstruction(nn.Module):
+    """MRM: the mask of each rater from image and coarse prediction; a small_unet with a ConvLSTM."""
+
+    def __init__(self, num_channels: int, num_classes: int, num_raters: int) -> None:
+        super().__init__()
+        self.num_raters = num_raters
+        self.trunk = Trunk(SmallUNet(num_channels + num_classes - 1, num_raters * num_classes))
+        self.inference = RaterConvLSTM(self.trunk.level_channels[-1], num_raters)
+
+    def forward(
+        self,
+        image: Float[Tensor, "N channels H W"],
+        prob: Float32[Tensor, "N C H W"],
+        weight: Float[Tensor, "N R"],
+    ) -> Float[Tensor, "N R C H W"]:
+        *finer, deepest = self.trunk.encode(torch.cat([image, prob[:, 1:]], 1))
+        features = self.trunk.decode([*finer, self.inference(deepest, weight)])
+        logits = self.trunk.predict(features)
+        return logits.unflatten(1, (self.num_raters, -1))  # type: ignore[no-any-return]
 
 
 class Perception(nn.Module):

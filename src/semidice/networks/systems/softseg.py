@@ -8,9 +8,10 @@ the adaptive wing loss (Wang et al., ICCV 2019) with the values of its paper: al
 theta 0.5. (omega only scales the loss, as a learning rate does.)
 Decided here: the maximum is taken over each image, so a prediction does not depend on the other images of its
 batch. The background is one minus the sum of the classes; if this sum exceeds one, the classes are divided by
-it. Channel 0 of the network and `loss` of the recipe are not used. Left out: weights of voxels near landmarks
-of a face. By definition, every image with a positive value has a voxel of probability one, with or without a
-lesion.
+it. Channel 0 of the network and `loss` of the recipe are not used. The last layer starts with a positive bias
+(`start_positive`), because a non-positive output has no gradient. The loss is the mean over voxels, for the
+learning rates of sgd; the authors' code adds the voxels up, but uses Adam, which a constant factor does not
+change. Every image with a positive output has a voxel of probability one, with or without a lesion.
 """
 
 from jaxtyping import Float, Float32
@@ -63,12 +64,34 @@ def adaptive_wing_loss(
     return near.where(distance < theta, far)
 
 
+def start_positive(network: nn.Module, num_classes: int) -> None:
+    """Set the bias of each foreground channel of the last layer to the norm of its weights.
+
+    After a normalisation and a ReLU, features have a mean square of about 1/2. So outputs have a standard
+    deviation of about 0.7 norms, most of them start positive, and every image has a gradient. A larger bias
+    makes training slower: prob does not change with the scale of the outputs, so a step matters less.
+    """
+    parameters = [
+        (layer.weight.detach(), layer.bias.detach())
+        for layer in network.modules()
+        if isinstance(layer, nn.Conv2d) and layer.out_channels == num_classes and layer.bias is not None
+    ]
+    if not parameters:
+        raise ValueError(
+            "system softseg needs a network whose last layer is a convolution with a bias and "
+            f"{num_classes} outputs, which must start positive; {type(network).__name__} has none"
+        )
+    weight, bias = parameters[-1]
+    bias[1:] = weight[1:].flatten(1).norm(dim=1)
+
+
 class SoftSeg(System):
     """A network whose foreground channels are fitted to the soft label by regression."""
 
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, network: nn.Module, *, num_classes: int) -> None:
         super().__init__()
         self.network = network
+        start_positive(network, num_classes)
 
     def forward(self, image: Float[Tensor, "N channels *space"]) -> Float[Tensor, "N C *space"]:
         """Activations of the last layer."""
