@@ -203,7 +203,7 @@ def check(
 @app.command()
 def train(
     recipe: Annotated[
-        str, typer.Argument(help="YAML file or name of a shipped recipe, such as quick or uniform_dml1.")
+        str, typer.Argument(help="YAML file or name of a shipped recipe, such as auto or quick.")
     ],
     out: Annotated[
         Path | None, typer.Option("-o", "--out", help="Run folder. Default: runs/NAME, NAME from the recipe.")
@@ -227,7 +227,7 @@ def train(
         from .recipes.grid import folder_name
         from .training.command import run_train
 
-        resolved = read_recipe(recipe, overrides or ())
+        resolved = read_recipe(recipe, overrides or (), accelerator=accelerator)
         run_train(
             resolved,
             out or Path("runs") / folder_name(resolved.name),
@@ -343,7 +343,9 @@ def compare(
         from .compare import run_compare
         from .recipes.grid import read_variants
 
-        variants = read_variants(recipes, dataset=dataset, out=out, overrides=overrides or ())
+        variants = read_variants(
+            recipes, dataset=dataset, out=out, overrides=overrides or (), accelerator=accelerator
+        )
         run_compare(variants, out, Console(), metrics=metrics, accelerator=accelerator)
 
 

@@ -40,6 +40,14 @@ def load_pretrained(
         _load_smp_encoder(encoder, name, path, tensors, num_channels)
 
 
+def weights_can_be_had(encoder: str, weights: str) -> bool:
+    """Whether the weights of an encoder of timm are on this machine, or the hub gives them."""
+    try:
+        return _weights_file(f"tu-{encoder}", weights).is_file()
+    except ValueError:
+        return False
+
+
 def _weights_file(encoder: str, weights: str | Path) -> Path:
     """The local file of the weights; weights with a name come from the hub's cache, or from the hub."""
     text = str(weights)

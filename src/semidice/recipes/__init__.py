@@ -13,7 +13,7 @@ If the dataset or the teacher was moved, override `data.dataset` or `teacher.run
 check that paths exist.
 """
 
-from .files import read_recipe, shipped_recipes, write_recipe
+from .files import read_recipe, shipped_recipes, with_stored_choices, write_recipe
 from .options import (
     Recipe,
     SegmentationLossOptions,
@@ -32,5 +32,6 @@ __all__ = [
     "option_fields",
     "read_recipe",
     "shipped_recipes",
+    "with_stored_choices",
     "write_recipe",
 ]

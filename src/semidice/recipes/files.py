@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from .. import __version__
 from ..paths import write_text
-from .options import Recipe, nearest_hint, option_fields
+from .options import DataOptions, Recipe, flat_options, flattened, nearest_hint, option_fields
 from .text import parse_yaml, yaml_text
 
 
@@ -36,9 +36,13 @@ def shipped_recipes() -> list[str]:
     return sorted(name for name, text in shipped_files().items() if "\nvariants:" not in text)
 
 
-def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+def read_recipe(
+    path: str | Path, overrides: Sequence[str] = (), *, accelerator: str | None = "auto"
+) -> Recipe:
     """The recipe of a file, or the shipped recipe of a name, with `KEY=VALUE` overrides; values are YAML.
 
+    accelerator: auto, cpu or cuda; the device for which a recipe with `auto: true` chooses its options. None
+    chooses nothing, for a recipe of a run.
     A ValueError lists all problems, one line each, with source, key, expected value and actual value.
 
     >>> recipe = read_recipe("quick", ["data.dataset=prepared", "loss.form=relaxed"])
@@ -54,10 +58,46 @@ def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     raw["data"] = {} if raw.get("data") is None else raw["data"]
     overridden = [_override(raw, override) for override in overrides]
     _resolve_paths(raw, folder, overridden)
+    if accelerator is not None and raw.get("auto") is True and _names_dataset(raw):
+        _choose(raw, accelerator)
     try:
         return Recipe.model_validate(raw)
     except ValidationError as error:
         raise ValueError("\n".join(_problems(error, source, overridden))) from error
+
+
+def _names_dataset(raw: Mapping[str, Any]) -> bool:
+    return isinstance(raw["data"], dict) and isinstance(raw["data"].get("dataset"), str)
+
+
+def _choose(raw: dict[str, Any], accelerator: str) -> None:
+    """Set every option that `auto` chooses and the recipe leaves out, and the reasons."""
+    # imported here: recipes without `auto` need neither torch nor a dataset
+    import torch
+
+    from ..data.dataset import Dataset
+    from .auto import choose_options
+
+    device = "cuda" if accelerator != "cpu" and torch.cuda.is_available() else "cpu"
+    num_folds = raw["data"].get("num_folds", DataOptions.model_fields["num_folds"].default)
+    if not isinstance(num_folds, int) or num_folds < 2:
+        return
+    choices = choose_options(
+        Dataset(Path(raw["data"]["dataset"])), dict(flattened(raw)), num_folds=num_folds, device=device
+    )
+    for choice in choices:
+        _set(raw, choice.key, choice.value)
+    raw["auto"], raw["reasons"] = False, {choice.key: choice.reason for choice in choices}
+
+
+def with_stored_choices(recipe: Recipe, stored: Recipe) -> Recipe:
+    """The recipe with the values that `auto` chose for a stored recipe, which may be of another device."""
+    options = recipe.model_dump(mode="json")
+    values = flat_options(stored)
+    for key in recipe.reasons.keys() & stored.reasons.keys():
+        _set(options, key, values[key])
+        options["reasons"][key] = stored.reasons[key]
+    return Recipe.model_validate(options)
 
 
 def write_recipe(recipe: Recipe, path: Path) -> None:
@@ -98,6 +138,12 @@ def _override(raw: dict[str, Any], override: str) -> str:
         raise ValueError(f"--set {override}: expected KEY=VALUE, such as loss.form=relaxed")
     if not _is_known(key):
         raise ValueError(f"--set {override}: {_no_such(key)}")
+    _set(raw, key, parse_yaml(text, f"--set {override}"))
+    return key
+
+
+def _set(raw: dict[str, Any], key: str, value: Any) -> None:
+    """Set the option of a dotted key; sections that are missing are made."""
     *sections, name = key.split(".")
     node = raw
     for section in sections:
@@ -105,9 +151,8 @@ def _override(raw: dict[str, Any], override: str) -> str:
             node[section] = {}
         node = node[section]
         if not isinstance(node, dict):
-            raise ValueError(f"--set {override}: {section} is {node!r} in the recipe and has no options")
-    node[name] = parse_yaml(text, f"--set {override}")
-    return key
+            raise ValueError(f"{key} cannot be set: {section} is {node!r} in the recipe and has no options")
+    node[name] = value
 
 
 def _resolve_paths(raw: Mapping[str, Any], folder: Path, overridden: Sequence[str]) -> None:

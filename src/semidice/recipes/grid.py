@@ -50,6 +50,7 @@ def read_variants(
     out: Path,
     overrides: Sequence[str] = (),
     only: Collection[str] | None = None,
+    accelerator: str = "auto",
 ) -> list[Variant]:
     """All variants of the sources, each with its own folder in `out`, teachers before their students.
 
@@ -60,10 +61,12 @@ def read_variants(
     for source in sources:
         grid = _read_grid(source)
         if grid is None:
-            recipe = read_recipe(source, [f"data.dataset={dataset.absolute()}", *overrides])
+            recipe = read_recipe(
+                source, [f"data.dataset={dataset.absolute()}", *overrides], accelerator=accelerator
+            )
             variants.append(Variant(recipe, out / folder_name(recipe.name)))
         else:
-            variants += _grid_variants(grid, source, dataset, out, overrides, only)
+            variants += _grid_variants(grid, source, dataset, out, overrides, only, accelerator)
     folders = [variant.folder for variant in variants]
     for variant in variants:
         if folders.count(variant.folder) > 1:
@@ -122,6 +125,7 @@ def _grid_variants(
     out: Path,
     overrides: Sequence[str],
     only: Collection[str] | None,
+    accelerator: str,
 ) -> list[Variant]:
     all_options = {
         name: {"recipe": grid["recipe"], **grid["set"], **changes}
@@ -142,7 +146,7 @@ def _grid_variants(
         sets = [f"{key}={_one_line(value)}" for key, value in options.items()]
         fixed = [f"name={name}", f"data.dataset={dataset.absolute()}"]
         try:
-            recipe = read_recipe(recipe_name, [*sets, *fixed, *overrides])
+            recipe = read_recipe(recipe_name, [*sets, *fixed, *overrides], accelerator=accelerator)
         except ValueError as error:
             raise ValueError(f"{source}, variant {name}: {error}") from error
         variants.append(Variant(recipe, out / folder_name(name), teacher))

@@ -125,6 +125,8 @@ class SegmentationLossOptions(_Section):
     def build(self, *, sync: bool = False) -> SegmentationLoss:
         """The loss of logits; `sync` takes the statistics of all processes together."""
         options: Any = self.model_dump(include={*RegionKeywords.__annotations__, "class_weight"})
+        # one index per image needs no other process: gradients are averaged anyway
+        sync = sync and self.over != "image"
         if self.family == "tversky":
             if self.alpha is None or self.beta is None:
                 raise ValueError("family tversky needs both alpha and beta")
@@ -315,6 +317,15 @@ class Recipe(_Section):
         default=0, ge=0, description="seed of initial weights, order of cases, augmentation and dropout"
     )
 
+    auto: bool = Field(
+        default=False,
+        description="choose every option that the recipe leaves out from the dataset and the device; "
+        "false in the recipe of a run, which has the chosen values",
+    )
+    reasons: dict[str, str] = Field(
+        default_factory=dict, description="why `auto` chose an option, by its key; written by semidice"
+    )
+
     @model_validator(mode="after")
     def _parts_fit(self) -> "Recipe":
         crop = self.augment.crop
@@ -348,8 +359,11 @@ def option_fields(section: type[BaseModel] = Recipe, prefix: str = "") -> Iterat
 
 
 def flat_options(recipe: Recipe) -> dict[str, Any]:
-    """Every option of a recipe by its key, such as `loss.form`, with values as in a recipe file."""
-    return dict(_flattened(recipe.model_dump(mode="json")))
+    """Every option of a recipe by its key, such as `loss.form`, with values as in a recipe file.
+
+    Without `auto` and its reasons, which do not change a training.
+    """
+    return dict(flattened(recipe.model_dump(mode="json", exclude={"auto", "reasons"})))
 
 
 def differing_keys(first: Recipe, second: Recipe) -> list[str]:
@@ -362,10 +376,11 @@ def differing_keys(first: Recipe, second: Recipe) -> list[str]:
     return [key for key in dict.fromkeys((*a, *b)) if a.get(key) != b.get(key)]
 
 
-def _flattened(options: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flattened(options: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every option of nested mappings, with its dotted key."""
     for name, value in options.items():
         if isinstance(value, dict):
-            yield from _flattened(value, f"{prefix}{name}.")
+            yield from flattened(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
 

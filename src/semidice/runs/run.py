@@ -170,7 +170,7 @@ def open_run(run: Path | RunFolder) -> TrainedRun:
         if not path.is_file():
             reason = f"it has no {path.name}" if folder.path.is_dir() else "there is no such folder"
             raise ValueError(f"{folder.path} is not a run folder of `semidice train`: {reason}")
-    return TrainedRun(folder, read_recipe(folder.recipe), read_dataset_facts(folder))
+    return TrainedRun(folder, read_recipe(folder.recipe, accelerator=None), read_dataset_facts(folder))
 
 
 def manifest_digest(manifest: Manifest) -> str:

@@ -1,5 +1,6 @@
 """`semidice train`: train the folds of a recipe into a run folder, then print its scores."""
 
+import json
 from pathlib import Path
 
 from lightning_fabric import Fabric
@@ -7,7 +8,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from ..console import say, training_bars
-from ..recipes import Recipe
+from ..recipes import Recipe, flat_options
 from ..runs.evaluate import scores_table
 from ..runs.run import open_run
 from .crossvalidation import FoldPhase, cross_validate, start_run
@@ -33,14 +34,22 @@ def run_train(
     run = open_run(out)
     # only the first process prints
     console.quiet = console.quiet or not fabric.is_global_zero
+    _print_choices(run.recipe, console)
     with training_bars(console, transient=True) as progress:
-        bar = RunBar(progress, recipe)
+        bar = RunBar(progress, run.recipe)
         table = cross_validate(run, fabric, on_step=bar.show_step, on_phase=bar.show_phase)
     if table is None:
         return
     console.print(scores_table(table, title=f"{recipe.name}: scores of the held-out cases"))
     say(console, f"scores of every case: {run.folder.cases}")
     say(console, f"next: semidice predict {out} IMAGE... -o predictions")
+
+
+def _print_choices(recipe: Recipe, console: Console) -> None:
+    """One line for each option that `auto` chose: its value and the reason."""
+    values = flat_options(recipe)
+    for key, reason in recipe.reasons.items():
+        say(console, f"{key} = {json.dumps(values[key])}: {reason}")
 
 
 def start_fabric(

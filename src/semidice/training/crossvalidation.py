@@ -25,7 +25,7 @@ from ..data.storage import Storage, centred
 from ..metrics.cases import CaseTable, concatenate, read_cases, write_cases
 from ..networks.systems import network_probability
 from ..paths import RunFolder, write_text
-from ..recipes import Recipe, differing_keys, read_recipe, write_recipe
+from ..recipes import Recipe, differing_keys, read_recipe, with_stored_choices, write_recipe
 from ..runs.predictions import write_prediction
 from ..runs.run import FoldRun, TrainedRun, mirrored_axes, read_dataset_facts, write_dataset_facts
 from ..runs.scoring import score_fold
@@ -44,6 +44,7 @@ def start_run(recipe: Recipe, out: Path, *, resume: bool) -> TrainedRun:
     """
     folder = RunFolder(out)
     if folder.recipe.exists():
+        recipe = with_stored_choices(recipe, read_recipe(folder.recipe, accelerator=None))
         _check_same_recipe(recipe, folder)
         if not resume:
             raise ValueError(f"{out} already holds this run: continue it with --resume, or remove the folder")
@@ -55,7 +56,7 @@ def start_run(recipe: Recipe, out: Path, *, resume: bool) -> TrainedRun:
 
 
 def _check_same_recipe(recipe: Recipe, folder: RunFolder) -> None:
-    stored = read_recipe(folder.recipe)
+    stored = read_recipe(folder.recipe, accelerator=None)
     may_differ = (*_MAY_DIFFER, "teacher.run") if _teacher_has_moved(stored, recipe) else _MAY_DIFFER
     different = [key for key in differing_keys(recipe, stored) if key not in may_differ]
     if not different:
