@@ -167,7 +167,6 @@ def train(chosen: argparse.Namespace) -> None:
         torch.backends.cudnn.benchmark = True
     results, epoch_seconds = [], []
     for fold in chosen.folds:
-        # nnU-Net prints its progress; only the result goes to stdout
         with contextlib.redirect_stdout(sys.stderr):
             result, trainer = train_fold(folder, fold, chosen.epochs, chosen.iterations, chosen.device)
         results.append(result)
@@ -215,7 +214,9 @@ def main() -> None:
     if chosen.stage != "train":
         if chosen.dataset is None:
             parser.error(f"--stage {chosen.stage} needs --dataset, a folder made by `semidice prepare`")
-        prepare(Dataset(chosen.dataset), chosen.work, chosen.num_folds, chosen.workers)
+        # nnU-Net prints its progress; only the result goes to stdout
+        with contextlib.redirect_stdout(sys.stderr):
+            prepare(Dataset(chosen.dataset), chosen.work, chosen.num_folds, chosen.workers)
     if chosen.stage != "prepare":
         train(chosen)
 

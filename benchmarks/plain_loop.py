@@ -99,7 +99,7 @@ def main() -> None:
     parser.add_argument("--folds", type=int, nargs="+", default=[0, 1, 2, 3, 4], help="folds to train")
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--encoder", default="tf_efficientnet_lite0", help="name in timm")
     parser.add_argument("--weights", type=Path, help="file of the encoder; without it, from scratch")
     parser.add_argument(
