@@ -135,6 +135,8 @@ def main() -> None:
             batch_size=chosen.batch_size,
             lr=chosen.lr,
         )
+        if chosen.device == "cuda":
+            torch.cuda.synchronize()
         trained = time.perf_counter()
         predicted = predict(network, images[held_out])
         dice = case_dice(predicted, labels[held_out], dataset.num_classes)
