@@ -153,8 +153,8 @@ def table(dataset: str, results: Mapping[str, Any], beside: Sequence[Mapping[str
     for other in beside:
         if other["dataset"] == dataset:
             schedule = f"{other['settings']['epochs']} epochs"
-            if "iterations" in other["settings"]:
-                schedule += f" of {other['settings']['iterations']} steps"
+            if "iterations_per_epoch" in other["settings"]:
+                schedule += f" of {other['settings']['iterations_per_epoch']} steps"
             name = f"{other['method']}, {schedule}"
             rows[name] = other["dice_of_case"], other["seconds"] / len(other["folds"])
     lines = [
@@ -212,6 +212,7 @@ def main() -> None:
             worker.start()
         for worker in workers:
             worker.join()
+    if any(path.is_dir() for path in chosen.out.iterdir()):
         write_text(chosen.out / "ablation.json", json.dumps(collect(chosen.out)))
     results = json.loads((chosen.out / "ablation.json").read_text())
     beside = [json.loads(path.read_text()) for path in chosen.beside]

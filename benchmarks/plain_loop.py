@@ -4,7 +4,7 @@
 
 A UNet of segmentation-models-pytorch with an encoder of timm, AdamW with one cycle, cross entropy plus soft
 Dice on the majority of the raters, flips, scale, rotation, shift and brightness. Of semidice it uses the
-prepared cases, the folds and the score. The loop is `train` and `augment`; all cases must have one size.
+prepared cases, the folds and the score. The loop is `train` and `augment`; smaller cases are padded.
 """
 
 import argparse
@@ -54,7 +54,9 @@ def train(
     batch_size = min(batch_size, len(images))
     steps = len(images) // batch_size
     optimiser = torch.optim.AdamW(network.parameters(), lr=lr, weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, lr, total_steps=epochs * steps, pct_start=0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimiser, lr, total_steps=max(epochs * steps, 20), pct_start=0.1
+    )
     network.train()
     for _ in range(epochs):
         order = torch.randperm(len(images), device=images.device)
@@ -74,6 +76,12 @@ def predict(network: nn.Module, images: Tensor) -> Tensor:
     network.eval()
     with torch.autocast(images.device.type, torch.bfloat16, enabled=images.is_cuda):
         return torch.cat([network(part).argmax(1) for part in images.split(64)])
+
+
+def padded(tensors: list[Tensor]) -> Tensor:
+    """Stacked, with zeros below and to the right, up to a multiple of 32."""
+    height, width = (-(-max(tensor.shape[axis] for tensor in tensors) // 32) * 32 for axis in (-2, -1))
+    return torch.stack([F.pad(x, (0, width - x.shape[-1], 0, height - x.shape[-2])) for x in tensors])
 
 
 def build(dataset: Dataset, encoder: str, weights: Path | None) -> nn.Module:
@@ -109,11 +117,9 @@ def main() -> None:
     chosen = parser.parse_args()
     dataset = Dataset(chosen.dataset)
     numbers = range(len(dataset))
-    if len({case.shape for case in dataset.cases}) > 1:
-        raise SystemExit(f"{chosen.dataset} has cases of several sizes: prepare it again with one --size")
     mean, std = (np.reshape(x, (-1, 1, 1)) for x in (dataset.manifest.mean, dataset.manifest.std))
-    images = torch.stack([torch.from_numpy((dataset.image(n) - mean) / std).float() for n in numbers])
-    labels = torch.stack([majority(dataset, number) for number in numbers])
+    images = padded([torch.from_numpy((dataset.image(n) - mean) / std).float() for n in numbers])
+    labels = padded([majority(dataset, number) for number in numbers])
     images, labels = images.to(chosen.device), labels.to(chosen.device)
     fold_of_case = split_folds([case.patient for case in dataset.cases], num_folds=chosen.num_folds)
     settings = {
