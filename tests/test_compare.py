@@ -56,10 +56,10 @@ def test_a_teacher_is_placed_before_its_student_and_is_found_by_name(grid, datas
 
 
 def test_a_list_of_recipes_is_a_grid(dataset, tmp_path):
-    variants = read_variants(["quick", "uniform_dml1"], dataset=dataset, out=tmp_path)
+    variants = read_variants(["quick", "qubiq_labels"], dataset=dataset, out=tmp_path)
     assert [variant.name for variant in variants] == [
         "quick",
-        read_recipe("uniform_dml1", [f"data.dataset={dataset}"]).name,
+        read_recipe("qubiq_labels", [f"data.dataset={dataset}"]).name,
     ]
 
 

@@ -391,7 +391,7 @@ class TestShipped:
     def test_the_files_are_in_the_package(self):
         names = sorted(path.stem for path in RECIPES.glob("*.yaml"))
         assert sorted([*shipped_recipes(), *shipped_grids()]) == names
-        assert {"quick", "uniform_dml1"} <= set(shipped_recipes())
+        assert {"auto", "quick"} <= set(shipped_recipes())
 
     @pytest.mark.parametrize("name", shipped_recipes())
     def test_a_shipped_recipe_and_the_overrides_in_its_comments_are_valid(self, name):

@@ -102,6 +102,15 @@ def make_prepared(
     return Dataset(path)
 
 
+def dataset_with(path: Path, masks: np.ndarray, num_classes: int = 2) -> Dataset:
+    """A dataset of phantoms whose masks are replaced by (cases, rows, columns), the same for all raters."""
+    dataset = make_prepared(path, num_cases=len(masks), size=masks.shape[1:], num_classes=num_classes)
+    for number, mask in enumerate(masks):
+        packed = pack_classes(np.stack([[mask] * 3]), num_classes=num_classes, num_space_axes=2)
+        np.save(dataset.folder.array("masks", dataset.cases[number].scan.name), packed)
+    return dataset
+
+
 def _phantom(num_cases, space, depth, num_raters, num_classes, seed):
     """Images (N, 1, *space), probabilities (N, C, *space) and class maps (N, R, *space)."""
     phantom = make_phantom(

@@ -17,11 +17,18 @@ from prepared import make_prepared
 from safetensors.torch import load_file
 from trained import normalised
 
+from semidice import DiceLoss
+from semidice.data.augment import AugmentOptions
+from semidice.data.batches import Batches
 from semidice.data.dataset import Dataset
 from semidice.data.folds import read_folds
+from semidice.data.label_making import LabelOptions
 from semidice.data.manifest import manifest_text
+from semidice.data.storage import Storage
 from semidice.metrics import read_cases
+from semidice.networks.build import build_model
 from semidice.networks.checkpoint import Checkpoint, CheckpointWriter, write_checkpoint
+from semidice.networks.small_unet import SmallUNet
 from semidice.networks.systems import network_probability
 from semidice.paths import RunFolder
 from semidice.recipes import Recipe
@@ -29,6 +36,7 @@ from semidice.runs.predictions import read_prediction
 from semidice.runs.run import FoldRun, open_run
 from semidice.training.crossvalidation import cross_validate, start_run
 from semidice.training.engine import DivergedError, train_fold
+from semidice.training.step import TrainingStep, parameter_groups
 
 SMALL = {"architecture": "small_unet", "encoder": "none", "weights": "none", "options": {"channels": [8, 16]}}
 
@@ -304,6 +312,81 @@ def test_two_processes_have_the_loss_curve_of_one_process(dataset, tmp_path):
     losses = [torch.tensor([line["loss"] for line in log if "loss" in line]) for log in logs]
     assert len(losses[0]) >= 4
     torch.testing.assert_close(losses[0], losses[1], rtol=0, atol=1e-5)
+
+
+def test_two_processes_train_one_index_per_image_to_the_weights_of_one_process(dataset, tmp_path):
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    trained = []
+    for name, options in {"one": [], "two": ["--devices", "2", "--strategy", "ddp"]}.items():
+        # every voxel is valid, so that both processes have equal shares of the cross entropy
+        extra = ["schedule.epochs=3", "loss.over=image", "augment.scale=[1,1]"]
+        command = [*train_command(dataset, tmp_path / name, *extra), *options]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        trained.append(weights(RunFolder(tmp_path / name)))
+    for name, expected in trained[0].items():
+        torch.testing.assert_close(trained[1][name], expected, rtol=1e-3, atol=1e-4, msg=name)
+
+
+def network_with_encoder():
+    return build_model(architecture="unet", encoder="resnet18", weights=None, num_channels=1, num_classes=2)
+
+
+@pytest.mark.parametrize("build", [network_with_encoder, lambda: SmallUNet(1, 2)], ids=["smp", "small_unet"])
+def test_decoder_and_last_layer_have_their_own_rate_and_one_dimensional_weights_need_not_decay(build):
+    network = build()
+    groups = parameter_groups(network, decoder_lr_factor=10, decay_one_dimensional=False)
+    name_of = {id(parameter): name for name, parameter in network.named_parameters()}
+    seen = []
+    for group in groups:
+        for parameter in group["params"]:
+            name = name_of[id(parameter)]
+            seen.append(name)
+            assert group["lr_factor"] == (1 if name.startswith(("encoder.", "down.")) else 10), name
+            assert group["decays"] == (parameter.ndim > 1), name
+    assert sorted(seen) == sorted(name_of.values())
+    assert len(groups) == 4
+    assert len(parameter_groups(network, decoder_lr_factor=1, decay_one_dimensional=True)) == 1
+
+
+def test_the_rates_of_encoder_and_decoder_follow_one_schedule(dataset, fabric, tmp_path, monkeypatch):
+    seen = []
+    original = TrainingStep._run
+
+    def record(self):
+        seen.append([float(group["lr"]) for group in self.optimiser.param_groups])
+        return original(self)
+
+    monkeypatch.setattr(TrainingStep, "_run", record)
+    options = {"lr": 0.01, "decoder_lr_factor": 10.0, "decay_one_dimensional": False, "weight_decay": 0.3}
+    run(recipe_for(dataset, optimiser=options, schedule={"epochs": 2}), tmp_path / "run", fabric)
+    rates = np.array(seen)
+    assert rates[0].min() == pytest.approx(0.01)
+    np.testing.assert_allclose(rates.max(1), 10 * rates.min(1))
+    assert rates[-1].max() < rates[0].max()
+
+
+@pytest.mark.parametrize("maker", ["majority", "random"])
+def test_hard_labels_stay_hard_in_training_so_that_both_dice_losses_are_equal(dataset, maker):
+    """The paper's soft Dice loss and DML1 are the same function of hard labels."""
+    options = AugmentOptions(scale=(0.5, 2.0), rotate_degrees=30, elastic=0.02)
+    batches = Batches(
+        Storage(Dataset(dataset), "cpu"),
+        range(12),
+        batch_size=12,
+        label=LabelOptions(maker=maker),
+        augment=options,
+        seed=0,
+    )
+    logits = torch.randn(12, 2, 32, 32, generator=torch.Generator().manual_seed(0))
+    for step in range(3):
+        batch = batches.make(batches.feed(step))
+        assert torch.equal(batch.target, (batch.target == 1).float())
+        assert batch.target[:, 1].any()
+        minimum, relaxed = (
+            DiceLoss(form=form)(logits, batch.target, batch.valid) for form in ("min", "relaxed")
+        )
+        torch.testing.assert_close(minimum, relaxed)
 
 
 @pytest.mark.gpu

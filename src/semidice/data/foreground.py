@@ -69,8 +69,8 @@ def _order(class_centres: list[list[np.ndarray | None]], axis: int) -> float:
     num_classes = len(class_centres[0]) if class_centres else 0
     for first, second in combinations(range(num_classes), 2):
         both = [(case[first], case[second]) for case in class_centres]
-        before = [a[axis] < b[axis] for a, b in both if a is not None and b is not None]
+        gap = np.array([a[axis] - b[axis] for a, b in both if a is not None and b is not None])
         # with few cases, an order may be chance
-        if len(before) >= 5:
-            shares.append(max(np.mean(before), 1 - np.mean(before)))
-    return float(max(shares))
+        if len(gap) >= 5:
+            shares += [float((gap < 0).mean()), float((gap > 0).mean())]
+    return max(shares)

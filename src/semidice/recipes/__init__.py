@@ -21,6 +21,7 @@ from .options import (
     differing_keys,
     flat_options,
     option_fields,
+    option_value,
 )
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "differing_keys",
     "flat_options",
     "option_fields",
+    "option_value",
     "read_recipe",
     "shipped_recipes",
     "with_stored_choices",

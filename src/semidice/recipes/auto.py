@@ -1,5 +1,7 @@
 """`auto: true`: options that a recipe leaves out are chosen from the dataset and the device, with a reason.
 
+The keys are the same on every device, so that a run can be resumed on another one.
+
 The rules come from trainings on CT nodules of 64 and 128 pixels, slices of brain MRI and phantoms
 (docs/training.md has the tables). The dataset as a whole is read, held-out cases included, but only for
 sizes, numbers of cases, and where the foreground lies.
@@ -74,7 +76,10 @@ def _augmentation(facts: ForegroundFacts, space: tuple[int, ...], window: tuple[
             Choice("augment.shift", 1.0, "windows must cover the image"),
         ]
     else:
-        choices.append(Choice("augment.crop", list(window), f"whole images; the largest fits into {size}"))
+        choices += [
+            Choice("augment.crop", list(window), f"whole images; the largest fits into {size}"),
+            Choice("augment.foreground", 0.0, "a whole image has its foreground"),
+        ]
         where = f"foreground lies {far:.0%} of the image from its centre"
         if far < _CENTRED:
             choices.append(Choice("augment.shift", 0.0, f"{where}: keep it centred"))
@@ -110,8 +115,11 @@ def _network(window: tuple[int, ...], given: Mapping[str, Any], device: str) -> 
             Choice("model.architecture", "unet", "the network of the paper, with skips for small lesions"),
             Choice("model.encoder", _ENCODER, "small, fast, and pretrained on ImageNet"),
             Choice("model.weights", "imagenet", f"pretraining helps from {_PRETRAINED_FROM} pixels on"),
-            Choice("model.options.encoder_depth", depth, levels),
-            Choice("model.options.decoder_channels", [256, 128, 64, 32, 16][:depth], "one per level"),
+            Choice(
+                "model.options",
+                {"encoder_depth": depth, "decoder_channels": [256, 128, 64, 32, 16][:depth]},
+                levels,
+            ),
         ]
     width, widest = (32, 512) if on_gpu else (16, 256)
     channels = [min(widest, width << level) for level in range(depth + 1)]
@@ -125,8 +133,8 @@ def _network(window: tuple[int, ...], given: Mapping[str, Any], device: str) -> 
         Choice("model.encoder", "none", "small_unet has none"),
         Choice("model.weights", "none", "small_unet has none"),
         Choice(
-            "model.options.channels",
-            channels,
+            "model.options",
+            {"channels": channels},
             f"{depth + 1} levels: the coarsest has {min(window) >> depth} pixels per side",
         ),
     ]
@@ -160,7 +168,8 @@ def _loss(facts: ForegroundFacts) -> list[Choice]:
 
 
 def _precision(device: str) -> list[Choice]:
-    choices = [Choice("precision.channels_last", True, "faster convolutions")]
-    if device == "cuda":
-        choices.append(Choice("precision.dtype", "bf16", "twice as fast on a GPU, and no loss of accuracy"))
-    return choices
+    dtype = ("bf16", "faster, as accurate") if device == "cuda" else ("fp32", "the precision of a CPU")
+    return [
+        Choice("precision.dtype", *dtype),
+        Choice("precision.channels_last", True, "faster convolutions"),
+    ]

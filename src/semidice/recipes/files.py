@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from .. import __version__
 from ..paths import write_text
-from .options import DataOptions, Recipe, flat_options, flattened, nearest_hint, option_fields
+from .options import DataOptions, Recipe, flattened, nearest_hint, option_fields, option_value
 from .text import parse_yaml, yaml_text
 
 
@@ -93,9 +93,8 @@ def _choose(raw: dict[str, Any], accelerator: str) -> None:
 def with_stored_choices(recipe: Recipe, stored: Recipe) -> Recipe:
     """The recipe with the values that `auto` chose for a stored recipe, which may be of another device."""
     options = recipe.model_dump(mode="json")
-    values = flat_options(stored)
     for key in recipe.reasons.keys() & stored.reasons.keys():
-        _set(options, key, values[key])
+        _set(options, key, option_value(stored, key))
         options["reasons"][key] = stored.reasons[key]
     return Recipe.model_validate(options)
 

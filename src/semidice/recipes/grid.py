@@ -5,7 +5,7 @@
     variants:
       uniform: {label.maker: mean}   name of the method: the options that differ
       student: {teacher.run: uniform, label.maker: majority}
-      large: {recipe: uniform_dml1}  a variant can start from a recipe of its own
+      large: {recipe: auto}          a variant can start from a recipe of its own
 
 If `teacher.run` names another variant, the teacher is the run of that variant.
 """

@@ -358,6 +358,14 @@ def option_fields(section: type[BaseModel] = Recipe, prefix: str = "") -> Iterat
                 yield from option_fields(inner, f"{prefix}{name}.")
 
 
+def option_value(recipe: Recipe, key: str) -> Any:
+    """The value of the option of a dotted key, as in a recipe file."""
+    value: Any = recipe.model_dump(mode="json")
+    for name in key.split("."):
+        value = value[name]
+    return value
+
+
 def flat_options(recipe: Recipe) -> dict[str, Any]:
     """Every option of a recipe by its key, such as `loss.form`, with values as in a recipe file.
 

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from ..console import say, training_bars
-from ..recipes import Recipe, flat_options
+from ..recipes import Recipe, option_value
 from ..runs.evaluate import scores_table
 from ..runs.run import open_run
 from .crossvalidation import FoldPhase, cross_validate, start_run
@@ -47,9 +47,8 @@ def run_train(
 
 def _print_choices(recipe: Recipe, console: Console) -> None:
     """One line for each option that `auto` chose: its value and the reason."""
-    values = flat_options(recipe)
     for key, reason in recipe.reasons.items():
-        say(console, f"{key} = {json.dumps(values[key])}: {reason}")
+        say(console, f"{key} = {json.dumps(option_value(recipe, key))}: {reason}")
 
 
 def start_fabric(
