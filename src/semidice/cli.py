@@ -396,6 +396,9 @@ def reproduce(
     tasks: Annotated[
         list[str] | None, typer.Option("--task", help="A dataset, such as kidney. Repeatable.")
     ] = None,
+    protocol: Annotated[
+        str, typer.Option(help="text: options of the paper's text. authors: of its released configuration.")
+    ] = "text",
     overrides: Overrides = None,
     accelerator: Accelerator = "auto",
 ) -> None:
@@ -418,6 +421,7 @@ def reproduce(
             folds=folds,
             tasks=tasks or (),
             overrides=overrides or (),
+            protocol=protocol,
             list_only=show,
             accelerator=accelerator,
         )

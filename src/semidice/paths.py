@@ -205,6 +205,11 @@ class ReproductionFolder(_Folder):
 
     rater_cases = _File("rater_agreement_cases.parquet")  # Dice of each rater on each case
 
+    @classmethod
+    def of(cls, out: Path, protocol: str) -> "ReproductionFolder":
+        """`out` for the protocol `text`, and a folder in it for another one."""
+        return cls(out if protocol == "text" else out / protocol)
+
     def table(self, name: str) -> Path:
         """One of the paper's tables, without its suffix."""
         return self.path / name

@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import io
+import json
 import re
 import shutil
 from pathlib import Path
@@ -20,6 +21,7 @@ from semidice.data.prepare import PrepareRequest, run_prepare
 from semidice.metrics import read_cases
 from semidice.metrics.cases import CaseRow, CaseTable
 from semidice.metrics.statistics import compare_scores
+from semidice.paths import ReproductionFolder
 from semidice.recipes import read_recipe
 from semidice.recipes.grid import read_variants
 from semidice.reproduce import ReproduceError, paper_tables, run_reproduce
@@ -445,6 +447,148 @@ def test_tables_share_runs_and_teachers_come_first(tmp_path):
     assert "unet_resnet18_distillation" in folders["lits_kits"] & folders["kde_bandwidth"]
 
 
+# protocols: the paper's text, and the configuration that its authors released
+
+PAGE = Path(__file__).parents[2] / "docs" / "reproduce.md"
+
+
+def planned(data, out, *, protocol, overrides=()):
+    """Variants of all tables by dataset and method, for the datasets that exist."""
+    out = ReproductionFolder.of(out, protocol).path
+    tables = list(paper_tables().values())
+    plan = make_plan(tables, data=data, out=out, overrides=overrides, protocol=protocol)
+    return {(name, each.name): each for name, group in plan.runnable().items() for each in group}
+
+
+def flat(recipe):
+    """Options by dotted key, without the run of the teacher, which is a folder of the protocol."""
+    options = recipe.model_dump(mode="json")
+    options = {
+        f"{section}.{name}": value
+        for section, values in options.items()
+        if isinstance(values, dict)
+        for name, value in values.items()
+    } | {name: value for name, value in options.items() if not isinstance(value, dict)}
+    return {name: value for name, value in options.items() if name != "teacher.run"}
+
+
+def option_differences(data, out):
+    """By option: the values of the text, and those of the authors, over all methods in which they differ."""
+    text, authors = (planned(data, out, protocol=protocol) for protocol in ("text", "authors"))
+    differences = {}
+    for key in text:
+        old, new = flat(text[key].recipe), flat(authors[key].recipe)
+        assert set(old) == set(new)
+        for option in old:
+            if old[option] != new[option]:
+                values = differences.setdefault(option, (set(), set()))
+                values[0].add(json.dumps(old[option]))
+                values[1].add(json.dumps(new[option]))
+    return differences
+
+
+def options_in_page(page):
+    """The table of differing options: values of the text and of the authors by option."""
+    start = page.index("| option | the text says")
+    rows = [row.strip("|").split("|") for row in page[start:].partition("\n\n")[0].splitlines()[2:]]
+    values = [re.compile(r"`([^`]*)`").findall(cell) for row in rows for cell in (row[0], *row[-2:])]
+    as_json = [{json.dumps(yaml.safe_load(value)) for value in cell} for cell in values]
+    return {values[n][0]: (as_json[n + 1], as_json[n + 2]) for n in range(0, len(values), 3)}
+
+
+def test_the_protocols_differ_in_the_options_and_values_of_the_page(data, tmp_path):
+    shown, real = options_in_page(PAGE.read_text()), option_differences(data, tmp_path)
+    assert set(shown) == set(real)
+    # the number of steps depends on the dataset
+    assert shown.pop("schedule.warmup_steps") == ({"0"}, set())
+    assert shown == {option: real[option] for option in shown}
+
+
+def test_a_row_that_is_missing_from_the_page_or_has_another_value_is_detected(data, tmp_path):
+    page, real = PAGE.read_text(), option_differences(data, tmp_path)
+    without_row = re.sub(r"\| `loss.smooth` .*\n", "", page)
+    assert set(real) - set(options_in_page(without_row)) == {"loss.smooth"}
+    other = options_in_page(page.replace("`10.0`", "`5.0`"))
+    assert other["optimiser.decoder_lr_factor"] != real["optimiser.decoder_lr_factor"]
+
+
+def test_both_protocols_have_the_same_methods_in_different_folders(data, tmp_path):
+    text, authors = (planned(data, tmp_path, protocol=protocol) for protocol in ("text", "authors"))
+    assert list(text) == list(authors)
+    folders = [variant.folder for variant in (*text.values(), *authors.values())]
+    assert len(set(folders)) == 2 * len(text)
+    for (dataset, method), variant in authors.items():
+        assert variant.folder == tmp_path / "authors" / dataset / method
+        if variant.teacher is not None:
+            assert variant.recipe.teacher.run == authors[dataset, variant.teacher].folder
+
+
+def test_the_authors_options_are_only_set_where_they_mean_something(data, tmp_path):
+    authors = planned(data, tmp_path, protocol="authors")
+    label = authors["kidney", "smoothing"].recipe.label
+    assert (label.maker, label.smoothing, label.eps, label.width) == ("majority", "boundary", 0.5, 3)
+    assert authors["kidney", "uniform"].recipe.label.smoothing == "none"
+    classes = {method: variant.recipe.loss.classes for (_, method), variant in authors.items()}
+    assert classes["majority"] == classes["random"] == classes["unet_resnet50_hard"] == "present"
+    assert classes["weighted"] == classes["smoothing"] == classes["unet_resnet18_distillation"] == "all"
+    assert authors["kidney", "majority"].recipe.augment.crop == (256, 256)
+    assert authors["kits", "unet_resnet50_hard"].recipe.augment.crop == (384, 384)
+
+
+def test_the_warm_up_is_a_hundredth_of_the_steps_that_are_asked_for(data, tmp_path):
+    # 8 cases of kidney, of which two folds train on 4 each: one batch per epoch
+    options = ["data.num_folds=2", "batch_size=4", "schedule.epochs=350"]
+    recipe = planned(data, tmp_path, protocol="authors", overrides=options)["kidney", "majority"].recipe
+    assert recipe.schedule.warmup_steps == 4
+
+
+def test_an_override_replaces_an_option_of_the_protocol(data, tmp_path):
+    options = ["augment.crop=[64, 64]", "optimiser={lr: 0.1}", "schedule.warmup_steps=7"]
+    for variant in planned(data, tmp_path, protocol="authors", overrides=options).values():
+        recipe = variant.recipe
+        assert (recipe.augment.crop, recipe.schedule.warmup_steps) == ((64, 64), 7)
+        assert (recipe.optimiser.lr, recipe.optimiser.decoder_lr_factor) == (0.1, 1.0)
+        assert recipe.loss.smooth == 1
+
+
+def test_both_protocols_run_in_one_folder_and_keep_their_results(data, tmp_path):
+    tables = {}
+    for protocol in ("text", "authors", "text"):
+        results, printed = reproduce(
+            "qubiq_labels", data, tmp_path, tasks=["kidney"], protocol=protocol, epochs=2
+        )
+        folder = tmp_path / "authors" if protocol == "authors" else tmp_path
+        assert f"protocol {protocol}: " in printed
+        assert f"protocol {protocol}: " in (folder / "qubiq_labels.md").read_text()
+        ours = results["qubiq_labels"].values
+        assert all(np.isfinite(value) for row in ours.values() for value in row.values())
+        # the third command finds the runs of the first
+        assert ("trainings to run" in printed) == (protocol not in tables)
+        assert tables.setdefault(protocol, ours) == ours
+    assert tables["text"] != tables["authors"]
+    smoothing = read_recipe(tmp_path / "authors" / "kidney" / "smoothing" / "recipe.yaml").label.smoothing
+    assert smoothing == "boundary"
+
+
+def test_students_and_systems_run_with_the_authors_options(data, tmp_path):
+    options = {"tasks": ["kidney", "lits"], "protocol": "authors"}
+    for table in ("qubiq_sota", "distillation_terms"):
+        results, _ = reproduce(table, data, tmp_path, **options)
+        rows = results[table].values
+        assert rows
+        assert all(np.isfinite(value) for row in rows.values() for value in row.values())
+
+
+def test_list_only_says_which_protocol_is_listed(data, tmp_path):
+    reproduce("ce_against_dml", data, tmp_path, tasks=["kidney"])
+    for protocol, finished in (("text", 2), ("authors", 0)):
+        _, printed = reproduce(
+            "ce_against_dml", data, tmp_path, tasks=["kidney"], list_only=True, protocol=protocol
+        )
+        assert f"protocol {protocol}: " in printed
+        assert re.search(rf"ce_against_dml +1 of 1 +2 +2 +{finished} +{2 - finished}\b", printed)
+
+
 # our values
 
 
@@ -750,6 +894,7 @@ def test_a_dataset_that_cannot_be_read_is_named(data, tmp_path):
         ("qubiq_labels", {"overrides": ["loss.fom=min"]}, "did you mean loss.form"),
         ("qubiq_labels", {"folds": 9}, "folds are numbered 0 to 4"),
         ("qubiq_labels", {"folds": 0}, "expected 1 or more items"),
+        ("qubiq_labels", {"protocol": "paper"}, "unknown protocol 'paper'; choose from text, authors"),
     ],
 )
 def test_wrong_arguments_are_refused_before_anything_runs(table, options, message, data, tmp_path):

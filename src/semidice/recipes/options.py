@@ -234,7 +234,11 @@ class OptimiserOptions(_Section):
 class ScheduleOptions(_Section):
     """The number of epochs, and the decay of the learning rate: lr (1 - step / steps)^power."""
 
-    epochs: int = Field(default=150, ge=1, description="number of passes over the training cases")
+    epochs: int = Field(
+        default=150,
+        ge=1,
+        description="passes over the training cases, in whole batches: a remainder is dropped",
+    )
     power: float = Field(default=0.9, ge=0, description="exponent of the decay; 0 keeps the rate constant")
     warmup_steps: int = Field(default=0, ge=0, description="steps in which the rate first rises from 0")
 

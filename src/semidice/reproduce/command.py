@@ -4,6 +4,7 @@
         TABLE.md, .csv, .tex              the numbers; the Markdown file also has the conclusions
         TABLE_conclusions.md, .csv, .tex  which of the paper's conclusions hold
         rater_agreement_cases.parquet     Dice of each rater on each case
+        authors/                          all of this for --protocol authors
 
 A second run keeps finished folds. If a training fails, the others continue and the error is reported at the
 end.
@@ -26,6 +27,7 @@ from ..recipes.grid import Variant
 from ..training.command import start_fabric
 from .comparison_tables import conclusions_table, values_table
 from .plan import Plan, StepTimes, chosen_tables, estimated_seconds, folds_left, make_plan, time_text
+from .protocols import PROTOCOLS
 from .scores import agreement_scores, agreement_values, our_values
 from .tables import PaperTable, TableValues
 
@@ -44,19 +46,26 @@ def run_reproduce(
     folds: int | None = None,
     tasks: Sequence[str] = (),
     overrides: Sequence[str] = (),
+    protocol: str = "text",
     list_only: bool = False,
     accelerator: str = "auto",
 ) -> dict[str, TableValues]:
     """Run, print and write one table of the paper, or `all`, and return our numbers by table.
 
     A ReproduceError at the end names the trainings that failed. folds: run only the first N folds. tasks:
-    datasets such as kidney or lits; all if empty. overrides: KEY=VALUE for every recipe. list_only: only show
-    how many trainings are left and how long they take.
+    datasets such as kidney or lits; all if empty. overrides: KEY=VALUE for every recipe. protocol: text
+    or authors, see `protocols`. list_only: only show how many trainings are left and how long they take.
     """
+    if protocol not in PROTOCOLS:
+        raise ValueError(f"unknown protocol {protocol!r}; choose from {', '.join(PROTOCOLS)}")
+    out = ReproductionFolder.of(out, protocol).path
     options = [] if epochs is None else [f"schedule.epochs={epochs}"]
     options += [] if folds is None else [f"data.folds={list(range(folds))}"]
     tables = chosen_tables(table)
-    plan = make_plan(tables, data=data, out=out, tasks=tasks, overrides=[*options, *overrides])
+    plan = make_plan(
+        tables, data=data, out=out, tasks=tasks, overrides=[*options, *overrides], protocol=protocol
+    )
+    say(console, _protocol_line(protocol))
     for message in plan.missing:
         say(console, message)
     if list_only:
@@ -77,7 +86,7 @@ def run_reproduce(
             values = _agreement(datasets, data, out, console, failed)
         else:
             values = our_values(paper_table, runs)
-        _show_and_write(paper_table, values, datasets, out, console)
+        _show_and_write(paper_table, values, datasets, out, console, protocol)
         results[paper_table.name] = values
     if failed:
         raise ReproduceError(
@@ -147,8 +156,17 @@ def _agreement(
     return agreement_values(tables)
 
 
+def _protocol_line(protocol: str) -> str:
+    return f"protocol {protocol}: {PROTOCOLS[protocol]}"
+
+
 def _show_and_write(
-    table: PaperTable, values: TableValues, datasets: Sequence[str], out: Path, console: Console
+    table: PaperTable,
+    values: TableValues,
+    datasets: Sequence[str],
+    out: Path,
+    console: Console,
+    protocol: str,
 ) -> None:
     """Compare a table with the paper; print and write it."""
     numbers = values_table(table, values, datasets)
@@ -159,7 +177,8 @@ def _show_and_write(
     folder = ReproductionFolder(out)
     numbers.write(folder.table(table.name))
     conclusions.write(folder.conclusions(table.name))
-    page = f"# {table.title}\n\n{numbers.markdown()}\n## Conclusions\n\n{conclusions.markdown()}"
+    page = f"# {table.title}\n\n{_protocol_line(protocol)}\n\n{numbers.markdown()}"
+    page += f"\n## Conclusions\n\n{conclusions.markdown()}"
     write_text(folder.table(table.name).with_suffix(".md"), page)
     say(console, f"written to {out}: {table.name} and {table.name}_conclusions, as .md, .csv and .tex")
 

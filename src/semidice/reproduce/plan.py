@@ -15,7 +15,7 @@ import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -26,6 +26,7 @@ from ..networks.build import build_model
 from ..paths import DatasetFolder, ReproductionFolder, RunFolder
 from ..recipes import Recipe
 from ..recipes.grid import Variant, read_variants
+from .protocols import authors_recipe
 from .tables import QUBIQ, TUMOURS, PaperTable, grid_of, paper_tables
 
 _MAX_CPU_SIZE, _MAX_CPU_BATCH = 128, 2
@@ -77,10 +78,11 @@ def make_plan(
     out: Path,
     tasks: Sequence[str] = (),
     overrides: Sequence[str] = (),
+    protocol: str = "text",
 ) -> Plan:
     """All trainings that the tables need on their datasets, or on those named in `tasks`.
 
-    overrides: KEY=VALUE for every recipe.
+    overrides: KEY=VALUE for every recipe; they also replace options of the protocol.
     """
     variants, datasets, missing = {}, {}, []
     for name in _wanted_datasets(tables, tasks):
@@ -89,16 +91,26 @@ def make_plan(
         except ValueError as error:
             missing.append(_missing_message(name, data, str(error)))
         methods = {method for table in tables for method in table.methods(name)}
-        variants[name] = tuple(
-            read_variants(
-                [grid_of(name)],
-                dataset=data / name,
-                out=ReproductionFolder(out).runs(name),
-                overrides=overrides,
-                only=methods,
-            )
+        of_dataset = read_variants(
+            [grid_of(name)],
+            dataset=data / name,
+            out=ReproductionFolder(out).runs(name),
+            overrides=overrides,
+            only=methods,
         )
+        if protocol == "authors":
+            of_dataset = [_of_authors(variant, name, datasets.get(name), overrides) for variant in of_dataset]
+        variants[name] = tuple(of_dataset)
     return Plan(tuple(tables), variants, datasets, tuple(missing))
+
+
+def _of_authors(
+    variant: Variant, dataset: str, manifest: Manifest | None, overrides: Sequence[str]
+) -> Variant:
+    steps = None if manifest is None else num_steps(variant.recipe, manifest)
+    is_tumour = dataset in TUMOURS
+    recipe = authors_recipe(variant.recipe, is_tumour=is_tumour, num_steps=steps, overrides=overrides)
+    return replace(variant, recipe=recipe)
 
 
 def _wanted_datasets(tables: Sequence[PaperTable], tasks: Sequence[str]) -> list[str]:
