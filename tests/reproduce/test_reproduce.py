@@ -531,6 +531,8 @@ def test_the_authors_options_are_only_set_where_they_mean_something(data, tmp_pa
     classes = {method: variant.recipe.loss.classes for (_, method), variant in authors.items()}
     assert classes["majority"] == classes["random"] == classes["unet_resnet50_hard"] == "present"
     assert classes["weighted"] == classes["smoothing"] == classes["unet_resnet18_distillation"] == "all"
+    factors = {method: each.recipe.optimiser.decoder_lr_factor for (_, method), each in authors.items()}
+    assert {method for method, factor in factors.items() if factor != 10} == {"mrnet"}
     assert authors["kidney", "majority"].recipe.augment.crop == (256, 256)
     assert authors["kits", "unet_resnet50_hard"].recipe.augment.crop == (384, 384)
 

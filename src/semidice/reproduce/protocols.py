@@ -44,6 +44,9 @@ def authors_recipe(
         changes |= _SMOOTHED_LABEL
     elif recipe.label.is_hard:
         changes |= _HARD_LABEL
+    if recipe.system.name == "mrnet":
+        # not in the released configuration, and at the higher rate it can fail to learn
+        del changes["optimiser.decoder_lr_factor"]
     if num_steps is not None:
         changes["schedule.warmup_steps"] = math.ceil(_WARMUP_SHARE * num_steps)
     fixed = [override.partition("=")[0].strip() for override in overrides]
