@@ -220,7 +220,7 @@ def train(
     Writes the recipe, folds, logs, checkpoints, predictions and a table of scores. A run can be stopped at
     any time; with --resume it ends with the same weights as a run that was never stopped.
 
-    Example: **semidice train quick --set data.dataset=data --set schedule.epochs=30 -o runs/first**
+    Example: **semidice train auto --set data.dataset=data --set schedule.epochs=30 -o runs/first**
     """
     with _reported("train"):
         from .recipes import read_recipe

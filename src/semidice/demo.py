@@ -132,5 +132,5 @@ def _print_files(folder: DemoFolder, console: Console) -> None:
         "next, with your own data:\n"
         "  semidice prepare folder RAW_DIR data    # RAW_DIR/images and RAW_DIR/raters/NAME\n"
         "  semidice check data\n"
-        "  semidice train quick --set data.dataset=data -o runs/first",
+        "  semidice train auto --set data.dataset=data -o runs/first",
     )

@@ -235,7 +235,7 @@ seed: -1
         assert problems(binary) == [f"{binary} is not a recipe: it is not UTF-8 text"]
         assert problems(tmp_path) == [f"cannot read recipe {tmp_path}: Is a directory"]
         assert problems("quik") == ["there is neither a file nor a shipped recipe quik; did you mean quick?"]
-        assert "there are qubiq_labels, " in problems(tmp_path / "absent.yaml")[0]
+        assert "there are auto, qubiq_labels, " in problems(tmp_path / "absent.yaml")[0]
 
 
 class TestWriting:
@@ -256,7 +256,8 @@ class TestWriting:
         # an independent YAML 1.1 reader gives the same values
         read = yaml.safe_load((tmp_path / "recipe.yaml").read_text())
         assert read == recipe.model_dump(mode="json")
-        keys = [key for section, options in read.items() for key in _keys(section, options)]
+        assert read.pop("reasons") == {}
+        keys = [key for section, options in read.items() for key in _keys(section, options)] + ["reasons"]
         assert keys == [key for key, field in option_fields() if recipe_table._section(field) is None]
 
     def test_a_moved_run_folder_still_finds_its_dataset(self, tmp_path):
@@ -398,12 +399,12 @@ class TestShipped:
         needed = ["data.dataset=prepared"]
         if name == "tumour_distillation":
             needed.append("teacher.run=big")
-        assert read_recipe(name, needed).name
+        assert read_recipe(name, needed, accelerator=None).name
         lines = [line for line in (RECIPES / f"{name}.yaml").read_text().splitlines() if line.startswith("#")]
         examples = [re.findall(r"--set ([\w.]+=[^\s,`]+)", line) for line in lines]
         assert any(examples)
         for overrides in filter(None, examples):
-            read_recipe(name, [*needed, *overrides])
+            read_recipe(name, [*needed, *overrides], accelerator=None)
 
     @pytest.mark.parametrize(
         ("name", "epochs", "size"),
