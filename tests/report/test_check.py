@@ -511,7 +511,7 @@ class TestCommand:
         before = {path: (sha256(path), path.stat().st_mtime_ns) for path in folder.rglob("*.*")}
         text = printed(folder)
         assert text.rstrip().endswith(
-            f"no problems, no warnings; next: semidice train quick --set data.dataset={folder}"
+            f"no problems, no warnings; next: semidice train auto --set data.dataset={folder}"
         )
         assert f"wrote {folder.parent / 'data_check.png'}" in text
         assert {path: (sha256(path), path.stat().st_mtime_ns) for path in folder.rglob("*.*")} == before

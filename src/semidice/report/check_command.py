@@ -58,7 +58,7 @@ def run_check(folder: Path, *, sheet: Path | None = None, console: Console) -> C
             f"{counts} in {folder}: correct the raw files if they are wrong, "
             "and prepare the dataset again in a new folder"
         )
-    say(console, f"{counts}; next: semidice train quick --set {shlex.quote(f'data.dataset={folder}')}")
+    say(console, f"{counts}; next: semidice train auto --set {shlex.quote(f'data.dataset={folder}')}")
     return report
 
 
