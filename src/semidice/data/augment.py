@@ -83,11 +83,13 @@ class AugmentOptions(BaseModel):
     brightness: float = Field(
         default=0.0,
         ge=0,
-        description="largest number added to all intensities of an image, in units of the dataset's "
+        description="largest number added to all intensities of an image, in units of the training cases' "
         "standard deviation",
     )
     noise: float = Field(
-        default=0.0, ge=0, description="standard deviation of added noise, in units of the dataset's own"
+        default=0.0,
+        ge=0,
+        description="standard deviation of added noise, in units of that of the training cases",
     )
 
     @model_validator(mode="after")
