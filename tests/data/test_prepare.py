@@ -1,5 +1,6 @@
 """Preparing gives the same bytes every time, continues after a stop, and leaves no incomplete dataset."""
 
+import json
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ from dataclasses import replace
 import nibabel
 import numpy as np
 import pytest
+from PIL import Image
 from preparing import (
     PHANTOM,
     failing_reader,
@@ -19,7 +21,7 @@ from preparing import (
     prepare,
     recording_reader,
 )
-from raw_trees import make_kits, make_lits
+from raw_trees import ellipsoids, make_kits, make_lits, write_nifti, write_picture
 
 from semidice.data.dataset import Dataset
 from semidice.data.phantom import PhantomOptions, make_phantom
@@ -194,6 +196,59 @@ def test_a_finished_dataset_whose_raw_files_or_arrays_changed_is_kept_and_all_ch
         "new: it is not in the dataset, but can be prepared now",
     ]
     assert file_hashes(out) == before
+
+
+def test_copies_of_a_nifti_in_other_types_are_stored_with_the_same_values(tmp_path):
+    image, masks = ellipsoids(0, (24, 26))
+    values = np.rint(image * 90)
+    for dtype in ("uint8", "int16", "float32"):
+        write_nifti(tmp_path / "raw/images" / f"{dtype}.nii.gz", values.astype(dtype))
+        write_nifti(tmp_path / "raw/masks" / f"{dtype}.nii.gz", masks[0])
+    (raw,) = find_datasets("folder", tmp_path / "raw")
+    assert prepare(raw, tmp_path / "out").manifest.options["keep_bytes"] is False
+    dataset = Dataset(tmp_path / "out")
+    low, high = np.percentile(values, (0.5, 99.5))
+    expected = np.clip((values - low) / (high - low), 0, 1)
+    for number in range(3):
+        assert np.array_equal(dataset.stored("images", number), dataset.stored("images", 0))
+        assert np.abs(dataset.image(number)[0] - expected).max() <= 0.5 / 32767 + 1e-6
+
+
+def test_pictures_keep_their_8_bits_only_if_all_of_them_have_8_bits(tmp_path):
+    pictures = folder_dataset(tmp_path / "raw", num_cases=3)
+    kept = prepare(pictures, tmp_path / "kept")
+    assert kept.manifest.options["keep_bytes"] is True
+    pixels = {path.stem: np.array(Image.open(path)) for path in (tmp_path / "raw/images").iterdir()}
+    for number, case in enumerate(Dataset(tmp_path / "kept").cases):
+        assert np.array_equal(Dataset(tmp_path / "kept").stored("images", number)[0], pixels[case.name])
+    windowed = prepare(pictures, tmp_path / "windowed", overrides={"window": (0, 200)})
+    assert windowed.manifest.options["keep_bytes"] is False
+    write_picture(tmp_path / "raw/images/case2.png", pixels["case2"].astype(np.uint16))
+    scaled = prepare(pictures, tmp_path / "scaled")
+    assert scaled.manifest.options["keep_bytes"] is False
+    dataset = Dataset(tmp_path / "scaled")
+    for number, case in enumerate(dataset.cases):
+        low, high = np.percentile(pixels[case.name].astype(float), (0.5, 99.5))
+        expected = np.clip((pixels[case.name] - low) / (high - low), 0, 1)
+        assert np.abs(dataset.image(number)[0] - expected).max() <= 0.5 / 32767 + 1e-6
+
+
+def test_a_dataset_of_an_older_semidice_is_compared_by_the_type_of_its_images(tmp_path):
+    out = tmp_path / "out"
+    prepare(folder_dataset(tmp_path / "raw", num_cases=3), out)
+    manifest = json.loads((out / "manifest.json").read_text())
+    del manifest["options"]["keep_bytes"]
+    (out / "manifest.json").write_text(json.dumps(manifest))
+    (raw,) = find_datasets("folder", tmp_path / "raw")
+    assert prepare(raw, out).already
+    pixels = np.array(Image.open(tmp_path / "raw/images/case1.png"))
+    write_picture(tmp_path / "raw/images/case4.png", pixels.T.astype(np.uint16))
+    write_picture(
+        tmp_path / "raw/raters/a/case4.png", np.array(Image.open(tmp_path / "raw/raters/a/case1.png")).T
+    )
+    (raw,) = find_datasets("folder", tmp_path / "raw")
+    with pytest.raises(PrepareError, match="case1: its intensities were stored as uint8, and would now be"):
+        prepare(raw, out)
 
 
 def test_only_unfinished_scans_are_read_again_after_a_failure(tmp_path):

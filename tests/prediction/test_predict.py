@@ -554,6 +554,54 @@ def test_an_input_is_normalised_to_the_same_bits_as_in_training(tmp_path, dtype)
         assert torch.equal(image.normalised(slice(None), run.facts.mean_std(fold)), batch.image)
 
 
+def prepared_folder(root: Path, images: dict[str, np.ndarray], save) -> Dataset:
+    """A dataset prepared from images/NAME and masks/NAME, which `save(path, values)` writes."""
+    for name, values in images.items():
+        for kind, content in (("images", values), ("masks", (values > values.mean()).astype(np.uint8))):
+            (root / "raw" / kind).mkdir(parents=True, exist_ok=True)
+            save(root / "raw" / kind / name, content)
+    (raw,) = find_datasets("folder", root / "raw")
+    return Dataset(prepare_dataset(raw, root / "data", workers=1).path)
+
+
+def test_copies_of_a_nifti_in_other_types_have_the_same_prediction(tmp_path):
+    values = np.random.default_rng(0).integers(0, 90, (4, 32, 40))
+    scans = {f"case{number}.nii": values[number].astype(np.float32) for number in range(4)}
+    scans["case0.nii"] = values[0].astype(np.uint8)
+    run = make_run(tmp_path / "run", prepared_folder(tmp_path, scans, write_nifti), scored=False)
+    copies = {
+        dtype: write_nifti(tmp_path / f"{dtype}.nii", values[1].astype(dtype))
+        for dtype in ("uint8", "int16", "float32")
+    }
+    predict(run, list(copies.values()), tmp_path / "out")
+    probs = [nibabel.load(tmp_path / "out" / f"{dtype}_prob.nii.gz").get_fdata() for dtype in copies]
+    assert np.ptp(probs[0]) > 0.01
+    for prob in probs[1:]:
+        np.testing.assert_array_equal(prob, probs[0])
+
+
+def test_a_run_on_8_bit_pictures_takes_0_to_255_of_any_type_and_refuses_other_values(tmp_path):
+    def save(path: Path, values: np.ndarray) -> None:
+        Image.fromarray(values).save(path)
+
+    pixels = np.random.default_rng(0).integers(0, 200, (4, 32, 32), dtype=np.uint8)
+    pictures = {f"case{number}.png": pixels[number] for number in range(4)}
+    run = make_run(tmp_path / "run", prepared_folder(tmp_path, pictures, save), scored=False)
+    save(tmp_path / "byte.png", pixels[0])
+    save(tmp_path / "deep.png", pixels[0].astype(np.uint16))
+    save(tmp_path / "share.tif", pixels[0] / np.float32(255))
+    save(tmp_path / "large.png", pixels[0].astype(np.uint16) * 257)
+    names = ("byte.png", "deep.png", "share.tif", "large.png")
+    with pytest.raises(ValueError, match="2 of 4 inputs could not be predicted") as error:
+        predict(run, [tmp_path / name for name in names], tmp_path / "out")
+    highest = int(pixels[0].max())
+    for name, high in (("share.tif", highest / 255), ("large.png", highest * 257)):
+        words = f"{name}: channel 1 holds values from 0 to {high:g}, but the dataset has 8-bit pictures"
+        assert words in str(error.value)
+    probs = [np.array(Image.open(tmp_path / "out" / f"{name}_prob.png")) for name in ("byte", "deep")]
+    np.testing.assert_array_equal(*probs)
+
+
 def test_a_run_of_an_older_semidice_predicts_with_the_mean_and_std_of_its_dataset(dataset, tmp_path):
     run = make_run(tmp_path / "run", dataset, options={"window": [0.0, 1.0]}, scored=False)
     record = json.loads(run.dataset.read_text())

@@ -418,6 +418,21 @@ class TestWarnings:
         # two empty masks agree
         assert report.agreement[3].tolist() == [1, 1, 1]
 
+    def test_scans_whose_images_are_stored_in_two_ways_give_a_warning(self, folder):
+        image = np.load(folder / "images" / "scan002.npy")
+        store(folder, "images", "scan002", np.rint(image / 255 * 32767).astype(np.int16))
+        (warning,) = check_dataset(folder).warnings
+        assert warning.startswith(
+            "intensities are scaled in two ways, "
+            "5 scans (scan000, scan001, scan003, scan004, scan005) as uint8 and 1 scan (scan002) as int16: "
+        )
+
+    @pytest.mark.parametrize("change", [{"mean": [0.99], "std": [0.1]}, {"mean": [0.0005], "std": [0.0005]}])
+    def test_a_scan_with_intensities_far_from_the_others_gives_a_warning(self, folder, change):
+        edit_manifest(folder, lambda manifest: manifest["scans"][4].update(change))
+        (warning,) = check_dataset(folder).warnings
+        assert warning.startswith("intensities of 1 scan (scan004) are far from those of the other scans: ")
+
     def test_files_that_the_manifest_does_not_list_give_a_warning(self, folder):
         (folder / "notes.txt").write_text("mine")
         shutil.copy(folder / "masks" / "scan000.npy", folder / "masks" / "old.npy")

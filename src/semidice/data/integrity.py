@@ -23,6 +23,10 @@ from .packing import num_planes
 
 # float32 sums of a few classes, each rounded once
 _SUM_TOLERANCE = 1e-5
+# a scan is unusual if its mean is further from the median scan's, in units of the median standard deviation,
+# or if its standard deviation is a smaller share of the median one
+_MAX_MEAN_DISTANCE = 3.0
+_MIN_CONTRAST = 0.1
 
 
 def scan_problems(manifest: Manifest, scan: Scan) -> list[str]:
@@ -142,6 +146,37 @@ def image_problem(stored: np.ndarray) -> str | None:
     """The problem of stored intensities, if any: values of int16 start at 0."""
     lowest = int(stored.min())
     return None if lowest >= 0 else f"stored intensities must be 0 or more; got {lowest}"
+
+
+def kind_warnings(scans: Sequence[Scan], dtype_of: Mapping[str, str]) -> list[str]:
+    """Warnings about scans whose intensities are of another kind than those of the other scans.
+
+    dtype_of: the type of each scan's stored images.
+    """
+    warnings = []
+    by_dtype: dict[str, list[str]] = {}
+    for name, dtype in dtype_of.items():
+        by_dtype.setdefault(dtype, []).append(name)
+    if len(by_dtype) > 1:
+        kinds = " and ".join(f"{enumerated(names, 'scan')} as {dtype}" for dtype, names in by_dtype.items())
+        warnings.append(
+            f"intensities are scaled in two ways, {kinds}: prepare the raw files again, in a new folder"
+        )
+    measured = [scan for scan in scans if scan.mean and scan.std and scan.name in dtype_of]
+    if not measured:
+        return warnings
+    means, stds = np.array([scan.mean for scan in measured]), np.array([scan.std for scan in measured])
+    usual_mean, usual_std = np.median(means, axis=0), np.median(stds, axis=0)
+    is_other = (np.abs(means - usual_mean) > _MAX_MEAN_DISTANCE * usual_std) | (
+        stds < _MIN_CONTRAST * usual_std
+    )
+    others = [scan.name for scan, flags in zip(measured, is_other, strict=True) if flags.any()]
+    if others and len(by_dtype) == 1:
+        warnings.append(
+            f"intensities of {enumerated(others, 'scan')} are far from those of the other scans: "
+            "look whether the raw files have the same unit and range"
+        )
+    return warnings
 
 
 def truth_problem(truth: Float32[np.ndarray, "C *space"]) -> str | None:

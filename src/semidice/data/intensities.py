@@ -2,10 +2,13 @@
 
     raw x    -> (x - low) / (high - low), clipped to [0, 1]. low and high are the window, or else percentiles
                 of the channel over the whole scan; if these are equal, its smallest and largest value.
-    [0, 1]   -> resized, and rounded to int16: 0 .. 32767. Without a window, 8-bit images are stored as they
-                are (uint8): resized, and rounded.
+    [0, 1]   -> resized, and rounded to int16: 0 .. 32767
+    0 .. 255 -> resized, and rounded to uint8, if all raw images of the dataset are 8-bit pictures and there
+                is no window (`keep_bytes`)
     stored   -> (intensity - mean) / std, with the mean and std of the channel over the training cases
 
+`prepare` chooses one rule for a dataset, and `predict` follows it for files of any type. A NIfTI always has
+its percentiles: programs store it as uint8 if its values happen to be small.
 Values are clipped before they are resized, so that values outside the window do not leak into it.
 """
 
@@ -40,11 +43,12 @@ def levels_of(dtype: np.dtype[np.generic]) -> int:
 
 
 def intensity_limits(image: np.ndarray, options: PrepareOptions) -> list[Limits] | None:
-    """The raw values of each channel that become 0 and 1; None if the image is stored with its 8 bits.
+    """The raw values of each channel that become 0 and 1; None if 0 .. 255 are stored as they are.
 
     image: (channels, *space), of the whole scan.
     """
-    keeps_bytes = options.window is None and image.dtype == np.uint8
+    keeps_bytes = image.dtype == np.uint8 if options.keep_bytes is None else options.keep_bytes
+    keeps_bytes = keeps_bytes and options.window is None
     limits = []
     for number, channel in enumerate(image, 1):
         lowest, highest = float(channel.min()), float(channel.max())
@@ -61,10 +65,24 @@ def intensity_limits(image: np.ndarray, options: PrepareOptions) -> list[Limits]
                     f"window ({low:g}, {high:g}): choose another --window"
                 )
             limits.append((low, high))
-        elif not keeps_bytes:
-            low, high = map(float, np.percentile(channel, options.percentiles))
+        elif keeps_bytes:
+            _check_bytes(channel, number, lowest, highest)
+        else:
+            # the same type for every file, so that a copy of another type has the same percentiles
+            values = channel.astype(np.float32, copy=False)
+            low, high = map(float, np.percentile(values, options.percentiles))
             limits.append((low, high) if low < high else (lowest, highest))
     return None if keeps_bytes else limits
+
+
+def _check_bytes(channel: np.ndarray, number: int, lowest: float, highest: float) -> None:
+    """A ValueError if the values of a channel are not those of an 8-bit picture."""
+    is_share = channel.dtype != np.uint8 and highest <= 1 and (channel != np.rint(channel)).any()
+    if lowest < 0 or highest > 255 or is_share:
+        raise ValueError(
+            f"channel {number} holds values from {lowest:g} to {highest:g}, but the dataset has 8-bit "
+            "pictures with values from 0 to 255: save the image with 8 bits"
+        )
 
 
 def stored_image(image: np.ndarray, limits: list[Limits] | None, size: tuple[int, int] | None) -> np.ndarray:

@@ -47,7 +47,12 @@ class PrepareOptions(Record):
     )
     percentiles: tuple[float, float] = Field(
         default=(0.5, 99.5),
-        description="of a scan's channel, which become 0 and 1 without a window; 8-bit images are kept",
+        description="of a scan's channel, which become 0 and 1 without a window and without `keep_bytes`",
+    )
+    keep_bytes: bool | None = Field(
+        default=None,
+        description="whether 0 and 255 become 0 and 1, for a dataset of 8-bit pictures; None, of an older "
+        "semidice, decides it for each image by its type",
     )
     slices: Slices = Field(
         default="none",

@@ -1,9 +1,9 @@
 """Whether a prepared dataset is complete and correct, what it contains, and how well its raters agree.
 
 A problem makes the dataset unfit for training: a file that has changed, an impossible value, one image under
-two patients. A warning is worth a look: images without contrast, cases in which nobody drew anything. All
-are collected in one pass, with one case in memory at a time. Agreement is `labels.rater_agreement` over the
-cases with two raters or more. Nothing is written into the dataset.
+two patients. A warning is worth a look: images without contrast or with intensities of another kind, cases in
+which nobody drew anything. All are collected in one pass, with one case in memory at a time. Agreement is
+`labels.rater_agreement` over the cases with two raters or more. Nothing is written into the dataset.
 """
 
 import hashlib
@@ -22,6 +22,7 @@ from ..data.dataset import Dataset
 from ..data.integrity import (
     enumerated,
     image_problem,
+    kind_warnings,
     listed_arrays,
     manifest_problems,
     mask_problems,
@@ -117,6 +118,7 @@ class _Checker:
         self.readable = np.zeros(num_cases, dtype=bool)
         self.batches = AgreementBatches(num_cases, num_raters, num_classes=num_classes)
         self._constant: list[str] = []
+        self._dtype_of: dict[str, str] = {}
         self._cases_of_image: dict[bytes, list[int]] = defaultdict(list)
 
     def check_scan(
@@ -134,6 +136,8 @@ class _Checker:
             problems += array_problems
             if array is not None:
                 arrays[kind] = array
+        if "images" in arrays:
+            self._dtype_of[scan.name] = arrays["images"].dtype.name
         for number, name in enumerate(scan.case_names(), start=first):
             rows = {kind: np.array(array[number - first]) for kind, array in arrays.items()}
             problems += [f"case {name}: {problem}" for problem in self._check_case(number, rows)]
@@ -195,6 +199,7 @@ class _Checker:
         warnings = []
         if self._constant:
             warnings.append(f"{enumerated(self._constant, 'image')} with a single grey value")
+        warnings += kind_warnings(dataset.manifest.scans, self._dtype_of)
         present = dataset.present & self.readable[:, None]
         blank = [
             case.name

@@ -33,7 +33,7 @@ class StoredScan:
 def convert_image(
     image: np.ndarray, options: PrepareOptions, *, slices: tuple[int, ...] | None
 ) -> UInt8[np.ndarray, "S channels *space"] | Int16[np.ndarray, "S channels *space"]:
-    """The images of a scan's cases as they are stored; a ValueError for an image without contrast.
+    """The images of a scan's cases as they are stored; a ValueError for intensities that cannot be used.
 
     slices: numbers of the slices that become cases; None makes the whole image one case.
     """

@@ -26,6 +26,7 @@ from ...paths import DatasetFolder, UnfinishedDataset, force_to_disk, write_text
 from ..intensities import pooled_mean_std
 from ..manifest import Manifest, PrepareOptions, Scan, manifest_text, read_manifest
 from ..sources.raw import RawDataset, RawScan, natural_order
+from ..sources.readers import is_8_bit_picture
 from .scan import CannotWriteError, FinishedScan, Job, ScanOutcome, prepare_scan, verify_scan, writing
 from .workers import WorkerDiedError, Workers
 
@@ -91,6 +92,7 @@ def prepare_dataset(
     raw = replace(raw, options=_with_overrides(raw.options, overrides or {}))
     scans = sorted(raw.scans, key=lambda scan: natural_order(scan.name))
     _check_scans(raw, scans)
+    raw = replace(raw, options=raw.options.model_copy(update={"keep_bytes": _keeps_bytes(raw)}))
     job = Job(replace(raw, scans=(), problems=()), folder=UnfinishedDataset.of(Path(os.path.abspath(out))))
     with contextlib.ExitStack() as stack:
         pool = workers if isinstance(workers, Workers) else stack.enter_context(Workers(workers))
@@ -127,6 +129,20 @@ def _with_overrides(options: PrepareOptions, overrides: Mapping[str, Any]) -> Pr
         first = error.errors()[0]
         option = ".".join(map(str, first["loc"]))
         raise PrepareError([f"{option}: {first['msg']}" if option else first["msg"]]) from error
+
+
+def _keeps_bytes(raw: RawDataset) -> bool:
+    """Whether the images are stored with their 8 bits: all are 8-bit pictures, and there is no window."""
+    files = [path for scan in raw.scans for path in scan.image]
+    return raw.options.window is None and bool(files) and all(map(_may_be_8_bit, files))
+
+
+def _may_be_8_bit(path: Path) -> bool:
+    try:
+        return is_8_bit_picture(path)
+    except ValueError:
+        # reported when the scan is read
+        return True
 
 
 def _check_scans(raw: RawDataset, scans: Sequence[RawScan]) -> None:
@@ -336,6 +352,8 @@ def _differences(manifest: Manifest, identity: Mapping[str, Any]) -> list[str]:
     previous = manifest.model_dump(mode="json", include=set(identity))
     previous["options"].pop("left_out", None)
     before, now = _flat(previous), _flat(identity)
+    # in a dataset of an older semidice, `verify_scan` looks at the type of each scan's images
+    before.setdefault("options.keep_bytes", now["options.keep_bytes"])
     return [
         f"{name.removeprefix('options.')} was {before.get(name, 'not given')} and is now "
         f"{now.get(name, 'not given')}"

@@ -97,6 +97,11 @@ def verify_scan(job: Job, dataset: DatasetFolder, pair: tuple[RawScan, Scan | No
             path = dataset.array(kind, scan.name)
             if file_hash(path) != digest:
                 return f"{scan.name}: {path.relative_to(dataset.path)} is not the file that was prepared"
+        dtype = np.load(dataset.array("images", scan.name), mmap_mode="r", allow_pickle=False).dtype
+        if (dtype == np.uint8) != job.raw.options.keep_bytes:
+            return (
+                f"{scan.name}: its intensities were stored as {dtype}, and would now be scaled in another way"
+            )
     except Exception as error:
         return f"{raw_scan.name}: {_reason(error)}"
     return ""

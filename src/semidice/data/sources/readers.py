@@ -32,7 +32,9 @@ _MM = {"meter": 1000.0, "mm": 1.0, "micron": 0.001, "unknown": 1.0}
 _NIFTI_CLASSES = {348: nibabel.Nifti1Image, 540: nibabel.Nifti2Image}
 # the part of an affine that belongs to the spatial axes, in mm: a step along each, and the first voxel
 Placement = Float64[np.ndarray, "3 steps_and_origin"]
-_GREY_MODES = ("1", "L", "LA", "La", "I", "F", "I;16", "I;16B", "I;16L", "I;16N")
+# Pillow's modes of grey pictures; those with more than 8 bits
+_DEEP_MODES = ("I", "F", "I;16", "I;16B", "I;16L", "I;16N")
+_GREY_MODES = ("1", "L", "LA", "La", *_DEEP_MODES)
 
 
 @dataclass(frozen=True)
@@ -154,6 +156,18 @@ def file_shape(path: Path) -> tuple[tuple[int, ...], int]:
         except Exception as error:
             raise _unreadable(path, error) from error
     return tuple(int(length) for length in shape if length != 1), colours
+
+
+def is_8_bit_picture(path: Path) -> bool:
+    """Whether a file is a picture that `read_image` returns as uint8; only the header is read."""
+    if suffix_of(path) in NIFTI_SUFFIXES:
+        return False
+    with _opened(path) as file:
+        try:
+            with Image.open(file, formats=("PNG", "TIFF")) as picture:
+                return picture.mode not in _DEEP_MODES
+        except Exception as error:
+            raise _unreadable(path, error) from error
 
 
 def _read(path: Path, *, palette_to_colours: bool) -> _Stored:
