@@ -10,20 +10,51 @@ from prepared import make_prepared
 from rich.console import Console
 
 from semidice.data.dataset import Dataset
+from semidice.paths import file_hash
 from semidice.report.check_command import run_check
 from semidice.report.contact_sheet import SheetPanel, case_panel, choose_cases, draw_contact_sheet
 from semidice.report.figures import line_style
 
 
-def test_the_cases_are_spread_evenly_and_the_most_contested_come_first():
-    agreement = np.linspace(1, 0.5, 100)
-    chosen = choose_cases(agreement, np.arange(100) != 99)
-    assert len(chosen) == len(set(chosen)) == 24
-    assert chosen[0] == 98
-    assert chosen[-1] == 0
-    assert chosen == sorted(chosen, reverse=True)
-    assert set(np.diff(chosen)) <= {-4, -5}
+def test_the_most_contested_cases_of_the_dataset_are_shown_first():
+    agreement = np.random.default_rng(0).permutation(100) / 100
+    usable = agreement != 0
+    chosen = choose_cases(agreement, usable)
+    assert agreement[chosen].tolist() == [number / 100 for number in range(1, 25)]
     assert choose_cases(agreement, np.zeros(100, dtype=bool)) == []
+
+
+def test_cases_with_one_rater_come_last_and_are_spread_evenly():
+    agreement = np.full(100, np.nan)
+    chosen = choose_cases(agreement, np.ones(100, dtype=bool))
+    assert len(chosen) == 24
+    assert (chosen[0], chosen[-1]) == (0, 99)
+    assert set(np.diff(chosen)) <= {4, 5}
+    agreement[[7, 50]] = 0.9, 0.2
+    assert choose_cases(agreement, np.ones(100, dtype=bool), max_cases=4) == [50, 7, 0, 99]
+
+
+def test_the_sheet_of_a_large_dataset_shows_its_most_contested_case(tmp_path, monkeypatch):
+    folder = make_prepared(tmp_path / "data", num_cases=30, size=(24, 24)).folder
+    drawn = np.load(folder.array("masks", "scan007"))
+    drawn[:] = 0
+    # each of the three raters draws another row, so that there is no majority
+    for rater in range(3):
+        drawn[0, rater, 0, rater] = 255
+    np.save(folder.array("masks", "scan007"), drawn)
+    manifest = json.loads(folder.manifest.read_text())
+    manifest["scans"][7]["arrays"]["masks"] = file_hash(folder.array("masks", "scan007"))
+    folder.manifest.write_text(json.dumps(manifest))
+    shown = []
+    monkeypatch.setattr(
+        "semidice.report.check_command.draw_contact_sheet",
+        lambda panels, raters, **options: (
+            shown.extend(panels) or draw_contact_sheet(panels, raters, **options)
+        ),
+    )
+    run_check(folder.path, sheet=tmp_path / "sheet.png", console=Console(quiet=True))
+    assert shown[0].name == "scan007"
+    assert len(shown) == 24
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """The contact sheet of a dataset: grey images of cases with the outlines of their raters.
 
-Cases are chosen evenly across the dataset; those with the lowest agreement come first. A panel shows the
-part of the image around the outlines. Of a volume, it shows the slice with the most foreground.
+The cases with the lowest agreement of their raters are shown; if there are too few with two raters or more,
+also others, evenly across the dataset. A panel shows the part of the image around the outlines. Of a volume,
+it shows the slice with the most foreground.
 """
 
 import math
@@ -42,15 +43,18 @@ class SheetPanel:
 def choose_cases(
     agreement: Float[np.ndarray, " N"], usable: Bool[np.ndarray, " N"], *, max_cases: int = MAX_CASES
 ) -> list[int]:
-    """Numbers of up to `max_cases` usable cases, evenly across the dataset, sorted by agreement, NaN last.
+    """Numbers of up to `max_cases` usable cases: those with the lowest agreement first, then those with NaN.
 
-    >>> choose_cases(np.array([0.9, 0.5, np.nan, 0.7]), np.array([True, True, True, True]), max_cases=3)
-    [3, 0, 2]
+    >>> choose_cases(np.array([0.9, 0.5, np.nan, 0.7]), np.array([True, True, True, True]), max_cases=2)
+    [1, 3]
     """
-    numbers = np.flatnonzero(usable)
-    if len(numbers) > max_cases:
-        numbers = numbers[np.linspace(0, len(numbers) - 1, max_cases).round().astype(int)]
-    return sorted(numbers.tolist(), key=lambda number: (math.isnan(agreement[number]), agreement[number]))
+    rated, unrated = (
+        np.flatnonzero(usable & is_kind) for is_kind in (~np.isnan(agreement), np.isnan(agreement))
+    )
+    contested = rated[np.argsort(agreement[rated], kind="stable")][:max_cases]
+    num_others = min(len(unrated), max_cases - len(contested))
+    others = unrated[np.linspace(0, len(unrated) - 1, num_others).round().astype(int)]
+    return [*contested.tolist(), *others.tolist()]
 
 
 def case_panel(dataset: Dataset, number: int, agreement: float) -> SheetPanel:
