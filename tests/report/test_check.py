@@ -532,6 +532,16 @@ class TestCommand:
         assert {path: (sha256(path), path.stat().st_mtime_ns) for path in folder.rglob("*.*")} == before
         assert sorted(path.name for path in folder.parent.iterdir()) == ["data", "data_check.png"]
 
+    def test_whole_volumes_give_one_line_about_the_networks_that_fit_and_how_to_prepare_for_them(
+        self, tmp_path
+    ):
+        make_prepared(tmp_path / "data", depth=3)
+        text = printed(tmp_path / "data")
+        (line,) = [line for line in text.splitlines() if "whole volumes" in line]
+        assert "every network is 2D (small_unet and those of segmentation_models_pytorch)" in line
+        assert line.endswith("prepare it with --slices all")
+        assert text.rstrip().endswith("next: semidice prepare phantom RAW_DIR NEW_DIR --slices all")
+
     def test_the_error_counts_the_problems_and_the_sheet_is_still_written(self, folder, tmp_path):
         (folder / "images" / "scan000.npy").unlink()
         (folder / "notes.txt").write_text("mine")

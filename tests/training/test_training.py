@@ -220,6 +220,14 @@ def test_a_folder_that_is_not_a_run_folder_is_left_unchanged(dataset, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
+def test_whole_volumes_are_refused_with_the_networks_that_fit_and_no_folder_is_made(tmp_path):
+    make_prepared(tmp_path / "volumes", depth=3)
+    words = r"whole volumes, but every network is 2D .*: prepare it with --slices all$"
+    with pytest.raises(ValueError, match=words):
+        start_run(recipe_for(tmp_path / "volumes"), tmp_path / "run", resume=False)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_nonfinite_loss_stops_training_and_reports_step_cases_and_weights(
     dataset, fabric, tmp_path, monkeypatch
 ):

@@ -34,6 +34,7 @@ from ..data.integrity import (
 from ..data.manifest import Scan
 from ..data.packing import unpack_case
 from ..metrics.agreement import AgreementBatches, drawn_voxels
+from ..runs.run import volume_problem
 
 OnCase = Callable[[int, int], object]
 
@@ -89,6 +90,9 @@ def check_dataset(folder: Path, *, on_case: OnCase = lambda _, __: None) -> Chec
     shared, repeated = checker.duplicates()
     unlisted = unlisted_files(dataset)
     warnings = [*checker.warnings(), *repeated]
+    unfit = volume_problem(dataset)
+    if unfit is not None:
+        warnings.append(unfit)
     if unlisted:
         warnings.append(f"{enumerated(unlisted, 'file')} in the folder that the manifest does not list")
     agreement = checker.batches.finish()

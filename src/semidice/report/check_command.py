@@ -12,6 +12,7 @@ from rich.text import Text
 
 from ..console import counting_bar, say
 from ..paths import DatasetFolder
+from ..runs.run import volume_problem
 from .check import CheckReport, check_dataset
 from .contact_sheet import case_panel, choose_cases, draw_contact_sheet
 from .figures import save_figure
@@ -58,8 +59,15 @@ def run_check(folder: Path, *, sheet: Path | None = None, console: Console) -> C
             f"{counts} in {folder}: correct the raw files if they are wrong, "
             "and prepare the dataset again in a new folder"
         )
-    say(console, f"{counts}; next: semidice train auto --set {shlex.quote(f'data.dataset={folder}')}")
+    say(console, f"{counts}; next: {_next_command(report)}")
     return report
+
+
+def _next_command(report: CheckReport) -> str:
+    dataset = report.dataset
+    if volume_problem(dataset) is not None:
+        return f"semidice prepare {dataset.manifest.source} RAW_DIR NEW_DIR --slices all"
+    return f"semidice train auto --set {shlex.quote(f'data.dataset={dataset.folder.path}')}"
 
 
 def summary_table(report: CheckReport) -> Table:

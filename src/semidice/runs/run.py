@@ -163,6 +163,16 @@ def mirrored_axes(recipe: Recipe, num_axes: int, *, flips: bool | None = None) -
     return axes
 
 
+def volume_problem(dataset: Dataset) -> str | None:
+    """Why no network can be trained on the dataset: its cases are whole volumes. None if they are not."""
+    if len(dataset.manifest.scans[0].shape) < 3:
+        return None
+    return (
+        f"{dataset.folder.path} has whole volumes, but every network is 2D (small_unet and those of "
+        "segmentation_models_pytorch): prepare it with --slices all"
+    )
+
+
 def open_run(run: Path | RunFolder) -> TrainedRun:
     """The run in a folder; a ValueError names the file that is missing or wrong."""
     folder = run if isinstance(run, RunFolder) else RunFolder(Path(run))

@@ -27,7 +27,14 @@ from ..networks.systems import network_probability
 from ..paths import RunFolder, write_text
 from ..recipes import Recipe, differing_keys, read_recipe, with_stored_choices, write_recipe
 from ..runs.predictions import write_prediction
-from ..runs.run import FoldRun, TrainedRun, mirrored_axes, read_dataset_facts, write_dataset_facts
+from ..runs.run import (
+    FoldRun,
+    TrainedRun,
+    mirrored_axes,
+    read_dataset_facts,
+    volume_problem,
+    write_dataset_facts,
+)
 from ..runs.scoring import score_fold
 from .engine import StepStatus, train_fold
 
@@ -84,6 +91,9 @@ def _create_run_folder(recipe: Recipe, folder: RunFolder) -> None:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} exists and is not a run folder; choose another one with --out")
     dataset = Dataset(recipe.data.dataset)
+    problem = volume_problem(dataset)
+    if problem is not None:
+        raise ValueError(problem)
     # an error now, and not after the training
     mirrored_axes(recipe, len(dataset.cases[0].shape))
     folds = split_folds(
