@@ -128,9 +128,10 @@ def prepare(
 ) -> None:
     """Check raw scans and raters' masks, and write them as a dataset: arrays and a manifest.
 
-    Your own folder contains images/CASE and raters/NAME/CASE, or masks/CASE, as PNG, TIFF or NIfTI. A file
-    cases.csv with columns case and patient is optional. A raw nnU-Net dataset needs no changes: one file
-    imagesTr/CASE_0000 per channel, and labelsTr/CASE. After an interrupt, the same command continues.
+    Your own folder contains images/CASE and raters/NAME/CASE, or masks/CASE, as PNG, TIFF or NIfTI; several
+    channels may be files images/CASE_0000, CASE_0001, ... A file cases.csv with columns case and patient is
+    optional. A raw nnU-Net dataset needs no changes: one file imagesTr/CASE_0000 per channel, and
+    labelsTr/CASE. After an interrupt, the same command continues.
 
     Example: **semidice prepare folder my_scans data --size 256x256**
     """

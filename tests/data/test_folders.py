@@ -24,7 +24,7 @@ from raw_trees import (
     write_picture,
 )
 
-from semidice.data.prepare import prepare_dataset
+from semidice.data.prepare import PrepareError, prepare_dataset
 from semidice.data.sources import find_datasets
 from semidice.data.sources.scan import read_scan
 
@@ -523,6 +523,84 @@ def test_the_additional_axis_of_a_nifti_image_holds_channels(tmp_path):
     assert dataset.channels == ("channel_1", "channel_2")
     arrays = read_scan(dataset, dataset.scans[0])
     np.testing.assert_array_equal(arrays.image[1], 2 * arrays.image[0])
+
+
+def write_channels(root, case, *, suffix, num_channels=2, raters=("a", "b")):
+    """Write images/CASE_0000, ... with different values, raters/NAME/CASE, and return the channels."""
+    is_nifti = suffix.startswith(".nii")
+    image, masks = ellipsoids(int(case[-1]), (20, 22, 5) if is_nifti else (20, 22), num_raters=len(raters))
+    write = write_nifti if is_nifti else write_picture
+    levels = np.clip(image * 100, 0, 100).astype(np.float32 if is_nifti else np.uint8)
+    channels = [levels + levels.dtype.type(10 * number) for number in range(num_channels)]
+    for number, channel in enumerate(channels):
+        write(root / "images" / f"{case}_{number:04d}{suffix}", channel)
+    for rater, mask in zip(raters, masks, strict=True):
+        write(root / "raters" / rater / f"{case}{suffix}", mask)
+    return channels
+
+
+@pytest.mark.parametrize(("suffix", "num_axes"), [(".png", 2), (".nii.gz", 3)])
+@pytest.mark.parametrize("num_channels", [1, 2, 3])
+def test_channels_of_a_folder_may_be_separate_files_beside_several_raters(
+    tmp_path, suffix, num_axes, num_channels
+):
+    written = {
+        case: write_channels(tmp_path, case, suffix=suffix, num_channels=num_channels)
+        for case in ("case1", "case_0002", "case3")
+    }
+    dataset = find_only_dataset("folder", tmp_path)
+    assert scan_names(dataset) == ["case1", "case3", "case_0002"]
+    assert dataset.raters == ("a", "b")
+    assert dataset.num_axes == num_axes
+    numbered = tuple(f"channel_{number}" for number in range(1, num_channels + 1))
+    assert dataset.channels == (numbered if num_channels > 1 else ("intensity",))
+    for scan in dataset.scans:
+        arrays = read_scan(dataset, scan)
+        np.testing.assert_array_equal(arrays.image, written[scan.name])
+        assert arrays.raters == ("a", "b")
+        files = {f"images/{scan.name}_{number:04d}{suffix}" for number in range(num_channels)}
+        assert arrays.inputs.keys() == files | {f"raters/{rater}/{scan.name}{suffix}" for rater in "ab"}
+
+
+@pytest.mark.parametrize("suffix", [".png", ".nii.gz"])
+def test_a_case_with_another_number_of_channels_is_named(tmp_path, suffix):
+    for case in ("case1", "case2", "case3", "case4"):
+        write_channels(tmp_path, case, suffix=suffix)
+    (tmp_path / f"images/case2_0000{suffix}").unlink()
+    (tmp_path / f"images/case4_0001{suffix}").rename(tmp_path / f"images/case4_0002{suffix}")
+    write_channels(tmp_path, "case5", suffix=suffix, num_channels=3)
+    (dataset,) = find_datasets("folder", tmp_path)
+    assert scan_names(dataset) == ["case1", "case3"]
+    for problem, case, files in zip(
+        dataset.problems,
+        ("case2", "case4", "case5"),
+        ((1,), (0, 2), (0, 1, 2)),
+        strict=True,
+    ):
+        names = ", ".join(f"{case}_{number:04d}{suffix}" for number in files)
+        assert problem == (
+            f"case {case!r} has {names} in {tmp_path / 'images'}, but most cases have 2 channel files; "
+            f"expected {case}_0000{suffix}, {case}_0001{suffix}: add or remove files"
+        )
+
+
+def test_a_case_in_one_file_among_cases_with_several_channels_is_named(tmp_path):
+    for case in ("case1", "case2"):
+        write_channels(tmp_path / "raw", case, suffix=".png")
+    write_channels(tmp_path / "raw", "case3", suffix=".png", num_channels=1)
+    (tmp_path / "raw/images/case3_0000.png").rename(tmp_path / "raw/images/case3.png")
+    dataset = find_only_dataset("folder", tmp_path / "raw")
+    with pytest.raises(PrepareError, match=r"case3: .*case3.png has shape \(20, 22\); .* and 2 channels"):
+        prepare_dataset(dataset, tmp_path / "out", workers=1)
+
+
+def test_images_whose_names_end_like_a_channel_are_cases_if_they_have_masks(tmp_path):
+    make_folder(tmp_path, num_cases=3, num_raters=2)
+    for path in sorted(tmp_path.rglob("case*.png")):
+        path.rename(path.with_name(f"scan_000{path.stem[-1]}.png"))
+    dataset = find_only_dataset("folder", tmp_path)
+    assert scan_names(dataset) == ["scan_0001", "scan_0002", "scan_0003"]
+    assert dataset.channels == ("intensity",)
 
 
 def test_a_mix_of_niftis_and_pictures_is_refused(tmp_path):

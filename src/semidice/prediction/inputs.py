@@ -22,8 +22,15 @@ from torch import Tensor
 
 from ..data.intensities import INTENSITY_UNITS, MeanStd, scale_and_shift
 from ..data.prepare.convert import convert_image
-from ..data.sources.nnunet import channel_file, channel_of
-from ..data.sources.readers import NIFTI_SUFFIXES, SUFFIXES, file_shape, stem_of, suffix_of
+from ..data.sources.readers import (
+    NIFTI_SUFFIXES,
+    SUFFIXES,
+    channel_file,
+    channel_of,
+    file_shape,
+    stem_of,
+    suffix_of,
+)
 from ..data.sources.scan import read_channels
 from ..runs.run import DatasetFacts
 
@@ -146,7 +153,7 @@ def read_input(case: InputCase, facts: DatasetFacts, *, slice_axis: int | None =
 def _case_of(path: Path, facts: DatasetFacts) -> InputCase:
     """The input that a file belongs to: it is the whole input, or one channel of it."""
     num_channels = len(facts.channels)
-    channel = channel_of(path) if num_channels > 1 else None
+    channel = channel_of(stem_of(path)) if num_channels > 1 else None
     if channel is None or channel[1] >= num_channels or _holds_all_channels(path, facts):
         return InputCase(stem_of(path), (path,))
     name, ending = channel[0], path.name[len(stem_of(path)) :]

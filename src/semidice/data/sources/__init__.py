@@ -23,7 +23,8 @@ SOURCES = {
     "lidc": "images/CASE.png, raters/NAME/CASE.png and cases.csv",
     "decathlon": "dataset.json, imagesTr/CASE.nii.gz and labelsTr/CASE.nii.gz",
     "nnunet": "dataset.json, imagesTr/CASE_0000.nii.gz (one file per channel) and labelsTr/CASE.nii.gz",
-    "folder": "images/CASE and raters/NAME/CASE or masks/CASE, as PNG, TIFF or NIfTI",
+    "folder": "images/CASE (or one file per channel, images/CASE_0000) and raters/NAME/CASE or masks/CASE, "
+    "as PNG, TIFF or NIfTI",
     "phantom": "no files: it makes its slices",
 }
 

@@ -1,6 +1,7 @@
 """Folders of images and masks, matched by file name: a user's own folder, and LIDC as PNG slices.
 
     FOLDER/images/CASE.png           or .tif, .tiff (several pages: a volume), .nii, .nii.gz
+                  CASE_0000.png      instead, with CASE_0001.png, ...: one file per channel
            raters/NAME/CASE.png      one folder per rater; no file: the rater did not look at the case
            masks/CASE.png            instead of raters/, if there is one rater
            cases.csv                 optional: columns case, patient; without it each case is one patient
@@ -8,7 +9,8 @@
 
 Without classes.csv all masks are read to see which values they hold. 0 together with 1 or 255 is background
 and foreground. 0 to C - 1 are background, class_1, class_2, ... Other values are an error that asks for
-classes.csv. Pictures and NIfTI cannot be mixed: one counts rows first, the other columns.
+classes.csv. Pictures and NIfTI cannot be mixed: one counts rows first, the other columns. An image CASE_0000
+is a channel of CASE if there is a mask CASE and no mask CASE_0000.
 """
 
 import csv
@@ -20,7 +22,16 @@ from pathlib import Path
 
 from ..manifest import PrepareOptions
 from .raw import RawDataset, RawScan, distinct_scans, is_folder, natural_order, visible
-from .readers import NIFTI_SUFFIXES, SUFFIXES, file_shape, mask_values, stem_of, suffix_of
+from .readers import (
+    NIFTI_SUFFIXES,
+    SUFFIXES,
+    channel_file,
+    channel_of,
+    file_shape,
+    mask_values,
+    stem_of,
+    suffix_of,
+)
 
 OnFile = Callable[[int, int], object]
 # without classes.csv, masks with more values are grey images or have blurred edges
@@ -96,14 +107,21 @@ def matched_scans(images: Path, raters: Mapping[str, Path]) -> tuple[list[RawSca
             problems.append(f"rater {rater!r} has no mask in {folder}: add some, or remove the folder")
         for case, paths in by_case.items():
             masks_of.setdefault(case, {})[rater] = paths
+    channels_of = _take_channels(image_of, masks_of)
+    num_channels = _usual_number([len(files) for files in channels_of.values()])
     scans = []
-    for case in sorted(image_of.keys() | masks_of.keys(), key=natural_order):
+    for case in sorted(image_of.keys() | channels_of.keys() | masks_of.keys(), key=natural_order):
         pictures, by_rater = image_of.get(case, []), masks_of.get(case, {})
-        repeated = [paths for paths in [pictures, *by_rater.values()] if len(paths) > 1]
+        channels = channels_of.get(case, {})
+        repeated = [paths for paths in [pictures, *channels.values(), *by_rater.values()] if len(paths) > 1]
+        if not repeated and pictures and channels:
+            repeated = [[*pictures, *channels[min(channels)]]]
         if repeated:
             files = " and ".join(str(path) for path in repeated[0])
             problems.append(f"case {case!r} has two files, {files}: keep one")
-        elif not pictures:
+        elif channels and list(channels) != list(range(num_channels)):
+            problems.append(_channel_problem(case, channels, num_channels))
+        elif not pictures and not channels:
             mask = next(iter(by_rater.values()))[0]
             problems.append(f"mask {mask} has no image {images / case} ({', '.join(SUFFIXES)}): add it")
         elif not by_rater:
@@ -111,8 +129,40 @@ def matched_scans(images: Path, raters: Mapping[str, Path]) -> tuple[list[RawSca
             problems.append(f"image {pictures[0]} has no mask in {folders}: add one, or remove the image")
         else:
             masks = {rater: paths[0] for rater, paths in by_rater.items()}
-            scans.append(RawScan(case, case, (pictures[0],), masks))
+            image = tuple(paths[0] for paths in channels.values()) if channels else (pictures[0],)
+            scans.append(RawScan(case, case, image, masks))
     return scans, problems
+
+
+def _take_channels(
+    image_of: dict[str, list[Path]], masks_of: Mapping[str, object]
+) -> dict[str, dict[int, list[Path]]]:
+    """The files of each channel by case, in the order of the channels; they are removed from `image_of`.
+
+    A name such as scan_0001 may also be that of a case: then it has a mask of its own.
+    """
+    channels_of: dict[str, dict[int, list[Path]]] = {}
+    for name in sorted(image_of):
+        channel = channel_of(name)
+        if channel is not None and name not in masks_of and channel[0] in masks_of:
+            channels_of.setdefault(channel[0], {})[channel[1]] = image_of.pop(name)
+    return channels_of
+
+
+def _usual_number(numbers: Sequence[int]) -> int:
+    """The most frequent number; the largest of several; 0 if there is none."""
+    return max(numbers, key=lambda number: (numbers.count(number), number), default=0)
+
+
+def _channel_problem(case: str, channels: Mapping[int, Sequence[Path]], num_channels: int) -> str:
+    """What is wrong with a case whose channels are not 0 to num_channels - 1."""
+    first = next(iter(channels.values()))[0]
+    files = ", ".join(paths[0].name for paths in channels.values())
+    expected = ", ".join(channel_file(case, number, suffix_of(first)) for number in range(num_channels))
+    return (
+        f"case {case!r} has {files} in {first.parent}, but most cases have {num_channels} channel files; "
+        f"expected {expected}: add or remove files"
+    )
 
 
 def files_by_name(
@@ -135,6 +185,7 @@ def files_by_name(
 def space_and_channels(scans: Sequence[RawScan]) -> tuple[int, tuple[str, ...]]:
     """Number of spatial axes, and names of the channels, by the headers of the files that can be read."""
     shapes: set[tuple[int, int]] = set()
+    has_channel_files = any(len(scan.image) > 1 for scan in scans)
     for scan in scans:
         try:
             image, colours = file_shape(scan.image[0])
@@ -143,12 +194,13 @@ def space_and_channels(scans: Sequence[RawScan]) -> tuple[int, tuple[str, ...]]:
             # reported when the scan is read
             continue
         is_multichannel = len(image) == len(mask) + 1 and image[:-1] == mask
-        shapes.add((len(mask), image[-1] if is_multichannel else colours))
+        num_files = len(scan.image)
+        shapes.add((len(mask), num_files if num_files > 1 else image[-1] if is_multichannel else colours))
     # a volume of one slice is still a volume; a scan that differs is reported when it is read
     num_axes, num_channels = max(shapes, default=(2, 1))
     if num_axes > 3:
         raise ValueError(f"masks must have 2 axes, or 3 for volumes; got {num_axes} in {scans[0].masks}")
-    names = {1: ("intensity",), 3: ("red", "green", "blue")}
+    names = {1: ("intensity",)} | ({} if has_channel_files else {3: ("red", "green", "blue")})
     numbered = tuple(f"channel_{number}" for number in range(1, num_channels + 1))
     return max(num_axes, 2), names.get(num_channels, numbered)
 

@@ -12,7 +12,6 @@ dataset.json lists itself; imagesTs; the JSON files next to TIFFs in which nnU-N
 """
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,9 +19,8 @@ from typing import Any
 
 from .folders import files_by_name, matched_scans, slicing_options, space_and_channels
 from .raw import RawDataset, RawScan, distinct_scans, is_folder, natural_order, visible
-from .readers import NIFTI_SUFFIXES, SUFFIXES, file_shape, stem_of
+from .readers import NIFTI_SUFFIXES, SUFFIXES, channel_file, channel_of, file_shape
 
-_CHANNEL = re.compile(r"(.+)_(\d{4})")
 _DECATHLON_ENTRIES = 'labels {"0": "background", "1": ...} and modality {"0": "MRI", ...}'
 _NNUNET_ENTRIES = (
     'channel_names {"0": "T1", ...}, labels {"background": 0, "lesion": 1, ...} and file_ending ".nii.gz"'
@@ -37,21 +35,6 @@ class _Header:
     channels: tuple[str, ...]
     ending: str = ".nii.gz"
     is_version_1: bool = False
-
-
-def channel_of(path: Path) -> tuple[str, int] | None:
-    """Case and channel number of a file CASE_0000; None for another file name.
-
-    >>> channel_of(Path("brain_001_0002.nii.gz")), channel_of(Path("brain_001.nii.gz"))
-    (('brain_001', 2), None)
-    """
-    match = _CHANNEL.fullmatch(stem_of(path))
-    return None if match is None else (match[1], int(match[2]))
-
-
-def channel_file(case: str, number: int, ending: str) -> str:
-    """The file name of a channel."""
-    return f"{case}_{number:04d}{ending}"
 
 
 def find_decathlon(raw: Path) -> list[RawDataset]:
@@ -195,13 +178,14 @@ def _matched(
     ]
     channels_of: dict[str, dict[int, Path]] = {}
     for name, paths in images.items():
-        match = _CHANNEL.fullmatch(name)
-        if match is None:
+        case_and_number = channel_of(name)
+        if case_and_number is None:
             problems.append(
                 f"image {paths[0]} has no channel in its name: rename it to {channel_file('CASE', 0, ending)}"
             )
         else:
-            channels_of.setdefault(match[1], {})[int(match[2])] = paths[0]
+            case, number = case_and_number
+            channels_of.setdefault(case, {})[number] = paths[0]
     scans = []
     for case in sorted(channels_of.keys() | labels.keys(), key=natural_order):
         files = channels_of.get(case, {})

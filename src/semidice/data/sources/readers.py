@@ -12,6 +12,7 @@ The position of the voxels is known only for a NIfTI whose header sets its qform
 import gzip
 import hashlib
 import logging
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -89,6 +90,21 @@ def suffix_of(path: Path) -> str:
 def stem_of(path: Path) -> str:
     """The file name without that suffix."""
     return path.name[: len(path.name) - len(suffix_of(path))]
+
+
+def channel_of(stem: str) -> tuple[str, int] | None:
+    """Case and channel number of a file name CASE_0000 without suffix; None for another name.
+
+    >>> channel_of("brain_001_0002"), channel_of("brain_001")
+    (('brain_001', 2), None)
+    """
+    match = re.fullmatch(r"(.+)_(\d{4})", stem)
+    return None if match is None else (match[1], int(match[2]))
+
+
+def channel_file(case: str, number: int, ending: str) -> str:
+    """The file name of a channel."""
+    return f"{case}_{number:04d}{ending}"
 
 
 def read_image(path: Path, *, num_axes: int, num_channels: int = 1) -> ImageFile:
