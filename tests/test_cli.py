@@ -136,6 +136,10 @@ def test_the_commands_in_the_readme_work_on_the_images_of_a_user(tmp_path):
         (("prepare", "phantom", "data", "--size", "large"), "--size must be ROWSxCOLUMNS"),
         (("check", "nowhere"), "there is no folder nowhere"),
         (
+            ("check", "."),
+            "so it is not a prepared dataset: make one from raw images with `semidice prepare folder . /",
+        ),
+        (
             ("train", "quik", "-o", "run"),
             "there is neither a file nor a shipped recipe quik; did you mean quick?",
         ),
@@ -147,7 +151,17 @@ def test_the_commands_in_the_readme_work_on_the_images_of_a_user(tmp_path):
         (("train", "quick", "--set", "data.dataset=nowhere", "-o", "run"), "there is no folder"),
         (("evaluate", "nowhere"), "nowhere is not a run folder"),
         (("predict", "nowhere", "x.png", "-o", "out"), "nowhere is not a run folder"),
+        (
+            ("train", "labels", "-o", "run"),
+            "labels is a grid of recipes: run `semidice compare DATASET labels",
+        ),
         (("compare", "nowhere", "labels", "-o", "out"), "there is no folder"),
+        (
+            ("compare", "nowhere", "label", "-o", "out"),
+            "grid or recipe label: did you mean labels? grids are demo,",
+        ),
+        (("compare", "nowhere", "labls", "-o", "out"), "did you mean labels?"),
+        (("compare", "nowhere", "qick", "-o", "out"), "did you mean quick? grids are "),
         (("report", "nowhere"), "there is no folder nowhere"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",

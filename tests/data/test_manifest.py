@@ -1,6 +1,7 @@
 """Reading of prepared datasets: manifest, bit planes, and cases by number."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -191,9 +192,17 @@ def test_an_invalid_manifest_is_refused_with_the_reason(tmp_path, text, message)
         read_manifest(tmp_path)
 
 
-def test_a_folder_without_a_manifest_is_reported_with_the_command_that_makes_one(tmp_path):
-    with pytest.raises(ValueError, match=r"has no manifest\.json: make a dataset with `semidice prepare"):
+def test_a_folder_without_a_manifest_is_reported_with_the_command_that_makes_one(tmp_path, monkeypatch):
+    with pytest.raises(
+        ValueError, match=rf"has no manifest\.json.*`semidice prepare folder {tmp_path} data`$"
+    ):
         read_manifest(tmp_path)
+    # never into the folder itself, which may hold the raw images
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    for folder, out in ((".", f"{tmp_path}_prepared"), ("data", f"{tmp_path}/data_prepared")):
+        with pytest.raises(ValueError, match=rf"`semidice prepare folder {folder} {out}`$"):
+            read_manifest(Path(folder))
     with pytest.raises(ValueError, match=r"there is no folder .*nowhere: make a dataset"):
         read_manifest(tmp_path / "nowhere")
 

@@ -272,7 +272,7 @@ class TestManifest:
         with pytest.raises(ValueError, match="not a manifest of this semidice"):
             check_dataset(folder)
         (folder / "manifest.json").unlink()
-        with pytest.raises(ValueError, match=r"has no manifest.json: make a dataset with `semidice prepare"):
+        with pytest.raises(ValueError, match=r"has no manifest.json, so it is not a prepared dataset"):
             check_dataset(folder)
 
     @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ a scan are found by its name, which must be safe as a file name.
 
 import json
 import math
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -167,8 +168,17 @@ def read_manifest(folder: Path) -> Manifest:
     """The manifest of a prepared dataset; a ValueError says what is wrong, and what to do."""
     path = DatasetFolder(folder).manifest
     if not path.is_file():
-        missing = f"{folder} has no {path.name}" if folder.is_dir() else f"there is no folder {folder}"
-        raise ValueError(f"{missing}: make a dataset with `semidice prepare SOURCE RAW_DIR {folder}`")
+        if not folder.is_dir():
+            raise ValueError(
+                f"there is no folder {folder}: make a dataset with `semidice prepare SOURCE RAW_DIR {folder}`"
+            )
+        # a dataset is never written into the raw folder
+        inside = Path("data").resolve().is_relative_to(folder.resolve())
+        out = f"{folder.resolve()}_prepared" if inside else "data"
+        raise ValueError(
+            f"{folder} has no {path.name}, so it is not a prepared dataset: make one from raw images with "
+            f"`semidice prepare folder {shlex.quote(str(folder))} {shlex.quote(out)}`"
+        )
     try:
         return Manifest.model_validate_json(path.read_bytes())
     except ValidationError as error:

@@ -122,6 +122,10 @@ def _recipe_text(path: str | Path) -> tuple[str, str, Path]:
     try:
         return str(path), file.read_text(encoding="utf-8"), file.absolute().parent
     except FileNotFoundError:
+        if str(path) in shipped_files():
+            raise ValueError(
+                f"{path} is a grid of recipes: run `semidice compare DATASET {path} -o OUT`"
+            ) from None
         hint = nearest_hint(get_close_matches(str(path), shipped), shipped)
         raise ValueError(f"there is neither a file nor a shipped recipe {path}{hint}") from None
     except OSError as error:

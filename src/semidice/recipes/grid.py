@@ -12,6 +12,7 @@ If `teacher.run` names another variant, the teacher is the run of that variant.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -93,8 +94,10 @@ def _read_grid(source: str) -> dict[str, Any] | None:
             raise ValueError(f"{source} is neither a grid nor a recipe: the file is not UTF-8 text") from None
     elif source in shipped_grids():
         text, name, folder = shipped_files()[source], f"grid {source}", Path()
-    else:
+    elif source in shipped_recipes() or path.exists():
         return None
+    else:
+        raise ValueError(f"there is neither a file nor a shipped grid or recipe {source}: {_hint(source)}")
     grid = parse_yaml(text, name)
     if not isinstance(grid, dict) or "variants" not in grid:
         return None
@@ -116,6 +119,14 @@ def _read_grid(source: str) -> dict[str, Any] | None:
         if "recipe" in options and (folder / options["recipe"]).is_file():
             options["recipe"] = str(folder / options["recipe"])
     return grid
+
+
+def _hint(source: str) -> str:
+    """The shipped names closest to an unknown one, and all of them."""
+    grids, recipes = shipped_grids(), shipped_recipes()
+    close = get_close_matches(source, [*grids, *recipes])
+    question = f"did you mean {' or '.join(close)}? " if close else ""
+    return f"{question}grids are {', '.join(grids)}; recipes are {', '.join(recipes)}"
 
 
 def _grid_variants(
