@@ -602,6 +602,33 @@ def test_a_run_on_8_bit_pictures_takes_0_to_255_of_any_type_and_refuses_other_va
     np.testing.assert_array_equal(*probs)
 
 
+def test_inputs_that_the_networks_were_trained_on_are_named_in_one_line(tmp_path):
+    values = np.random.default_rng(0).integers(0, 90, (5, 32, 32)).astype(np.float32)
+    scans = {f"case{number}.nii": values[number] for number in range(4)}
+    dataset = prepared_folder(tmp_path, scans, write_nifti)
+    run = make_run(tmp_path / "run", dataset, scored=False)
+    new = write_nifti(tmp_path / "new.nii", values[4])
+    # a copy under another name is the same image
+    copied = shutil.copy(tmp_path / "raw/images/case2.nii", tmp_path / "copied.nii")
+    folds = dict(zip([case.name for case in dataset.cases], read_folds(run.folds, dataset), strict=True))
+    inputs = [tmp_path / "raw/images/case1.nii", new, copied]
+
+    def warnings(inputs, **options):
+        console = new_console()
+        predict(run, inputs, tmp_path / "out", console=console, overwrite=True, **options)
+        return [line for line in printed(console).splitlines() if "warning" in line]
+
+    (line,) = warnings(inputs)
+    assert line.startswith("warning: the networks were trained on 2 inputs (case1, copied): their scores")
+    assert f"semidice evaluate {run.path}" in line
+    assert warnings([new]) == []
+    # the network of one fold was not trained on the cases that this fold holds out
+    assert warnings([inputs[0]], fold=folds["case1"]) == []
+    assert len(warnings([inputs[0]], fold=1 - folds["case1"])) == 1
+    shutil.rmtree(dataset.folder.path)
+    assert warnings(inputs) == []
+
+
 def test_a_run_of_an_older_semidice_predicts_with_the_mean_and_std_of_its_dataset(dataset, tmp_path):
     run = make_run(tmp_path / "run", dataset, options={"window": [0.0, 1.0]}, scored=False)
     record = json.loads(run.dataset.read_text())

@@ -5,10 +5,13 @@
 
 If the dataset was resized, the input is resized too, and its probabilities are resized back linearly. If
 not, an image with more than `window` pixels per side is predicted in windows. An input that fails does not
-stop the others. Inputs that were predicted before are skipped.
+stop the others. Inputs that were predicted before are skipped. A warning names the files that the networks
+were trained on.
 """
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,11 +24,14 @@ from rich.console import Console
 from torch import nn
 
 from ..console import counting_bar, say
+from ..data.dataset import Dataset
+from ..data.folds import read_folds
+from ..data.integrity import enumerated
 from ..data.resample import resize_probability
 from ..metrics.decision import decided_classes
 from ..networks.systems import network_probability
 from ..paths import file_hash
-from ..runs.run import TrainedRun, mirrored_axes, open_run
+from ..runs.run import TrainedRun, manifest_digest, mirrored_axes, open_run
 from .inputs import InputCase, InputImage, find_inputs, read_input
 from .outputs import OutputFolder
 from .windows import windowed_probability
@@ -109,6 +115,13 @@ def run_predict(
         say(console, f"{len(cases) - len(remaining)} of {len(cases)} inputs are predicted already")
     if not remaining:
         return
+    trained_on = _training_inputs(trained, folds, remaining)
+    if trained_on:
+        say(
+            console,
+            f"warning: the networks were trained on {enumerated(trained_on, 'input')}: their scores would be "
+            f"too good; `semidice evaluate {shlex.quote(str(run))}` scores held-out cases",
+        )
     device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     networks = {fold: trained.network(fold, device=device) for fold in folds}
     errors = _predict_all(Ensemble(trained, networks, device, options), remaining, folder, console)
@@ -161,6 +174,33 @@ def _chosen_folds(run: TrainedRun, fold: int | None, console: Console) -> tuple[
     if missing:
         say(console, f"predicting without fold {', '.join(missing)}, which is not finished")
     return finished
+
+
+def _training_inputs(run: TrainedRun, folds: Sequence[int], cases: Sequence[InputCase]) -> list[str]:
+    """Names of the inputs with a file that a network of these folds was trained on, by the SHA-256.
+
+    None are named if the dataset of the run is not on this machine, or was prepared again.
+    """
+    try:
+        dataset = Dataset(run.recipe.data.dataset)
+        fold_of_case = read_folds(run.folder.folds, dataset)
+    except (OSError, ValueError):
+        return []
+    if manifest_digest(dataset.manifest) != run.facts.manifest_sha256:
+        return []
+    digests = {
+        digest
+        for case, held_out in zip(dataset.cases, fold_of_case, strict=True)
+        if any(fold != held_out for fold in folds)
+        for digest in case.scan.inputs.values()
+    }
+    names = []
+    for case in cases:
+        # a file that cannot be read is reported when it is predicted
+        with suppress(OSError):
+            if any(file_hash(path) in digests for path in case.files):
+                names.append(case.name)
+    return names
 
 
 def _settings(run: TrainedRun, folds: Sequence[int], options: PredictOptions) -> dict[str, Any]:
