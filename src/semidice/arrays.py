@@ -6,10 +6,16 @@ The target contract, the same everywhere:
   integers (N, *space)     class indices
   floats   (N, C, *space)  soft labels, or one mask per channel for sigmoid networks
   `valid`  (N, *space)     bool, False for a voxel that does not count; or `ignore_index` for class indices
+`read_target` takes other shapes whose meaning is certain, and returns one of these two:
+  integers (N, 1, *space)           class indices, if the prediction has classes: softmax and C > 1
+  integers or bool (N, C, *space)   one-hot if the prediction has classes: each voxel must have exactly one 1;
+                                    one mask of 0 and 1 per channel for sigmoid networks
+  any type (N, *space)              the mask of a one-channel prediction; integers may hold `ignore_index`
 Anything else is a ValueError that says what was passed and what to do.
 
 Shapes and dtypes are always checked. Values are checked only if reading them needs no device
-synchronisation: on the CPU, outside a compiled graph.
+synchronisation: on the CPU, outside a compiled graph. One exception: on another device, integers or bool that
+stand for a float target are read when they come for the first time in a shape and type.
 """
 
 from collections.abc import Sequence
@@ -46,8 +52,11 @@ def values_are_readable(tensor: Tensor) -> bool:
     return not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
-def check_unit_range(name: str, tensor: Tensor, valid: Tensor | None = None) -> None:
-    """Raise unless every valid value lies in [0, 1]; NaN does not. No check if values are not readable."""
+def check_unit_range(name: str, tensor: Tensor, valid: Tensor | None = None, *, hint: str = "") -> None:
+    """Raise unless every valid value lies in [0, 1]; NaN does not. No check if values are not readable.
+
+    hint: what to do about other values, for the message.
+    """
     if not values_are_readable(tensor):
         return
     if valid is not None:
@@ -61,13 +70,16 @@ def check_unit_range(name: str, tensor: Tensor, valid: Tensor | None = None) -> 
         raise ValueError(
             f"{name} holds NaN in {num_nan} of {tensor.numel()} values; every value must lie in [0, 1]"
         )
-    hint = ": for logits, use activation='softmax' or 'sigmoid'" if name == "prediction" else ""
     raise ValueError(f"{name} must lie in [0, 1]; got values from {low:.4g} to {high:.4g}{hint}")
 
 
-def check_prediction(prediction: Tensor, activation: Activation) -> None:
-    """Raise unless `prediction` is a non-empty float tensor (N, C, *space) that fits `activation`."""
-    check_choice("activation", activation, Activation)
+def check_prediction(prediction: Tensor, activation: Activation | None = None) -> None:
+    """Raise unless `prediction` is a non-empty float tensor (N, C, *space) that fits `activation`.
+
+    activation: None if the caller takes probabilities only and has no such option.
+    """
+    if activation is not None:
+        check_choice("activation", activation, Activation)
     if not isinstance(prediction, Tensor) or not prediction.is_floating_point() or prediction.ndim < 2:
         raise ValueError(f"prediction must be a float tensor (N, C, *space); got {describe(prediction)}")
     if prediction.numel() == 0:
@@ -77,19 +89,25 @@ def check_prediction(prediction: Tensor, activation: Activation) -> None:
             f"softmax over one channel is 1 everywhere; got prediction {describe(prediction)}: "
             "use activation='sigmoid', or two channels"
         )
-    if activation == "none":
-        check_unit_range("prediction", prediction)
+    if activation is None:
+        check_unit_range("prediction", prediction, hint=": apply softmax or sigmoid to logits")
+    elif activation == "none":
+        check_unit_range("prediction", prediction, hint=": for logits, use activation='softmax' or 'sigmoid'")
 
 
 def check_target(
     prediction: Tensor,
     target: Tensor,
     *,
-    activation: Activation = "none",
+    activation: Activation | None = None,
     valid: Tensor | None = None,
     ignore_index: int | None = None,
-) -> Tensor | None:
-    """Raise unless `target` and `valid` follow the contract; return `valid` without the ignored voxels."""
+    has_ignore_index: bool = True,
+) -> tuple[Tensor, Tensor | None]:
+    """Raise unless `target` and `valid` follow the contract; return both as `read_target` does.
+
+    has_ignore_index: whether the caller has that option, so that a message may name it.
+    """
     if not isinstance(target, Tensor):
         raise ValueError(f"target must be a tensor; got {describe(target)}")
     if target.device != prediction.device:
@@ -98,20 +116,106 @@ def check_target(
         )
     if valid is not None:
         _check_valid(prediction, valid)
+    target, counted = read_target(
+        prediction, target, activation=activation, valid=valid, ignore_index=ignore_index
+    )
     if target.is_floating_point():
         _check_soft_target(prediction, target)
-        valid = fold_ignored(target, valid, ignore_index)
-        check_unit_range("target", target, valid)
-        return valid
-    if target.dtype == torch.bool or target.is_complex():
-        raise ValueError(
-            f"target must hold integers (class indices) or floats (soft labels); got {describe(target)}: "
-            "use .float() for one mask per channel, .long() for class indices"
-        )
+        check_unit_range("target", target, counted)
+        return target, counted
     _check_class_map(prediction, target, activation)
-    valid = fold_ignored(target, valid, ignore_index)
-    _check_class_range(target, valid, prediction.shape[1], ignore_index)
-    return valid
+    way_out = ""
+    if ignore_index is None:
+        option = "ignore_index or valid" if has_ignore_index else "valid"
+        way_out = f": pass {option} if one of them means 'do not count'"
+    _check_class_range(target, counted, prediction.shape[1], way_out)
+    return target, counted
+
+
+def read_target(
+    prediction: Tensor,
+    target: Tensor,
+    *,
+    activation: Activation | None = None,
+    valid: Tensor | None = None,
+    ignore_index: int | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """`target` as class indices (N, *space) or floats (N, C, *space), and `valid` without the ignored voxels.
+
+    A target in one of these two forms is returned unchanged, with any size of space, and so is one that
+    `check_target` will refuse. Integers and bool in place of floats get the prediction's type.
+
+    >>> labels = torch.tensor([[[0, 1, 1]]])
+    >>> read_target(torch.zeros(1, 2, 3), labels)[0]
+    tensor([[0, 1, 1]])
+    >>> read_target(torch.zeros(1, 1, 3), labels > 0, activation="sigmoid")[0]
+    tensor([[[0., 1., 1.]]])
+    """
+    are_tensors = isinstance(target, Tensor) and isinstance(prediction, Tensor)
+    if not are_tensors or prediction.ndim < 2 or not prediction.is_floating_point():
+        return target, valid
+    num_channels, has_channels = prediction.shape[1], target.ndim == prediction.ndim
+    if num_channels == 1 and target.ndim == prediction.ndim - 1:
+        target, has_channels = target.unsqueeze(1), True
+    if target.is_floating_point() or not has_channels:
+        return target, fold_ignored(target, valid, ignore_index)
+    has_classes = activation != "sigmoid" and num_channels > 1
+    if has_classes and target.shape[1] == 1 and target.dtype != torch.bool:
+        target = target.squeeze(1)
+        return target, fold_ignored(target, valid, ignore_index)
+    if target.shape[1] != num_channels or target.is_complex() or target.numel() == 0:
+        return target, valid
+    if num_channels == 1:
+        valid = fold_ignored(target.squeeze(1), valid, ignore_index)
+    elif ignore_index is not None:
+        raise ValueError(
+            f"ignore_index={ignore_index} is for class indices, or for the mask of one channel; "
+            f"got {describe(target)}: pass valid=..., bool (N, *space)"
+        )
+    _check_zeros_and_ones(target, valid, one_hot=has_classes)
+    return target.to(prediction.dtype), valid
+
+
+# kinds of targets that were read on a device: shape, type, device, and whether they must be one-hot
+_read_kinds: set[tuple[object, ...]] = set()
+
+
+def _check_zeros_and_ones(target: Tensor, valid: Tensor | None, *, one_hot: bool) -> None:
+    """Raise unless the valid voxels hold 0 and 1 only and, if `one_hot`, exactly one 1 each.
+
+    On a device other than the CPU this waits for the device, so only the first target of a kind is read.
+    """
+    if valid is not None:
+        _check_valid(target, valid)
+    kind = (target.shape, target.dtype, target.device, one_hot)
+    if not values_are_readable(target) and (kind in _read_kinds or not _may_wait_for(target)):
+        return
+    counted = target if valid is None else target.masked_fill(~valid.unsqueeze(1), 0)
+    low, high = (0, 1) if target.dtype == torch.bool else (int(bound) for bound in counted.aminmax())
+    if low < 0 or high > 1:
+        meaning = "one-hot classes" if one_hot else "one mask per channel"
+        raise ValueError(
+            f"an integer target with the channels of the prediction holds {meaning}, 0 and 1; got "
+            f"{describe(target)} with values from {low} to {high}: use floats for a soft label"
+        )
+    if one_hot:
+        wrong = counted.sum(1) != 1
+        num_wrong = int((wrong if valid is None else wrong & valid).sum())
+        if num_wrong:
+            raise ValueError(
+                f"an integer or bool target with a class axis must be one-hot; got {describe(target)} where "
+                f"{num_wrong} voxels hold no class or several: use .float() if they are a soft label, and "
+                "valid for voxels that do not count"
+            )
+    if target.is_cuda:
+        _read_kinds.add(kind)
+
+
+def _may_wait_for(tensor: Tensor) -> bool:
+    """Whether values can be read at all: not in a compiled or captured graph, under vmap or without data."""
+    if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return False
+    return tensor.is_cuda and not torch.cuda.is_current_stream_capturing()
 
 
 def fold_ignored(target: Tensor, valid: Tensor | None, ignore_index: int | None) -> Tensor | None:
@@ -123,7 +227,7 @@ def fold_ignored(target: Tensor, valid: Tensor | None, ignore_index: int | None)
             f"ignore_index={ignore_index} is for integer targets; got a soft label {describe(target)}: "
             "pass valid=..., bool (N, *space)"
         )
-    if valid is not None and valid.shape != target.shape:
+    if valid is not None and (valid.dtype != torch.bool or valid.shape != target.shape):
         raise ValueError(
             f"valid must be bool {tuple(target.shape)}, the shape of the target; got {describe(valid)}"
         )
@@ -131,16 +235,15 @@ def fold_ignored(target: Tensor, valid: Tensor | None, ignore_index: int | None)
     return counted if valid is None else valid & counted
 
 
-def _check_valid(prediction: Tensor, valid: Tensor) -> None:
-    space_shape = (prediction.shape[0], *prediction.shape[2:])
+def _check_valid(channels: Tensor, valid: Tensor) -> None:
+    """Raise unless `valid` is bool (N, *space), for a prediction or target (N, C, *space)."""
+    space_shape = (channels.shape[0], *channels.shape[2:])
     if valid.dtype != torch.bool or tuple(valid.shape) != space_shape:
         raise ValueError(
             f"valid must be bool {space_shape}, one flag per voxel and no channel axis; got {describe(valid)}"
         )
-    if valid.device != prediction.device:
-        raise ValueError(
-            f"valid is on {valid.device} but prediction on {prediction.device}: move one of them"
-        )
+    if valid.device != channels.device:
+        raise ValueError(f"valid is on {valid.device} but prediction on {channels.device}: move one of them")
 
 
 def _check_soft_target(prediction: Tensor, target: Tensor) -> None:
@@ -148,39 +251,43 @@ def _check_soft_target(prediction: Tensor, target: Tensor) -> None:
         got = f"got target {describe(target)} for prediction {describe(prediction)}"
         if target.shape == prediction.shape[:1] + prediction.shape[2:]:
             raise ValueError(
-                f"a float target needs a class axis; {got}: "
-                "use .long() for class indices, .unsqueeze(1) for the one channel of a sigmoid network"
+                f"a float target needs a class axis; {got}: use .long() if it holds class indices"
+            )
+        if target.shape == (prediction.shape[0], 1, *prediction.shape[2:]):
+            raise ValueError(
+                f"a float target needs the channels of the prediction; {got}: use .long() if it holds "
+                "class indices, torch.cat([1 - target, target], 1) if it is the probability of the foreground"
             )
         if target.ndim == prediction.ndim and target.shape[2:] == prediction.shape[2:]:
             raise ValueError(f"target and prediction differ in images or channels; {got}")
         raise ValueError(f"target and prediction differ in shape; {got}")
 
 
-def _check_class_map(prediction: Tensor, target: Tensor, activation: Activation) -> None:
+def _check_class_map(prediction: Tensor, target: Tensor, activation: Activation | None) -> None:
+    got = f"got target {describe(target)} for prediction {describe(prediction)}"
+    if target.dtype == torch.bool or target.is_complex():
+        raise ValueError(
+            f"target must hold class indices, one-hot classes or soft labels; {got}: "
+            "use .long() for class indices, .float() for soft labels"
+        )
     is_map = target.shape == prediction.shape[:1] + prediction.shape[2:]
     if is_map and activation != "sigmoid" and prediction.size(1) > 1:
         return
-    got = f"got target {describe(target)} for prediction {describe(prediction)}"
     if activation == "sigmoid" or prediction.shape[1] == 1:
         raise ValueError(
-            "a sigmoid or one-channel prediction needs a float target (N, C, *space), one mask per channel; "
-            f"{got}"
+            "a sigmoid or one-channel prediction needs one mask per channel, (N, C, *space); " + got
         )
-    if target.shape == prediction.shape:
-        raise ValueError(f"an integer target holds class indices, without a class axis; {got}: use .float()")
     raise ValueError(f"class indices must have shape (N, *space) of the prediction; {got}")
 
 
-def _check_class_range(
-    target: Tensor, valid: Tensor | None, num_classes: int, ignore_index: int | None
-) -> None:
+def _check_class_range(target: Tensor, valid: Tensor | None, num_classes: int, way_out: str) -> None:
     if not values_are_readable(target):
         return
     low, high = (target if valid is None else target.masked_fill(~valid, 0)).aminmax()
     if low < 0 or high >= num_classes:
-        hint = "" if ignore_index is not None else ": pass ignore_index if one of them means 'do not count'"
         raise ValueError(
-            f"target holds class indices {int(low)} to {int(high)}, but there are {num_classes} classes{hint}"
+            f"target holds class indices {int(low)} to {int(high)}, but there are {num_classes} classes"
+            + way_out
         )
 
 

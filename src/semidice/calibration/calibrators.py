@@ -274,7 +274,9 @@ def _labelled_rows(
     check_prediction(prediction, activation)
     if activation == "none" and prediction.shape[1] > 1:
         check_distribution("prediction", prediction)
-    valid = check_target(prediction, target, activation=activation, valid=valid)
+    target, valid = check_target(
+        prediction, target, activation=activation, valid=valid, has_ignore_index=False
+    )
     num_classes = prediction.shape[1]
     rows = prediction.detach().movedim(1, -1).reshape(-1, num_classes)
     if target.is_floating_point():

@@ -147,8 +147,8 @@ def calibration_region(
     >>> calibration_region(prob, torch.tensor([[0, 0, 0, 0, 1]]), width=1)
     tensor([[False,  True, False,  True,  True]])
     """
-    check_prediction(prob, "none")
-    check_target(prob, target, valid=valid)
+    check_prediction(prob)
+    target, valid = check_target(prob, target, valid=valid, has_ignore_index=False)
     class_map = _class_map(target)
     region = (prob.argmax(1) != class_map) | boundary_band(class_map, width=width)
     return region if valid is None else region & valid

@@ -229,7 +229,7 @@ def choose_bandwidth(
     for bandwidth in bandwidths:
         _check_bandwidth(bandwidth)
     check_distribution("prob", prob)
-    valid = check_target(prob, target, valid=valid)
+    target, valid = check_target(prob, target, valid=valid, has_ignore_index=False)
     num_voxels = prob.numel() // prob.shape[1]
     if num_voxels <= num_points:
         points, label, counted = _rows(prob.detach(), target, valid)
@@ -340,8 +340,8 @@ def kde_calibration_error(
 
 def _rows(prob: Tensor, target: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Points (n, C), their soft labels, and which count; the others have equal probabilities."""
-    check_prediction(prob, "none")
-    valid = check_target(prob, target, valid=valid)
+    check_prediction(prob)
+    target, valid = check_target(prob, target, valid=valid, has_ignore_index=False)
     num_classes = prob.shape[1]
     counted = torch.ones_like(prob[:, 0], dtype=torch.bool) if valid is None else valid
     if values_are_readable(counted) and not bool(counted.any()):

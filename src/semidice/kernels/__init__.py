@@ -75,7 +75,7 @@ def segmentation_losses(
         weight = None if class_weight is None else class_weights(class_weight, prediction)
         losses: Losses = _fused().fused_mixture(prediction, target, valid, options, weight, parts=parts)
         return losses
-    check_batch(prediction, target, valid, options)
+    target = check_batch(prediction, target, valid, options)
     sums = segmentation_sums(prediction, target, valid, options.sums)
     losses = losses_of(sums, class_weights(class_weight, prediction), options, parts=parts)
     check_result(losses.total, prediction)

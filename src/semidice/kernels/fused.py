@@ -77,7 +77,9 @@ def fused_mixture(
     )
     planned = _plans.get(key)
     if planned is None:
-        check_batch(prediction, target, valid, options)
+        usual_target = check_batch(prediction, target, valid, options)
+        if usual_target is not target:
+            return fused_mixture(prediction, usual_target, valid, options, class_weight, parts=parts)
         inputs = flat_inputs(prediction, target, valid, options.sums)
         plan = MixturePlan(inputs.layout, prediction, region, parts=parts)
         planned = _remember(key, _Planned(plan, inputs.copied))

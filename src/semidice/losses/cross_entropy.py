@@ -36,7 +36,9 @@ def soft_cross_entropy(
     0.6931
     """
     check_prediction(prediction, activation)
-    valid = check_target(prediction, target, activation=activation, valid=valid, ignore_index=ignore_index)
+    target, valid = check_target(
+        prediction, target, activation=activation, valid=valid, ignore_index=ignore_index
+    )
     check_entropy(prediction, activation)
     sums = segmentation_sums(prediction, target, valid, SumsOptions(activation, form=None, entropy=True))
     return check_result(cross_entropy_of(sums, class_weights(class_weight, prediction), sync), prediction)

@@ -8,16 +8,17 @@ value, so a CUDA graph can capture a training step with it. Left out: training t
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal, overload
+from typing import Any, Literal, Unpack, overload
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ..arrays import Activation, check_choice, check_non_negative, check_prediction, fold_ignored
+from ..arrays import Activation, check_choice, check_non_negative, check_prediction, describe, read_target
 from ..calibration.keypoints import calibration_region, sample_keys, take_keys
 from ..calibration.recalibration import kde_recalibrate
-from .segmentation import SegmentationLoss
+from .segmentation import MixtureKeywords, Outputs, SegmentationLoss, read_targets
+from .tversky import check_options
 
 Calibration = Literal["none", "temperature", "kde"]
 Term = Literal["cross_entropy", "region"]
@@ -109,6 +110,7 @@ class Teacher(nn.Module):
                 f"calibration='kde' needs classes that exclude each other; got {prob.shape[1]} sigmoid "
                 "channels: use 'temperature', or a softmax network"
             )
+        target, valid = read_target(prob, target, activation=self.activation, valid=valid)
         if prob.shape[1] == 1:
             both, both_target = (torch.cat([1 - channel, channel], dim=1) for channel in (prob, target))
             return self._recalibrated_classes(both, both_target, valid)[:, 1:]
@@ -142,7 +144,8 @@ class Teacher(nn.Module):
 class DistillationLoss(nn.Module):
     """The loss of student logits against the label and the teacher's probabilities; 0.5 each by default.
 
-    mix: the loss of both parts, with its region loss, activation, ignore_index and weights.
+    mix: the loss of both parts, with its region loss, activation, ignore_index and weights; by default a
+    `SegmentationLoss` with the options given here.
     terms: which terms of the mix compare student and teacher. The paper's ablation is ("cross_entropy",),
     then both, then both with a Teacher of calibration "kde". Voxels that the label ignores count in no part.
 
@@ -159,12 +162,18 @@ class DistillationLoss(nn.Module):
         label_weight: float = 0.5,
         teacher_weight: float = 0.5,
         terms: Sequence[Term] = ("cross_entropy", "region"),
+        **options: Unpack[MixtureKeywords],
     ) -> None:
         super().__init__()
+        check_options("DistillationLoss", options, MixtureKeywords.__annotations__)
+        if mix is not None and options:
+            raise ValueError(
+                f"got a mix and options of its region loss: {', '.join(options)}; give them to mix"
+            )
         check_non_negative(label_weight=label_weight, teacher_weight=teacher_weight)
         for term in terms:
             check_choice("terms", term, Term)
-        self.label_loss = SegmentationLoss() if mix is None else mix
+        self.label_loss = SegmentationLoss(**options) if mix is None else mix
         self.teacher_loss = SegmentationLoss(
             self.label_loss.region,
             cross_entropy_weight=self.label_loss.cross_entropy_weight * ("cross_entropy" in terms),
@@ -176,7 +185,7 @@ class DistillationLoss(nn.Module):
     @overload
     def forward(
         self,
-        logits: Tensor | Sequence[Tensor],
+        logits: Outputs,
         target: Tensor,
         teacher_prob: Tensor,
         valid: Tensor | None = None,
@@ -184,7 +193,7 @@ class DistillationLoss(nn.Module):
     @overload
     def forward(
         self,
-        logits: Tensor | Sequence[Tensor],
+        logits: Outputs,
         target: Tensor,
         teacher_prob: Tensor,
         valid: Tensor | None = None,
@@ -193,7 +202,7 @@ class DistillationLoss(nn.Module):
     ) -> tuple[Tensor, dict[str, Tensor]]: ...
     def forward(
         self,
-        logits: Tensor | Sequence[Tensor],
+        logits: Outputs,
         target: Tensor,
         teacher_prob: Tensor,
         valid: Tensor | None = None,
@@ -201,10 +210,14 @@ class DistillationLoss(nn.Module):
         parts: bool = False,
     ) -> Any:
         """The total; with `parts`, also the unweighted terms by name, detached, for a log."""
-        valid = fold_ignored(target, valid, self.label_loss.region.ignore_index)
-        label_loss, label_parts = self.label_loss.total_and_terms(logits, target, valid)
+        if not isinstance(target, Tensor):
+            raise ValueError(f"target must be one tensor, as the teacher's output is; got {describe(target)}")
+        label, counted = read_targets(logits, target, valid, self.label_loss.region)
+        label_loss, label_parts = self.label_loss.total_and_terms(logits, label, counted)
         # detached: the teacher must not learn from its student
-        teacher_loss, teacher_parts = self.teacher_loss.total_and_terms(logits, teacher_prob.detach(), valid)
+        teacher_loss, teacher_parts = self.teacher_loss.total_and_terms(
+            logits, teacher_prob.detach(), counted
+        )
         total = self.label_weight * label_loss + self.teacher_weight * teacher_loss
         if not parts:
             return total

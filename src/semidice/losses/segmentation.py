@@ -1,27 +1,40 @@
 """Cross entropy and a region loss in one pass over the voxels, for one output or for deep supervision."""
 
-from collections.abc import Sequence
-from typing import Literal, overload
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Unpack, overload
 
 import torch
 from torch import Tensor, nn
 
-from ..arrays import check_non_negative, downsample_target, fold_ignored
+from ..arrays import check_non_negative, describe, downsample_target, read_target
 from ..kernels import segmentation_losses
 from ..overlap.mixture import Losses
 from ..overlap.options import CROSS_ENTROPY_WEIGHT, REGION_WEIGHT, MixtureOptions
-from .tversky import DiceLoss, TverskyLoss
+from .tversky import DiceLoss, ModuleKeywords, TverskyLoss, check_options
+
+# of one output or, for deep supervision, of several; targets and valid voxels: for all, or one per output
+Outputs = Tensor | Sequence[Tensor]
+Targets = Tensor | Sequence[Tensor]
+Valid = Tensor | Sequence[Tensor | None] | None
+
+
+class MixtureKeywords(ModuleKeywords, total=False):
+    """The options of the region loss of a `SegmentationLoss`."""
+
+    alpha: float
+    beta: float
 
 
 class SegmentationLoss(nn.Module):
     """Cross entropy and a region loss in one: 0.25 CE + 0.75 DML1 by default (paper, section 3).
 
-    The activation, ignore_index, class_weight and sync of `region` hold for both terms. A term of
+    The region loss is `region`, or a `TverskyLoss` with the options given here; without alpha and beta it is
+    the Dice loss. Its activation, ignore_index, class_weight and sync hold for both terms. A term of
     weight 0 is not computed. For a list of outputs (deep supervision, finest first), the target is averaged
-    by area to the size of each output, and the losses are summed with `scale_weights`; the default is
-    1, 1/2, 1/4, ... divided by their sum.
+    by area to the size of each output, unless there is a list of targets, one for each output. The losses are
+    summed with `scale_weights`; the default is 1, 1/2, 1/4, ... divided by their sum.
 
-    >>> loss = SegmentationLoss(TverskyLoss(alpha=0.7, beta=0.3))
+    >>> loss = SegmentationLoss(alpha=0.7, beta=0.3, ignore_index=255)
     >>> total, parts = loss(torch.zeros(1, 2, 4, 4), torch.zeros(1, 4, 4, dtype=torch.long), parts=True)
     >>> sorted(parts)
     ['cross_entropy', 'region']
@@ -34,58 +47,48 @@ class SegmentationLoss(nn.Module):
         cross_entropy_weight: float = CROSS_ENTROPY_WEIGHT,
         region_weight: float = REGION_WEIGHT,
         scale_weights: Sequence[float] | None = None,
+        **options: Unpack[MixtureKeywords],
     ) -> None:
         super().__init__()
+        check_options("SegmentationLoss", options, MixtureKeywords.__annotations__)
         check_non_negative(cross_entropy_weight=cross_entropy_weight, region_weight=region_weight)
-        self.region = DiceLoss() if region is None else region
+        if region is not None and options:
+            raise ValueError(
+                f"got a region loss and options of a region loss: {', '.join(options)}; "
+                "give the options to the region loss"
+            )
+        self.region = _region_loss(options) if region is None else region
         self.cross_entropy_weight, self.region_weight = cross_entropy_weight, region_weight
         self.scale_weights = None if scale_weights is None else tuple(scale_weights)
 
     @overload
-    def forward(
-        self, logits: Tensor | Sequence[Tensor], target: Tensor, valid: Tensor | None = None
-    ) -> Tensor: ...
+    def forward(self, logits: Outputs, target: Targets, valid: Valid = None) -> Tensor: ...
     @overload
     def forward(
-        self,
-        logits: Tensor | Sequence[Tensor],
-        target: Tensor,
-        valid: Tensor | None = None,
-        *,
-        parts: Literal[True],
+        self, logits: Outputs, target: Targets, valid: Valid = None, *, parts: Literal[True]
     ) -> tuple[Tensor, dict[str, Tensor]]: ...
     def forward(
-        self,
-        logits: Tensor | Sequence[Tensor],
-        target: Tensor,
-        valid: Tensor | None = None,
-        *,
-        parts: bool = False,
+        self, logits: Outputs, target: Targets, valid: Valid = None, *, parts: bool = False
     ) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
         """The total; with `parts`, also the unweighted terms by name, detached, for a log."""
         # looked up once: an attribute that is a module takes longer to find
         region = self.region
-        if region.ignore_index is not None:
-            valid = fold_ignored(target, valid, region.ignore_index)
+        # one output and nothing to ignore: `segmentation_losses` reads the target
+        if region.ignore_index is not None or not isinstance(logits, Tensor):
+            target, valid = read_targets(logits, target, valid, region)
         if parts:
             return self.total_and_terms(logits, target, valid)
         return self._losses(region, logits, target, valid, parts=False).total
 
     def total_and_terms(
-        self, logits: Tensor | Sequence[Tensor], target: Tensor, valid: Tensor | None
+        self, logits: Outputs, target: Targets, valid: Valid
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """`forward` with `parts`, but it does not read `ignore_index`: `valid` must hold ignored voxels."""
+        """`forward` with `parts`, of a target and valid voxels that `read_targets` returned."""
         total, (cross_entropy, region) = self._losses(self.region, logits, target, valid, parts=True)
         return total, {"cross_entropy": cross_entropy.detach(), "region": region.detach()}
 
     def _losses(
-        self,
-        region: TverskyLoss,
-        logits: Tensor | Sequence[Tensor],
-        target: Tensor,
-        valid: Tensor | None,
-        *,
-        parts: bool,
+        self, region: TverskyLoss, logits: Outputs, target: Targets, valid: Valid, *, parts: bool
     ) -> Losses:
         """The losses of one output, or the weighted sums of the losses of several."""
         options = MixtureOptions(
@@ -93,12 +96,14 @@ class SegmentationLoss(nn.Module):
         )
         weight = region.class_weight
         if isinstance(logits, Tensor):
-            return segmentation_losses(logits, target, valid, options, class_weight=weight, parts=parts)
+            one: tuple[Any, Any] = (target, valid)
+            return segmentation_losses(logits, *one, options, class_weight=weight, parts=parts)
         scales = self._weights_of_scales(len(logits))
         losses = []
-        for output in logits:
-            coarse = downsample_target(target, valid, output.shape)
-            losses.append(segmentation_losses(output, *coarse, options, class_weight=weight, parts=parts))
+        for output, label, counted in zip(logits, *_per_output(logits, target, valid), strict=True):
+            losses.append(
+                segmentation_losses(output, label, counted, options, class_weight=weight, parts=parts)
+            )
         total = _weighted_sum(scales, [each.total for each in losses])
         terms = zip(*(each.terms for each in losses), strict=True)
         return Losses(total, tuple(_weighted_sum(scales, term) for term in terms))
@@ -114,6 +119,55 @@ class SegmentationLoss(nn.Module):
 
     def extra_repr(self) -> str:
         return f"cross_entropy_weight={self.cross_entropy_weight}, region_weight={self.region_weight}"
+
+
+def _region_loss(options: Mapping[str, Any]) -> TverskyLoss:
+    is_tversky = "alpha" in options or "beta" in options
+    return TverskyLoss(**options) if is_tversky else DiceLoss(**options)
+
+
+def read_targets(
+    logits: Outputs, target: Targets, valid: Valid, region: TverskyLoss
+) -> tuple[Targets, Valid]:
+    """`arrays.read_target` of one target, or of one per output; a ValueError if lists do not match."""
+    activation, ignore_index = region.activation, region.ignore_index
+    if isinstance(target, Tensor):
+        if valid is not None and not isinstance(valid, Tensor):
+            raise ValueError(
+                f"valid is a list, but target is one tensor, {describe(target)}: pass one tensor"
+            )
+        if not isinstance(logits, Tensor) and not logits:
+            return target, valid
+        output = logits if isinstance(logits, Tensor) else logits[0]
+        return read_target(output, target, activation=activation, valid=valid, ignore_index=ignore_index)
+    if not isinstance(target, Sequence):
+        raise ValueError(f"target must be a tensor, or a list with one per output; got {describe(target)}")
+    if isinstance(logits, Tensor) or len(logits) != len(target):
+        outputs = "one output" if isinstance(logits, Tensor) else f"{len(logits)} outputs"
+        raise ValueError(f"a list of targets needs one per output; got {len(target)} for {outputs}")
+    if valid is None:
+        valid = [None] * len(target)
+    if isinstance(valid, Tensor) or len(valid) != len(target):
+        got = "one tensor" if isinstance(valid, Tensor) else str(len(valid))
+        raise ValueError(f"with {len(target)} targets, valid must be a list of {len(target)}; got {got}")
+    pairs = [
+        read_target(output, label, activation=activation, valid=counted, ignore_index=ignore_index)
+        for output, label, counted in zip(logits, target, valid, strict=True)
+    ]
+    return [label for label, _ in pairs], [counted for _, counted in pairs]
+
+
+def _per_output(
+    logits: Sequence[Tensor], target: Targets, valid: Valid
+) -> tuple[Sequence[Tensor], Sequence[Tensor | None]]:
+    """A target and the valid voxels for each output; a single target is averaged to the output's size."""
+    if not isinstance(target, Tensor):
+        assert valid is not None
+        assert not isinstance(valid, Tensor)
+        return target, valid
+    assert valid is None or isinstance(valid, Tensor)
+    pairs = [downsample_target(target, valid, output.shape) for output in logits]
+    return [label for label, _ in pairs], [counted for _, counted in pairs]
 
 
 def _weighted_sum(weights: Sequence[float], terms: Sequence[Tensor]) -> Tensor:

@@ -8,7 +8,7 @@ or logits with `activation`. Modules take logits. Predictions are (N, C, *space)
 contract in `arrays`. Left out: distances to surfaces, thresholds, and label making (`labels`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import fields
 from typing import Unpack
 
@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ..arrays import Activation, check_choice, check_prediction, check_target
+from ..arrays import Activation, check_choice, read_target
 from ..kernels import segmentation_losses
 from ..overlap.forms import Form
 from ..overlap.options import Classes, MixtureOptions, Over, RegionKeywords, RegionOptions
@@ -34,6 +34,13 @@ class LossKeywords(ModuleKeywords, total=False):
     """`ModuleKeywords`, and what comes with every batch."""
 
     valid: Tensor | None
+
+
+def check_options(loss: str, options: Iterable[str], known: Collection[str]) -> None:
+    """Raise unless `loss` has all these options; the message lists those it has."""
+    for name in options:
+        if name not in known:
+            raise TypeError(f"{loss} has no option {name!r}; it has {', '.join(known)}")
 
 
 def tversky_loss(
@@ -59,7 +66,7 @@ def tversky_loss(
 
     Args:
         prediction: probabilities (N, C, *space), or logits if `activation` is softmax or sigmoid.
-        target: class indices (N, *space) or soft labels (N, C, *space), see `arrays`.
+        target: class indices (N, *space) or soft labels (N, C, *space); other shapes: see `arrays`.
         alpha: weight of false positives, 0 or more.
         beta: weight of false negatives, 0 or more.
         form: how overlap is counted, see `overlap`; squared needs alpha = beta, else its index exceeds 1.
@@ -132,12 +139,7 @@ class TverskyLoss(nn.Module):
     ) -> None:
         super().__init__()
         check_choice("activation", activation, Activation)
-        known = LossKeywords.__annotations__
-        for name in options:
-            if name not in known:
-                raise TypeError(
-                    f"a region loss has no option {name!r}; it has alpha, beta, {', '.join(known)}"
-                )
+        check_options(type(self).__name__, options, ("alpha", "beta", *ModuleKeywords.__annotations__))
         self.options = RegionOptions(alpha=alpha, beta=beta, **options)
         weight = None if class_weight is None else torch.as_tensor(class_weight, dtype=torch.float32)
         self.register_buffer("class_weight", weight, persistent=False)
@@ -170,6 +172,7 @@ class DiceLoss(TverskyLoss):
     """
 
     def __init__(self, **options: Unpack[ModuleKeywords]) -> None:
+        check_options("DiceLoss", options, ModuleKeywords.__annotations__)
         super().__init__(alpha=0.5, beta=0.5, **options)
 
 
@@ -181,6 +184,7 @@ class JaccardLoss(TverskyLoss):
     """
 
     def __init__(self, **options: Unpack[ModuleKeywords]) -> None:
+        check_options("JaccardLoss", options, ModuleKeywords.__annotations__)
         super().__init__(alpha=1.0, beta=1.0, **options)
 
 
@@ -194,8 +198,7 @@ def _region_loss(
     ignore_index: int | None,
 ) -> Tensor:
     if ignore_index is not None:
-        check_prediction(prediction, activation)
-        valid = check_target(
+        target, valid = read_target(
             prediction, target, activation=activation, valid=valid, ignore_index=ignore_index
         )
     # weights of the cross entropy and of the region loss

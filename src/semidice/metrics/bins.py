@@ -160,7 +160,7 @@ def calibration_bins(
     check_choice("binning", binning, Binning)
     if num_bins < 1:
         raise ValueError(f"num_bins must be 1 or more; got {num_bins}")
-    valid = check_scored(prob, target, valid=valid, ignore_index=ignore_index)
+    target, valid = check_scored(prob, target, valid=valid, ignore_index=ignore_index)
     num_rows = prob.shape[1] if confidence == "classwise" else 1
     num_cells = num_bins if binning == "equal_width" else _NUM_CELLS
     lead = (len(prob) if per_case else 1) * num_rows

@@ -13,16 +13,16 @@ from ..arrays import check_prediction, check_target, check_unit_range, describe,
 
 def check_scored(
     prob: Tensor, target: Tensor, *, valid: Tensor | None = None, ignore_index: int | None = None
-) -> Tensor | None:
-    """Raise unless prob and target keep the contract of `arrays`; return `valid` without `ignore_index`."""
-    check_prediction(prob, "none")
-    valid = check_target(prob, target, valid=valid, ignore_index=ignore_index)
+) -> tuple[Tensor, Tensor | None]:
+    """Raise unless prob and target follow the contract; return target and valid as `arrays.read_target`."""
+    check_prediction(prob)
+    target, valid = check_target(prob, target, valid=valid, ignore_index=ignore_index)
     if not values_are_readable(prob):
         _check_unit_range_on_device("prediction", prob)
         if target.is_floating_point():
             counted = target if valid is None else target.masked_fill(~valid.unsqueeze(1), 0)
             _check_unit_range_on_device("target", counted)
-    return valid
+    return target, valid
 
 
 def _check_unit_range_on_device(name: str, tensor: Tensor) -> None:

@@ -77,7 +77,7 @@ def decide(prob: Tensor, *, decision: Decision | None = None, threshold: float =
     >>> decide(torch.tensor([[0.2, 0.5, 0.3]])), decide(torch.tensor([[0.5]]))
     (tensor([[0., 1., 0.]]), tensor([[0.]]))
     """
-    check_prediction(prob, "none")
+    check_prediction(prob)
     if chosen_rule(decision, prob.shape[1]) == "threshold":
         return (prob > threshold).float()
     return one_hot(decided_classes(prob), prob.shape[1]).float()
@@ -102,7 +102,7 @@ def volume_ml(
     0.800000011920929
     """
     check_choice("of", of, VolumeOf)
-    check_prediction(prob, "none")
+    check_prediction(prob)
     per_voxel = voxel_ml(spacing_mm, num_cases=len(prob)).to(prob.device)
     masses: Iterable[Tensor] = prob.unbind(1)
     if of == "mask":

@@ -42,7 +42,7 @@ def kde_calibration_error(
     >>> round(float(kde_calibration_error(prob, target)), 4)
     0.2
     """
-    valid = check_scored(prob, target, valid=valid, ignore_index=ignore_index)
+    target, valid = check_scored(prob, target, valid=valid, ignore_index=ignore_index)
     errors = []
     for case in range(len(prob)):
         generator = torch.Generator(prob.device).manual_seed(seed)

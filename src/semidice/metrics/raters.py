@@ -82,7 +82,7 @@ def level_masks(
     tensor([[[False, False,  True],
              [False,  True,  True]]])
     """
-    check_prediction(prob, "none")
+    check_prediction(prob)
     if num_samples < 1:
         raise ValueError(f"num_samples must be 1 or more; got {num_samples}")
     channels = torch.cat([1 - prob, prob], 1) if prob.shape[1] == 1 else prob

@@ -83,7 +83,7 @@ def binarized_dice_score(
     >>> float(binarized_dice_score(soft, soft)), round(float(binarized_dice_score(soft.round(), soft)), 4)
     (1.0, 0.8222)
     """
-    valid = check_scored(prob, target, valid=valid, ignore_index=ignore_index)
+    target, valid = check_scored(prob, target, valid=valid, ignore_index=ignore_index)
     if not thresholds or not all(0 <= threshold < 1 for threshold in thresholds):
         raise ValueError(f"thresholds must be one or more numbers in [0, 1); got {tuple(thresholds)}")
     levels = [threshold + _AT_THRESHOLD for threshold in thresholds]
@@ -114,7 +114,7 @@ def soft_dice_score(
     >>> float(soft_dice_score(soft, soft)), round(float(soft_dice_score(soft, soft.round())), 4)
     (1.0, 0.7368)
     """
-    valid = check_scored(prob, target, valid=valid, ignore_index=ignore_index)
+    target, valid = check_scored(prob, target, valid=valid, ignore_index=ignore_index)
 
     def soft(slab: Slab) -> Iterator[OverlapStats]:
         for channel in range(prob.shape[1]):
@@ -133,7 +133,7 @@ def brier_error(
     >>> float(brier_error(torch.tensor([[[0.75]]]), torch.tensor([[[1.0]]])))
     0.0625
     """
-    valid = check_scored(prob, target, valid=valid, ignore_index=ignore_index)
+    target, valid = check_scored(prob, target, valid=valid, ignore_index=ignore_index)
 
     def squares(slab: Slab) -> Tensor:
         soft = slab.target if slab.target.is_floating_point() else one_hot(slab.target, prob.shape[1])
@@ -157,7 +157,7 @@ def negative_log_likelihood(
     >>> round(float(negative_log_likelihood(torch.tensor([[[0.5]]]), torch.tensor([[[1.0]]]))), 4)
     0.6931
     """
-    valid = check_scored(prob, target, valid=valid, ignore_index=ignore_index)
+    target, valid = check_scored(prob, target, valid=valid, ignore_index=ignore_index)
 
     def costs(slab: Slab) -> Tensor:
         pair = [slab.prob, slab.target]
@@ -208,7 +208,7 @@ def volume_error_ml(
     >>> float(volume_error_ml(prob, target, spacing_mm=(1, 1, 1)))
     1.0
     """
-    valid = check_scored(prob, target, valid=valid, ignore_index=ignore_index)
+    target, valid = check_scored(prob, target, valid=valid, ignore_index=ignore_index)
     if of == "mask":
         one_hot = chosen_rule(decision, prob.shape[1]) == "argmax"
         check_hard_target("volume_error_ml(of='mask')", target, one_hot=one_hot, valid=valid)
@@ -241,7 +241,7 @@ def _decided_index(
     valid: Tensor | None = None,
     ignore_index: int | None = None,
 ) -> Tensor:
-    valid = check_scored(prob, target, valid=valid, ignore_index=ignore_index)
+    target, valid = check_scored(prob, target, valid=valid, ignore_index=ignore_index)
     rule = chosen_rule(decision, prob.shape[1])
 
     def decided(slab: Slab) -> Iterator[OverlapStats]:

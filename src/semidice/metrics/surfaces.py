@@ -95,7 +95,7 @@ def _each_class(
     valid: Tensor | None,
     ignore_index: int | None,
 ) -> Float[Tensor, "N C"]:
-    valid = check_scored(prob, target, valid=valid, ignore_index=ignore_index)
+    target, valid = check_scored(prob, target, valid=valid, ignore_index=ignore_index)
     if prob.ndim not in (4, 5):
         raise ValueError(f"{metric} needs images or volumes, (N, C, *space); got {tuple(prob.shape)}")
     rule = chosen_rule(decision, prob.shape[1])

@@ -31,11 +31,14 @@ class Losses(NamedTuple):
     terms: tuple[Tensor, ...]
 
 
-def check_batch(prediction: Tensor, target: Tensor, valid: Tensor | None, options: MixtureOptions) -> None:
-    """Raise unless the losses can be computed for this batch; ignored voxels must be in `valid` already."""
+def check_batch(prediction: Tensor, target: Tensor, valid: Tensor | None, options: MixtureOptions) -> Tensor:
+    """Raise unless the losses can be computed for this batch; return the target as `arrays.read_target` does.
+
+    Ignored voxels must be in `valid` already.
+    """
     activation, form, entropy = options.sums
     check_prediction(prediction, activation)
-    check_target(prediction, target, activation=activation, valid=valid)
+    target, _ = check_target(prediction, target, activation=activation, valid=valid)
     if entropy:
         check_entropy(prediction, activation)
     if form is not None and not options.region.background and prediction.shape[1] == 1:
@@ -43,6 +46,7 @@ def check_batch(prediction: Tensor, target: Tensor, valid: Tensor | None, option
             "background=False leaves no class of a one-channel prediction; "
             f"got {describe(prediction)}: use background=True"
         )
+    return target
 
 
 def check_entropy(prediction: Tensor, activation: Activation) -> None:

@@ -45,8 +45,8 @@ def overlap_stats(
     [0.5, 0.3, 0.0]
     """
     check_choice("form", form, Form)
-    check_prediction(prob, "none")
-    valid = check_target(prob, target, valid=valid, ignore_index=ignore_index)
+    check_prediction(prob)
+    target, valid = check_target(prob, target, valid=valid, ignore_index=ignore_index)
     return unchecked_overlap_stats(prob, target, form=form, valid=valid)
 
 
