@@ -1,11 +1,25 @@
-"""What commands print: plain lines, and progress bars with the remaining time."""
+"""What commands print: plain lines, and progress with the remaining time.
+
+A terminal shows bars. Without one (a pipe, a file, a batch job) progress is printed as plain lines, at most
+one every `SECONDS_BETWEEN_LINES`.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Event, Thread
+from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, Task, TaskID, TextColumn, TimeRemainingColumn
+
+SECONDS_BETWEEN_LINES = 30.0
 
 
 def counting_bar(console: Console, *, doing: str, unit: str) -> Progress:
     """A bar that counts `unit`s and disappears at the end; it shows `doing` and the task's description."""
+    if not _shows_bars(console):
+        return ProgressLines(console, lambda task: _counting_line(task, doing, unit))
     return Progress(
         TextColumn(f"{doing} {{task.description}}", markup=False),
         BarColumn(),
@@ -17,7 +31,15 @@ def counting_bar(console: Console, *, doing: str, unit: str) -> Progress:
 
 
 def training_bars(console: Console, *, width: int = 0, transient: bool = False) -> Progress:
-    """Bars of trainings, one per task, each with a text about its state: the field `status`."""
+    """Bars of trainings, one per task, each with a text about its state: the field `status`.
+
+    Lines also have the field `left`, the remaining time. They are printed by `print_line`, and repeated only
+    while the field `repeats` is true.
+    """
+    if not _shows_bars(console):
+        return ProgressLines(
+            console, lambda task: "{}: {status}{left}".format(task.description, **task.fields)
+        )
     return Progress(
         TextColumn(f"{{task.description:<{width}}}" if width else "{task.description}", markup=False),
         BarColumn(bar_width=16),
@@ -29,6 +51,92 @@ def training_bars(console: Console, *, width: int = 0, transient: bool = False) 
     )
 
 
+@contextmanager
+def waiting(console: Console, doing: str) -> Iterator[None]:
+    """Show `doing` while the block runs: a spinner, or a line from time to time."""
+    if _shows_bars(console):
+        with console.status(doing):
+            yield
+        return
+    with ProgressLines(console, lambda task: f"{doing}, {clock(task.elapsed or 0)} so far") as progress:
+        progress.add_task("")
+        yield
+
+
+def print_line(progress: Progress, task: TaskID, *, now: bool = False) -> None:
+    """Print the state of a task if progress is shown as lines and the last line is old enough, or `now`."""
+    if isinstance(progress, ProgressLines):
+        progress.print_line(task, now=now)
+
+
 def say(console: Console, text: str) -> None:
     """Print one line without markup and without breaking paths."""
     console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def clock(seconds: float) -> str:
+    """A duration as h:mm:ss.
+
+    >>> clock(3725.4)
+    '1:02:05'
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
+
+
+class ProgressLines(Progress):
+    """Progress as plain lines: the task that was updated last, printed again when the last line is old.
+
+    line: the text of a task. A thread prints, so that there is a line even while one item takes long.
+    """
+
+    def __init__(self, console: Console, line: Callable[[Task], str]) -> None:
+        # disabled: tasks are counted, and nothing is drawn
+        super().__init__(console=console, disable=True)
+        self._line = line
+        self._printed_at, self._current = time.monotonic(), TaskID(0)
+        self._stopped = Event()
+        self._thread = Thread(target=self._repeat, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def update(self, task_id: TaskID, **changes: Any) -> None:
+        self._current = task_id
+        super().update(task_id, **changes)
+
+    def print_line(self, task: TaskID, *, now: bool = False) -> None:
+        """Print the line of a task if it is due, or `now`."""
+        with self._lock:
+            if not now and self._seconds_left() > 0:
+                return
+            self._printed_at = time.monotonic()
+            text = self._line(self._tasks[task])
+        say(self.console, text)
+
+    def _seconds_left(self) -> float:
+        return self._printed_at + SECONDS_BETWEEN_LINES - time.monotonic()
+
+    def _repeat(self) -> None:
+        while not self._stopped.wait(max(self._seconds_left(), min(1.0, SECONDS_BETWEEN_LINES))):
+            task = self._tasks.get(self._current)
+            if task is not None and task.fields.get("repeats", True):
+                self.print_line(self._current)
+
+
+def _shows_bars(console: Console) -> bool:
+    return console.is_interactive or console.is_jupyter
+
+
+def _counting_line(task: Task, doing: str, unit: str) -> str:
+    text = " ".join(part for part in (doing, task.description) if part)
+    if task.total is None:
+        return f"{text}: {task.completed:.0f} {unit}" if task.completed else text
+    text += f": {task.completed:.0f}/{task.total:.0f} {unit}"
+    if not task.completed or not task.elapsed:
+        return text
+    return f"{text}, {clock(task.elapsed * (task.total / task.completed - 1))} left"

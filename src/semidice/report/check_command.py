@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..console import counting_bar, say
+from ..console import counting_bar, say, waiting
 from ..paths import DatasetFolder
 from ..runs.run import volume_problem
 from .check import CheckReport, check_dataset
@@ -48,7 +48,7 @@ def run_check(folder: Path, *, sheet: Path | None = None, console: Console) -> C
     dataset, agreement = report.dataset, report.case_agreement().numpy()
     shown_cases = choose_cases(agreement, report.readable)
     if shown_cases:
-        with console.status("drawing the contact sheet"):
+        with waiting(console, "drawing the contact sheet"):
             panels = [case_panel(dataset, number, float(agreement[number])) for number in shown_cases]
             sheet.parent.mkdir(parents=True, exist_ok=True)
             save_figure(draw_contact_sheet(panels, dataset.manifest.raters, num_cases=len(dataset)), sheet)

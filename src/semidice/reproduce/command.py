@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ..compare import run_variants
-from ..console import counting_bar, say
+from ..console import counting_bar, say, waiting
 from ..metrics.cases import CaseTable, concatenate, write_cases
 from ..metrics.tables import Cell, Table
 from ..paths import ReproductionFolder, write_text
@@ -108,7 +108,7 @@ def _run(
     fabric = start_fabric(accelerator=accelerator)
     left = sum(folds_left(variant) for variants in runnable.values() for variant in variants)
     if left:
-        with console.status("measuring the time of a training step"):
+        with waiting(console, "measuring the time of a training step"):
             seconds = estimated_seconds(runnable, plan.datasets, StepTimes(fabric.device))
         say(console, f"{left} trainings to run, about {time_text(seconds)} on {fabric.device.type}")
     for dataset, variants in runnable.items():
@@ -202,7 +202,7 @@ def _print_list(plan: Plan, console: Console, accelerator: str) -> None:
         "cuda" if accelerator in ("auto", "cuda", "gpu") and torch.cuda.is_available() else "cpu"
     )
     times = StepTimes(device)
-    with console.status("measuring the time of a training step"):
+    with waiting(console, "measuring the time of a training step"):
         rows = [_list_row(table.name, plan.of_table(table), plan, times) for table in plan.tables]
         if len(plan.tables) > 1:
             rows.append(_list_row("all, shared runs once", plan.variants, plan, times))

@@ -1,13 +1,14 @@
 """`semidice train`: train the folds of a recipe into a run folder, then print its scores."""
 
 import json
+import time
 from pathlib import Path
 
 from lightning_fabric import Fabric
 from rich.console import Console
 from rich.progress import Progress
 
-from ..console import say, training_bars
+from ..console import clock, print_line, say, training_bars
 from ..recipes import Recipe, option_value
 from ..runs.evaluate import scores_table
 from ..runs.run import open_run
@@ -61,31 +62,59 @@ def start_fabric(
 
 
 class RunBar:
-    """The progress bar of a run over the steps of all its folds, with losses, Dice and speed."""
+    """The progress of a run over the steps of all its folds, with losses, learning rate, Dice and speed.
+
+    Without a terminal: a line at the start, then one per epoch at most, and repeated lines while a fold is
+    predicted.
+    """
 
     def __init__(self, progress: Progress, recipe: Recipe) -> None:
         self.progress, self.num_folds = progress, len(recipe.data.fold_numbers)
-        self.num_finished, self.task = 0, progress.add_task(recipe.name, total=None, status="")
+        self.num_finished = 0
+        self.task = progress.add_task(recipe.name, total=None, status="", left="", repeats=False)
+        self.started_at: float | None = None
+        # steps that a resumed run had done before
+        self.num_before: int | None = None
 
     def show_phase(self, fold: int, phase: FoldPhase) -> None:
         if phase == "finished":
             self.num_finished += 1
-        self.progress.update(self.task, status=f"fold {fold}: {phase}")
+        repeats = phase == "predicting"
+        self.progress.update(self.task, status=f"fold {fold}: {phase}", left="", repeats=repeats)
+        is_first = phase == "training" and self.started_at is None
+        if is_first:
+            self.started_at = time.monotonic()
+        print_line(self.progress, self.task, now=is_first)
 
     def show_step(self, status: StepStatus) -> None:
-        losses = "  ".join(f"{name} {value:.3f}" for name, value in status.losses.items())
+        done = self.num_finished * status.num_steps + status.step
+        total = self.num_folds * status.num_steps
         dice = status.scores.get("dice_score")
-        self.progress.update(
-            self.task,
-            completed=self.num_finished * status.num_steps + status.step,
-            total=self.num_folds * status.num_steps,
-            status=f"fold {status.fold} epoch {status.epoch}/{status.num_epochs}  {losses}"
-            + (f"  Dice {100 * dice:.1f}" if dice is not None else "")
-            + f"  {status.images_per_second:.0f} images/s",
-        )
+        left = self._time_left(done, total)
+        parts = [
+            f"fold {status.fold} epoch {status.epoch}/{status.num_epochs}",
+            *(f"{name} {value:.3f}" for name, value in status.losses.items()),
+            *([] if status.rate is None else [f"lr {status.rate:.2g}"]),
+            *([] if dice is None else [f"Dice {100 * dice:.1f}"]),
+            f"{status.images_per_second:.0f} images/s",
+        ]
+        self.progress.update(self.task, completed=done, total=total, status="  ".join(parts), left=left)
+        if status.ends_epoch:
+            print_line(self.progress, self.task)
+
+    def _time_left(self, done: int, total: int) -> str:
+        """The time left for all folds at the pace so far."""
+        if self.started_at is None or self.num_before is None:
+            self.started_at, self.num_before = self.started_at or time.monotonic(), done - 1
+        seconds = (time.monotonic() - self.started_at) / (done - self.num_before) * (total - done)
+        return f"  {clock(seconds)} left"
 
     def show_failed(self) -> None:
-        self.progress.update(self.task, total=1, completed=0, status="failed")
+        self._show_end("failed", completed=0)
 
     def show_finished(self) -> None:
-        self.progress.update(self.task, total=1, completed=1, status=f"{self.num_folds} folds finished")
+        self._show_end(f"{self.num_folds} folds finished", completed=1)
+
+    def _show_end(self, status: str, *, completed: int) -> None:
+        self.progress.update(self.task, total=1, completed=completed, status=status, left="", repeats=False)
+        print_line(self.progress, self.task, now=True)

@@ -51,6 +51,9 @@ class StepStatus:
     losses: Mapping[str, float]
     scores: Mapping[str, float]
     images_per_second: float
+    # learning rate at the last line of the log, None before it
+    rate: float | None
+    ends_epoch: bool
 
 
 def train_fold(
@@ -111,6 +114,7 @@ class _FoldTrainer:
         self.log = _Log(self.folder, self.start) if fabric.is_global_zero else None
         self.writer = CheckpointWriter() if fabric.is_global_zero else None
         self.saved_at = time.monotonic()
+        self.rate: float | None = None
         self.losses: dict[str, float] = {}
         self.scores: dict[str, float] = {}
 
@@ -174,6 +178,8 @@ class _FoldTrainer:
                 losses=self.losses,
                 scores=self.scores,
                 images_per_second=images / max(elapsed, 1e-9),
+                rate=self.rate,
+                ends_epoch=ends_epoch,
             )
             self.on_step(status)
             if elapsed > _SECONDS_OF_SPEED:
@@ -187,8 +193,9 @@ class _FoldTrainer:
                 self._stop_diverged(num_done - len(rows) + number)
         means = [math.fsum(column) / len(rows) for column in zip(*rows, strict=True)]
         self.losses = dict(zip(self.step.names, means, strict=True))
+        self.rate = self.step.rate(num_done - 1)
         if self.log is not None:
-            self.log.write(num_done, {"lr": self.step.rate(num_done - 1), **self.losses})
+            self.log.write(num_done, {"lr": self.rate, **self.losses})
 
     def _stop_diverged(self, step: int) -> None:
         cases = [self.dataset.cases[int(case)].name for case in self.batches.feed(step).case]

@@ -1,0 +1,192 @@
+"""Progress is a bar in a terminal and plain lines in a pipe; commands run as processes of their own."""
+
+import io
+import os
+import pty
+import re
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from PIL import Image
+from prepared import make_prepared
+from rich.console import Console
+
+from semidice import console as console_module
+from semidice.console import counting_bar, print_line, training_bars, waiting
+
+# a command whose lines may follow each other after SECONDS
+RUN = "from semidice import __main__, console; console.SECONDS_BETWEEN_LINES = {}; __main__.main()"
+TINY = [
+    *("--set", "schedule.epochs=3"),
+    *("--set", "validation.every=2", "--set", "data.num_folds=2", "--set", "batch_size=4"),
+]
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "phantom"
+    make_prepared(path, num_cases=8, size=(32, 32), num_raters=2)
+    return path
+
+
+def command(arguments, *, seconds):
+    return [sys.executable, "-c", RUN.format(seconds), *map(str, arguments)]
+
+
+def piped_lines(arguments, *, seconds):
+    """The lines that a command writes into a pipe."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    environment.pop("FORCE_COLOR", None)
+    done = subprocess.run(
+        command(arguments, seconds=seconds), capture_output=True, text=True, check=False, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def train_arguments(dataset, out):
+    return ["train", "quick", *TINY, "--set", f"data.dataset={dataset}", "-o", out, "--accelerator", "cpu"]
+
+
+@pytest.fixture(scope="module")
+def trained(dataset, tmp_path_factory):
+    """The lines of a training without a pause between lines, and its run."""
+    out = tmp_path_factory.mktemp("runs") / "run"
+    return piped_lines(train_arguments(dataset, out), seconds=0.001), out
+
+
+def test_a_piped_training_prints_each_epoch_with_loss_rate_dice_and_remaining_time(trained):
+    lines, _ = trained
+    assert lines[0] == "quick: fold 0: training"
+    epochs = [line for line in lines if " epoch " in line]
+    assert [re.search(r"fold (\d) epoch (\d)/3", line).groups() for line in epochs] == [
+        (fold, epoch) for fold in "01" for epoch in "123"
+    ]
+    for line in epochs:
+        assert re.match(
+            r"quick: fold \d epoch \d/3  loss \d\.\d{3}  .*lr \S+  .*\d+:\d\d:\d\d left$", line
+        ), line
+    # validated after the second and the last epoch; the scores stay until the next ones
+    assert [" Dice " in line for line in epochs[:3]] == [False, True, True]
+    assert any(line.startswith("quick: fold 1: predicting") for line in lines)
+
+
+def test_by_default_a_piped_training_prints_at_once_and_then_every_30_seconds(dataset, tmp_path):
+    arguments = command(train_arguments(dataset, tmp_path / "run"), seconds=30.0)
+    assert console_module.SECONDS_BETWEEN_LINES == 30.0
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout.readline() == "quick: fold 0: training\n"
+        assert process.poll() is None
+        later = process.stdout.read()
+    assert process.returncode == 0
+    # the whole training is shorter, so no epoch is due
+    assert " epoch " not in later
+
+
+def test_a_piped_comparison_prints_the_epochs_and_the_end_of_each_variant(dataset, tmp_path):
+    grid = tmp_path / "grid.yaml"
+    grid.write_text("recipe: quick\nvariants: {first: {}, second: {loss.form: product}}\n")
+    arguments = ["compare", dataset, grid, *TINY, "-o", tmp_path / "out", "--accelerator", "cpu"]
+    lines = piped_lines(arguments, seconds=0.001)
+    for name in ("first", "second"):
+        assert len([line for line in lines if re.match(rf"{name}: fold \d epoch \d/3  loss ", line)]) == 6
+        assert f"{name}: 2 folds finished" in lines
+
+
+@pytest.mark.parametrize("name", ["prepare", "predict", "report"])
+def test_other_piped_commands_print_lines_too(name, trained, tmp_path):
+    _, run = trained
+    write_images(tmp_path / "images")
+    arguments, start = {
+        "prepare": (["prepare", "phantom", tmp_path / "data"], "preparing phantom: "),
+        "predict": (["predict", run, tmp_path / "images", "-o", tmp_path / "predictions"], "predicting case"),
+        "report": (["report", run, "-o", tmp_path / "report.html"], "report: "),
+    }[name]
+    lines = piped_lines(arguments, seconds=0.005)
+    assert any(line.startswith(start) for line in lines), lines
+
+
+def write_images(folder):
+    folder.mkdir()
+    for number in range(6):
+        values = np.random.default_rng(number).integers(0, 255, (64, 64), dtype=np.uint8)
+        Image.fromarray(values).save(folder / f"case{number}.png")
+
+
+def terminal_text(arguments, columns):
+    """What a command writes to a pseudo-terminal of this width."""
+    leader, follower = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(columns), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        command(arguments, seconds=0.001), stdout=follower, stderr=follower, stdin=follower, env=environment
+    )
+    os.close(follower)
+    parts = []
+    try:
+        while part := os.read(leader, 65536):
+            parts.append(part)
+    # Linux reports the end of a pseudo-terminal as an error
+    except OSError:
+        pass
+    os.close(leader)
+    assert process.wait() == 0, b"".join(parts).decode()
+    return b"".join(parts).decode()
+
+
+def test_a_terminal_of_80_columns_shows_a_bar_with_the_loss_and_no_lines(dataset, tmp_path):
+    text = terminal_text(train_arguments(dataset, tmp_path / "run"), columns=80)
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+    assert "━" in plain
+    assert re.search(r"fold \d epoch \d/3\s+loss \d\.\d{3}", plain)
+    assert " left" not in plain
+
+
+class TestLines:
+    @pytest.fixture
+    def console(self):
+        return Console(file=io.StringIO(), width=200)
+
+    def test_an_item_that_takes_long_still_prints_lines(self, console, monkeypatch):
+        monkeypatch.setattr(console_module, "SECONDS_BETWEEN_LINES", 0.05)
+        with counting_bar(console, doing="preparing", unit="scans") as progress:
+            bar = progress.add_task("kidney", total=4)
+            progress.advance(bar)
+            time.sleep(0.5)
+        lines = console.file.getvalue().splitlines()
+        assert len(lines) >= 3
+        for line in lines:
+            assert re.fullmatch(r"preparing kidney: 1/4 scans, 0:00:0\d left", line)
+
+    def test_a_short_command_prints_none(self, console):
+        with counting_bar(console, doing="preparing", unit="scans") as progress:
+            progress.add_task("kidney", total=4)
+        assert console.file.getvalue() == ""
+
+    def test_waiting_is_said_too(self, console, monkeypatch):
+        monkeypatch.setattr(console_module, "SECONDS_BETWEEN_LINES", 0.05)
+        with waiting(console, "measuring"):
+            time.sleep(0.3)
+        assert console.file.getvalue().startswith("measuring, 0:00:00 so far\n")
+
+    def test_a_training_is_repeated_only_if_it_says_so(self, console, monkeypatch):
+        monkeypatch.setattr(console_module, "SECONDS_BETWEEN_LINES", 0.05)
+        with training_bars(console) as progress:
+            task = progress.add_task("quick", total=None, status="fold 0", left="", repeats=False)
+            time.sleep(0.3)
+            assert console.file.getvalue() == ""
+            print_line(progress, task)
+            assert console.file.getvalue() == "quick: fold 0\n"
+            progress.update(task, status="fold 0: predicting", repeats=True)
+            time.sleep(0.3)
+        assert console.file.getvalue().count("quick: fold 0: predicting\n") >= 2
+
+    def test_lines_wait_for_their_time(self, console):
+        with training_bars(console) as progress:
+            task = progress.add_task("quick", total=None, status="fold 0", left="", repeats=False)
+            print_line(progress, task, now=True)
+            print_line(progress, task)
+        assert console.file.getvalue() == "quick: fold 0\n"
