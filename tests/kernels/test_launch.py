@@ -322,7 +322,7 @@ def test_tensors_of_the_same_kind_are_checked_once(kernels, monkeypatch):
 
     def check(*batch):
         checked.append(batch)
-        check_batch(*batch)
+        return check_batch(*batch)
 
     monkeypatch.setattr(fused, "check_batch", check)
     kinds = [
@@ -342,6 +342,14 @@ def test_tensors_of_the_same_kind_are_checked_once(kernels, monkeypatch):
                 random_logits(1, 2, 16), soft_label(1, 2, 17), None, OPTIONS, None, parts=True
             )
     assert len(checked) == len(kinds) + 2
+
+
+def test_a_target_in_another_form_takes_the_plan_of_the_usual_one(kernels):
+    logits, index = random_logits(1, 2, 19), class_map((1, 19), 2)
+    fused.fused_mixture(logits, index, None, OPTIONS, None, parts=True)
+    plans = dict(fused._plans)
+    fused.fused_mixture(logits, index[:, None], None, OPTIONS, None, parts=True)
+    assert fused._plans == plans
 
 
 @pytest.mark.gpu
