@@ -67,7 +67,7 @@ def test_a_piped_training_prints_each_epoch_with_loss_rate_dice_and_remaining_ti
     ]
     for line in epochs:
         assert re.match(
-            r"quick: fold \d epoch \d/3  loss \d\.\d{3}  .*lr \S+  .*\d+:\d\d:\d\d left$", line
+            r"quick: fold \d epoch \d/3  loss \d\.\d{3}  .*lr \S+  .*  \d+:\d\d:\d\d left$", line
         ), line
     # validated after the second and the last epoch; the scores stay until the next ones
     assert [" Dice " in line for line in epochs[:3]] == [False, True, True]
@@ -140,8 +140,8 @@ def terminal_text(arguments, columns):
 def test_a_terminal_of_80_columns_shows_a_bar_with_the_loss_and_no_lines(dataset, tmp_path):
     text = terminal_text(train_arguments(dataset, tmp_path / "run"), columns=80)
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
-    assert "━" in plain
-    assert re.search(r"fold \d epoch \d/3\s+loss \d\.\d{3}", plain)
+    # name, bar, share, remaining time, state
+    assert re.search(r"quick ━+.* \d+% \S+ fold \d epoch \d/3  loss \d\.\d{3}", plain)
     assert " left" not in plain
 
 
@@ -174,7 +174,7 @@ class TestLines:
 
     def test_a_training_is_repeated_only_if_it_says_so(self, console, monkeypatch):
         monkeypatch.setattr(console_module, "SECONDS_BETWEEN_LINES", 0.05)
-        with training_bars(console) as progress:
+        with training_bars(console, names=["quick"]) as progress:
             task = progress.add_task("quick", total=None, status="fold 0", left="", repeats=False)
             time.sleep(0.3)
             assert console.file.getvalue() == ""
@@ -185,7 +185,7 @@ class TestLines:
         assert console.file.getvalue().count("quick: fold 0: predicting\n") >= 2
 
     def test_lines_wait_for_their_time(self, console):
-        with training_bars(console) as progress:
+        with training_bars(console, names=["quick"]) as progress:
             task = progress.add_task("quick", total=None, status="fold 0", left="", repeats=False)
             print_line(progress, task, now=True)
             print_line(progress, task)

@@ -55,8 +55,7 @@ class Outcome:
 def run_variants(variants: Sequence[Variant], fabric: Fabric, console: Console) -> Outcome:
     """Train every variant that is not finished, with one progress bar for each."""
     outcome = Outcome()
-    width = max(len(variant.name) for variant in variants)
-    with training_bars(console, width=width) as progress:
+    with training_bars(console, names=[variant.name for variant in variants]) as progress:
         bars = {variant.name: RunBar(progress, variant.recipe) for variant in variants}
         for variant in variants:
             bar = bars[variant.name]

@@ -5,13 +5,14 @@ one every `SECONDS_BETWEEN_LINES`.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Event, Thread
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, Task, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 SECONDS_BETWEEN_LINES = 30.0
 
@@ -30,8 +31,10 @@ def counting_bar(console: Console, *, doing: str, unit: str) -> Progress:
     )
 
 
-def training_bars(console: Console, *, width: int = 0, transient: bool = False) -> Progress:
+def training_bars(console: Console, *, names: Sequence[str], transient: bool = False) -> Progress:
     """Bars of trainings, one per task, each with a text about its state: the field `status`.
+
+    names: of all trainings.
 
     Lines also have the field `left`, the remaining time. They are printed by `print_line`, and repeated only
     while the field `repeats` is true.
@@ -40,14 +43,20 @@ def training_bars(console: Console, *, width: int = 0, transient: bool = False) 
         return ProgressLines(
             console, lambda task: "{}: {status}{left}".format(task.description, **task.fields)
         )
+    # a narrow terminal cuts the status, and never the name, the bar or the remaining time
     return Progress(
-        TextColumn(f"{{task.description:<{width}}}" if width else "{task.description}", markup=False),
+        TextColumn(
+            "{task.description}",
+            markup=False,
+            table_column=Column(no_wrap=True, min_width=max(map(len, names))),
+        ),
         BarColumn(bar_width=16),
         TextColumn("{task.percentage:>3.0f}%"),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[status]}", markup=False),
+        TextColumn("{task.fields[status]}", markup=False, table_column=Column(no_wrap=True, ratio=1)),
         console=console,
         transient=transient,
+        expand=True,
     )
 
 

@@ -36,7 +36,7 @@ def run_train(
     # only the first process prints
     console.quiet = console.quiet or not fabric.is_global_zero
     _print_choices(run.recipe, console)
-    with training_bars(console, transient=True) as progress:
+    with training_bars(console, names=[run.recipe.name], transient=True) as progress:
         bar = RunBar(progress, run.recipe)
         table = cross_validate(run, fabric, on_step=bar.show_step, on_phase=bar.show_phase)
     if table is None:
@@ -91,11 +91,14 @@ class RunBar:
         total = self.num_folds * status.num_steps
         dice = status.scores.get("dice_score")
         left = self._time_left(done, total)
+        loss, *terms = [f"{name} {value:.3f}" for name, value in status.losses.items()] or ["loss ..."]
+        # the most important first: a narrow terminal cuts the end
         parts = [
             f"fold {status.fold} epoch {status.epoch}/{status.num_epochs}",
-            *(f"{name} {value:.3f}" for name, value in status.losses.items()),
-            *([] if status.rate is None else [f"lr {status.rate:.2g}"]),
+            loss,
             *([] if dice is None else [f"Dice {100 * dice:.1f}"]),
+            *([] if status.rate is None else [f"lr {status.rate:.2g}"]),
+            *terms,
             f"{status.images_per_second:.0f} images/s",
         ]
         self.progress.update(self.task, completed=done, total=total, status="  ".join(parts), left=left)
