@@ -33,6 +33,7 @@ INTENSITY = ["augment.gamma=0.2", "augment.contrast=0.1", "augment.brightness=0.
 # name: the recipe it starts from, and what differs
 VARIANTS: dict[str, tuple[str, list[str]]] = {
     "auto": ("auto", []),
+    "auto, majority label": ("auto", ["label.maker=majority"]),
     "auto, the other network": ("auto", ["OTHER_NETWORK"]),
     "auto, SGD 0.01": ("auto", SGD),
     "auto, SGD 0.01, decoder 10x": ("auto", [*SGD, TEN]),
