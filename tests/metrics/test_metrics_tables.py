@@ -68,12 +68,23 @@ def test_the_csv_holds_every_digit(comparisons):
 
 def test_pairs_show_sign_interval_and_all_three_p_values(comparisons):
     table = pairs_table(comparisons[0])
-    assert table.header == ("method", "minus", "difference (%)", "p", "Holm p", "perm. p")
+    assert table.header == ("method", "minus", "difference (%)", "corrected p", "single p", "perm. p")
     first = [cell.text for cell in table.rows[0]]
+    low, high = (100 * end[0, 1] for end in (comparisons[0].low_holm, comparisons[0].high_holm))
+    assert first[2].endswith(f"[+{low:.2f}, +{high:.2f}]")
+    assert "Intervals and the corrected p are after correction for 3 comparisons" in table.note
     assert first[2].startswith("+")
     assert first[3] == "< 0.001"
     assert [row[2].best for row in table.rows] == [True, False, True]
     assert table.rows[2][2].text.startswith("−")
+
+
+def test_pairs_without_correction_show_the_interval_and_p_of_a_single_pair(comparisons):
+    table = pairs_table(comparisons[0], correction="none")
+    assert table.header[3:] == ("single p", "perm. p")
+    low, high = (100 * end[0, 1] for end in (comparisons[0].low, comparisons[0].high))
+    assert table.rows[0][2].text.endswith(f"[+{low:.2f}, +{high:.2f}]")
+    assert "corrected p" not in table.note
 
 
 def test_the_terminal_shows_brackets_stars_and_numbers_in_full(comparisons):

@@ -242,7 +242,17 @@ def test_the_same_seed_gives_the_same_bits_in_any_order_of_the_rows():
     reordered = compare_cases(
         CaseTable.from_rows(mixed), "dice_score", unit="patient", methods=["SDL", "DML1", "DML2"]
     )
-    for name in ("mean", "difference", "low", "high", "p", "p_holm", "p_permutation"):
+    for name in (
+        "mean",
+        "difference",
+        "low",
+        "high",
+        "p",
+        "low_holm",
+        "high_holm",
+        "p_holm",
+        "p_permutation",
+    ):
         np.testing.assert_array_equal(getattr(first, name), getattr(reordered, name))
     other_seed = compare_cases(CaseTable.from_rows(rows), "dice_score", seed=1)
     assert (other_seed.p != first.p).any()
@@ -302,6 +312,61 @@ def test_holm_can_keep_a_method_that_uncorrected_p_values_exclude_from_the_best(
         if comparison.best(correction="none") != comparison.best():
             return
     pytest.fail("200 comparisons and Holm never made a difference")
+
+
+@pytest.mark.parametrize("interval", INTERVALS)
+@pytest.mark.parametrize("correction", ["holm", "none"])
+def test_every_interval_excludes_0_exactly_where_the_p_shown_next_to_it_is_below_the_level(
+    interval, correction
+):
+    rng = np.random.default_rng(23)
+    found = 0
+    for num_cases in (4, 6, 12, 40):
+        for _ in range(20):
+            values = rng.standard_normal((num_cases, 4)) + rng.uniform(-1, 1, 4)
+            comparison = compare_scores(paired(values), interval=interval, num_resamples=300)
+            shown = comparison.corrected(correction)
+            off_diagonal = ~np.eye(4, dtype=bool)
+            excludes = ((shown.low > 0) | (shown.high < 0))[off_diagonal]
+            np.testing.assert_array_equal(excludes, (shown.p < 0.05)[off_diagonal])
+            found += excludes.sum()
+    assert 100 < found < 900
+
+
+def test_corrected_intervals_are_bonferroni_s_unless_holm_finds_more():
+    rng = np.random.default_rng(24)
+    kinds = set()
+    for _ in range(40):
+        values = rng.standard_normal((30, 3)) + rng.uniform(-0.5, 0.5, 3)
+        comparison = compare_scores(paired(values, metric="volume_error_ml"), num_resamples=1000)
+        pairs = np.triu_indices(3, 1)
+        columns = values[:, pairs[0]] - values[:, pairs[1]]
+        p, p_holm = comparison.p[pairs], comparison.p_holm[pairs]
+        agrees = ((p < 0.05 / 3) == (p_holm < 0.05)).all()
+        kinds.add(bool(agrees))
+        bonferroni = paired_bootstrap(columns, level=0.05 / 3, num_resamples=1000)
+        if agrees:
+            np.testing.assert_allclose(comparison.low_holm[pairs], bonferroni.low)
+            np.testing.assert_allclose(comparison.high_holm[pairs], bonferroni.high)
+        # between the interval of a single pair and that of Bonferroni
+        assert (comparison.low_holm[pairs] <= comparison.low[pairs]).all()
+        assert (comparison.high_holm[pairs] >= comparison.high[pairs]).all()
+        assert (comparison.low_holm[pairs] >= bonferroni.low - 1e-12).all()
+        assert (comparison.high_holm[pairs] <= bonferroni.high + 1e-12).all()
+    assert kinds == {True, False}
+
+
+def test_the_interval_of_a_difference_of_shares_stays_between_minus_1_and_1():
+    rng = np.random.default_rng(25)
+    values = np.stack([rng.uniform(0.9, 1, 5), rng.uniform(0, 0.1, 5), rng.uniform(0, 1, 5)], 1)
+    values[0] = [0.2, 0.9, 0.5]
+    for interval in INTERVALS:
+        comparison = compare_scores(paired(values), interval=interval)
+        for low, high in ((comparison.low, comparison.high), (comparison.low_holm, comparison.high_holm)):
+            assert low.min() >= -1
+            assert high.max() <= 1
+    volume = compare_scores(paired(values, metric="volume_error_ml"))
+    assert volume.high_holm.max() > 1
 
 
 def test_the_interval_of_a_mean_equals_that_of_the_method_alone():

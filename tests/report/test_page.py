@@ -108,7 +108,7 @@ def test_every_interval_difference_and_p_value_equals_the_comparison(built):
         for cell, rival in zip(answer[2:], rivals, strict=True):
             low, high = (
                 shown(float(bound[first, rival]), metric, signed=True)
-                for bound in (comparison.low, comparison.high)
+                for bound in (comparison.low_holm, comparison.high_holm)
             )
             difference = shown(float(comparison.difference[first, rival]), metric, signed=True)
             words = "significant" if comparison.superior()[first, rival] else "may be chance"

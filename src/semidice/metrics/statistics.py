@@ -1,8 +1,10 @@
 """Which method is better: all pairs compared on the same cases, Holm's correction, and the best set.
 
 The tests are those of `resampling`: a paired bootstrap and a permutation test over cases, or over patients
-with all their cases if a patient has several. A method is in the best set if no other is significantly
-superior to it; the paper marks its tables by this rule. Holm's correction is over the pairs of one metric.
+with all their cases if a patient has several. A method is in the best set if it is not significantly worse
+than any other; the paper marks its tables by this rule. Holm's correction is over the m pairs of one metric.
+The corrected intervals are at level 0.05 / m (Bonferroni). Where Holm's method finds more, the divisor is
+the largest at which they agree with it: an interval excludes 0 exactly where its p is below 0.05.
 Left out: the resampling (`resampling`), tables and figures (`tables`, `report`), unpaired comparisons.
 """
 
@@ -38,7 +40,8 @@ class Comparison:
     """The mean of each method and the difference of each pair, for one metric and class.
 
     Matrices are (methods, methods); entry [i, j] is method i minus method j. The diagonal has difference 0
-    and p 1. p_holm is `p` after Holm's correction over the pairs of this metric.
+    and p 1. low, high and p are of a single pair; low_holm, high_holm and p_holm are corrected for all pairs
+    of this metric. `corrected` takes one kind or the other, so that interval and p agree.
     """
 
     metric: str
@@ -57,24 +60,36 @@ class Comparison:
     low: np.ndarray
     high: np.ndarray
     p: np.ndarray
+    low_holm: np.ndarray
+    high_holm: np.ndarray
     p_holm: np.ndarray
     p_permutation: np.ndarray
+
+    @property
+    def num_pairs(self) -> int:
+        return len(self.methods) * (len(self.methods) - 1) // 2
 
     @property
     def heading(self) -> str:
         """Metric, class, unit and direction, as the head of a column."""
         return registry.heading(self.metric, self.class_name, higher_is_better=self.higher_is_better)
 
+    def corrected(self, correction: Correction = "holm") -> Estimate:
+        """Differences, intervals and p-values that belong together, each (methods, methods)."""
+        check_choice("correction", correction, Correction)
+        if correction == "holm":
+            return Estimate(self.difference, self.low_holm, self.high_holm, self.p_holm)
+        return Estimate(self.difference, self.low, self.high, self.p)
+
     def superior(self, *, level: float = 0.05, correction: Correction = "holm") -> np.ndarray:
         """Bool (methods, methods): whether method i is significantly better than method j."""
-        check_choice("correction", correction, Correction)
-        p = self.p_holm if correction == "holm" else self.p
+        p = self.corrected(correction).p
         gain = self.difference if self.higher_is_better else -self.difference
         better: np.ndarray = (gain > 0) & (p < level)
         return better
 
     def best(self, *, level: float = 0.05, correction: Correction = "holm") -> tuple[str, ...]:
-        """The methods to which no other is significantly superior; the paper marks them red."""
+        """The methods that are not significantly worse than any other; the paper marks them red."""
         superior = self.superior(level=level, correction=correction)
         return tuple(method for number, method in enumerate(self.methods) if not superior[:, number].any())
 
@@ -142,17 +157,27 @@ def compare_scores(
     contrasts[len(pairs) :] = np.eye(num_methods)
     per_case = scores.values @ contrasts.T
     groups = scores.patients if unit == "patient" else None
-    estimate = paired_bootstrap(
-        per_case, groups=groups, interval=interval, num_resamples=num_resamples, level=level, seed=seed
-    )
+
+    def estimated(columns: np.ndarray, at_level: float) -> Estimate:
+        return paired_bootstrap(
+            columns, groups=groups, interval=interval, num_resamples=num_resamples, level=at_level, seed=seed
+        )
+
     p_permutation = permutation_test(
         per_case[:, : len(pairs)], groups=groups, num_resamples=num_resamples, seed=seed
     )
-    of_pairs = Estimate(*(part[: len(pairs)] for part in estimate))
-    of_methods = Estimate(*(part[len(pairs) :] for part in estimate))
-    if registry.display_scale(scores.metric) == 100 and scores.values.min() >= 0 and scores.values.max() <= 1:
-        # an interval of few cases may extend beyond the possible values of a mean
-        of_methods = of_methods._replace(low=of_methods.low.clip(0, 1), high=of_methods.high.clip(0, 1))
+    # the interval of few cases may extend beyond the possible means
+    lowest, highest = possible_means(scores.metric, scores.values)
+    estimate = estimated(per_case, level)
+    of_methods = _within(Estimate(*(part[len(pairs) :] for part in estimate)), lowest, highest)
+    single = Estimate(*(part[: len(pairs)] for part in estimate))
+    p_holm = holm(single.p)
+    corrected_level = _agreeing_level(single.p, p_holm, level)
+    wider = single if corrected_level == level else estimated(per_case[:, : len(pairs)], corrected_level)
+    most = highest - lowest
+    of_pairs, corrected = (
+        _agreeing(_within(each, -most, most), level) for each in (single, wider._replace(p=p_holm))
+    )
 
     def matrix(upper: np.ndarray, lower: np.ndarray, diagonal: float) -> np.ndarray:
         full = np.full((num_methods, num_methods), diagonal)
@@ -160,7 +185,6 @@ def compare_scores(
             full[first, second], full[second, first] = above, below
         return full
 
-    p_holm = holm(of_pairs.p)
     return Comparison(
         metric=scores.metric,
         class_name=scores.class_name,
@@ -180,9 +204,55 @@ def compare_scores(
         low=matrix(of_pairs.low, -of_pairs.high, 0.0),
         high=matrix(of_pairs.high, -of_pairs.low, 0.0),
         p=matrix(of_pairs.p, of_pairs.p, 1.0),
+        low_holm=matrix(corrected.low, -corrected.high, 0.0),
+        high_holm=matrix(corrected.high, -corrected.low, 0.0),
         p_holm=matrix(p_holm, p_holm, 1.0),
         p_permutation=matrix(p_permutation, p_permutation, 1.0),
     )
+
+
+def possible_means(metric: str, values: np.ndarray) -> tuple[float, float]:
+    """Between which numbers the mean of these scores must lie: 0 and 1 for a share, such as Dice.
+
+    >>> possible_means("dice_score", np.array([0.2, 0.9])), possible_means("volume_error_ml", np.array([0.5]))
+    ((0.0, 1.0), (-inf, inf))
+    """
+    is_share = registry.display_scale(metric) == 100 and np.min(values) >= 0 and np.max(values) <= 1
+    return (0.0, 1.0) if is_share else (-np.inf, np.inf)
+
+
+def _within(estimate: Estimate, lowest: float, highest: float) -> Estimate:
+    return estimate._replace(
+        low=np.clip(estimate.low, lowest, highest), high=np.clip(estimate.high, lowest, highest)
+    )
+
+
+def _agreeing(estimate: Estimate, level: float) -> Estimate:
+    """The estimate whose interval contains 0 if and only if p is not below the level.
+
+    With few cases, p cannot be below the level, however far the cases are from 0: the interval of the
+    resamples is too narrow, and is extended to 0. An interpolated end on the wrong side of 0 is moved to 0.
+    """
+    low, high = estimate.low, estimate.high
+    found = estimate.p < level
+    above, below = found & (estimate.value > 0), found & (estimate.value < 0)
+    tiny = np.finfo(np.float64).tiny
+    low = np.where(found, np.where(above, np.maximum(low, tiny), low), np.minimum(low, 0))
+    high = np.where(found, np.where(below, np.minimum(high, -tiny), high), np.maximum(high, 0))
+    return estimate._replace(low=low, high=high)
+
+
+def _agreeing_level(p: np.ndarray, p_holm: np.ndarray, level: float) -> float:
+    """The level of corrected intervals: level / m, or the largest divisor that agrees with Holm's decisions.
+
+    If Holm's method leaves r of m pairs, every other p is below level / (r + 1), and none of the r is below
+    level / r. So the divisor is r + 1 or more.
+    """
+    found = p[p_holm < level]
+    for divisor in range(len(p), 1, -1):
+        if (found < level / divisor).all():
+            return level / divisor
+    return level
 
 
 def holm(p: np.ndarray) -> np.ndarray:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
 
-# by the chosen test, by that with Holm's correction, and by permutation
-_P_HEADER = ("p", "Holm p", "perm. p")
+# of the pair after Holm's correction, alone, and alone by permutation
+_P_HEADER = {"p_holm": "corrected p", "p": "single p", "p_permutation": "perm. p"}
 _LATEX = str.maketrans(
     {sign: f"\\{sign}" for sign in "&%$#_{}"}
     | {"\\": r"\textbackslash ", "~": r"\textasciitilde ", "^": r"\textasciicircum "}
@@ -163,21 +163,23 @@ def means_table(
         for row, method in enumerate(comparisons[0].methods)
     )
     header = ("method", *(each.heading for each in comparisons))
-    note = f"Marked: no other method is significantly superior {_test(comparisons, level, correction)}"
+    note = f"Marked: not significantly worse than any other {_test(comparisons, level, correction)}"
     return Table(title, header, rows, note, tuple(records))
 
 
 def pairs_table(comparison: Comparison, *, level: float = 0.05, correction: Correction = "holm") -> Table:
-    """Difference of each pair of methods with its interval and p-values; significant ones are marked."""
+    """Difference of each pair of methods with its interval and p-values; significant ones are marked.
+
+    The interval belongs to the first p. The CSV also has the interval of a single pair.
+    """
     scale = display_scale(comparison.metric)
+    shown = comparison.corrected(correction)
+    names = list(_P_HEADER) if correction == "holm" else ["p", "p_permutation"]
     superior = comparison.superior(level=level, correction=correction)
     rows, records = [], []
     for i, j in combinations(range(len(comparison.methods)), 2):
         marked = bool(superior[i, j] or superior[j, i])
-        difference, low, high = (
-            float(part[i, j]) for part in (comparison.difference, comparison.low, comparison.high)
-        )
-        p_values = {name: float(getattr(comparison, name)[i, j]) for name in ("p", "p_holm", "p_permutation")}
+        difference, low, high = (float(part[i, j]) for part in (shown.value, shown.low, shown.high))
         first, second = comparison.methods[i], comparison.methods[j]
         interval = f"[{number_text(low * scale, signed=True)}, {number_text(high * scale, signed=True)}]"
         rows.append(
@@ -185,7 +187,7 @@ def pairs_table(comparison: Comparison, *, level: float = 0.05, correction: Corr
                 Cell(first),
                 Cell(second),
                 Cell(f"{number_text(difference * scale, signed=True)} {interval}", marked),
-                *(Cell(p_text(value)) for value in p_values.values()),
+                *(Cell(p_text(float(getattr(comparison, name)[i, j]))) for name in names),
             )
         )
         records.append(
@@ -195,18 +197,27 @@ def pairs_table(comparison: Comparison, *, level: float = 0.05, correction: Corr
                 "first": first,
                 "second": second,
                 "num_cases": comparison.num_cases,
-                "difference": difference,
-                "low": low,
-                "high": high,
-                **p_values,
+                **{
+                    name: float(getattr(comparison, name)[i, j])
+                    for name in (
+                        *("difference", "low_holm", "high_holm", "p_holm"),
+                        *("low", "high", "p", "p_permutation"),
+                    )
+                },
                 "significant": marked,
             }
         )
     if not records:
         raise ValueError(f"pairs_table needs two or more methods; got {', '.join(comparison.methods)}")
-    header = ("method", "minus", "difference (%)" if scale == 100 else "difference", *_P_HEADER)
+    unit = "difference (%)" if scale == 100 else "difference"
+    header = ("method", "minus", unit, *(_P_HEADER[name] for name in names))
     title = f"Pairs of methods: {comparison.heading}"
     note = f"Marked: the difference is significant {_test([comparison], level, correction)}"
+    if correction == "holm" and comparison.num_pairs > 1:
+        note += (
+            f" Intervals and the corrected p are after correction for {comparison.num_pairs} comparisons; "
+            "the other p are of one comparison alone."
+        )
     return Table(title, header, tuple(rows), note, tuple(records))
 
 
@@ -225,7 +236,7 @@ def number_text(value: float, *, signed: bool = False) -> str:
     >>> number_text(-1.5), number_text(0.256, signed=True)
     ('−1.50', '+0.26')
     """
-    return f"{value:{'+' if signed else ''}.2f}".replace("-", "−")
+    return f"{value:{'+' if signed else ''}.2f}".replace("-", "−").replace("inf", "∞")
 
 
 def _narrow(name: str, width: int = 12) -> str:

@@ -19,7 +19,7 @@ from ..data.folds import fold_cases, read_folds
 from ..metrics.cases import CaseTable, concatenate, write_cases
 from ..metrics.registry import display_scale, heading, higher_is_better
 from ..metrics.resampling import paired_bootstrap
-from ..metrics.statistics import resampling_unit
+from ..metrics.statistics import possible_means, resampling_unit
 from .run import TrainedRun, manifest_digest, open_run
 from .scoring import inapplicable_metrics, score_fold
 
@@ -103,8 +103,10 @@ def _score_cells(rows: CaseTable, metric: str, class_name: str) -> tuple[str, ..
         return name, class_name, only, "-", count
     patients, cases = (rows.columns[column][scored].tolist() for column in ("patient", "case"))
     by_patient = resampling_unit(patients, cases) == "patient"
-    estimate = paired_bootstrap(values[scored][:, None] * scale, groups=patients if by_patient else None)
-    mean, low, high = (float(part[0]) for part in (estimate.value, estimate.low, estimate.high))
+    estimate = paired_bootstrap(values[scored][:, None], groups=patients if by_patient else None)
+    mean = float(estimate.value[0]) * scale
+    ends = np.clip([estimate.low[0], estimate.high[0]], *possible_means(metric, values[scored]))
+    low, high = (float(end) * scale for end in ends)
     # if almost all cases have the same score, resamples without spread give no finite interval
     if not np.isfinite([low, high]).all():
         return name, class_name, f"{mean:.3f}", "-", count

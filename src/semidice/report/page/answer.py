@@ -107,9 +107,10 @@ def answer_of(score: Score) -> dict[str, Any]:
     first = ranked[0]
     others = dict.fromkeys((ranked[1], ranked[-1])) if len(ranked) > 1 else ()
     leads = []
+    corrected = comparison.corrected()
     for other in others:
-        p = float(comparison.p_holm[first, other])
-        low, high = (float(part[first, other]) * scale for part in (comparison.low, comparison.high))
+        p = float(corrected.p[first, other])
+        low, high = (float(part[first, other]) * scale for part in (corrected.low, corrected.high))
         leads.append(
             {
                 "over": comparison.methods[other],
