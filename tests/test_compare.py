@@ -14,6 +14,7 @@ from semidice.metrics import read_cases
 from semidice.recipes import read_recipe
 from semidice.recipes.grid import folder_name, read_variants, shipped_grids
 from semidice.report.page import PageOptions, run_report
+from semidice.report.verdict import verdict
 from semidice.training.command import RunBar
 
 QUICK = """
@@ -106,6 +107,27 @@ def compared(dataset, tmp_path_factory):
     return variants, folder / "out", console.file.getvalue()
 
 
+def test_the_verdict_comes_first_then_the_means_and_pairs_only_on_request(
+    compared, dataset, tmp_path, console
+):
+    _, out, printed = compared
+    comparisons = comparisons_of(read_cases(out / "cases.parquet"))
+    assert printed.index(verdict(comparisons)) < printed.index("Mean over cases")
+    assert "Pairs of methods" not in printed
+    # progress bars, the warning, the verdict, one line for each method and a few for the heading and note
+    assert len(printed.split(verdict(comparisons))[1].splitlines()) < 25
+    assert all((out / f"pairs_{metric}.md").is_file() for metric in comparisons)
+    shutil.copytree(out, tmp_path / "out")
+    compare_again(tmp_path / "out", dataset, tmp_path, console, show_pairs=True)
+    assert console.file.getvalue().count("Pairs of methods") == len(comparisons)
+
+
+def test_a_comparison_of_networks_far_below_the_raters_begins_with_a_warning(compared):
+    _, out, printed = compared
+    assert printed.index("is far below the raters' own agreement") < printed.index("Mean over cases")
+    assert "| raters |" in (out / "means.md").read_text()
+
+
 def test_all_methods_are_compared_on_the_same_cases_in_one_table(compared, dataset):
     _, out, printed = compared
     table = read_cases(out / "cases.parquet")
@@ -157,11 +179,11 @@ def trained_files(out):
     return {path: path.stat().st_mtime_ns for path in files}
 
 
-def compare_again(out, dataset, tmp_path, console):
+def compare_again(out, dataset, tmp_path, console, **options):
     grid = tmp_path / "grid.yaml"
     grid.write_text(QUICK)
     variants = read_variants([str(grid)], dataset=dataset, out=out)
-    return run_compare(variants, out, console, accelerator="cpu")
+    return run_compare(variants, out, console, accelerator="cpu", **options)
 
 
 def set_teacher(out, old_run, new_run):

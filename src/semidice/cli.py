@@ -330,13 +330,16 @@ def compare(
         list[str] | None,
         typer.Option("--metric", help="Score to compare. Repeatable. Default: all scores."),
     ] = None,
+    pairs: Annotated[
+        bool, typer.Option("--pairs", help="Also print the difference of every pair of methods.")
+    ] = False,
     accelerator: Accelerator = "auto",
 ) -> None:
     """Find out which label and loss are best on your data, by how much, and whether it is significant.
 
-    Trains every recipe on the same folds; finished folds are kept. Then compares the recipes case by case:
-    the best methods of each score, and the difference of each pair with confidence interval and p-value. If a
-    recipe fails, the others continue.
+    Trains every recipe on the same folds; finished folds are kept. Then compares the recipes case by case,
+    and prints the verdict and the mean of each method and score. Files in OUT also have the difference of
+    each pair with confidence interval and p-value. If a recipe fails, the others continue.
 
     Example: **semidice compare data labels -o comparison --set schedule.epochs=50**
     """
@@ -347,7 +350,7 @@ def compare(
         variants = read_variants(
             recipes, dataset=dataset, out=out, overrides=overrides or (), accelerator=accelerator
         )
-        run_compare(variants, out, Console(), metrics=metrics, accelerator=accelerator)
+        run_compare(variants, out, Console(), metrics=metrics, show_pairs=pairs, accelerator=accelerator)
 
 
 @app.command()

@@ -4,8 +4,8 @@
         cases.parquet   scores of every case by every method
         means.*, pairs_METRIC.*   tables as Markdown, LaTeX and CSV
 
-A variant that fails does not stop the others; its error is reported at the end. A second call skips the
-finished folds.
+Prints a verdict of one or two sentences, then the means; pairs on request. A variant that fails does not stop
+the others; its error is reported at the end. A second call skips the finished folds.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,11 +16,13 @@ from lightning_fabric import Fabric
 from rich.console import Console
 
 from .console import say, training_bars
+from .data.dataset import Dataset
 from .metrics.cases import CaseTable, concatenate, write_cases
 from .metrics.statistics import Comparison, compare_cases
 from .metrics.tables import means_table, pairs_table
 from .paths import ComparisonFolder
 from .recipes.grid import Variant
+from .report.verdict import raters_of, raters_warning, verdict
 from .runs.run import TrainedRun
 from .training.command import RunBar, start_fabric
 from .training.crossvalidation import cross_validate, start_run
@@ -87,9 +89,13 @@ def run_compare(
     console: Console,
     *,
     metrics: Sequence[str] | None = None,
+    show_pairs: bool = False,
     accelerator: str = "auto",
 ) -> Mapping[str, Comparison]:
-    """Train, compare, print and write; a CompareError at the end if a variant failed."""
+    """Train, compare, print and write; a CompareError at the end if a variant failed.
+
+    show_pairs: also print the difference of every pair of methods, which is always written.
+    """
     fabric = start_fabric(accelerator=accelerator)
     outcome = run_variants(variants, fabric, console)
     comparisons: dict[str, Comparison] = {}
@@ -99,13 +105,42 @@ def run_compare(
         folder = ComparisonFolder(out)
         write_cases(table, folder.cases)
         comparisons = comparisons_of(table, metrics)
-        tables = {folder.means: means_table(list(comparisons.values()), intervals=False)}
-        for metric, comparison in comparisons.items():
-            if len(comparison.methods) > 1:
-                tables[folder.pairs(metric)] = pairs_table(comparison)
-        for path, shown in tables.items():
-            console.print(shown.rich())
-            shown.write(path)
+        _show_and_write(
+            comparisons, table, Dataset(variants[0].recipe.data.dataset), folder, console, show_pairs
+        )
         say(console, f"tables and every score: {out}; next: semidice report {out} -o report.html")
     outcome.raise_if_failed()
     return comparisons
+
+
+def _show_and_write(
+    comparisons: Mapping[str, Comparison],
+    table: CaseTable,
+    dataset: Dataset,
+    folder: ComparisonFolder,
+    console: Console,
+    show_pairs: bool,
+) -> None:
+    cases = sorted(set(table.columns["case"].tolist()))
+    raters = raters_of(dataset, dataset.numbers_of(cases), list(comparisons))
+    means = means_table(list(comparisons.values()), intervals=False, raters=raters)
+    means.write(folder.means)
+    pairs = {
+        metric: pairs_table(comparison)
+        for metric, comparison in comparisons.items()
+        if len(comparison.methods) > 1
+    }
+    for metric, of_metric in pairs.items():
+        of_metric.write(folder.pairs(metric))
+    warning = raters_warning(list(comparisons.values()), raters)
+    if warning:
+        console.print(warning, style="yellow", highlight=False, markup=False, soft_wrap=True)
+    say(console, verdict(comparisons))
+    console.print(means.rich())
+    if show_pairs:
+        for of_metric in pairs.values():
+            console.print(of_metric.rich())
+    elif pairs:
+        say(
+            console, "differences of all pairs, with intervals and p-values: --pairs, or the files pairs_*.md"
+        )

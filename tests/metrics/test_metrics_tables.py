@@ -106,6 +106,21 @@ def test_tables_refuse_comparisons_of_different_methods_or_of_one_method(table, 
         pairs_table(compare_cases(table, "dice_score", methods=METHODS[:1]))
 
 
+def test_one_method_has_no_marks(table):
+    alone = means_table([compare_cases(table, "dice_score", methods=METHODS[:1])])
+    assert "**" not in alone.markdown()
+    assert alone.note == "Mean over 40 cases of 20 patients."
+    assert [record["best"] for record in alone.records] == [None]
+
+
+def test_the_raters_own_scores_are_the_last_row(comparisons):
+    raters = {("dice_score", "mean"): 0.876, ("dice_score", "lesion"): 0.5}
+    shown = means_table(comparisons, raters=raters)
+    assert [cell.text for cell in shown.rows[-1]] == ["raters", "87.60", "–"]
+    assert "raters: their own agreement" in shown.note
+    assert len(shown.records) == 6
+
+
 def test_figures_show_the_computed_values(table, comparisons, tmp_path):
     pytest.importorskip("matplotlib")
     from semidice.report.case_figures import draw_case_scores, draw_reliability, draw_significance

@@ -67,7 +67,7 @@ def test_every_mean_in_the_summary_equals_the_mean_of_the_case_tables(built):
         "method",
         *(f"{name} (%) {'↓' if name.endswith('error') else '↑'}" for name in SHOWN_METRICS),
     ]
-    for row, method in zip(means[1:], NAMES, strict=True):
+    for row, method in zip(means[1:-1], NAMES, strict=True):
         assert row[0] == method
         for cell, metric in zip(row[1:], SHOWN_METRICS, strict=True):
             scores = [

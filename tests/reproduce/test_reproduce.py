@@ -27,7 +27,14 @@ from semidice.recipes.grid import read_variants
 from semidice.reproduce import ReproduceError, paper_tables, run_reproduce
 from semidice.reproduce.comparison_tables import count_close, count_same_marks, count_same_order
 from semidice.reproduce.conclusions import CONCLUSIONS
-from semidice.reproduce.plan import StepTimes, estimated_seconds, make_plan, num_steps
+from semidice.reproduce.plan import (
+    StepTimes,
+    chosen_tables,
+    estimated_seconds,
+    make_plan,
+    num_steps,
+    setting_text,
+)
 from semidice.reproduce.scores import comparable_paper_values, our_values, row_scores
 from semidice.reproduce.tables import (
     METRICS,
@@ -705,6 +712,17 @@ def test_all_tables_are_reproduced_from_the_published_layouts(reproduced):
         for row in with_data:
             if (row["row"][:13], row["column"]) != ("unet_resnet50", "distillation"):
                 assert row["ours"], row
+
+
+def test_a_table_names_the_networks_epochs_and_folds_that_ran(reproduced, tmp_path):
+    _, out, printed = reproduced
+    words = "Ran: small_unet, 1 epoch, 1 of 2 folds. The paper has unet-resnet50, 150 epochs, 5 folds, "
+    assert words in printed
+    assert words in (out / "qubiq_labels.md").read_text()
+    assert "Ran:" not in (out / "rater_agreement.md").read_text()
+    assert not re.search("resnet", paper_tables()["qubiq_labels"].title, re.I)
+    plan = make_plan(chosen_tables("lits_kits"), data=tmp_path, out=tmp_path, tasks=["lits"])
+    assert setting_text(plan.variants).startswith("unet-resnet50, unet-resnet18, ")
 
 
 def test_tables_share_run_folders(reproduced):

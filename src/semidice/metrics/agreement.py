@@ -1,20 +1,28 @@
 """Agreement of raters over many cases: `labels.rater_agreement` of each case, as scores or as a case table.
 
+`raters_own_scores` scores the raters like methods: how well a method can be expected to do.
+
 Voxels that nobody drew change no Dice score. So a case is reduced to the voxels that somebody drew, and
 cases of different sizes are compared together after padding with background.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float32, Shaped
 from torch import Tensor
 
+from ..arrays import one_hot
 from ..labels.makers import RaterAgreement, rater_agreement
+from ..labels.raters import read_raters
 from .cases import CaseRow, CaseTable
+from .registry import SCORES, ScoredBatch
+from .scores import foreground_mean
 
+# scores of overlap that raters can have too; voxels that nobody drew change none of them
+OVERLAP_SCORES = ("dice_score", "iou_score", "binarized_dice_score", "soft_dice_score", "rater_dice_score")
 # Voxels of all raters and foreground classes that are compared at once: about 100 MB of intermediate copies.
 BATCH_SIZE = 2**22
 
@@ -112,3 +120,41 @@ def agreement_rows(
         for rater, value in zip(raters, dice.tolist(), strict=True)
         if not math.isnan(value)
     ]
+
+
+def raters_own_scores(
+    cases: Iterable[Shaped[np.ndarray, "R *space"]], *, class_names: Sequence[str], metrics: Collection[str]
+) -> dict[tuple[str, str], float]:
+    """Mean score of a rater over raters and cases, by metric and class as in a case table.
+
+    Each rater is scored as if it were a prediction: by `dice_score` against the majority of all raters, by
+    `binarized_dice_score` against their mean, by `rater_dice_score` against the other raters. cases: class
+    maps of the raters who looked at a case; a case with one rater is left out. metrics: those that are not
+    in `OVERLAP_SCORES` are left out.
+
+    >>> masks = np.array([[1, 1, 0], [1, 1, 0], [0, 1, 1]])
+    >>> raters_own_scores([masks], class_names=["background", "lesion"], metrics=["dice_score"])
+    {('dice_score', 'lesion'): 0.833..., ('dice_score', 'mean'): 0.833...}
+    """
+    scores: dict[tuple[str, str], list[float]] = {}
+    for masks in cases:
+        if len(masks) < 2:
+            continue
+        # one voxel of background, because a case may be empty
+        drawn = torch.from_numpy(np.pad(drawn_voxels(masks), ((0, 0), (0, 1)))).long()
+        raters = read_raters(drawn, len(class_names), None, batched=False)
+        prob = one_hot(drawn, len(class_names)).float()
+        majority, soft = raters.majority().expand_as(drawn), raters.mean().expand_as(prob)
+        for name in OVERLAP_SCORES:
+            if name not in metrics:
+                continue
+            if name == "rater_dice_score":
+                pairwise: Tensor = rater_agreement(drawn, num_classes=len(class_names)).pairwise
+                others = pairwise[~torch.eye(len(drawn), dtype=torch.bool)]
+                scores.setdefault((name, "all"), []).append(float(others.mean()))
+                continue
+            of_raters = SCORES[name](ScoredBatch(prob, majority, soft)).double()
+            for class_name, value in zip(class_names[1:], of_raters[:, 1:].mean(0).tolist(), strict=True):
+                scores.setdefault((name, class_name), []).append(value)
+            scores.setdefault((name, "mean"), []).append(float(foreground_mean(of_raters).mean()))
+    return {key: math.fsum(values) / len(values) for key, values in scores.items()}

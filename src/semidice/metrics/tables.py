@@ -7,7 +7,7 @@ one row per mean or pair. Left out: the statistics (`statistics`).
 import csv
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
 
+# name of the row with the raters' own scores
+RATERS = "raters"
 # of the pair after Holm's correction, alone, and alone by permutation
 _P_HEADER = {"p_holm": "corrected p", "p": "single p", "p_permutation": "perm. p"}
 _LATEX = str.maketrans(
@@ -124,9 +126,12 @@ def means_table(
     level: float = 0.05,
     correction: Correction = "holm",
     intervals: bool = True,
+    raters: Mapping[tuple[str, str], float] | None = None,
     title: str = "Mean over cases",
 ) -> Table:
-    """The mean of each method and compared metric; the best set of each metric is marked.
+    """The mean of each method and compared metric; of several methods the best set of each metric is marked.
+
+    raters: their own scores by metric and class (`agreement.raters_own_scores`), for the last row.
 
     All comparisons have the same methods. intervals: whether to show the confidence intervals.
     """
@@ -136,7 +141,8 @@ def means_table(
         )
     records, columns = [], []
     for each in comparisons:
-        best = each.best(level=level, correction=correction)
+        # one method is not compared with anything
+        best = each.best(level=level, correction=correction) if len(each.methods) > 1 else ()
         scale = display_scale(each.metric)
         column = []
         means = zip(each.methods, each.mean, each.mean_low, each.mean_high, strict=True)
@@ -154,16 +160,21 @@ def means_table(
                     "mean": float(mean),
                     "low": float(low),
                     "high": float(high),
-                    "best": method in best,
+                    "best": method in best if len(each.methods) > 1 else None,
                 }
             )
+        if raters:
+            own = raters.get((each.metric, each.class_name))
+            column.append(Cell("–" if own is None else number_text(own * scale)))
         columns.append(column)
-    rows = tuple(
-        (Cell(method), *(column[row] for column in columns))
-        for row, method in enumerate(comparisons[0].methods)
-    )
+    names = (*comparisons[0].methods, *([RATERS] if raters else []))
+    rows = tuple((Cell(name), *(column[row] for column in columns)) for row, name in enumerate(names))
     header = ("method", *(each.heading for each in comparisons))
     note = f"Marked: not significantly worse than any other {_test(comparisons, level, correction)}"
+    if len(comparisons[0].methods) == 1:
+        note = f"Mean over {_cases(comparisons)}."
+    if raters:
+        note += f" {RATERS}: their own agreement, each rater scored like a method."
     return Table(title, header, rows, note, tuple(records))
 
 
@@ -253,13 +264,17 @@ def _narrow(name: str, width: int = 12) -> str:
     return "\n".join(lines)
 
 
-def _test(comparisons: Sequence[Comparison], level: float, correction: Correction) -> str:
+def _cases(comparisons: Sequence[Comparison]) -> str:
     first = comparisons[0]
     counts = sorted({each.num_cases for each in comparisons})
     cases = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    unit = "cases" if first.unit == "case" else f"cases of {first.num_patients} patients"
+    return f"{cases} cases" if first.unit == "case" else f"{cases} cases of {first.num_patients} patients"
+
+
+def _test(comparisons: Sequence[Comparison], level: float, correction: Correction) -> str:
     corrected = ", Holm-corrected over pairs" if correction == "holm" else ", not corrected for pairs"
     dropped = max(each.num_dropped for each in comparisons)
     left_out = f" Up to {dropped} cases without a score were left out." if dropped else ""
-    test = "paired bootstrap and permutation" if first.interval == "combined" else "paired bootstrap"
-    return f"(p < {level:g}, {test} over {cases} {unit}{corrected}).{left_out}"
+    combined = comparisons[0].interval == "combined"
+    test = "paired bootstrap and permutation" if combined else "paired bootstrap"
+    return f"(p < {level:g}, {test} over {_cases(comparisons)}{corrected}).{left_out}"

@@ -26,7 +26,16 @@ from ..paths import ReproductionFolder, write_text
 from ..recipes.grid import Variant
 from ..training.command import start_fabric
 from .comparison_tables import conclusions_table, values_table
-from .plan import Plan, StepTimes, chosen_tables, estimated_seconds, folds_left, make_plan, time_text
+from .plan import (
+    Plan,
+    StepTimes,
+    chosen_tables,
+    estimated_seconds,
+    folds_left,
+    make_plan,
+    setting_text,
+    time_text,
+)
 from .protocols import PROTOCOLS
 from .scores import agreement_scores, agreement_values, our_values
 from .tables import PaperTable, TableValues
@@ -75,6 +84,7 @@ def run_reproduce(
         raise ValueError(
             f"{data} has no dataset of table {table}; make one with a command shown above, or change --data"
         )
+    paper_plan = make_plan(tables, data=data, out=out, tasks=tasks, protocol=protocol)
     runs, failed = _run(plan, console, accelerator)
     results = {}
     for paper_table in tables:
@@ -86,7 +96,8 @@ def run_reproduce(
             values = _agreement(datasets, data, out, console, failed)
         else:
             values = our_values(paper_table, runs)
-        _show_and_write(paper_table, values, datasets, out, console, protocol)
+        ran = _ran(paper_table, plan, paper_plan, datasets)
+        _show_and_write(paper_table, values, datasets, out, console, protocol, ran)
         results[paper_table.name] = values
     if failed:
         raise ReproduceError(
@@ -160,6 +171,18 @@ def _protocol_line(protocol: str) -> str:
     return f"protocol {protocol}: {PROTOCOLS[protocol]}"
 
 
+def _ran(table: PaperTable, plan: Plan, paper_plan: Plan, datasets: Sequence[str]) -> str:
+    """A sentence on the networks, epochs and folds that ran, and one more if they are not the paper's."""
+    if table.name == "rater_agreement":
+        return ""
+    ours, paper = (
+        setting_text({name: each.of_table(table)[name] for name in datasets}) for each in (plan, paper_plan)
+    )
+    if ours == paper:
+        return f"Ran: {ours}, as in the paper."
+    return f"Ran: {ours}. The paper has {paper}, so the outcomes are of another setting than its own."
+
+
 def _show_and_write(
     table: PaperTable,
     values: TableValues,
@@ -167,10 +190,13 @@ def _show_and_write(
     out: Path,
     console: Console,
     protocol: str,
+    ran: str,
 ) -> None:
     """Compare a table with the paper; print and write it."""
-    numbers = values_table(table, values, datasets)
+    numbers = values_table(table, values, datasets, ran=ran)
     conclusions = conclusions_table(table, values, datasets)
+    if ran:
+        say(console, ran)
     console.print(numbers.rich())
     _print_conclusions(conclusions, console)
     out.mkdir(parents=True, exist_ok=True)

@@ -13,10 +13,11 @@ from .tables import METRICS, PaperTable, RowKey, TableValues
 _CLOSE = 1.0
 
 
-def values_table(table: PaperTable, ours: TableValues, datasets: Sequence[str]) -> Table:
+def values_table(table: PaperTable, ours: TableValues, datasets: Sequence[str], *, ran: str = "") -> Table:
     """Our number, the paper's and the difference for every cell; `datasets` are those that we have.
 
-    One record per cell: every digit, the number of cases, and the run folders behind our number.
+    ran: a sentence for the note on what was trained. One record per cell: every digit, the number of cases,
+    and the run folders behind our number.
     """
     paper = comparable_paper_values(table, datasets)
     rows: list[tuple[Cell, ...]] = []
@@ -53,7 +54,9 @@ def values_table(table: PaperTable, ours: TableValues, datasets: Sequence[str]) 
         rows.append((Cell("  paper"), *paper_line))
         rows.append((Cell("  difference"), *difference_line))
     header = ("dataset, metric (%)", *paper.columns)
-    return Table(table.title, header, tuple(rows), _note(table), tuple(records))
+    return Table(
+        table.title, header, tuple(rows), " ".join(filter(None, (ran, _note(table)))), tuple(records)
+    )
 
 
 def _row_name(table: PaperTable, key: RowKey, datasets: Sequence[str]) -> tuple[str, dict[str, list[str]]]:
@@ -77,7 +80,7 @@ def _note(table: PaperTable) -> str:
         )
     over_tasks = any(len(row.datasets) > 1 for row in table.rows)
     return (
-        "First line: ours. Marked: no other method is significantly superior (p < 0.05, paired bootstrap "
+        "First line: ours. Marked: not significantly worse than any other (p < 0.05, paired bootstrap "
         "over patients; ours also by permutation, Holm-corrected over pairs of a row)."
         + (" Over tasks of QUBIQ: mean of the tasks' means." if over_tasks else "")
     )

@@ -136,6 +136,29 @@ def _missing_message(name: str, data: Path, error: str) -> str:
     return f"no dataset {name}: {problem}; make it with: {command}"
 
 
+def setting_text(variants: Mapping[str, Iterable[Variant]]) -> str:
+    """Networks, epochs and folds of trainings in words, such as "unet-resnet50, 150 epochs, 5 folds"."""
+    recipes = [variant.recipe for of_dataset in variants.values() for variant in of_dataset]
+    # smp's prefix of encoders from timm says nothing about the network
+    networks = dict.fromkeys(
+        recipe.model.architecture
+        if recipe.model.encoder == "none"
+        else f"{recipe.model.architecture}-{recipe.model.encoder.removeprefix('tu-')}"
+        for recipe in recipes
+    )
+    epochs = sorted({recipe.schedule.epochs for recipe in recipes})
+    folds = sorted({(len(recipe.data.fold_numbers), recipe.data.num_folds) for recipe in recipes})
+    return ", ".join(
+        (
+            *networks,
+            f"{' or '.join(map(str, epochs))} epoch{'' if epochs == [1] else 's'}",
+            " or ".join(
+                f"{run} folds" if run == total else f"{run} of {total} folds" for run, total in folds
+            ),
+        )
+    )
+
+
 def folds_left(variant: Variant) -> int:
     """How many folds of the variant are not finished."""
     folds = variant.recipe.data.fold_numbers

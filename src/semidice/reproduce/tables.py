@@ -43,13 +43,13 @@ METRICS = {
 }
 _TITLES = {
     "rater_agreement": "Raters against the majority vote on QUBIQ",
-    "qubiq_labels": "Hard against soft labels on QUBIQ, UNet-ResNet50",
-    "qubiq_sota": "Comparison systems on QUBIQ, UNet-ResNet50",
+    "qubiq_labels": "Hard against soft labels on QUBIQ",
+    "qubiq_sota": "Comparison systems on QUBIQ",
     "sdl_against_dml": "Soft Dice loss against DML1 and DML2 on soft labels",
-    "ce_against_dml": "Cross entropy against DML, UNet-ResNet50",
+    "ce_against_dml": "Cross entropy against DML",
     "lits_kits": "Hard labels, label smoothing and distillation on LiTS and KiTS",
-    "distillation_terms": "What each term of distillation adds, UNet-ResNet18",
-    "kde_bandwidth": "Bandwidth of the teacher's calibration, UNet-ResNet18",
+    "distillation_terms": "What each term of distillation adds",
+    "kde_bandwidth": "Bandwidth of the teacher's calibration",
 }
 _STUDENT = "unet_resnet18_distillation"
 # table -> column -> variant of the grid; a column that is missing has the name of its variant

@@ -4,7 +4,7 @@ A score is one metric of the mean over classes, or of one class if there are mor
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from ...metrics.cases import CaseTable, PairedScores
 from ...metrics.registry import display_scale, higher_is_better
 from ...metrics.statistics import Comparison, compare_scores
 from ...metrics.tables import number_text, p_text
+from ..verdict import verdict
 
 # the paper's columns come first; other metrics follow in the order of the table
 _ORDER = (
@@ -98,8 +99,11 @@ def compare_all(
     return scores, notices
 
 
-def answer_of(score: Score) -> dict[str, Any]:
-    """For the template: the method with the best mean, and its lead over the second and the last method."""
+def answer_of(score: Score, raters: Mapping[tuple[str, str], float]) -> dict[str, Any]:
+    """For the template: the method with the best mean, and its lead over the second and the worst method.
+
+    raters: their own scores by metric and class, to stand next to the mean.
+    """
     comparison = score.comparison
     mean = comparison.mean if comparison.higher_is_better else -comparison.mean
     ranked = [int(number) for number in np.argsort(-mean, kind="stable")]
@@ -120,64 +124,18 @@ def answer_of(score: Score) -> dict[str, Any]:
                 "significant": bool(comparison.superior(level=LEVEL)[first, other]),
             }
         )
+    own = raters.get((score.metric, score.paired.class_name))
     low, high = (float(part[first]) * scale for part in (comparison.mean_low, comparison.mean_high))
     return {
         "heading": comparison.heading,
         "leader": comparison.methods[first],
         "mean": number_text(float(comparison.mean[first]) * scale),
         "interval": f"[{number_text(low)}, {number_text(high)}]",
+        "raters": None if own is None else number_text(own * scale),
         "leads": leads,
     }
 
 
 def headline(scores: Sequence[Score]) -> str:
     """The answer in one or two sentences, from the best sets of the main scores."""
-    main = [score for score in scores if score.is_main]
-    methods = main[0].comparison.methods
-    best = {score.name: score.comparison.best(level=LEVEL) for score in main}
-    if len(methods) == 1:
-        return f"One method, {methods[0]}: there is nothing to compare it with."
-    unbeaten = [method for method in methods if all(method in names for names in best.values())]
-    leading_by = {
-        method: [
-            score.name
-            for score in main
-            if score.comparison.superior(level=LEVEL)[number].sum() == len(methods) - 1
-        ]
-        for number, method in enumerate(methods)
-    }
-    if len(unbeaten) == len(methods):
-        return (
-            f"No difference between the {len(methods)} methods is significant by any score: "
-            f"with these cases, each of them may be the best."
-        )
-    if len(unbeaten) == 1:
-        (winner,) = unbeaten
-        ahead = leading_by[winner]
-        if len(ahead) == len(best):
-            by_all = f"all {len(best)} scores" if len(best) > 1 else ahead[0]
-            return f"{winner} is best, significantly ahead of every other method by {by_all}."
-        if ahead:
-            return (
-                f"{winner} is best: significantly ahead of every other method by {_listed(ahead)}, and no "
-                "other method is significantly better by any score."
-            )
-        return f"{winner} is the only method that no other method beats significantly by any score."
-    if unbeaten:
-        return (
-            f"No other method is significantly better than {_listed(unbeaten)} by any score; these cases do "
-            "not decide between them."
-        )
-    leading = [f"{method} by {_listed(names)}" for method, names in leading_by.items() if names]
-    if leading:
-        more = f"Significantly ahead of every other method: {'; '.join(leading)}."
-    else:
-        counts = {method: sum(method in names for names in best.values()) for method in methods}
-        most = max(counts.values())
-        often = [method for method, count in counts.items() if count == most]
-        more = f"Most often in the best set: {_listed(often)} (by {most} of {len(best)} scores)."
-    return f"It depends on the score: every method is significantly worse than another by some score. {more}"
-
-
-def _listed(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    return verdict({score.name: score.comparison for score in scores if score.is_main}, level=LEVEL)

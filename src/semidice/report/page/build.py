@@ -119,10 +119,13 @@ def build_page(
 
 def _tables(content: PageContent) -> dict[str, Table]:
     """All tables by the name of their files."""
-    tables = {"means": means_table([score.comparison for score in content.main_scores], level=LEVEL)}
+    main = [score.comparison for score in content.main_scores]
+    tables = {"means": means_table(main, level=LEVEL, raters=content.raters)}
     of_classes = [score.comparison for score in content.scores if not score.is_main]
     if of_classes:
-        tables["means_by_class"] = means_table(of_classes, level=LEVEL, title="Mean over cases, each class")
+        tables["means_by_class"] = means_table(
+            of_classes, level=LEVEL, raters=content.raters, title="Mean over cases, each class"
+        )
     if len(content.methods) > 1:
         for score in content.scores:
             tables[f"pairs_{score.file_name}"] = pairs_table(score.comparison, level=LEVEL)
@@ -198,7 +201,7 @@ def _render(content: PageContent, tables: Mapping[str, Table], **names: str) -> 
         unit=content.scores[0].comparison.unit,
         manifest=content.dataset.manifest,
         headline=headline(content.scores),
-        answers=[answer_of(score) for score in content.main_scores],
+        answers=[answer_of(score, content.raters) for score in content.main_scores],
         means=tables["means"],
         means_by_class=tables.get("means_by_class"),
         scores=content.scores,
@@ -208,6 +211,7 @@ def _render(content: PageContent, tables: Mapping[str, Table], **names: str) -> 
         options=content.options,
         meanings={metric: SCORES[metric].meaning for metric in metrics if metric in SCORES},
         notices=content.notices,
+        raters=content.raters,
         level=LEVEL,
     )
 

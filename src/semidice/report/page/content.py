@@ -19,6 +19,7 @@ from ...runs.predictions import read_case
 from ...runs.run import TrainedRun
 from ..curves import Curve, read_curves
 from ..images import MAX_CHARACTERS, Picture, PictureLayout, make_pictures
+from ..verdict import raters_of, raters_warning
 from .answer import Score, compare_all
 from .runs import differing_options, joined_cases
 
@@ -56,13 +57,15 @@ DEFAULT_OPTIONS = PageOptions()
 class PageContent:
     """What the page shows.
 
-    options: one row per option in which the recipes differ. bins: of the methods with stored predictions;
-    the pictures show the same methods.
+    raters: their own scores by metric and class; empty if there is one rater. options: one row per option in
+    which the recipes differ. bins: of the methods with stored predictions; the pictures show the same
+    methods.
     """
 
     dataset: Dataset
     table: CaseTable
     scores: Sequence[Score]
+    raters: Mapping[tuple[str, str], float]
     bins: Mapping[str, CalibrationBins]
     curves: Mapping[str, Mapping[str, Curve]]
     options: Mapping[str, Sequence[str]]
@@ -118,6 +121,8 @@ def gather_content(
         if method not in stored
     ]
     fold_of_case = dict(zip(table.columns["case"].tolist(), table.columns["fold"].tolist(), strict=True))
+    raters = raters_of(dataset, dataset.numbers_of(sorted(fold_of_case)), table.metrics)
+    warning = raters_warning([score.comparison for score in scores if score.is_main], raters)
     names = sorted(fold_of_case) if stored else []
     numbers = dict(zip(names, dataset.numbers_of(names), strict=True))
     predictions = StoredPredictions(dataset, stored, fold_of_case)
@@ -140,12 +145,13 @@ def gather_content(
         dataset=dataset,
         table=table,
         scores=scores,
+        raters=raters,
         bins=bins,
         curves=read_curves({method: run.folder for method, run in runs.items()}),
         options=differing_options(runs),
         layout=layout,
         pictures=pictures,
-        notices=(*notices, *left_out, *without),
+        notices=(*([warning] if warning else []), *notices, *left_out, *without),
     )
 
 

@@ -36,7 +36,10 @@ def page_records(content: PageContent) -> dict[str, Any]:
         }
     return {
         "methods": [_style_record(*each) for each in enumerate(methods)],
-        "scores": [_score_record(score) for score in content.scores],
+        "scores": [
+            _score_record(score, content.raters.get((score.metric, score.paired.class_name)))
+            for score in content.scores
+        ],
         "cases": cases,
         "reliability": [_bins_record(methods.index(method), bins) for method, bins in content.bins.items()],
         "curves": [
@@ -76,13 +79,14 @@ def _case_records(content: PageContent) -> list[dict[str, Any]]:
     ]
 
 
-def _score_record(score: Score) -> dict[str, Any]:
+def _score_record(score: Score, raters: float | None) -> dict[str, Any]:
     return {
         "name": score.name,
         "heading": score.comparison.heading,
         "scale": display_scale(score.metric),
         "higher_is_better": score.comparison.higher_is_better,
         "is_main": score.is_main,
+        "raters": raters,
     }
 
 

@@ -83,7 +83,8 @@ function drawDistributions(width) {
   const rowHeight = narrow ? 78 : 60;
   const bottom = 8 + rowHeight * DATA.methods.length;
   const values = DATA.cases.map((one) => one.values[state.score].map((v) => (v === null ? null : v * score.scale)));
-  const all = values.flat().filter((v) => v !== null);
+  const raters = score.raters === null ? null : score.raters * score.scale;
+  const all = [...values.flat(), raters].filter((v) => v !== null);
   const reach = Math.max(...all) - Math.min(...all) || 1;
   const low = Math.min(...all) - reach * 0.03;
   const high = Math.max(...all) + reach * 0.03;
@@ -93,6 +94,9 @@ function drawDistributions(width) {
   const offset = (index) => (((index * 0.61803) % 1) - 0.5) * (narrow ? 34 : 36);
   const root = svg("svg", { width, height: bottom + 44, viewBox: `0 0 ${width} ${bottom + 44}`, role: "img", "aria-label": describeDistributions(score, values) });
   root.append(axisX(ticks(low, high, Math.max(3, width / 110)), x, 4, bottom, score.heading, (left + right) / 2));
+  if (raters !== null) {
+    root.append(svg("line", { x1: x(raters), x2: x(raters), y1: 4, y2: bottom, class: "raters-line" }));
+  }
   const dots = svg("g", { class: "dots" });
   const spots = [];
   DATA.methods.forEach((method, number) => {
@@ -154,7 +158,8 @@ function drawDistributions(width) {
     const spot = nearest(event);
     if (spot !== null) openCase(spot.index);
   });
-  return [root, tip];
+  if (raters === null) return [root, tip];
+  return [root, el("p", { class: "aside" }, `Dashed line: the raters' own agreement, ${fixed(raters)}.`), tip];
 }
 
 function describeDistributions(score, values) {

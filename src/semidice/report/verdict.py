@@ -1,0 +1,94 @@
+"""A comparison in words: which method is best, and whether the methods are good enough for the question.
+
+A verdict between networks that are far below the raters' own agreement says little; so a warning comes first.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from ..data.dataset import Dataset
+from ..metrics.agreement import OVERLAP_SCORES, raters_own_scores
+from ..metrics.statistics import Comparison
+from ..metrics.tables import number_text
+
+# the best method is far below the raters if its score is below this share of theirs; all trained networks of
+# the paper but those of one task of QUBIQ are above it
+_FAR_BELOW = 0.75
+
+
+def raters_of(
+    dataset: Dataset, numbers: Sequence[int], metrics: Sequence[str]
+) -> dict[tuple[str, str], float]:
+    """`raters_own_scores` of these cases of a dataset; empty if there is one rater."""
+    if len(dataset.manifest.raters) < 2:
+        return {}
+    masks = (dataset.masks(number)[dataset.present[number]] for number in numbers)
+    return raters_own_scores(masks, class_names=dataset.manifest.class_names, metrics=metrics)
+
+
+def raters_warning(comparisons: Sequence[Comparison], raters: Mapping[tuple[str, str], float]) -> str | None:
+    """A sentence if the best method is far below the raters' own agreement, by the first score of overlap."""
+    by_metric = {each.metric: each for each in comparisons if (each.metric, each.class_name) in raters}
+    metric = next((name for name in OVERLAP_SCORES if name in by_metric), None)
+    if metric is None:
+        return None
+    comparison = by_metric[metric]
+    best, own = float(comparison.mean.max()), raters[metric, comparison.class_name]
+    if best >= _FAR_BELOW * own:
+        return None
+    return (
+        f"The best {metric}, {number_text(100 * best)} %, is far below the raters' own agreement, "
+        f"{number_text(100 * own)} %. The networks may not be trained well enough to compare them: train "
+        "longer, or look at the images first."
+    )
+
+
+def verdict(comparisons: Mapping[str, Comparison], *, level: float = 0.05) -> str:
+    """Which method is best, in one or two sentences; comparisons: of the same methods, by name of a score."""
+    methods = next(iter(comparisons.values())).methods
+    best = {name: comparison.best(level=level) for name, comparison in comparisons.items()}
+    if len(methods) == 1:
+        return f"One method, {methods[0]}: there is nothing to compare it with."
+    unbeaten = [method for method in methods if all(method in names for names in best.values())]
+    leading_by = {
+        method: [
+            name
+            for name, comparison in comparisons.items()
+            if comparison.superior(level=level)[number].sum() == len(methods) - 1
+        ]
+        for number, method in enumerate(methods)
+    }
+    if len(unbeaten) == len(methods):
+        return (
+            f"No difference between the {len(methods)} methods is significant by any score: "
+            f"with these cases, each of them may be the best."
+        )
+    if len(unbeaten) == 1:
+        (winner,) = unbeaten
+        ahead = leading_by[winner]
+        if len(ahead) == len(best):
+            by_all = f"all {len(best)} scores" if len(best) > 1 else ahead[0]
+            return f"{winner} is best, significantly ahead of every other method by {by_all}."
+        if ahead:
+            return (
+                f"{winner} is best: significantly ahead of every other method by {_listed(ahead)}, and no "
+                "other method is significantly better by any score."
+            )
+        return f"{winner} is the only method that no other method beats significantly by any score."
+    if unbeaten:
+        return (
+            f"No other method is significantly better than {_listed(unbeaten)} by any score; these cases do "
+            "not decide between them."
+        )
+    leading = [f"{method} by {_listed(names)}" for method, names in leading_by.items() if names]
+    if leading:
+        more = f"Significantly ahead of every other method: {'; '.join(leading)}."
+    else:
+        counts = {method: sum(method in names for names in best.values()) for method in methods}
+        most = max(counts.values())
+        often = [method for method, count in counts.items() if count == most]
+        more = f"Most often in the best set: {_listed(often)} (by {most} of {len(best)} scores)."
+    return f"It depends on the score: every method is significantly worse than another by some score. {more}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
