@@ -603,7 +603,7 @@ def leave_results(sections: Sequence[str], checkout: Path, results: Path) -> Non
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("checkouts", nargs="+", type=Path, help="OLD_CHECKOUT NEW_CHECKOUT")
-    parser.add_argument("--only", action="append", choices=PROBES, help="a section; may be given again")
+    parser.add_argument("--only", action="append", choices=PROBES, help="a section; repeatable")
     parser.add_argument("--all", action="store_true", help=f"show all differences, not {SHOWN} a section")
     parser.add_argument("--probe", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()

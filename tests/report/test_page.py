@@ -170,6 +170,16 @@ def test_figures_next_to_the_page_are_png_and_svg(tmp_path):
     assert steps[-1][1] == steps[-1][2]
 
 
+def test_the_page_has_the_words_of_the_field(built):
+    text = built.out.read_text(encoding="utf-8")
+    answers = tables_of(built.out)[0]
+    assert answers[0][2:] == ["lead over second", "lead over worst"]
+    assert '<h2 id="reliability-title">Calibration</h2>' in text
+    assert "not significantly worse than any other" in text
+    for old in ("minus the next", "minus the last", "significantly superior", "Does confidence"):
+        assert old not in text
+
+
 def test_a_page_built_twice_has_the_same_bytes(built, tmp_path):
     build(built.runs, built.dataset, tmp_path / "report.html")
     assert (tmp_path / "report.html").read_bytes() == built.out.read_bytes()

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 from browser import column, column_titles, find_chromium, open_browser, open_page, press
-from pages import NAMES, build
+from pages import NAMES, build, embedded
 from prepared import make_prepared
 from synthetic_runs import write_runs
 
@@ -57,24 +57,25 @@ def test_names_are_never_read_as_html(chromium, tmp_path):
 def test_the_dark_theme_follows_the_system_until_the_button_is_pressed(chromium, built):
     watched = open_page(chromium, built.out, color_scheme="dark")
     page = watched.page
-    button = page.get_by_role("button", name="Dark")
+    button = page.locator("#theme")
 
-    def wait_for_theme(colour, pressed):
+    def wait_for_theme(colour, other):
         # the page is told of the system's change a moment later
         page.wait_for_function("c => getComputedStyle(document.body).backgroundColor === c", arg=colour)
-        assert button.get_attribute("aria-pressed") == pressed
+        # the button names the theme that it switches to
+        assert button.text_content() == other
 
     light, dark = "rgb(255, 255, 255)", "rgb(20, 23, 26)"
-    wait_for_theme(dark, "true")
+    wait_for_theme(dark, "Light theme")
     page.emulate_media(color_scheme="light")
-    wait_for_theme(light, "false")
+    wait_for_theme(light, "Dark theme")
     button.click()
-    wait_for_theme(dark, "true")
+    wait_for_theme(dark, "Light theme")
     page.reload()
-    wait_for_theme(dark, "true")
+    wait_for_theme(dark, "Light theme")
     page.emulate_media(color_scheme="dark")
     button.click()
-    wait_for_theme(light, "false")
+    wait_for_theme(light, "Dark theme")
     watched.close()
 
 
@@ -141,6 +142,77 @@ def test_every_control_has_a_name_and_shows_its_focus(opened):
         assert outline == "solid", name
         focused.add(name)
     assert {"theme", "filter-text", "viewer", "opacity", "outlines", "zoom"} <= focused
+
+
+# the names that `semidice compare DATASET labels` gives, and three more
+MANY = (
+    *("majority", "random", "uniform", "weighted", "smoothing", "majority_sdl", "uniform_sdl"),
+    *("Dice-weighted + DML1", "uniform + DML2", "distilled from Dice-weighted + DML1"),
+)
+
+
+@pytest.fixture(scope="module", params=[7, 10])
+def many(request, tmp_path_factory):
+    """A page of seven or ten methods."""
+    root = tmp_path_factory.mktemp("many")
+    dataset = make_prepared(root / "data", num_cases=6, size=(24, 24), cases_per_patient=1)
+    styles = {
+        name: (1 + 0.2 * number, 0.1, 0.5, "mean", "min") for number, name in enumerate(MANY[: request.param])
+    }
+    metrics = ("dice_score", "binarized_dice_score", "calibration_error", "brier_error")
+    runs = write_runs(dataset, root / "runs", methods=styles, metrics=metrics)
+    build(runs, dataset, root / "report.html")
+    return root / "report.html"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [400, 700, 1000, 1400, 1600])
+def test_a_page_of_many_methods_fits_and_its_tables_are_not_clipped_on_a_laptop(
+    chromium, many, width, scheme
+):
+    watched = open_page(chromium, many, width=width, color_scheme=scheme)
+    assert watched.page.evaluate("document.documentElement.scrollWidth") == width
+    clipped = watched.page.evaluate(
+        """() => [...document.querySelectorAll('.scroll')].filter((box) => box.checkVisibility())
+        .filter((box) => box.scrollWidth > box.clientWidth + 1).map((box) => [box.getAttribute('aria-label'),
+          box.matches('.more'), getComputedStyle(box.querySelector('tbody th')).position])"""
+    )
+    if width >= 1400:
+        assert clipped == []
+    # a table that is wider than the screen shows that it continues, and keeps the names in view
+    for name, has_shadow, names in clipped:
+        assert has_shadow, name
+        assert names == "sticky" or name.startswith("Options"), name
+    assert watched.page.evaluate(LOW_CONTRAST) == []
+    assert watched.messages == []
+    watched.close()
+
+
+def test_no_two_of_ten_methods_share_their_colour_or_marker(many):
+    methods = embedded(many)["methods"]
+    for key in ("colour", "on_light", "on_dark", "marker"):
+        assert len({method[key] for method in methods}) == len(methods)
+
+
+def test_every_marker_is_drawn_and_differs(chromium, many):
+    watched = open_page(chromium, many)
+    drawn = watched.page.eval_on_selector_all(
+        ".means .key .marker", "paths => paths.map((path) => path.getAttribute('d'))"
+    )
+    assert None not in drawn
+    assert not any("NaN" in path or "undefined" in path for path in drawn)
+    assert len(set(drawn)) == len(drawn) == len(embedded(many)["methods"])
+    watched.close()
+
+
+def test_abbreviations_of_losses_are_spelled_out(chromium, many, built):
+    words = {"SDL": "soft Dice loss", "DML1": "Dice semimetric loss, first form"}
+    for path, names in ((many, ["SDL"]), (built.out, ["SDL", "DML1"])):
+        watched = open_page(chromium, path)
+        text = watched.page.locator("#answer").text_content()
+        for name in names:
+            assert words[name] in text
+        watched.close()
 
 
 @pytest.mark.parametrize("width", [320, 375, 768])

@@ -103,8 +103,22 @@ def test_the_case_table_shows_all_scores_of_a_method_and_saves_the_shown_rows(op
         opened.click("#save-csv")
     download.value.save_as(tmp_path / "cases.csv")
     _, line = (tmp_path / "cases.csv").read_text().splitlines()
-    values = [built.values(m, CLASS_OF.get(m, "mean"))["scan003"][NAMES[1]] for m in SHOWN_METRICS]
-    assert [float(cell) for cell in line.split(",")[3:]] == values
+    # in percent, as on the page, with all digits
+    values = [100 * built.values(m, CLASS_OF.get(m, "mean"))["scan003"][NAMES[1]] for m in SHOWN_METRICS]
+    assert [float(cell) for cell in line.split(",")[3:]] == pytest.approx(values, rel=1e-14)
+
+
+def test_the_saved_table_of_one_score_names_the_score_and_its_unit(opened, built, tmp_path):
+    with opened.expect_download() as download:
+        opened.click("#save-csv")
+    download.value.save_as(tmp_path / "cases.csv")
+    head, first, *_ = (tmp_path / "cases.csv").read_text().splitlines()
+    heading = built.data["scores"][0]["heading"]
+    assert head.split(",")[3:] == [f"{name}: {heading}" for name in (*NAMES, "highest minus lowest")]
+    shown_cells = opened.eval_on_selector(
+        "#case-table tbody tr", "row => [...row.cells].map((cell) => cell.textContent)"
+    )
+    assert [f"{float(cell):.2f}" for cell in first.split(",")[3:]] == shown_cells[3:]
 
 
 def test_choosing_a_score_in_one_section_chooses_it_in_all(opened, built):

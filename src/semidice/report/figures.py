@@ -19,6 +19,9 @@ from ..paths import atomic_write
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 LINES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)))
 MARKERS = ("o", "s", "^", "x", "D", "v")
+# for more than six methods or raters; of medium brightness, to be seen on white and on dark tissue
+_MORE_COLOURS = ("#8C8C8C", "#7A5CD6", "#A3A300", "#A0522D")
+_MORE_MARKERS = ("P", "*", "<", ">")
 
 
 def new_figure(*, width: float, height: float) -> Figure:
@@ -43,9 +46,20 @@ def style_axes(axes: Axes) -> None:
 
 
 def line_style(number: int) -> tuple[str, Any]:
-    """Colour and line of a rater or method; the first 36 are all different."""
-    turn = number // len(COLOURS)
-    return COLOURS[number % len(COLOURS)], LINES[(number + turn) % len(LINES)]
+    """Colour and line of a rater or method; the first ten have different colours, and the first 60 differ."""
+    colours = COLOURS + _MORE_COLOURS
+    turn = number // len(colours)
+    return colours[number % len(colours)], LINES[(number + turn) % len(LINES)]
+
+
+def marker_of(number: int) -> str:
+    """Marker of a method; the first ten differ, and two methods of one colour never share it.
+
+    >>> [marker_of(number) for number in (0, 6, 10)]
+    ['o', 'P', 's']
+    """
+    markers = MARKERS + _MORE_MARKERS
+    return markers[(number + number // len(markers)) % len(markers)]
 
 
 def draw_outlines(axes: Axes, masks: Bool[np.ndarray, "R H W"], *, width: float = 1.5) -> None:

@@ -29,6 +29,19 @@ _ORDER = (
     "truth_error",
 )
 LEVEL = 0.05
+# what names of methods and options abbreviate
+_ABBREVIATIONS = {
+    "SDL": "soft Dice loss; its best prediction for a soft label is 0 or 1",
+    "DML1": "Dice semimetric loss, first form; its best prediction is the soft label itself",
+    "DML2": "Dice semimetric loss, second form; its best prediction is the soft label itself",
+    "DML": "Dice semimetric loss; its best prediction is the soft label itself",
+    "JML1": "Jaccard metric loss, first form",
+    "JML2": "Jaccard metric loss, second form",
+    "CFTL": "compatible focal Tversky loss",
+    "CE": "cross entropy",
+    "KD": "distillation: a student learns from a teacher's probabilities",
+    "KDE": "kernel density estimate, which calibrates the teacher",
+}
 
 
 @dataclass(frozen=True)
@@ -97,6 +110,16 @@ def compare_all(
             f"table has {', '.join(table.metrics)}"
         )
     return scores, notices
+
+
+def abbreviations_in(texts: Sequence[str]) -> dict[str, str]:
+    """The abbreviations that occur as words in the texts, and what they stand for.
+
+    >>> list(abbreviations_in(["uniform + DML1", "majority_sdl", "dice"]))
+    ['SDL', 'DML1']
+    """
+    words = {word.upper() for text in texts for word in re.split(r"[^A-Za-z0-9]+", text)}
+    return {name: meaning for name, meaning in _ABBREVIATIONS.items() if name in words}
 
 
 def answer_of(score: Score, raters: Mapping[tuple[str, str], float]) -> dict[str, Any]:

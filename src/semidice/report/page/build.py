@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import resources
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from ...runs.run import TrainedRun
 from ..case_figures import draw_case_scores, draw_reliability, draw_significance
 from ..curves import draw_curves
 from ..figures import COLOURS, save_figure
-from .answer import LEVEL, Score, answer_of, headline
+from .answer import LEVEL, Score, abbreviations_in, answer_of, headline
 from .content import DEFAULT_OPTIONS, OnStep, PageContent, PageOptions, gather_content
 from .records import embedded_json, page_records
 from .runs import check_comparable, find_runs
@@ -201,6 +202,8 @@ def _render(content: PageContent, tables: Mapping[str, Table], **names: str) -> 
         unit=content.scores[0].comparison.unit,
         manifest=content.dataset.manifest,
         headline=headline(content.scores),
+        abbreviations=abbreviations_in([*content.methods, *chain(*content.options.values())]),
+        breakable=_breakable,
         answers=[answer_of(score, content.raters) for score in content.main_scores],
         means=tables["means"],
         means_by_class=tables.get("means_by_class"),
@@ -231,6 +234,11 @@ def _matrix(score: Score) -> list[list[dict[str, Any] | None]]:
         }
 
     return [[None if row == column else cell(row, column) for column in numbers] for row in numbers]
+
+
+def _breakable(name: str) -> Markup:
+    """A name that may be broken after its underscores."""
+    return Markup("_<wbr>").join(name.split("_"))
 
 
 def _asset(name: str) -> str:

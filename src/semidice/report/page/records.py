@@ -12,7 +12,7 @@ import numpy as np
 from ...metrics.bins import CalibrationBins
 from ...metrics.registry import display_scale
 from ..curves import Curve
-from ..figures import MARKERS, line_style
+from ..figures import line_style, marker_of
 from .answer import Score
 from .content import PageContent, case_values
 
@@ -118,7 +118,7 @@ def _style_record(number: int, name: str) -> dict[str, Any]:
         "on_light": readable_on(colour, (255, 255, 255)),
         "on_dark": readable_on(colour, (20, 23, 26)),
         "dashes": [2 * part for part in dashes],
-        "marker": MARKERS[number % len(MARKERS)],
+        "marker": marker_of(number),
     }
 
 

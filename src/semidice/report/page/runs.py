@@ -17,6 +17,8 @@ from ...runs.run import TrainedRun, open_run
 _NOT_SHOWN = ("name", "data.dataset")
 # options that are paths, of which the last part is shown
 _PATHS = ("teacher.run", "model.weights")
+# names of the paper for Dice losses
+_LOSS_OF_FORM = {"min": "DML1", "product": "DML2", "relaxed": "SDL"}
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,8 @@ def differing_options(runs: Mapping[str, TrainedRun]) -> dict[str, list[str]]:
 def _option_text(key: str, value: object) -> str:
     if value is None:
         return "–"
+    if key == "loss.form" and value in _LOSS_OF_FORM:
+        return f"{value} ({_LOSS_OF_FORM[str(value)]})"
     return Path(str(value)).name if key in _PATHS else str(value)
 
 

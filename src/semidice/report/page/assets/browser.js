@@ -164,11 +164,11 @@ function drawOneCase() {
   byId("case-status").textContent = `${one.name}, ${viewer.at + 1} of ${viewer.order.length}${where.length ? ` (${where.join(", ")})` : ""}`;
   byId("one-case").replaceChildren(
     el("caption", { class: "hidden" }, `Scores of ${one.name}`),
-    el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "score"), ...DATA.methods.map((method) => el("th", { scope: "col" }, method.name)))),
+    el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "score"), ...DATA.methods.map((method) => el("th", { scope: "col" }, ...breakable(method.name))))),
     el("tbody", {}, ...DATA.scores.map((score, number) => {
       const known = one.values[number].filter((value) => value !== null);
       const best = spread(one.values[number]) ? (score.higher_is_better ? Math.max(...known) : Math.min(...known)) : undefined;
-      return el("tr", {}, el("th", { scope: "row" }, score.heading), ...one.values[number].map((value) => el("td", { class: value !== null && value === best ? "number leads" : "number" }, scoreText(value, score))));
+      return el("tr", {}, el("th", { scope: "row" }, ...breakable(score.heading)), ...one.values[number].map((value) => el("td", { class: value !== null && value === best ? "number leads" : "number" }, scoreText(value, score))));
     })),
   );
 }

@@ -92,7 +92,7 @@ function headCell(column) {
   return el(
     "th",
     { scope: "col", class: column.score || column.plain ? "number" : "", "aria-sort": sorted ? (table.down ? "descending" : "ascending") : "none" },
-    el("button", { type: "button", class: "sort", "data-key": column.key, onclick: sort }, column.title, el("span", { "aria-hidden": "true" }, arrow)),
+    el("button", { type: "button", class: "sort", "data-key": column.key, onclick: sort }, ...breakable(column.title), el("span", { "aria-hidden": "true" }, arrow)),
   );
 }
 
@@ -119,12 +119,24 @@ function bestValue(one, columns) {
   return DATA.scores[state.score].higher_is_better ? Math.max(...values) : Math.min(...values);
 }
 
+// In the file a column of a method also names the score, which the page shows above the table.
+function columnTitle(column) {
+  return column.score && column.title !== column.score.heading ? `${column.title}: ${column.score.heading}` : column.title;
+}
+
+// As shown, in percent where the page has percent, but with all digits; times 100 may add a wrong last one.
+function savedValue(column, one) {
+  const value = column.get(one);
+  if (value === null) return "NaN";
+  return column.score ? Number((value * column.score.scale).toPrecision(15)) : value;
+}
+
 function saveCsv() {
   const columns = caseColumns();
   const quote = (value) => (/[",\n]/.test(String(value)) ? `"${String(value).replaceAll('"', '""')}"` : String(value));
-  const lines = [columns.map((column) => quote(column.title)).join(",")];
+  const lines = [columns.map((column) => quote(columnTitle(column))).join(",")];
   for (const { one } of sortedCases(filteredCases(columns), columns)) {
-    lines.push(columns.map((column) => quote(column.get(one) ?? "NaN")).join(","));
+    lines.push(columns.map((column) => quote(savedValue(column, one))).join(","));
   }
   const url = URL.createObjectURL(new Blob([`${lines.join("\n")}\n`], { type: "text/csv" }));
   el("a", { href: url, download: "cases.csv" }).click();

@@ -22,6 +22,8 @@ function fixed(value) {
   const text = (size * 8) % 4 === 1 ? (size - 0.001).toFixed(2) : size.toFixed(2);
   return (value < 0 || Object.is(value, -0) ? "−" : "") + text;
 }
+// A name that may be broken after its underscores.
+const breakable = (name) => name.split(/(?<=_)/).flatMap((part, at) => (at ? [el("wbr"), part] : [part]));
 const scoreText = (value, score) => (value === null ? "–" : fixed(value * score.scale));
 
 const state = { score: 0, listeners: [] };
@@ -49,6 +51,10 @@ function markerPath(marker, r) {
     "^": `M0 ${-r}L${r} ${r}H${-r}z`,
     v: `M0 ${r}L${r} ${-r}H${-r}z`,
     x: `M${-r} ${-r}L${r} ${r}M${r} ${-r}L${-r} ${r}`,
+    "<": `M${-r} 0L${r} ${-r}V${r}z`,
+    ">": `M${r} 0L${-r} ${-r}V${r}z`,
+    P: `M${-r} ${-r / 3}h${(2 * r) / 3}v${(-2 * r) / 3}h${(2 * r) / 3}v${(2 * r) / 3}h${(2 * r) / 3}v${(2 * r) / 3}h${(-2 * r) / 3}v${(2 * r) / 3}h${(-2 * r) / 3}v${(-2 * r) / 3}h${(-2 * r) / 3}z`,
+    "*": `M${[...Array(10).keys()].map((corner) => [1.3, 0.55][corner % 2] * r).map((size, corner) => `${(size * Math.sin((corner * Math.PI) / 5)).toFixed(2)} ${(-size * Math.cos((corner * Math.PI) / 5)).toFixed(2)}`).join("L")}z`,
     D: `M0 ${-1.3 * r}L${1.3 * r} 0L0 ${1.3 * r}L${-1.3 * r} 0z`,
   };
   return paths[marker];

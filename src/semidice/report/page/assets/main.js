@@ -10,6 +10,13 @@ state.listeners.push(charts[0], () => {
   for (const matrix of document.querySelectorAll(".matrix")) matrix.hidden = Number(matrix.dataset.score) !== state.score;
 });
 byId("curve-select")?.addEventListener("change", charts[2]);
+// a shadow at the right edge of a table that continues there
+for (const box of document.querySelectorAll(".scroll")) {
+  const follow = () => box.classList.toggle("more", box.scrollLeft + box.clientWidth < box.scrollWidth - 1);
+  const watch = new ResizeObserver(follow);
+  for (const node of [box, box.firstElementChild]) watch.observe(node);
+  box.addEventListener("scroll", follow);
+}
 startCases();
 startBrowser();
 for (const select of document.querySelectorAll(".score-select")) {

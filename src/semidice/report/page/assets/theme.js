@@ -12,7 +12,7 @@
   const apply = () => {
     root.dataset.theme = chosen ?? (system.matches ? "dark" : "light");
     const button = document.getElementById("theme");
-    if (button) button.setAttribute("aria-pressed", String(root.dataset.theme === "dark"));
+    if (button) button.textContent = root.dataset.theme === "dark" ? "Light theme" : "Dark theme";
   };
   apply();
   system.addEventListener("change", apply);
