@@ -123,14 +123,14 @@ def agreement_rows(
 
 
 def raters_own_scores(
-    cases: Iterable[Shaped[np.ndarray, "R *space"]], *, class_names: Sequence[str], metrics: Collection[str]
+    cases: Iterable[np.ndarray], *, class_names: Sequence[str], metrics: Collection[str]
 ) -> dict[tuple[str, str], float]:
     """Mean score of a rater over raters and cases, by metric and class as in a case table.
 
     Each rater is scored as if it were a prediction: by `dice_score` against the majority of all raters, by
     `binarized_dice_score` against their mean, by `rater_dice_score` against the other raters. cases: class
-    maps of the raters who looked at a case; a case with one rater is left out. metrics: those that are not
-    in `OVERLAP_SCORES` are left out.
+    maps (R, *space) of the raters who looked at a case; a case with one rater is left out. metrics: those
+    that are not in `OVERLAP_SCORES` are left out.
 
     >>> masks = np.array([[1, 1, 0], [1, 1, 0], [0, 1, 1]])
     >>> raters_own_scores([masks], class_names=["background", "lesion"], metrics=["dice_score"])

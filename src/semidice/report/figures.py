@@ -20,7 +20,7 @@ COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 LINES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)))
 MARKERS = ("o", "s", "^", "x", "D", "v")
 # for more than six methods or raters; of medium brightness, to be seen on white and on dark tissue
-_MORE_COLOURS = ("#8C8C8C", "#7A5CD6", "#A3A300", "#A0522D")
+_MORE_COLOURS = ("#7A5CD6", "#8C8C8C", "#A3A300", "#A0522D")
 _MORE_MARKERS = ("P", "*", "<", ">")
 
 
