@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 
 from .compare import comparisons_of, run_variants
-from .console import say
+from .console import say, waiting
 from .data.dataset import Dataset
 from .data.phantom import PhantomOptions
 from .data.prepare import prepare_dataset
@@ -73,7 +73,7 @@ def run_demo(out: Path, console: Console, *, num_cases: int, epochs: int, num_fo
     save_figure(draw_overlays(_overlays(predictions)), folder.overlays)
     bins = count_bins(predictions, range(len(dataset)), table)
     save_figure(draw_reliability(bins), folder.reliability)
-    with console.status("writing the report page"):
+    with waiting(console, "writing the report page"):
         build_page(outcome.runs, dataset, folder.report, PageOptions(figures=False))
     _print_files(folder, console)
 
@@ -82,10 +82,9 @@ def _difference_text(comparison: Comparison) -> str:
     """The difference between `METHOD` and `BASELINE` in one line."""
     pair = tuple(comparison.methods.index(name) for name in (METHOD, BASELINE))
     scale = display_scale(comparison.metric)
-    difference, low, high = (
-        scale * float(part[pair]) for part in (comparison.difference, comparison.low, comparison.high)
-    )
-    p = p_text(float(comparison.p_holm[pair]))
+    estimate = comparison.corrected()
+    difference, low, high = (scale * float(part[pair]) for part in estimate[:3])
+    p = p_text(float(estimate.p[pair]))
     return (
         f"{METHOD} against {BASELINE}, {comparison.metric}: "
         f"{difference:+.2f} [{low:+.2f}, {high:+.2f}], p {p}"
