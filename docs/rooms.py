@@ -60,7 +60,8 @@ ROOMS: dict[str, Room] = {
     "recipes": Room(
         "options of a training; shipped recipes and grids",
         "Reads and checks recipes and grids.",
-        "an option: `recipes/options.py`; a rule of auto: `recipes/auto.py`; a recipe or grid: `recipes/shipped`",
+        "an option: `recipes/options.py`; a rule of auto: `recipes/auto.py`; "
+        "a recipe or grid: `recipes/shipped`",
     ),
     "networks": Room(
         "networks, systems",
