@@ -248,18 +248,39 @@ def evaluate(
         list[str] | None, typer.Option("--metric", help="Name of a score, see docs/metrics.md. Repeatable.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="File for the table, .parquet or .csv.")
+        Path | None,
+        typer.Option("-o", "--out", help="Write to this .parquet or .csv file, not to the run's table."),
+    ] = None,
+    unit: Annotated[
+        str | None, typer.Option(help="scan, or slice: each slice on its own. Default: as in the recipe.")
+    ] = None,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(min=0, help="Of surface_dice_score, in mm; in voxels without spacing. Default: 1."),
     ] = None,
     dataset: MovedDataset = None,
 ) -> None:
     """Score the stored predictions of a run again, also with other metrics.
+
+    The scores are added to the table of the run. The slices of a volume are put together before they are
+    scored.
 
     Example: **semidice evaluate runs/first --metric dice_score --metric hausdorff_error_mm -o scores.csv**
     """
     with _reported("evaluate"):
         from .runs.evaluate import run_evaluate
 
-        run_evaluate(run, metrics=metrics, out=out, dataset_path=dataset, console=Console())
+        if unit not in (None, "scan", "slice"):
+            raise ValueError(f"--unit must be scan or slice; got {unit!r}")
+        run_evaluate(
+            run,
+            metrics=metrics,
+            out=out,
+            unit=unit,  # type: ignore[arg-type]
+            tolerance=tolerance,
+            dataset_path=dataset,
+            console=Console(),
+        )
 
 
 @app.command()

@@ -121,8 +121,7 @@ def _show_and_write(
     console: Console,
     show_pairs: bool,
 ) -> None:
-    cases = sorted(set(table.columns["case"].tolist()))
-    raters = raters_of(dataset, dataset.numbers_of(cases), list(comparisons))
+    raters = raters_of(dataset, set(table.columns["case"].tolist()), list(comparisons))
     means = means_table(list(comparisons.values()), intervals=False, raters=raters)
     means.write(folder.means)
     pairs = {

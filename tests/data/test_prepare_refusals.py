@@ -330,6 +330,16 @@ def test_a_phantom_needs_no_raw_folder(tmp_path):
     assert "6 cases of 6 patients, 3 raters, 24 x 32, classes background, lesion" in printed
 
 
+def test_the_summary_says_into_how_many_slices_volumes_were_cut(tmp_path):
+    raw = make_kits(tmp_path / "raw", num_cases=2)
+    printed = run_command("kits", raw, tmp_path / "all", slices="all")
+    assert "2 volumes were cut into 12 slices: networks see slices" in printed
+    printed = run_command("kits", raw, tmp_path / "kept", slices="foreground")
+    num_cases = len(Dataset(tmp_path / "kept"))
+    assert f"2 volumes were cut into {num_cases} slices, those with foreground" in printed
+    assert "were cut" not in run_command("kits", raw, tmp_path / "none", slices="none")
+
+
 def test_the_summary_mentions_unapplied_sizes_and_scans_without_mask(tmp_path):
     raw = make_kits(tmp_path / "raw", num_cases=2, num_unlabelled=1)
     printed = run_command("kits", raw, tmp_path / "out", slices="none")

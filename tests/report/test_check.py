@@ -44,7 +44,7 @@ def write_dataset(folder, cases, *, raters, class_names=("background", "lesion")
             (folder / kind).mkdir(parents=True, exist_ok=True)
             np.save(folder / kind / f"{name}.npy", array)
         entry = {"name": name, "patient": patient, "shape": image.shape, "raw_shape": image.shape}
-        entry |= {"spacing_mm": [0.5, 0.75], "raters": raters, "inputs": {}}
+        entry |= {"spacing_mm": [0.5, 0.75], "affine": np.eye(4).tolist(), "raters": raters, "inputs": {}}
         scans.append(entry | {"arrays": {kind: sha256(folder / kind / f"{name}.npy") for kind in arrays}})
     manifest = {"source": "folder", "class_names": class_names, "raters": raters, "channels": ["CT"]}
     manifest |= {"mean": [0.5], "std": [0.2], "options": {}, "scans": scans}
@@ -116,6 +116,24 @@ class TestSoundDatasets:
         assert not np.isnan(report.foreground).any()
         files = [path for path in (tmp_path / "data").rglob("*") if path.is_file()]
         assert report.num_bytes == sum(path.stat().st_size for path in files)
+
+    def test_raters_are_compared_over_all_slices_of_a_scan_together(self, tmp_path):
+        dataset = make_prepared(tmp_path / "data", num_cases=6, slices_per_scan=3, num_classes=3)
+        for scan in dataset.manifest.scans:
+            masks = np.load(tmp_path / "data" / "masks" / f"{scan.name}.npy")
+            masks[1] = 0
+            store(tmp_path / "data", "masks", scan.name, masks)
+        report = check_dataset(tmp_path / "data")
+        assert report.problems == ()
+        assert len(report.agreement) == 2
+        assert len(report.case_agreement) == 6
+        for number in range(2):
+            volume = np.stack([dataset.masks(3 * number + row) for row in range(3)], -1)
+            expected = rater_agreement(torch.from_numpy(volume), num_classes=3)
+            torch.testing.assert_close(report.agreement[number], expected.majority)
+            torch.testing.assert_close(report.pairwise[number], expected.pairwise)
+        assert report.case_agreement[1] == 1
+        assert dict(cells(summary_table(report)))["cases"] == "6, slices of 2 scans"
 
     @pytest.mark.parametrize("absent", [False, True])
     def test_foreground_and_agreement_of_each_case_are_computed_from_its_masks(self, tmp_path, absent):
@@ -479,6 +497,21 @@ def write_tiny_dataset(folder):
 
 
 class TestTables:
+    def test_an_unknown_spacing_is_said(self, tmp_path):
+        write_tiny_dataset(tmp_path / "data")
+
+        def forget(manifest, number):
+            manifest["scans"][number]["spacing_mm"] = None
+
+        edit_manifest(tmp_path / "data", lambda manifest: forget(manifest, 0))
+        rows = dict(cells(summary_table(check_dataset(tmp_path / "data"))))
+        assert rows["spacing (mm)"] == "0.5 x 0.75, unknown in 1 of 3 scans"
+        for number in (1, 2):
+            edit_manifest(tmp_path / "data", lambda manifest, number=number: forget(manifest, number))
+        report = check_dataset(tmp_path / "data")
+        assert report.problems == ()
+        assert dict(cells(summary_table(report)))["spacing (mm)"] == "unknown: distances will be in voxels"
+
     def test_the_summary_table_equals_values_computed_by_hand(self, tmp_path):
         write_tiny_dataset(tmp_path / "data")
         report = check_dataset(tmp_path / "data")

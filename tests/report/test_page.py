@@ -377,6 +377,39 @@ def test_a_prediction_that_differs_from_the_scored_one_is_refused(small, tmp_pat
         build(runs, dataset, tmp_path / "report.html")
 
 
+@pytest.fixture
+def sliced(tmp_path):
+    """Two finished runs on six volumes of three slices."""
+    dataset = make_prepared(tmp_path / "data", num_cases=18, slices_per_scan=3, cases_per_patient=1)
+    return dataset, write_runs(dataset, tmp_path / "runs", methods=NAMES[:2], metrics=METRICS[:3])
+
+
+def test_a_case_of_the_page_is_a_scan_and_shows_the_slice_with_most_foreground(sliced, tmp_path):
+    dataset, runs = sliced
+    build(runs, dataset, tmp_path / "report.html")
+    page, text = embedded(tmp_path / "report.html"), (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert [case["name"] for case in page["cases"]] == [f"scan{number:03d}" for number in range(6)]
+    assert {picture["case"] for picture in page["pictures"]} == set(range(6))
+    for picture in page["pictures"]:
+        drawn = [(dataset.masks(3 * picture["case"] + row) > 0).sum() for row in range(3)]
+        assert picture["slice_number"] == 3 + int(np.argmax(drawn))
+        assert picture["num_slices"] == 8
+    assert "the slices of a volume are put together before they are scored" in text
+    assert "per slice" not in text
+    # the reliability diagram counts every voxel once
+    shares = page["reliability"][0]["share"]
+    assert sum(shares) == pytest.approx(1)
+
+
+def test_a_changed_slice_of_a_scored_scan_is_refused(sliced, tmp_path):
+    dataset, runs = sliced
+    path = next(runs[NAMES[1]].path.glob("fold_0/predictions/*.npz"))
+    write_prediction(path, read_prediction(path)[::-1])
+    scan = path.stem.partition("_slice")[0]
+    with pytest.raises(ValueError, match=f"has calibration_error .* of case {scan} in its table"):
+        build(runs, dataset, tmp_path / "report.html")
+
+
 def test_a_run_without_stored_predictions_still_has_its_scores_on_the_page(small, tmp_path):
     dataset, runs = small
     for path in runs[NAMES[0]].path.glob("fold_*/predictions/*.npz"):

@@ -102,7 +102,7 @@ def test_the_page_shows_the_raters_agreement_next_to_every_dice_and_warns_of_unt
     styles = {"untrained": (0.0, 0.0, 3.0, "mean", "min"), "trained": (1.0, 0.0, 0.1, "mean", "min")}
     metrics = ("dice_score", "binarized_dice_score", "brier_error")
     runs = write_runs(dataset, tmp_path / "runs", methods=styles, metrics=metrics)
-    own = raters_of(dataset, range(6), metrics)
+    own = raters_of(dataset, {case.name for case in dataset.cases}, metrics)
     report = build({"untrained": runs["untrained"]}, dataset, tmp_path / "untrained.html")
     assert "is far below the raters' own agreement" in report.notices[0]
     assert f"raters {100 * own['dice_score', 'mean']:.2f}" in (tmp_path / "untrained.html").read_text()
@@ -128,4 +128,21 @@ def test_the_page_of_one_method_has_no_stars(tmp_path):
 
 def test_one_rater_has_no_agreement(tmp_path):
     dataset = make_prepared(tmp_path / "data", num_raters=1)
-    assert raters_of(Dataset(dataset.folder.path), range(6), ["dice_score"]) == {}
+    assert raters_of(Dataset(dataset.folder.path), {"scan000"}, ["dice_score"]) == {}
+
+
+def test_raters_are_scored_over_scans_or_over_slices_as_the_methods_are(tmp_path):
+    dataset = make_prepared(tmp_path / "data", num_cases=6, slices_per_scan=3)
+    cases = {"scan000", "scan001", *(case.name for case in dataset.cases)}
+    own = raters_of(dataset, cases, ["dice_score", "dice_score_per_slice"])
+
+    def dice(masks):
+        majority = (masks == 1).sum(0) >= 2
+        overlaps = [2 * (mask & majority).sum() / (mask.sum() + majority.sum()) for mask in masks == 1]
+        return np.mean(overlaps)
+
+    volumes = [np.stack([dataset.masks(3 * scan + row) for row in range(3)], -1) for scan in range(2)]
+    assert own["dice_score", "mean"] == pytest.approx(np.mean([dice(volume) for volume in volumes]))
+    slices = [dice(dataset.masks(number)) for number in range(6)]
+    assert own["dice_score_per_slice", "mean"] == pytest.approx(np.mean(slices))
+    assert own["dice_score", "mean"] != pytest.approx(own["dice_score_per_slice", "mean"], abs=1e-6)

@@ -2,11 +2,14 @@
 
 import io
 import math
+import shutil
+import warnings
 from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 import pytest
+import torch
 from prepared import make_prepared
 from rich.console import Console
 from sklearn.metrics import f1_score, log_loss
@@ -14,6 +17,7 @@ from trained import METRICS, make_run
 
 from semidice.data.dataset import Dataset
 from semidice.data.manifest import Manifest
+from semidice.data.packing import pack_classes
 from semidice.metrics.cases import CaseTable, concatenate, read_cases
 from semidice.metrics.registry import SCORES
 from semidice.paths import FoldFolder, RunFolder
@@ -21,7 +25,7 @@ from semidice.recipes import write_recipe
 from semidice.runs.evaluate import run_evaluate
 from semidice.runs.predictions import read_prediction, write_prediction
 from semidice.runs.run import open_run
-from semidice.runs.scoring import inapplicable_metrics, score_fold
+from semidice.runs.scoring import inapplicable_metrics, metric_name, score_fold
 
 
 def value(table: CaseTable, case: str, metric: str, class_name: str) -> float:
@@ -67,6 +71,21 @@ def with_spacing(dataset: Dataset, spacing_mm) -> Dataset:
     manifest = dataset.manifest.model_copy(update={"scans": tuple(scans)})
     dataset.folder.manifest.write_text(manifest.model_dump_json())
     return Dataset(dataset.folder.path)
+
+
+def without_masks(dataset: Dataset, first: int | None = None) -> Dataset:
+    """The dataset in which nobody drew in the first cases of each scan, or in any."""
+    for scan in dataset.manifest.scans:
+        path = dataset.folder.array("masks", scan.name)
+        stored = np.load(path)
+        stored[:first] = 0
+        np.save(path, stored)
+    return dataset
+
+
+def assert_same_names(table: CaseTable, expected: CaseTable) -> None:
+    for name in ("metric", "class", "patient"):
+        np.testing.assert_array_equal(table.columns[name], expected.columns[name])
 
 
 @pytest.mark.parametrize("num_classes", [2, 3])
@@ -162,7 +181,7 @@ def test_a_probability_of_zero_is_scored_as_half_of_the_stored_unit(tmp_path):
 def test_scores_do_not_depend_on_order_or_grouping_of_cases(tmp_path, monkeypatch):
     dataset = make_prepared(tmp_path / "data", num_cases=6, sizes=[(32, 32), (40, 24)])
     folder = store_predictions(dataset, tmp_path / "fold")
-    options = {"metrics": [name for name in SCORES if "volume" not in name], "method": "m", "fold": 0}
+    options = {"metrics": list(SCORES), "method": "m", "fold": 0}
     together = score_fold(dataset, range(6), folder, **options)
     shuffled = score_fold(dataset, [3, 5, 0, 1, 4, 2], folder, **options)
     assert_same_table(shuffled, together)
@@ -173,33 +192,216 @@ def test_scores_do_not_depend_on_order_or_grouping_of_cases(tmp_path, monkeypatc
 
 
 def test_inapplicable_metrics_are_left_out_with_a_reason(tmp_path):
-    flat = make_prepared(tmp_path / "data", num_cases=2, truth=False)
-    metrics = ["volume_error_ml", "dice_score", "hausdorff_error_mm", "truth_error"]
-    reasons = inapplicable_metrics(flat, metrics)
-    assert reasons.keys() == {"volume_error_ml", "truth_error"}
-    assert "2 of 2 cases are images of unknown thickness" in reasons["volume_error_ml"]
-    table = score_fold(
-        flat,
-        [0, 1],
-        store_predictions(flat, tmp_path / "fold"),
-        metrics=metrics,
-        method="m",
-        fold=0,
-    )
-    assert set(table.metrics) == {"dice_score", "hausdorff_error_mm"}
+    dataset = make_prepared(tmp_path / "data", num_cases=2, num_raters=1, truth=False)
+    metrics = ["dice_score", "truth_error", "rater_dice_score", "rater_calibration_error"]
+    reasons = inapplicable_metrics(dataset, metrics)
+    assert reasons == {
+        "truth_error": "the true probability is known of phantoms alone",
+        "rater_dice_score": "every case has one rater",
+        "rater_calibration_error": "every case has one rater",
+    }
+    folder = store_predictions(dataset, tmp_path / "fold")
+    table = score_fold(dataset, [0, 1], folder, metrics=metrics, method="m", fold=0)
+    assert table.metrics == ("dice_score",)
     with pytest.raises(ValueError, match="no metric 'dise_score'; there are dice_score"):
-        inapplicable_metrics(flat, ["dise_score"])
+        inapplicable_metrics(dataset, ["dise_score"])
 
 
-def test_volumes_are_in_ml_if_slices_have_a_thickness(tmp_path):
-    dataset = make_prepared(tmp_path / "data", num_cases=2, slices_per_scan=2, truth=False)
-    dataset = with_spacing(dataset, (0.5, 2.0, 4.0))
-    folder = store_predictions(dataset, tmp_path / "fold", foreground)
-    table = score_fold(dataset, [0, 1], folder, metrics=["volume_error_ml"], method="m", fold=0)
+def test_surfaces_are_left_out_where_all_masks_are_empty(tmp_path):
+    dataset = without_masks(make_prepared(tmp_path / "data", num_cases=2))
+    reasons = inapplicable_metrics(dataset, ["hausdorff_error_mm", "surface_dice_score", "dice_score"])
+    assert reasons.keys() == {"hausdorff_error_mm", "surface_dice_score"}
+    assert "all masks are empty" in reasons["hausdorff_error_mm"]
+
+
+# units: scans and slices, millimetres and voxels
+
+
+def as_volumes(dataset: Dataset, folder: FoldFolder, number: int) -> tuple[np.ndarray, np.ndarray]:
+    """The stored probabilities (C, *space) and the majority (*space) of a scan, with the slices last."""
+    scan = dataset.manifest.scans[number]
+    cases = [at for at, case in enumerate(dataset.cases) if case.scan.name == scan.name]
+    prob = np.stack([read_prediction(folder.prediction(dataset.cases[at].name)) for at in cases], -1)
+    masks = np.stack([dataset.masks(at) for at in cases], -1)
+    votes = np.stack([(masks == label).sum(0) for label in range(dataset.num_classes)])
+    return prob, votes.argmax(0)
+
+
+SPACING = (0.5, 2.0, 4.0)
+
+
+@pytest.fixture(scope="module")
+def volumes(tmp_path_factory):
+    """Three volumes of four slices, of which the raters left some empty, and noisy predictions."""
+    path = tmp_path_factory.mktemp("volumes")
+    dataset = make_prepared(
+        path / "data", num_cases=12, slices_per_scan=4, num_classes=3, cases_per_patient=1, truth=False
+    )
+    dataset = with_spacing(without_masks(dataset, first=2), SPACING)
+    return dataset, store_predictions(dataset, path / "fold")
+
+
+def test_scores_of_a_volume_equal_those_of_monai_and_sklearn_on_the_reassembled_volume(volumes):
+    monai_metrics = pytest.importorskip("monai.metrics")
+    dataset, folder = volumes
+    metrics = ["dice_score", "hausdorff_error_mm", "surface_dice_score", "volume_error_ml", "brier_error"]
+    table = score_fold(
+        dataset, range(12), folder, metrics=[*metrics, "calibration_error"], method="m", fold=0, tolerance=2
+    )
+    assert set(table.columns["case"]) == {"scan000", "scan001", "scan002"}
+    assert set(table.metrics) == {*metrics, "surface_dice_score_2mm", "calibration_error"} - {
+        "surface_dice_score"
+    }
+    dice = monai_metrics.DiceMetric(include_background=True, reduction="none")
+    surface = monai_metrics.SurfaceDiceMetric([2.0, 2.0, 2.0], include_background=True, reduction="none")
+    hausdorff = monai_metrics.HausdorffDistanceMetric(
+        include_background=True, percentile=95, reduction="none"
+    )
+    for number in range(3):
+        prob, majority = as_volumes(dataset, folder, number)
+        one_hot = [
+            torch.from_numpy(np.stack([classes == label for label in range(3)])[None])
+            for classes in (prob.argmax(0), majority)
+        ]
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*always_return_as_numpy.*", FutureWarning)
+            expected = {
+                "dice_score": dice(*(part.float() for part in one_hot))[0],
+                "hausdorff_error_mm": hausdorff(*one_hot, spacing=list(SPACING))[0],
+                "surface_dice_score_2mm": surface(*one_hot, spacing=list(SPACING))[0],
+            }
+        for metric, values in expected.items():
+            for label, name in enumerate(dataset.manifest.class_names):
+                ours = value(table, f"scan{number:03d}", metric, name)
+                assert ours == pytest.approx(float(values[label]), rel=1e-5), (metric, name)
+        for label in (1, 2):
+            difference = abs(int((prob.argmax(0) == label).sum()) - int((majority == label).sum()))
+            ours = value(table, f"scan{number:03d}", "volume_error_ml", f"class{label}")
+            assert ours == pytest.approx(difference * 4.0 / 1000, rel=1e-6)
+        truth = np.eye(3)[majority.ravel()]
+        rows = prob.reshape(3, -1).T
+        brier = ((rows - truth) ** 2).sum(1).mean() / 2
+        assert value(table, f"scan{number:03d}", "brier_error", "all") == pytest.approx(brier, rel=1e-5)
+        confidence, right = rows.max(1), rows.argmax(1) == majority.ravel()
+        bins = np.minimum((confidence * 10).astype(int), 9)
+        gaps = [abs(right[bins == each].sum() - confidence[bins == each].sum()) for each in range(10)]
+        ours = value(table, f"scan{number:03d}", "calibration_error", "all")
+        assert ours == pytest.approx(sum(gaps) / len(right), abs=1e-5)
+
+
+def test_scores_per_slice_are_named_so_and_empty_slices_count_as_1(volumes):
+    dataset, folder = volumes
+    scores = {
+        unit: score_fold(dataset, range(12), folder, metrics=["dice_score"], method="m", fold=0, unit=unit)
+        for unit in ("scan", "slice")
+    }
+    assert scores["slice"].metrics == ("dice_score_per_slice",)
+    assert scores["scan"].metrics == ("dice_score",)
+    assert set(scores["slice"].columns["case"]) == {case.name for case in dataset.cases}
+    assert set(scores["slice"].columns["patient"]) == set(scores["scan"].columns["patient"])
     for number, case in enumerate(dataset.cases):
-        majority = (dataset.masks(number).sum(0) >= 2).sum()
-        expected = (32 * 32 - majority) * 0.5 * 2 * 4 / 1000
-        assert value(table, case.name, "volume_error_ml", "class1") == pytest.approx(expected, rel=1e-6)
+        prob = read_prediction(folder.prediction(case.name)).argmax(0) == 1
+        votes = np.stack([(dataset.masks(number) == label).sum(0) for label in range(3)])
+        expected = f1_score((votes.argmax(0) == 1).ravel(), prob.ravel(), zero_division=1.0)
+        ours = value(scores["slice"], case.name, "dice_score_per_slice", "class1")
+        assert ours == pytest.approx(expected, abs=1e-6)
+    # an image of its own has no slices
+    flat = make_prepared(dataset.folder.path.parent / "flat", num_cases=1)
+    images = store_predictions(flat, dataset.folder.path.parent / "flat_fold")
+    table = score_fold(flat, [0], images, metrics=["dice_score"], method="m", fold=0, unit="slice")
+    assert "dice_score" in table.metrics
+
+
+def test_slices_that_were_not_kept_are_not_scored_but_keep_their_place(tmp_path):
+    dataset = make_prepared(tmp_path / "data", num_cases=3, slices_per_scan=3, truth=True)
+    (scan,) = dataset.manifest.scans
+    apart = dataset.manifest.model_copy(
+        update={"scans": (scan.model_copy(update={"slices": (2, 3, 6), "spacing_mm": SPACING}),)}
+    )
+    dataset.folder.manifest.write_text(apart.model_dump_json())
+    dataset = Dataset(dataset.folder.path)
+    folder = store_predictions(dataset, tmp_path / "fold")
+    voxel_scores = [
+        name
+        for name in SCORES
+        if name not in ("hausdorff_error_mm", "surface_dice_score", "kde_calibration_error")
+    ]
+    options = {"method": "m", "fold": 0}
+    with_gap = score_fold(dataset, range(3), folder, metrics=voxel_scores, **options)
+    dense = make_prepared(tmp_path / "dense", num_cases=3, slices_per_scan=3)
+    dense = with_spacing(dense, SPACING)
+    for old, new in zip(dataset.cases, dense.cases, strict=True):
+        prob = read_prediction(folder.prediction(old.name))
+        write_prediction(FoldFolder(tmp_path / "dense_fold").prediction(new.name), prob)
+    without_gap = score_fold(
+        dense, range(3), FoldFolder(tmp_path / "dense_fold"), metrics=voxel_scores, **options
+    )
+    assert_same_names(with_gap, without_gap)
+    np.testing.assert_allclose(with_gap.columns["value"], without_gap.columns["value"], rtol=1e-5, atol=1e-7)
+    # distances across the gap are those of the scan: a point in slice 2, and one in slice 6
+    for at, case in enumerate(dataset.cases):
+        masks = np.zeros((3, 32, 32), np.uint8)
+        prob = np.zeros((2, 32, 32), np.float32)
+        prob[0] = 1
+        if at == 0:
+            masks[:, 5, 5] = 1
+        if at == 2:
+            prob[:, 5, 5] = 0, 1
+        path = dataset.folder.array("masks", scan.name)
+        stored = np.load(path)
+        stored[at] = pack_classes(masks[None], num_classes=2, num_space_axes=2)[0]
+        np.save(path, stored)
+        write_prediction(folder.prediction(case.name), prob)
+    table = score_fold(dataset, range(3), folder, metrics=["hausdorff_error_mm"], **options)
+    assert value(table, scan.name, "hausdorff_error_mm", "class1") == pytest.approx(4 * SPACING[2])
+
+
+def test_without_spacing_distances_and_volumes_are_in_voxels_and_named_so(volumes, tmp_path):
+    pytest.importorskip("monai")
+    dataset, folder = volumes
+    metrics = ["hausdorff_error_mm", "surface_dice_score", "volume_error_ml", "dice_score"]
+    options = {"metrics": metrics, "method": "m", "fold": 0}
+    shutil.copytree(dataset.folder.path, tmp_path / "data")
+    ones = with_spacing(Dataset(tmp_path / "data"), (1.0, 1.0, 1.0))
+    in_mm = score_fold(ones, range(12), folder, **options)
+    unknown = with_spacing(Dataset(tmp_path / "data"), None)
+    in_voxels = score_fold(unknown, range(12), folder, **options)
+    assert set(in_voxels.metrics) == {
+        "hausdorff_error_voxels",
+        "surface_dice_score_1voxels",
+        "volume_error_voxels",
+        "dice_score",
+    }
+    for old, new, scale in (
+        ("hausdorff_error_mm", "hausdorff_error_voxels", 1),
+        ("surface_dice_score_1mm", "surface_dice_score_1voxels", 1),
+        ("volume_error_ml", "volume_error_voxels", 1000),
+    ):
+        expected = scale * in_mm.select(metric=old).columns["value"]
+        np.testing.assert_allclose(in_voxels.select(metric=new).columns["value"], expected, rtol=1e-5)
+    # an older semidice wrote 1 mm for a picture, which has no affine
+    pictures = [scan.model_copy(update={"affine": None}) for scan in ones.manifest.scans]
+    older = unknown.manifest.model_copy(update={"scans": tuple(pictures)})
+    unknown.folder.manifest.write_text(older.model_dump_json())
+    assert_same_table(score_fold(Dataset(tmp_path / "data"), range(12), folder, **options), in_voxels)
+
+
+def test_one_scan_without_spacing_puts_all_distances_in_voxels(volumes, tmp_path):
+    dataset, _ = volumes
+    shutil.copytree(dataset.folder.path, tmp_path / "data")
+    first, *others = dataset.manifest.scans
+    mixed = dataset.manifest.model_copy(
+        update={"scans": (first.model_copy(update={"spacing_mm": None}), *others)}
+    )
+    (tmp_path / "data" / "manifest.json").write_text(mixed.model_dump_json())
+    assert metric_name(Dataset(tmp_path / "data"), "hausdorff_error_mm") == "hausdorff_error_voxels"
+    assert metric_name(dataset, "hausdorff_error_mm") == "hausdorff_error_mm"
+
+
+def test_an_image_of_known_spacing_has_distances_in_mm_and_its_volume_in_voxels(tmp_path):
+    flat = make_prepared(tmp_path / "data", num_cases=1)
+    names = [metric_name(flat, name) for name in ("hausdorff_error_mm", "volume_error_ml")]
+    assert names == ["hausdorff_error_mm", "volume_error_voxels"]
 
 
 def test_the_error_names_a_missing_prediction_or_one_of_another_dataset(tmp_path):
@@ -236,7 +438,7 @@ def test_evaluation_gives_exactly_the_scores_of_training(dataset, tmp_path):
     assert_same_table(table, trained)
     assert_same_table(read_cases(run.cases), trained)
     assert len(set(table.columns["case"])) == len(dataset)
-    assert "left out volume_error_ml" in output
+    assert "in voxels, because the spacing is not known of every scan: volume_error_voxels" in output
     assert f"wrote {run.cases}" in output
     assert "tiny: 3 folds" in output
     mean = table.select(metric="dice_score", class_name="mean").columns["value"].mean()

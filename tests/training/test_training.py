@@ -25,7 +25,7 @@ from semidice.data.folds import read_folds
 from semidice.data.label_making import LabelOptions
 from semidice.data.manifest import manifest_text
 from semidice.data.storage import Storage
-from semidice.metrics import read_cases
+from semidice.metrics import CaseTable, read_cases, write_cases
 from semidice.networks.build import build_model
 from semidice.networks.checkpoint import Checkpoint, CheckpointWriter, write_checkpoint
 from semidice.networks.small_unet import SmallUNet
@@ -34,6 +34,7 @@ from semidice.paths import RunFolder
 from semidice.recipes import Recipe
 from semidice.runs.predictions import read_prediction
 from semidice.runs.run import FoldRun, open_run
+from semidice.runs.scoring import score_fold
 from semidice.training.crossvalidation import cross_validate, start_run
 from semidice.training.engine import DivergedError, train_fold
 from semidice.training.step import TrainingStep, parameter_groups
@@ -302,6 +303,90 @@ def test_other_precisions_train(dataset, fabric, tmp_path, options):
     recipe = recipe_for(dataset, precision=options, schedule={"epochs": 1})
     _, table = run(recipe, tmp_path / "run", fabric)
     assert len(table) > 0
+
+
+@pytest.fixture(scope="module")
+def sliced(tmp_path_factory):
+    """Six volumes of three slices, one per patient; nobody drew in the first slice."""
+    path = tmp_path_factory.mktemp("data") / "sliced"
+    dataset = make_prepared(path, num_cases=18, slices_per_scan=3, cases_per_patient=1, truth=False)
+    for scan in dataset.manifest.scans:
+        masks = np.load(dataset.folder.array("masks", scan.name))
+        masks[0] = 0
+        np.save(dataset.folder.array("masks", scan.name), masks)
+    return path
+
+
+def volume_dice(folder, dataset, fold):
+    """Dice of each volume of a fold, from the stored predictions, with numpy alone."""
+    scores = {}
+    for number, case_fold in enumerate(read_folds(folder.folds, dataset)):
+        if case_fold == fold:
+            case = dataset.cases[number]
+            prediction = read_prediction(folder.fold(fold).prediction(case.name))[1] > 0.5
+            majority = (dataset.masks(number) == 1).sum(0) >= 2
+            sums = scores.setdefault(case.scan.name, np.zeros(2))
+            sums += 2 * (prediction & majority).sum(), prediction.sum() + majority.sum()
+    return {name: overlap / total for name, (overlap, total) in scores.items()}
+
+
+def test_volumes_are_validated_and_scored_as_volumes(sliced, fabric, tmp_path):
+    folder, table = run(recipe_for(sliced), tmp_path / "run", fabric)
+    dataset = Dataset(sliced)
+    for fold in (0, 1):
+        expected = volume_dice(folder, dataset, fold)
+        rows = table.select(metric="dice_score", class_name="class1", fold=fold)
+        assert dict(zip(rows.columns["case"], rows.columns["value"], strict=True)) == pytest.approx(
+            expected, abs=1e-6
+        )
+        last = json.loads(folder.fold(fold).log.read_text().splitlines()[-1])
+        # a stored probability is rounded, which may decide a voxel otherwise
+        assert last["val_dice_score"] == pytest.approx(np.mean(list(expected.values())), abs=1e-3)
+
+
+def test_slices_are_scored_on_their_own_if_the_recipe_says_so(sliced, fabric, tmp_path):
+    validation = {"every": 6, "metrics": ["dice_score"], "unit": "slice"}
+    folder, table = run(recipe_for(sliced, validation=validation), tmp_path / "run", fabric)
+    assert table.metrics == ("dice_score_per_slice",)
+    assert len(set(table.columns["case"].tolist())) == 18
+    rows = table.select(class_name="class1", fold=0)
+    last = json.loads(folder.fold(0).log.read_text().splitlines()[-1])
+    assert last["val_dice_score"] == pytest.approx(rows.columns["value"].mean(), abs=1e-3)
+
+
+def test_a_fold_that_an_older_semidice_scored_by_slices_is_scored_again(sliced, fabric, tmp_path):
+    recipe = recipe_for(sliced, schedule={"epochs": 1})
+    folder, table = run(recipe, tmp_path / "run", fabric)
+    older = score_fold(
+        Dataset(sliced),
+        [number for number, fold in enumerate(read_folds(folder.folds, Dataset(sliced))) if fold == 0],
+        folder.fold(0),
+        metrics=recipe.validation.metrics,
+        method=recipe.name,
+        fold=0,
+        unit="slice",
+    )
+    metric = np.char.replace(older.columns["metric"], "_per_slice", "")
+    write_cases(CaseTable({**older.columns, "metric": metric}), folder.fold(0).cases)
+    again = cross_validate(start_run(recipe, tmp_path / "run", resume=True), fabric)
+    for name, column in again.columns.items():
+        np.testing.assert_array_equal(column, table.columns[name])
+
+
+def test_two_processes_score_volumes_as_one_process(sliced, tmp_path):
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    command = train_command(sliced, tmp_path / "run", "schedule.epochs=1")
+    done = subprocess.run(
+        [*command, "--devices", "2", "--strategy", "ddp"],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    folder, table = RunFolder(tmp_path / "run"), read_cases(tmp_path / "run" / "cases.parquet")
+    rows = table.select(metric="dice_score", class_name="class1")
+    expected = volume_dice(folder, Dataset(sliced), 0)
+    assert dict(zip(rows.columns["case"], rows.columns["value"], strict=True)) == pytest.approx(
+        expected, abs=1e-6
+    )
 
 
 def test_two_processes_have_the_loss_curve_of_one_process(dataset, tmp_path):

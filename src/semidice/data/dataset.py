@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float32, UInt8
@@ -32,6 +33,16 @@ class Case:
     @property
     def shape(self) -> tuple[int, ...]:
         return self.scan.shape
+
+
+Unit = Literal["scan", "slice"]
+
+
+class ScoredUnit(NamedTuple):
+    """What is scored as one: the name of a scan or of one slice, and the numbers of its cases."""
+
+    name: str
+    cases: tuple[int, ...]
 
 
 class Dataset:
@@ -63,6 +74,27 @@ class Dataset:
     @property
     def num_channels(self) -> int:
         return len(self.manifest.channels)
+
+    @property
+    def has_slices(self) -> bool:
+        """Whether volumes were cut into slices."""
+        return any(scan.slices is not None for scan in self.manifest.scans)
+
+    def units(self, cases: Sequence[int], unit: Unit) -> list[ScoredUnit]:
+        """The cases, or the scans that they are slices of, sorted by number."""
+        numbers = sorted(set(cases))
+        if unit == "slice":
+            return [ScoredUnit(self.cases[number].name, (number,)) for number in numbers]
+        of_scan: dict[str, list[int]] = {}
+        for number in numbers:
+            of_scan.setdefault(self.cases[number].scan.name, []).append(number)
+        return [ScoredUnit(name, tuple(numbers)) for name, numbers in of_scan.items()]
+
+    @property
+    def slice_axis(self) -> int:
+        """The axis of a raw volume that counts its slices."""
+        axis = self.manifest.options.get("slice_axis")
+        return axis if axis in (0, 1, 2) else 2
 
     def stored(self, kind: Kind, number: int) -> np.ndarray:
         """A case's row of a stored array, memory-mapped; a ValueError names the file."""

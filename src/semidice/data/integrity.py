@@ -40,8 +40,9 @@ def scan_problems(manifest: Manifest, scan: Scan) -> list[str]:
         )
     if not scan.case_names():
         problems.append("no slice of it became a case")
-    if len(scan.spacing_mm) < len(scan.shape) or not all(
-        0 < side < math.inf for side in scan.spacing_mm[: len(scan.shape)]
+    sides = scan.spacing_mm
+    if sides is not None and (
+        len(sides) < len(scan.shape) or not all(0 < side < math.inf for side in sides[: len(scan.shape)])
     ):
         problems.append(f"spacing_mm must be a length above 0 for each axis; got {scan.spacing_mm}")
     mean, std = scan.mean or (), scan.std or ()

@@ -88,8 +88,9 @@ class Scan(Record):
         None, description="the volume's slices that became cases; None if the scan is one case"
     )
     shape: tuple[int, ...] = Field(description="of one case, without channels: rows, columns; or of a volume")
-    spacing_mm: tuple[float, ...] = Field(
-        description="voxel sizes along the axes of `shape`, then the slice thickness, if it is known"
+    spacing_mm: tuple[float, ...] | None = Field(
+        description="voxel sizes along the axes of `shape`, then the slice thickness, if it is known; "
+        "None if the raw file does not say"
     )
     affine: tuple[tuple[float, ...], ...] | None = Field(
         None, description="4 x 4, from voxels of the raw image to mm; None if the format has none"
@@ -104,6 +105,11 @@ class Scan(Record):
         None, description="of each channel's intensity over the scan; None if prepared by an older semidice"
     )
     std: tuple[float, ...] | None = Field(None, description="of each channel, 0 or more")
+
+    @property
+    def known_spacing_mm(self) -> tuple[float, ...] | None:
+        """`spacing_mm`, but None for a picture: an older semidice stored 1 mm there."""
+        return None if self.affine is None else self.spacing_mm
 
     @property
     def num_voxels(self) -> int:

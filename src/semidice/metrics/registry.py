@@ -1,10 +1,17 @@
 """What a score is: its name, function, references, direction, unit and meaning, in one record each.
 
 Case tables, recipes, report pages and `semidice reproduce` all read these records. A score of your own is not
-listed here: its name tells direction and unit (`*_score` and `*_index` up, `*_error` and `*_loss` down; `_ml`
-and `_mm` at the end are units). Importing this module does not import torchmetrics.
+listed here: its name tells direction and unit (`*_score` and `*_index` up, `*_error` and `*_loss` down;
+`_ml`, `_mm` and `_voxels` at the end are units). In the case table of a run, the name also tells more:
+
+    hausdorff_error_voxels    the spacing is not known: distances are in voxels, and so are volumes
+    surface_dice_score_2mm    the tolerance
+    dice_score_per_slice      every slice of a volume on its own
+
+Importing this module does not import torchmetrics.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -97,7 +104,9 @@ def higher_is_better(metric: str) -> bool:
     """
     if metric in SCORES:
         return SCORES[metric].higher_is_better
-    stem = metric.removesuffix("_ml").removesuffix("_mm")
+    if score_name(metric) != metric:
+        return higher_is_better(score_name(metric))
+    stem = re.sub("_(ml|mm|voxels)$", "", metric.removesuffix(PER_SLICE))
     if stem.endswith(("_score", "_index")):
         return True
     if stem.endswith(("_error", "_loss")):
@@ -114,6 +123,7 @@ def display_scale(metric: str) -> float:
     >>> display_scale("dice_score"), display_scale("volume_error_ml"), display_scale("my_calibration_error")
     (100.0, 1.0, 100.0)
     """
+    metric = score_name(metric)
     if metric in SCORES:
         return 100.0 if SCORES[metric].unit == "percent" else 1.0
     return 100.0 if metric.endswith(("_score", "_index", "calibration_error", "brier_error")) else 1.0
@@ -126,10 +136,64 @@ def heading(metric: str, class_name: str = "mean", *, higher_is_better: bool) ->
     'dice_score (%) ↑'
     >>> heading("volume_error_ml", "liver", higher_is_better=False)
     'volume_error_ml, liver ↓'
+    >>> heading("dice_score_per_slice", higher_is_better=True)
+    'dice_score per slice (%) ↑'
     """
     of_class = "" if class_name in ("mean", "all") else f", {class_name}"
     percent = " (%)" if display_scale(metric) == 100 else ""
-    return f"{metric}{of_class}{percent} {'↑' if higher_is_better else '↓'}"
+    return f"{spoken_name(metric)}{of_class}{percent} {'↑' if higher_is_better else '↓'}"
+
+
+def spoken_name(metric: str) -> str:
+    """The name of a score in a heading.
+
+    >>> spoken_name("dice_score_per_slice")
+    'dice_score per slice'
+    """
+    return f"{metric.removesuffix(PER_SLICE)} per slice" if metric.endswith(PER_SLICE) else metric
+
+
+def table_name(
+    metric: str, *, in_voxels: bool = False, tolerance: float = 1.0, per_slice: bool = False
+) -> str:
+    """The name in the case table of a score in `SCORES`; see the module docstring.
+
+    >>> table_name("hausdorff_error_mm", in_voxels=True), table_name("surface_dice_score", tolerance=2)
+    ('hausdorff_error_voxels', 'surface_dice_score_2mm')
+    """
+    if metric == "surface_dice_score":
+        metric = f"{metric}_{tolerance:g}{'voxels' if in_voxels else 'mm'}"
+    elif in_voxels and SCORES[metric].needs_spacing:
+        metric = f"{metric[:-3]}_voxels"
+    return metric + PER_SLICE if per_slice else metric
+
+
+def score_name(metric: str) -> str:
+    """The name in `SCORES` of a name in a case table; a score of your own keeps its name.
+
+    >>> score_name("hausdorff_error_voxels_per_slice"), score_name("surface_dice_score_2mm")
+    ('hausdorff_error_mm', 'surface_dice_score')
+    """
+    name = re.sub("^(surface_dice_score)_.*$", r"\1", metric.removesuffix(PER_SLICE))
+    name = _IN_VOXELS.get(name, name)
+    return name if name in SCORES else metric
+
+
+def meaning(metric: str) -> str | None:
+    """What a score of a case table is, in words; None for a score of your own.
+
+    >>> meaning("hausdorff_error_voxels")
+    '95th percentile of the distance between surfaces, in voxels'
+    """
+    if score_name(metric) not in SCORES:
+        return None
+    name = metric.removesuffix(PER_SLICE)
+    words = SCORES[score_name(metric)].meaning
+    if tolerance := re.fullmatch("surface_dice_score_(.*?)(mm|voxels)", name):
+        words += f", {tolerance[1]} {tolerance[2]}"
+    elif SCORES[score_name(metric)].needs_spacing:
+        words += f", in {name.rpartition('_')[2]}"
+    return f"{words}; of every slice on its own" if name != metric else words
 
 
 def _energy_distance(prob: Tensor, masks: Tensor, **options: Any) -> Tensor:
@@ -142,11 +206,16 @@ def _mean_rater_dice(prob: Tensor, masks: Tensor, **options: Any) -> Tensor:
 
 def _in_plane(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The function with one side of a voxel per axis: a 2D image ignores its slice thickness."""
-    return lambda prob, target, *, spacing_mm, valid: function(
-        prob, target, spacing_mm=torch.as_tensor(spacing_mm)[..., : prob.ndim - 2], valid=valid
+    return lambda prob, target, *, spacing_mm, **options: function(
+        prob, target, spacing_mm=torch.as_tensor(spacing_mm)[..., : prob.ndim - 2], **options
     )
 
 
+PER_SLICE = "_per_slice"
+_IN_VOXELS = {
+    "volume_error_voxels": "volume_error_ml",
+    "hausdorff_error_voxels": "hausdorff_error_mm",
+}
 _UP, _DOWN = True, False
 SCORES: dict[str, Score] = {
     "dice_score": Score(
@@ -208,7 +277,7 @@ SCORES: dict[str, Score] = {
         volume_error_ml,
         "target",
         _DOWN,
-        "difference of the volumes of the decided mask and of the majority, in ml",
+        "difference of the volumes of the decided mask and of the majority",
         "ml",
         needs_spacing=True,
     ),
@@ -216,7 +285,7 @@ SCORES: dict[str, Score] = {
         _in_plane(hausdorff_error_mm),
         "target",
         _DOWN,
-        "95th percentile of the distance between surfaces, in mm",
+        "95th percentile of the distance between surfaces",
         "mm",
         needs_spacing=True,
         package="monai",

@@ -54,7 +54,7 @@ class InputImage:
 
     stored: (S, channels, h, w), like the arrays of a prepared dataset. size: rows and columns of a slice in
     the file. slice_axis: the axis of `space` that counts slices; None for a single 2D image.
-    spacing_mm: along the axes of `space`; None for a picture, which has no spacing.
+    spacing_mm: along the axes of `space`; None if the file does not say, as a picture.
     """
 
     case: InputCase
@@ -146,7 +146,7 @@ def read_input(case: InputCase, facts: DatasetFacts, *, slice_axis: int | None =
         size=(height, width),
         space=space,
         slice_axis=axis,
-        spacing_mm=image.spacing_mm if is_nifti else None,
+        spacing_mm=image.spacing_mm,
     )
 
 

@@ -282,6 +282,15 @@ class ValidationOptions(_Section):
         "augment.flip, which takes 2 or 4 times as long; `predict` does the same",
     )
 
+    unit: Literal["scan", "slice"] = Field(
+        default="scan",
+        description="what is scored as one case: a scan, with the slices of a volume put together, or each "
+        "slice on its own, as `reproduce` does on LiTS and KiTS; such scores are named per slice",
+    )
+    tolerance: float = Field(
+        default=1.0, ge=0, description="of surface_dice_score, in mm, or in voxels if the spacing is unknown"
+    )
+
     @field_validator("metrics", "best_by")
     @classmethod
     def _scores_exist(cls, names: Any) -> Any:

@@ -45,9 +45,10 @@ class CheckReport:
 
     foreground: share of the case's voxels in each foreground class, averaged over the raters of the case.
     empty: True if a rater looked at the case and drew nothing. agreement: Dice of each rater against the
-    majority. pairwise: Dice of each rater against each other rater. Both are NaN for an absent rater, and in
-    cases with a single rater. readable: False if the image or the masks could not be read; then all other
-    values of the case are NaN or False.
+    majority. pairwise: Dice of each rater against each other rater. Both have one row per scan, over all its
+    slices, and are NaN for an absent rater, and for scans with a single rater. case_agreement: Dice against
+    the majority, averaged over the raters of each case. readable: False if the image or the masks could not
+    be read; then all other values of the case are NaN or False.
     """
 
     dataset: Dataset
@@ -55,23 +56,20 @@ class CheckReport:
     warnings: tuple[str, ...]
     foreground: Float[np.ndarray, "N foreground"]
     empty: Bool[np.ndarray, "N R"]
-    agreement: Float32[Tensor, "N R"]
-    pairwise: Float32[Tensor, "N R R"]
+    agreement: Float32[Tensor, "scans R"]
+    pairwise: Float32[Tensor, "scans R R"]
+    case_agreement: Float32[Tensor, " N"]
     readable: Bool[np.ndarray, " N"]
     num_bytes: int
 
     def rater_agreement(self) -> Float32[Tensor, " R"]:
-        """Mean Dice of each rater against the majority, over the cases; the paper reports their mean."""
+        """Mean Dice of each rater against the majority, over the scans; the paper reports their mean."""
         return self.agreement.nanmean(0)
 
-    def agreement_with_others(self) -> Float32[Tensor, "N R"]:
-        """Mean Dice of each rater against the other raters of the case."""
+    def agreement_with_others(self) -> Float32[Tensor, "scans R"]:
+        """Mean Dice of each rater against the other raters of the scan."""
         diagonal = torch.eye(self.pairwise.shape[1], dtype=torch.bool)
         return self.pairwise.masked_fill(diagonal, torch.nan).nanmean(2)
-
-    def case_agreement(self) -> Float32[Tensor, " N"]:
-        """Mean Dice against the majority, over the raters of each case."""
-        return self.agreement.nanmean(1)
 
 
 def check_dataset(folder: Path, *, on_case: OnCase = lambda _, __: None) -> CheckReport:
@@ -95,7 +93,8 @@ def check_dataset(folder: Path, *, on_case: OnCase = lambda _, __: None) -> Chec
         warnings.append(unfit)
     if unlisted:
         warnings.append(f"{enumerated(unlisted, 'file')} in the folder that the manifest does not list")
-    agreement = checker.batches.finish()
+    of_cases = checker.batches.finish()
+    agreement = checker.scan_batches.finish() if dataset.has_slices else of_cases
     paths = [dataset.folder.manifest, *(path for _, path in listed_arrays(dataset))]
     return CheckReport(
         dataset,
@@ -105,6 +104,7 @@ def check_dataset(folder: Path, *, on_case: OnCase = lambda _, __: None) -> Chec
         empty=checker.empty,
         agreement=agreement.majority,
         pairwise=agreement.pairwise,
+        case_agreement=of_cases.majority.nanmean(1),
         readable=checker.readable,
         num_bytes=sum(path.stat().st_size for path in paths if path.is_file()),
     )
@@ -121,6 +121,9 @@ class _Checker:
         self.empty = np.zeros((num_cases, num_raters), dtype=bool)
         self.readable = np.zeros(num_cases, dtype=bool)
         self.batches = AgreementBatches(num_cases, num_raters, num_classes=num_classes)
+        self.scan_batches = AgreementBatches(len(dataset.manifest.scans), num_raters, num_classes=num_classes)
+        # what the raters drew in the slices of the scan that is being read
+        self._drawn: list[np.ndarray] = []
         self._constant: list[str] = []
         self._dtype_of: dict[str, str] = {}
         self._cases_of_image: dict[bytes, list[int]] = defaultdict(list)
@@ -142,10 +145,14 @@ class _Checker:
                 arrays[kind] = array
         if "images" in arrays:
             self._dtype_of[scan.name] = arrays["images"].dtype.name
+        self._drawn.clear()
         for number, name in enumerate(scan.case_names(), start=first):
             rows = {kind: np.array(array[number - first]) for kind, array in arrays.items()}
             problems += [f"case {name}: {problem}" for problem in self._check_case(number, rows)]
             on_case(number + 1, len(self.dataset))
+        if scan.slices is not None and len(self._drawn) == len(scan.slices):
+            drawn = np.concatenate(self._drawn, axis=1)
+            self.scan_batches.add(manifest.scans.index(scan), drawn, present=self.dataset.present[first])
         return problems
 
     def _check_case(self, number: int, rows: Mapping[str, np.ndarray]) -> list[str]:
@@ -195,6 +202,7 @@ class _Checker:
         self.empty[number] = present & ~drawn.any(axis=1)
         if present.sum() > 1:
             self.batches.add(number, drawn, present=present)
+            self._drawn.append(drawn)
         return []
 
     def warnings(self) -> list[str]:

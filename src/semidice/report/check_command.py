@@ -45,7 +45,7 @@ def run_check(folder: Path, *, sheet: Path | None = None, console: Console) -> C
     console.print(rater_table(report))
     _print_all(report.problems, "problem", "red", console)
     _print_all(report.warnings, "warning", "yellow", console)
-    dataset, agreement = report.dataset, report.case_agreement().numpy()
+    dataset, agreement = report.dataset, report.case_agreement.numpy()
     shown_cases = choose_cases(agreement, report.readable)
     if shown_cases:
         with waiting(console, "drawing the contact sheet"):
@@ -74,16 +74,19 @@ def summary_table(report: CheckReport) -> Table:
     """What the dataset contains."""
     dataset, manifest = report.dataset, report.dataset.manifest
     sizes = [case.shape for case in dataset.cases]
-    spacings = [case.scan.spacing_mm[: len(case.shape)] for case in dataset.cases]
+    spacings = [
+        sides[: len(scan.shape)] for scan in manifest.scans if (sides := scan.known_spacing_mm) is not None
+    ]
+    num_slices = f", slices of {len(manifest.scans)} scans" if dataset.has_slices else ""
     rows = {
         "source": manifest.source,
-        "cases": str(len(dataset)),
+        "cases": f"{len(dataset)}{num_slices}",
         "patients": str(len({case.patient for case in dataset.cases})),
         "raters": str(len(manifest.raters)),
         "classes": ", ".join(manifest.class_names),
         "channels": ", ".join(manifest.channels),
         "size": _range_text(sizes, "{:d}"),
-        "spacing (mm)": _range_text(spacings, "{:.3g}"),
+        "spacing (mm)": _spacing_text(spacings, len(manifest.scans)),
     }
     for name, shares in zip(manifest.class_names[1:], report.foreground.T, strict=True):
         shares = 100 * shares[~np.isnan(shares)]
@@ -125,6 +128,15 @@ def _range_text(values: Sequence[Sequence[float]], form: str) -> str:
         " x ".join(form.format(end(axis)) for axis in zip(*values, strict=True)) for end in (min, max)
     )
     return f"{low} to {high}"
+
+
+def _spacing_text(spacings: Sequence[Sequence[float]], num_scans: int) -> str:
+    if not spacings:
+        return "unknown: distances will be in voxels"
+    unknown = num_scans - len(spacings)
+    return _range_text(spacings, "{:.3g}") + (
+        f", unknown in {unknown} of {num_scans} scans" if unknown else ""
+    )
 
 
 def _score_text(score: float) -> str:

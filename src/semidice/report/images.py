@@ -13,14 +13,15 @@ import base64
 import io
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
 
-from ..data.dataset import Dataset
+from ..data.dataset import Dataset, ScoredUnit
+from ..data.manifest import Scan
 from ..data.packing import num_planes
 
 # characters of all pictures together; everything else on a page of 100 cases takes less than a megabyte
@@ -107,11 +108,10 @@ class ShownSlice:
     def of(cls, dataset: Dataset, number: int, masks: UInt8[np.ndarray, "R *space"]) -> "ShownSlice":
         """The slice of case `number` in which the raters drew most; the middle one if they drew nothing."""
         case = dataset.cases[number]
-        spacing = case.scan.spacing_mm[: len(case.shape)]
+        spacing = voxel_sides(case.scan, dataset.slice_axis)
         if len(case.shape) == 2:
             return cls(spacing[0] / spacing[1])
-        prepared_axis = dataset.manifest.options.get("slice_axis")
-        axis = prepared_axis if prepared_axis in (0, 1, 2) else 2
+        axis = dataset.slice_axis
         others = [other for other in range(3) if other != axis]
         counts = (masks > 0).sum(axis=(0, *(other + 1 for other in others)))
         fullest = int(counts.argmax()) if counts.any() else len(counts) // 2
@@ -122,6 +122,34 @@ class ShownSlice:
         if self.axis is None or self.number is None:
             return array
         return np.asarray(array.take(self.number, self.axis + 1))
+
+
+def voxel_sides(scan: Scan, slice_axis: int) -> tuple[float, ...]:
+    """Sides of a stored voxel along the axes of a case; without spacing, of raw voxels with sides of 1."""
+    if scan.spacing_mm is not None:
+        return scan.spacing_mm[: len(scan.shape)]
+    lengths = list(scan.raw_shape)
+    if len(lengths) > len(scan.shape):
+        lengths.pop(slice_axis)
+    return tuple(old / new for old, new in zip(lengths, scan.shape, strict=True))
+
+
+def shown_case(dataset: Dataset, unit: ScoredUnit) -> int:
+    """The slice of a scan in which the raters drew most; the middle one if they drew nothing."""
+    if len(unit.cases) == 1:
+        return unit.cases[0]
+    counts = [int((dataset.masks(number) > 0).sum()) for number in unit.cases]
+    return unit.cases[int(np.argmax(counts)) if any(counts) else len(counts) // 2]
+
+
+def picture_of_scan(dataset: Dataset, unit: ScoredUnit, picture: Picture) -> Picture:
+    """The picture of one of its slices as that of the scan, with the number of the slice."""
+    scan = dataset.cases[unit.cases[0]].scan
+    if scan.slices is None or picture.case == unit.name:
+        return picture
+    (row,) = [case.row for number in unit.cases if (case := dataset.cases[number]).name == picture.case]
+    num_slices = scan.raw_shape[dataset.slice_axis]
+    return replace(picture, case=unit.name, slice_number=scan.slices[row], num_slices=num_slices)
 
 
 def make_pictures(

@@ -3,10 +3,13 @@
 A verdict between networks that are far below the raters' own agreement says little; so a warning comes first.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-from ..data.dataset import Dataset
+import numpy as np
+
+from ..data.dataset import Dataset, ScoredUnit
 from ..metrics.agreement import OVERLAP_SCORES, raters_own_scores
+from ..metrics.registry import PER_SLICE, score_name, spoken_name
 from ..metrics.statistics import Comparison
 from ..metrics.tables import number_text
 
@@ -16,28 +19,52 @@ _FAR_BELOW = 0.75
 
 
 def raters_of(
-    dataset: Dataset, numbers: Sequence[int], metrics: Sequence[str]
+    dataset: Dataset, cases: Collection[str], metrics: Sequence[str]
 ) -> dict[tuple[str, str], float]:
-    """`raters_own_scores` of these cases of a dataset; empty if there is one rater."""
+    """`raters_own_scores` of the scans and slices that are `cases`; empty if there is one rater.
+
+    metrics: names of a case table; those per slice are of slices, and the others of scans.
+    """
     if len(dataset.manifest.raters) < 2:
         return {}
-    masks = (dataset.masks(number)[dataset.present[number]] for number in numbers)
-    return raters_own_scores(masks, class_names=dataset.manifest.class_names, metrics=metrics)
+    raters = {}
+    for unit in ("scan", "slice"):
+        names = {score_name(name): name for name in metrics if name.endswith(PER_SLICE) == (unit == "slice")}
+        units = [each for each in dataset.units(range(len(dataset)), unit) if each.name in cases]
+        own = raters_own_scores(
+            (_drawn_by_raters(dataset, each) for each in units if names),
+            class_names=dataset.manifest.class_names,
+            metrics=names,
+        )
+        raters.update({(names[metric], class_name): value for (metric, class_name), value in own.items()})
+    return raters
+
+
+def _drawn_by_raters(dataset: Dataset, unit: ScoredUnit) -> np.ndarray:
+    """The class maps (R, voxels) of the raters who looked at a scan or slice."""
+    present = dataset.present[unit.cases[0]]
+    return np.concatenate(
+        [dataset.masks(case)[present].reshape(present.sum(), -1) for case in unit.cases], axis=1
+    )
 
 
 def raters_warning(comparisons: Sequence[Comparison], raters: Mapping[tuple[str, str], float]) -> str | None:
     """A sentence if the best method is far below the raters' own agreement, by the first score of overlap."""
-    by_metric = {each.metric: each for each in comparisons if (each.metric, each.class_name) in raters}
+    # of a score that was computed both ways, that of scans
+    scans_last = sorted(comparisons, key=lambda each: not each.metric.endswith(PER_SLICE))
+    by_metric = {
+        score_name(each.metric): each for each in scans_last if (each.metric, each.class_name) in raters
+    }
     metric = next((name for name in OVERLAP_SCORES if name in by_metric), None)
     if metric is None:
         return None
     comparison = by_metric[metric]
-    best, own = float(comparison.mean.max()), raters[metric, comparison.class_name]
+    best, own = float(comparison.mean.max()), raters[comparison.metric, comparison.class_name]
     if best >= _FAR_BELOW * own:
         return None
     return (
-        f"The best {metric}, {number_text(100 * best)} %, is far below the raters' own agreement, "
-        f"{number_text(100 * own)} %. The networks may not be trained well enough to compare them: train "
+        f"The best {spoken_name(comparison.metric)}, {number_text(100 * best)} %, is far below the raters' own "
+        f"agreement, {number_text(100 * own)} %. The networks may not be trained well enough to compare them: train "
         "longer, or look at the images first."
     )
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from ..metrics.agreement import agreement_rows
 from ..metrics.cases import CaseTable, PairedScores, concatenate
+from ..metrics.registry import PER_SLICE
 from ..metrics.statistics import compare_scores
 from ..report.check import check_dataset
 from .tables import METRICS, PaperTable, Row, RowKey, TableValues
@@ -59,7 +60,7 @@ def row_scores(row: Row, runs: Runs) -> PairedScores | None:
     A column is left out if it has no run on a dataset for which another column has one.
     """
     metric = METRICS[row.key.metric]
-    scored = {key for key, table in runs.items() if metric in table.metrics}
+    scored = {key for key, table in runs.items() if _name_in(table, metric) is not None}
     datasets = [
         dataset
         for dataset in row.datasets
@@ -76,8 +77,9 @@ def row_scores(row: Row, runs: Runs) -> PairedScores | None:
     for dataset in datasets:
         tables = {column: runs[dataset, row.runs[column][dataset]] for column in columns}
         renamed = [
-            CaseTable({**table.columns, "method": np.full(len(table), column)})
+            CaseTable({**of_metric.columns, "method": np.full(len(of_metric), column)})
             for column, table in tables.items()
+            for of_metric in [_of_metric(table, metric)]
         ]
         part = concatenate(renamed).paired(metric, methods=columns, missing="drop")
         if part.cases:
@@ -87,6 +89,16 @@ def row_scores(row: Row, runs: Runs) -> PairedScores | None:
             patients = tuple(f"{family}/{patient}" for patient in part.patients)
             parts.append(part._replace(cases=cases, patients=patients))
     return _pooled(parts) if parts else None
+
+
+def _name_in(table: CaseTable, metric: str) -> str | None:
+    """The name of a metric in the table; volumes are scored per slice here."""
+    return next((name for name in (metric + PER_SLICE, metric) if name in table.metrics), None)
+
+
+def _of_metric(table: CaseTable, metric: str) -> CaseTable:
+    rows = table.select(metric=_name_in(table, metric) or metric)
+    return CaseTable({**rows.columns, "metric": np.full(len(rows), metric)})
 
 
 def _pooled(parts: Sequence[PairedScores]) -> PairedScores:
@@ -119,8 +131,8 @@ def agreement_scores(
     raters = report.dataset.manifest.raters
     return CaseTable.from_rows(
         row
-        for case, dice in zip(report.dataset.cases, report.agreement, strict=True)
-        for row in agreement_rows(case.name, case.patient, raters, dice)
+        for scan, dice in zip(report.dataset.manifest.scans, report.agreement, strict=True)
+        for row in agreement_rows(scan.name, scan.patient, raters, dice)
     )
 
 

@@ -14,14 +14,14 @@ from rich.console import Console
 from rich.table import Table
 
 from ..console import counting_bar, say
-from ..data.dataset import Dataset
+from ..data.dataset import Dataset, Unit
 from ..data.folds import fold_cases, read_folds
 from ..metrics.cases import CaseTable, concatenate, write_cases
 from ..metrics.registry import display_scale, heading, higher_is_better
 from ..metrics.resampling import paired_bootstrap
 from ..metrics.statistics import possible_means, resampling_unit
 from .run import TrainedRun, manifest_digest, open_run
-from .scoring import inapplicable_metrics, score_fold
+from .scoring import inapplicable_metrics, metric_name, score_fold
 
 
 def run_evaluate(
@@ -29,40 +29,51 @@ def run_evaluate(
     *,
     metrics: Sequence[str] | None = None,
     out: Path | None = None,
+    unit: Unit | None = None,
+    tolerance: float | None = None,
     dataset_path: Path | None = None,
     device: torch.device | str = "cpu",
     console: Console,
 ) -> CaseTable:
-    """Score every finished fold, print the means, and write the case table to `out` or the run folder.
+    """Score every finished fold, print the means, and write the scores to `out`, or add them to the run.
 
-    metrics: None takes those of the recipe. dataset_path: the new folder of the dataset, if it was moved.
+    metrics, unit, tolerance: None takes those of the recipe. dataset_path: the new folder of the dataset, if
+    it was moved. Returns the new scores.
     """
     trained = open_run(run)
     dataset = _open_dataset(trained, dataset_path, console)
-    metrics = trained.recipe.validation.metrics if metrics is None else tuple(metrics)
+    validation = trained.recipe.validation
+    metrics = validation.metrics if metrics is None else tuple(metrics)
+    unit = unit or validation.unit
+    tolerance = validation.tolerance if tolerance is None else tolerance
     fold_of_case = read_folds(trained.folder.folds, dataset)
     finished = trained.finished_folds
     if not finished:
         raise ValueError(f"{run} has no finished fold to evaluate: continue with `semidice train --resume`")
     missing = list(map(str, trained.missing_folds))
-    for name, reason in inapplicable_metrics(dataset, metrics).items():
+    left_out = inapplicable_metrics(dataset, metrics)
+    for name, reason in left_out.items():
         say(console, f"left out {name}: {reason}")
+    _say_units(dataset, [name for name in metrics if name not in left_out], unit, console)
     cases = {fold: fold_cases(fold_of_case, fold)[1] for fold in finished}
     with counting_bar(console, doing="scoring", unit="cases") as progress:
         bar = progress.add_task("", total=sum(map(len, cases.values())))
-        table = concatenate(
-            score_fold(
+        tables = {
+            fold: score_fold(
                 dataset,
                 cases[fold],
                 trained.folder.fold(fold),
                 metrics=metrics,
                 method=trained.recipe.name,
                 fold=fold,
+                unit=unit,
+                tolerance=tolerance,
                 device=device,
                 on_cases=lambda number: progress.advance(bar, number),
             )
             for fold in finished
-        ).sorted()
+        }
+    table = concatenate(tables.values()).sorted()
     console.print(scores_table(table, title=f"{trained.recipe.name}: {len(finished)} folds"))
     if missing:
         say(console, f"not finished and not in these scores: fold {', '.join(missing)}")
@@ -74,6 +85,21 @@ def run_evaluate(
     write_cases(table, out)
     say(console, f"wrote {out}")
     return table
+
+
+def _say_units(dataset: Dataset, metrics: Sequence[str], unit: Unit, console: Console) -> None:
+    if dataset.has_slices:
+        num_slices, num_scans = len(dataset), len(dataset.manifest.scans)
+        say(
+            console,
+            f"{num_slices} slices are put together to {num_scans} scans, which are scored as they came"
+            if unit == "scan"
+            else f"each of {num_slices} slices of {num_scans} scans is scored on its own",
+        )
+    names = [metric_name(dataset, name, unit=unit) for name in metrics]
+    in_voxels = [name for name in names if "voxels" in name]
+    if in_voxels:
+        say(console, f"in voxels, because the spacing is not known of every scan: {', '.join(in_voxels)}")
 
 
 def scores_table(table: CaseTable, *, title: str) -> Table:

@@ -3,29 +3,39 @@
     target   majority of the raters who annotated a case      soft_target   their mean
     masks    the mask of each rater                           truth         p*, if the dataset has it
 
+The unit of a score is the scan: slices of a volume are put together in their order, and a slice that was not
+kept is not scored. With unit "slice", each slice is scored on its own, and the names of the scores say so. If
+the spacing of a scan is not known, all distances and volumes are in voxels, and the names say so.
 Both commands score the stored files with the same functions in the same order, so on one device their numbers
 agree to the bit. A stored 0 can be a probability of up to half a unit (see `predictions`). The likelihood
 takes it as half a unit, 11.8 nats, and not as probability zero.
 """
 
 import importlib.util
+import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
+from jaxtyping import Shaped
 from torch import Tensor
 
-from ..data.dataset import Dataset
+from ..data.dataset import Dataset, ScoredUnit, Unit
+from ..data.manifest import Scan
 from ..labels.raters import read_raters
 from ..metrics.accumulators import CaseScores
 from ..metrics.cases import CaseTable
-from ..metrics.registry import SCORES, ScoredBatch, ScoreFunction
+from ..metrics.registry import PER_SLICE, SCORES, ScoredBatch, ScoreFunction, table_name
 from ..metrics.scores import negative_log_likelihood
 from ..paths import FoldFolder
 from .predictions import UNITS, read_case
 
 # values of a batch, probabilities and masks together: tens of megabytes with the copies that scores make
 _MAX_VALUES = 1 << 22
+# sides in mm that make one voxel 1 ml, so that a volume in ml is the number of voxels
+_ONE_ML = (10.0, 10.0, 10.0)
 
 
 def _stored_likelihood(batch: ScoredBatch) -> Tensor:
@@ -33,7 +43,6 @@ def _stored_likelihood(batch: ScoredBatch) -> Tensor:
     return negative_log_likelihood(prob / prob.sum(1, keepdim=True), batch.need("target"), valid=batch.valid)
 
 
-_STORED_SCORES: dict[str, ScoreFunction] = {"negative_log_likelihood": _stored_likelihood}
 _TRUTH_SCORES = tuple(name for name, score in SCORES.items() if score.reference == "truth")
 
 
@@ -45,44 +54,152 @@ def score_fold(
     metrics: Sequence[str],
     method: str,
     fold: int,
+    unit: Unit = "scan",
+    tolerance: float = 1.0,
     device: torch.device | str = "cpu",
     on_cases: Callable[[int], object] = lambda _: None,
 ) -> CaseTable:
-    """The case table of a fold's validation cases, sorted.
+    """The case table of a fold's validation cases, sorted; its cases are scans, or slices if `unit` says so.
 
     metrics: names of `metrics.registry.SCORES`. `inapplicable_metrics` are left out; scores that need the
-    truth are added where it is known. on_cases(number) is called after every batch of `number` cases.
+    truth are added where it is known. tolerance: of surface Dice, in mm, or in voxels without spacing.
+    on_cases(number) is called after every batch of `number` cases.
     """
     names = dict.fromkeys((*metrics, *_TRUTH_SCORES))
     left_out = inapplicable_metrics(dataset, tuple(names))
-    wanted = {name: _STORED_SCORES.get(name, SCORES[name]) for name in names if name not in left_out}
-    scores = CaseScores(wanted, class_names=dataset.manifest.class_names, method=method).to(device)
-    for batch in _batches_of_equal_shape(dataset, cases):
-        probs = np.stack([read_case(folder, dataset, number) for number in batch])
-        masks = torch.from_numpy(np.stack([dataset.masks(number) for number in batch])).to(device)
-        present = torch.from_numpy(dataset.present[batch]).to(device)
+    wanted = [name for name in names if name not in left_out]
+    functions = {
+        metric_name(dataset, name, unit=unit, tolerance=tolerance): _function(
+            name, in_voxels=_in_voxels(dataset, name, unit), tolerance=tolerance
+        )
+        for name in wanted
+    }
+    scores = CaseScores(functions, class_names=dataset.manifest.class_names, method=method).to(device)
+    references = {SCORES[name].reference for name in wanted}
+    for batch in _batches_of_equal_shape(dataset, dataset.units(cases, unit)):
+        scans = [dataset.cases[each.cases[0]].scan for each in batch]
+
+        def read(of_case: Callable[[int], np.ndarray], batch: Sequence[ScoredUnit] = batch) -> Tensor:
+            volumes = [
+                volume_of(
+                    [torch.from_numpy(of_case(number)) for number in each.cases], scan_slices(dataset, each)
+                )
+                for each in batch
+            ]
+            return torch.stack(volumes).to(device)
+
+        prob, masks = read(partial(read_case, folder, dataset)), read(dataset.masks)
+        present = torch.from_numpy(dataset.present[[each.cases[0] for each in batch]]).to(device)
         reference = read_raters(masks, dataset.num_classes, present, batched=True)
-        truth = None
-        if _has_truth(dataset):
-            truth = torch.from_numpy(np.stack([dataset.stored("truth", number) for number in batch]))
+        kept = kept_slices(scan_slices(dataset, batch[0]))
+        sides = [_sides(scan, unit) for scan in scans]
         scores.update(
-            torch.from_numpy(probs).to(device),
-            reference.majority(),
-            case=[dataset.cases[number].name for number in batch],
-            patient=[dataset.cases[number].patient for number in batch],
+            prob,
+            reference.majority() if "target" in references else None,
+            case=[each.name for each in batch],
+            patient=[scan.patient for scan in scans],
             fold=fold,
-            soft_target=reference.mean(),
+            soft_target=reference.mean() if "soft_target" in references else None,
             masks=masks,
             present=present,
-            spacing_mm=torch.tensor(
-                [dataset.cases[number].scan.spacing_mm for number in batch],
-                dtype=torch.float64,
-                device=device,
-            ),
-            truth=None if truth is None else truth.to(device),
+            spacing_mm=None if () in sides else torch.tensor(sides, dtype=torch.float64, device=device),
+            valid=None if kept is None else _valid(kept, prob),
+            truth=read(lambda number: np.array(dataset.stored("truth", number)))
+            if "truth" in references
+            else None,
         )
-        on_cases(len(batch))
+        on_cases(sum(len(each.cases) for each in batch))
     return scores.table()
+
+
+def volume_of(
+    slices: Sequence[Shaped[Tensor, "any *space"]], numbers: Sequence[int] | None
+) -> Shaped[Tensor, "any *volume"]:
+    """The slices with these numbers as one volume, (any, slices, *space), 0 where a slice is missing.
+
+    numbers: None if there is one part, which is not a slice.
+    """
+    if numbers is None:
+        return slices[0]
+    kept = kept_slices(numbers)
+    if kept is None:
+        return torch.stack(list(slices), 1)
+    volume = slices[0].new_zeros(len(slices[0]), len(kept), *slices[0].shape[1:])
+    volume[:, kept.to(volume.device)] = torch.stack(list(slices), 1)
+    return volume
+
+
+def kept_slices(numbers: Sequence[int] | None) -> Shaped[Tensor, " slices"] | None:
+    """Bool: whether each slice from the first to the last is one of `numbers`; None if all are."""
+    if numbers is None or numbers[-1] - numbers[0] + 1 == len(numbers):
+        return None
+    kept = torch.zeros(numbers[-1] - numbers[0] + 1, dtype=torch.bool)
+    kept[torch.tensor(numbers) - numbers[0]] = True
+    return kept
+
+
+def _valid(kept: Tensor, prob: Tensor) -> Tensor:
+    valid: Tensor = kept.to(prob.device).view(1, -1, *[1] * (prob.ndim - 3))
+    return valid.expand(len(prob), *prob.shape[2:])
+
+
+def scan_slices(dataset: Dataset, unit: ScoredUnit) -> tuple[int, ...] | None:
+    """The numbers of the slices that are put together; None for an image, or one slice on its own."""
+    cases = [dataset.cases[number] for number in unit.cases]
+    if cases[0].scan.slices is None or unit.name == cases[0].name:
+        return None
+    return tuple(cases[0].scan.slices[case.row] for case in cases)
+
+
+def _sides(scan: Scan, unit: Unit) -> tuple[float, ...]:
+    """Sides of a voxel in the order of the axes that are scored; empty if one is not known."""
+    sides = scan.known_spacing_mm or ()
+    if unit == "slice" or scan.slices is None:
+        return sides
+    return (sides[2], *sides[:2]) if len(sides) == 3 else ()
+
+
+def _in_voxels(dataset: Dataset, metric: str, unit: Unit) -> bool:
+    """Whether the score has a length or volume, and a scan does not tell how large its voxels are."""
+    if not SCORES[metric].needs_spacing:
+        return False
+    num_sides = 3 if SCORES[metric].unit == "ml" else 2
+    scans = dataset.manifest.scans
+    return any(len(_sides(scan, unit)) < max(num_sides, len(scan.shape)) for scan in scans)
+
+
+def named_units(table: CaseTable, dataset: Dataset) -> CaseTable:
+    """The table with scores of slices named per slice, which an older semidice did not do."""
+    if not dataset.has_slices:
+        return table
+    slices = [case.name for case in dataset.cases if case.scan.slices is not None]
+    metrics = table.columns["metric"]
+    is_old = np.isin(table.columns["case"], slices) & ~np.char.endswith(metrics, PER_SLICE)
+    renamed = np.where(is_old, np.char.add(metrics, PER_SLICE), metrics)
+    return CaseTable({**table.columns, "metric": renamed})
+
+
+def metric_name(dataset: Dataset, metric: str, *, unit: Unit = "scan", tolerance: float = 1.0) -> str:
+    """The name of a score in the case table of the dataset, see `metrics.registry`."""
+    return table_name(
+        metric,
+        in_voxels=_in_voxels(dataset, metric, unit),
+        tolerance=tolerance,
+        per_slice=unit == "slice" and dataset.has_slices,
+    )
+
+
+def _function(metric: str, *, in_voxels: bool, tolerance: float) -> ScoreFunction:
+    if metric == "negative_log_likelihood":
+        return _stored_likelihood
+    score = SCORES[metric]
+    if metric == "surface_dice_score":
+        score = replace(score, function=partial(score.function, tolerance_mm=tolerance))
+    if not in_voxels:
+        return score
+    # as many sides as any score of an image or volume takes
+    sides = _ONE_ML if score.unit == "ml" else (1.0, 1.0, 1.0)
+    return lambda batch: score(replace(batch, spacing_mm=sides))
 
 
 def inapplicable_metrics(dataset: Dataset, metrics: Sequence[str]) -> dict[str, str]:
@@ -90,14 +207,14 @@ def inapplicable_metrics(dataset: Dataset, metrics: Sequence[str]) -> dict[str, 
     unknown = [name for name in metrics if name not in SCORES]
     if unknown:
         raise ValueError(f"there is no metric {', '.join(map(repr, unknown))}; there are {', '.join(SCORES)}")
-    flat = sum(len(case.scan.spacing_mm) < 3 for case in dataset.cases)
+    one_rater = int(dataset.present.sum(1).max()) == 1
     reasons = {}
     for name in metrics:
         score = SCORES[name]
-        if score.unit == "ml" and flat:
-            reasons[name] = (
-                f"{flat} of {len(dataset)} cases are images of unknown thickness, without a volume"
-            )
+        if one_rater and (score.reference == "masks" or name == "rater_calibration_error"):
+            reasons[name] = "every case has one rater"
+        if (score.unit == "mm" or name == "surface_dice_score") and not _has_foreground(dataset):
+            reasons[name] = "all masks are empty, so that there is no surface"
         if score.reference == "truth" and not _has_truth(dataset):
             reasons[name] = "the true probability is known of phantoms alone"
         if score.package is not None and importlib.util.find_spec(score.package) is None:
@@ -105,18 +222,25 @@ def inapplicable_metrics(dataset: Dataset, metrics: Sequence[str]) -> dict[str, 
     return reasons
 
 
+def _has_foreground(dataset: Dataset) -> bool:
+    return any(dataset.masks(number).any() for number in range(len(dataset)))
+
+
 def _has_truth(dataset: Dataset) -> bool:
     return all("truth" in scan.arrays for scan in dataset.manifest.scans)
 
 
-def _batches_of_equal_shape(dataset: Dataset, cases: Sequence[int]) -> Iterator[list[int]]:
-    """Case numbers in batches of equal shape; the order does not depend on the order of `cases`."""
-    by_shape: dict[tuple[tuple[int, ...], int], list[int]] = {}
-    for number in sorted(set(cases)):
-        scan = dataset.cases[number].scan
-        by_shape.setdefault((scan.shape, len(scan.spacing_mm)), []).append(number)
+def _batches_of_equal_shape(dataset: Dataset, units: Sequence[ScoredUnit]) -> Iterator[list[ScoredUnit]]:
+    """Units in batches that have one shape and lack the same slices."""
+    by_shape: dict[tuple[tuple[int, ...], int, tuple[int, ...]], list[ScoredUnit]] = {}
+    for unit in units:
+        scan = dataset.cases[unit.cases[0]].scan
+        slices = scan_slices(dataset, unit) or ()
+        offsets = tuple(number - slices[0] for number in slices)
+        by_shape.setdefault((scan.shape, len(scan.spacing_mm or ()), offsets), []).append(unit)
     width = dataset.num_classes + len(dataset.manifest.raters)
-    for (shape, _), numbers in by_shape.items():
-        step = max(1, _MAX_VALUES // (width * int(np.prod(shape))))
-        for first in range(0, len(numbers), step):
-            yield numbers[first : first + step]
+    for (shape, _, offsets), same in by_shape.items():
+        num_voxels = math.prod(shape) * (1 + max(offsets, default=0))
+        step = max(1, _MAX_VALUES // (width * num_voxels))
+        for first in range(0, len(same), step):
+            yield same[first : first + step]

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from .. import __version__
 from ..data.batches import WholeCases
-from ..data.dataset import Dataset
+from ..data.dataset import Dataset, ScoredUnit
 from ..data.folds import read_folds, split_folds, write_folds
 from ..data.storage import Storage, centred
 from ..metrics.cases import CaseTable, concatenate, read_cases, write_cases
@@ -35,7 +35,7 @@ from ..runs.run import (
     volume_problem,
     write_dataset_facts,
 )
-from ..runs.scoring import score_fold
+from ..runs.scoring import named_units, score_fold
 from .engine import StepStatus, train_fold
 
 FoldPhase = Literal["training", "predicting", "finished"]
@@ -158,7 +158,11 @@ def cross_validate(
             train_fold(fold_run, fabric, on_step=on_step)
             fabric.barrier()
             on_phase(fold, "predicting")
-            _predict_and_score(fold_run, fabric)
+            _predict(fold_run, fabric)
+            _score(fold_run, fabric)
+            fabric.barrier()
+        elif not _is_scored_as_asked(fold_run):
+            _score(fold_run, fabric)
             fabric.barrier()
         on_phase(fold, "finished")
     if not fabric.is_global_zero:
@@ -191,21 +195,44 @@ def predict_cases(
             yield number, prob[(slice(None), *centred(dataset.cases[number].shape, prob.shape[1:]))]
 
 
-def _predict_and_score(fold_run: FoldRun, fabric: Fabric) -> None:
-    """Predict and store the validation cases, then score the stored files. Each process takes some cases."""
-    recipe = fold_run.recipe
+def _own_units(fold_run: FoldRun, fabric: Fabric) -> list[ScoredUnit]:
+    """The scans of the fold, or slices, that this process predicts and scores."""
+    units = fold_run.dataset.units(fold_run.validation_cases, fold_run.recipe.validation.unit)
+    return units[fabric.global_rank :: fabric.world_size]
+
+
+def _predict(fold_run: FoldRun, fabric: Fabric) -> None:
+    """Predict and store the validation cases. Each process takes some scans."""
     dataset = fold_run.dataset
-    cases = fold_run.validation_cases[fabric.global_rank :: fabric.world_size]
+    cases = [number for unit in _own_units(fold_run, fabric) for number in unit.cases]
     for number, prob in predict_cases(fold_run.run, fold_run.fold, dataset, cases, device=fabric.device):
         write_prediction(fold_run.folder.prediction(dataset.cases[number].name), prob)
+
+
+def _score(fold_run: FoldRun, fabric: Fabric) -> None:
+    """Score the stored predictions of the validation cases. Each process takes those that it predicted."""
+    recipe = fold_run.recipe
     # `score_fold` returns the scores of all processes
     table = score_fold(
-        dataset,
-        cases,
+        fold_run.dataset,
+        [number for unit in _own_units(fold_run, fabric) for number in unit.cases],
         fold_run.folder,
         metrics=recipe.validation.metrics,
         method=recipe.name,
         fold=fold_run.fold,
+        unit=recipe.validation.unit,
+        tolerance=recipe.validation.tolerance,
     )
     if fabric.is_global_zero:
         write_cases(table, fold_run.folder.cases)
+
+
+def _is_scored_as_asked(fold_run: FoldRun) -> bool:
+    """Whether a fold has scores of the unit of its recipe; an older semidice scored slices on their own."""
+    dataset, unit = fold_run.dataset, fold_run.recipe.validation.unit
+    if not dataset.has_slices:
+        return True
+    names = {each.name for each in dataset.units(fold_run.validation_cases, unit)}
+    table = read_cases(fold_run.folder.cases)
+    own = table.select(method=fold_run.recipe.name)
+    return names <= set(own.columns["case"].tolist()) and own.metrics == named_units(own, dataset).metrics

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.tensorboard import SummaryWriter
 
 from ..data.batches import Batches, CaseBatch, WholeCases
+from ..data.dataset import ScoredUnit
 from ..labels.raters import read_raters
 from ..metrics.accumulators import CaseScores
 from ..metrics.registry import higher_is_better
@@ -25,6 +26,7 @@ from ..networks.checkpoint import Checkpoint, CheckpointWriter, checkpoint_tenso
 from ..networks.systems import System, network_probability
 from ..paths import FoldFolder, write_text
 from ..runs.run import FoldRun
+from ..runs.scoring import scan_slices, volume_of
 from .distributed import synchronise_norms
 from .step import TrainingStep, build_optimiser, step_seed
 from .teacher import load_teacher
@@ -225,19 +227,45 @@ class _FoldTrainer:
         names = list(dict.fromkeys((*_VALIDATION_SCORES, self.recipe.validation.best_by)))
         class_names = self.dataset.manifest.class_names
         scores = CaseScores(names, class_names=class_names, method=self.recipe.name).to(self.fabric.device)
-        cases = self.fold_run.validation_cases[self.fabric.global_rank :: self.fabric.world_size]
-        for batch, prob in self._predictions(cases):
-            reference = read_raters(batch.masks, self.dataset.num_classes, batch.present, batched=True)
+        unit = self.recipe.validation.unit
+        units = self.dataset.units(self.fold_run.validation_cases, unit)
+        own = units[self.fabric.global_rank :: self.fabric.world_size]
+        for names, prob, masks, present, valid in self._scored_batches(own):
+            reference = read_raters(masks, self.dataset.num_classes, present, batched=True)
             scores.update(
                 prob,
                 reference.majority(),
                 soft_target=reference.mean(),
-                valid=batch.valid,
-                case=[self.dataset.cases[int(case)].name for case in batch.case],
-                masks=batch.masks,
-                present=batch.present,
+                valid=valid,
+                case=names,
+                masks=masks,
+                present=present,
             )
         return {name: float(value) for name, value in scores.compute().items()}
+
+    def _scored_batches(
+        self, units: Sequence[ScoredUnit]
+    ) -> Iterator[tuple[list[str], Tensor, Tensor, Tensor, Tensor]]:
+        """Names, probabilities, masks, present and valid of units; slices of a scan are put together."""
+        dataset = self.dataset
+        predictions = self._predictions([number for unit in units for number in unit.cases])
+        if not dataset.has_slices or self.recipe.validation.unit == "slice":
+            for batch, prob in predictions:
+                names = [dataset.cases[int(case)].name for case in batch.case]
+                yield names, prob, batch.masks, batch.present, batch.valid
+            return
+        # predicted slices of a scan that is not complete yet
+        waiting: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+        remaining = list(units)
+        for batch, prob in predictions:
+            waiting += zip(prob, batch.masks, batch.present, batch.valid.unsqueeze(1), strict=True)
+            while remaining and len(waiting) >= len(remaining[0].cases):
+                unit = remaining.pop(0)
+                slices = scan_slices(dataset, unit)
+                probs, masks, present, valid = zip(*waiting[: len(unit.cases)], strict=True)
+                del waiting[: len(unit.cases)]
+                whole, drawn = (volume_of(part, slices).unsqueeze(0) for part in (probs, masks))
+                yield [unit.name], whole, drawn, present[0].unsqueeze(0), volume_of(valid, slices)
 
     def _predictions(self, cases: Sequence[int]) -> Iterator[tuple[CaseBatch, Tensor]]:
         """Batches and their probabilities. The device computes one batch ahead of the one that is scored."""

@@ -98,6 +98,14 @@ def _print_summary(prepared: Prepared, console: Console) -> None:
         f"{path}: {_count(prepared.num_cases, 'case')} of {_count(prepared.num_patients, 'patient')}, "
         f"{_count(len(manifest.raters), 'rater')}, {size}, classes {', '.join(manifest.class_names)}"
     ]
+    cut = [scan for scan in manifest.scans if scan.slices is not None]
+    if cut:
+        num_slices = sum(len(scan.case_names()) for scan in cut)
+        kept = ", those with foreground" if manifest.options.get("slices") == "foreground" else ""
+        lines.append(
+            f"{_count(len(cut), 'volume')} {'was' if len(cut) == 1 else 'were'} cut into "
+            f"{_count(num_slices, 'slice')}{kept}: networks see slices, and scores are of whole volumes"
+        )
     if prepared.already:
         lines.append("it was prepared already, with these options and from these files: nothing was changed")
     if prepared.num_continued:

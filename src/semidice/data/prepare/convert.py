@@ -27,7 +27,7 @@ class StoredScan:
     masks: UInt8[np.ndarray, "S R B *packed"]
     truth: Float32[np.ndarray, "S C *space"] | None
     slices: tuple[int, ...] | None
-    spacing_mm: tuple[float, ...]
+    spacing_mm: tuple[float, ...] | None
 
 
 def convert_image(
@@ -98,8 +98,10 @@ def _cases(array: np.ndarray, slices: tuple[int, ...] | None, options: PrepareOp
 
 def _spacing(
     scan: ScanArrays, slices: tuple[int, ...] | None, shape: tuple[int, ...], options: PrepareOptions
-) -> tuple[float, ...]:
+) -> tuple[float, ...] | None:
     """Voxel sizes along `shape`, then the slice thickness if the volume was cut into slices."""
+    if scan.spacing_mm is None:
+        return None
     sides, lengths = list(scan.spacing_mm), list(scan.image.shape[1:])
     thickness = []
     if slices is not None:

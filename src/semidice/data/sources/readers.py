@@ -42,12 +42,13 @@ _GREY_MODES = ("1", "L", "LA", "La", *_DEEP_MODES)
 class ImageFile:
     """Raw intensities, the spacing along the spatial axes, and the affine of a NIfTI.
 
+    spacing_mm: None for a picture, and for a NIfTI that does not say.
     placements: the positions of the voxels by the sform and the qform, as far as the header sets them.
     sha256: of each file that the image was read from.
     """
 
     values: UInt8[np.ndarray, "channels *space"] | Float32[np.ndarray, "channels *space"]
-    spacing_mm: tuple[float, ...]
+    spacing_mm: tuple[float, ...] | None
     affine: np.ndarray | None
     placements: tuple[Placement, ...]
     sha256: tuple[str, ...]
@@ -66,11 +67,12 @@ class MaskFile:
 class _Stored:
     """The content of a file, with its axes and dtype; colours are the last axis.
 
-    spacing_mm: for each axis. affines_mm: those that the header sets, the one that nibabel uses first.
+    spacing_mm: for each axis; 0 for an axis without one, None for a picture.
+    affines_mm: those that the header sets, the one that nibabel uses first.
     """
 
     values: np.ndarray
-    spacing_mm: tuple[float, ...]
+    spacing_mm: tuple[float, ...] | None
     affine: np.ndarray | None
     affines_mm: tuple[np.ndarray, ...]
     has_colours: bool
@@ -197,8 +199,7 @@ def _read(path: Path, *, palette_to_colours: bool) -> _Stored:
         # the libraries have no common error for a damaged file: nibabel alone raises nine kinds
         except Exception as error:
             raise _unreadable(path, error) from error
-    spacing = (1.0,) * (values.ndim - has_colours)
-    return _Stored(values, spacing, None, (), has_colours=has_colours, sha256=sha256)
+    return _Stored(values, None, None, (), has_colours=has_colours, sha256=sha256)
 
 
 def _opened(path: Path) -> BufferedReader:
@@ -271,9 +272,23 @@ def _read_nifti(path: Path, file: BufferedReader, sha256: str) -> _Stored:
     unit = _MM.get(image.header.get_xyzt_units()[0], 1.0)
     # through text, so that the float32 number 0.7 becomes 0.7 and not 0.699999988
     zooms = [abs(float(str(zoom))) * unit for zoom in image.header.get_zooms()]
-    spacing = tuple(zoom if np.isfinite(zoom) and zoom > 0 else 1.0 for zoom in zooms)
+    # nibabel turns a side of 0, which means that it is not known, into 1
+    declared = _declared_sides(image, file)[: len(zooms)]
+    spacing = tuple(
+        zoom if np.isfinite(side) and side != 0 else 0.0 for zoom, side in zip(zooms, declared, strict=True)
+    )
     affines_mm = tuple(np.diag([unit, unit, unit, 1.0]) @ declared for declared in _declared_affines(image))
     return _Stored(values, spacing, affine, affines_mm, has_colours=False, sha256=sha256)
+
+
+def _declared_sides(image: Any, file: BufferedReader) -> np.ndarray:
+    """The sides of a voxel as the header has them, without nibabel's repairs."""
+    file.seek(0)
+    is_gzip = file.read(2) == b"\x1f\x8b"
+    file.seek(0)
+    stream: Any = gzip.GzipFile(fileobj=file) if is_gzip else file
+    sides: np.ndarray = type(image.header).from_fileobj(stream, check=False)["pixdim"][1:]
+    return sides
 
 
 def _declared_affines(image: Any) -> list[np.ndarray]:
@@ -316,8 +331,8 @@ def _pixels(picture: Image.Image, *, palette_to_colours: bool) -> np.ndarray:
 
 def _arrange(
     path: Path, stored: _Stored, *, num_axes: int, num_channels: int
-) -> tuple[np.ndarray, tuple[float, ...], tuple[Placement, ...]]:
-    """Values (channels, *space), and the spacing and the positions of the spatial axes."""
+) -> tuple[np.ndarray, tuple[float, ...] | None, tuple[Placement, ...]]:
+    """Values (channels, *space), and the spacing, None if not known, and positions of the spatial axes."""
     shape = stored.values.shape
     has_channels = stored.has_colours or num_channels > 1
     remaining = list(range(len(shape)))
@@ -329,7 +344,8 @@ def _arrange(
         channels = f" and {num_channels} channels last" if has_channels else ""
         raise ValueError(f"{path} has shape {shape}; expected {num_axes} spatial axes{channels}")
     axes = remaining[:num_axes]
-    spacing = tuple(stored.spacing_mm[axis] for axis in axes)
+    sides = () if stored.spacing_mm is None else tuple(stored.spacing_mm[axis] for axis in axes)
+    spacing = sides if sides and min(sides) > 0 else None
     # an affine has no column for a fourth axis
     affines = stored.affines_mm if max(axes) < 3 else ()
     placements = tuple(affine[:3, [*axes, 3]] for affine in affines)

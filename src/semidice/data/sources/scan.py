@@ -29,7 +29,7 @@ class ScanArrays:
     """A scan that was read: raw intensities, and one class map for each of `raters`.
 
     image: uint8 if the files hold uint8, else float32; `space` has two axes, or three for a volume.
-    spacing_mm: along the spatial axes; 1 mm for pictures, and for a NIfTI that does not say.
+    spacing_mm: along the spatial axes; None if the file does not say, as a picture.
     affine: 4 x 4, if the format has one. truth: the true probability, if the source knows it.
     inputs: SHA-256 of each file, by its path in the raw folder.
     """
@@ -37,7 +37,7 @@ class ScanArrays:
     image: UInt8[np.ndarray, "channels *space"] | Float32[np.ndarray, "channels *space"]
     masks: UInt8[np.ndarray, "R *space"]
     raters: tuple[str, ...]
-    spacing_mm: tuple[float, ...]
+    spacing_mm: tuple[float, ...] | None
     affine: np.ndarray | None = None
     truth: Float32[np.ndarray, "C *space"] | None = None
     inputs: Mapping[str, str] = field(default_factory=dict)
@@ -51,7 +51,7 @@ def read_scan(dataset: RawDataset, scan: RawScan) -> ScanArrays:
             image=case.image[0].numpy(),
             masks=case.masks[0].numpy().astype(np.uint8),
             raters=dataset.raters,
-            spacing_mm=(1.0, 1.0),
+            spacing_mm=None,
             truth=case.prob[0].numpy(),
         )
     remedy = "" if dataset.options.ignore_placement else "use --ignore-placement"

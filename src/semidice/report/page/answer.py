@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...metrics.cases import CaseTable, PairedScores
-from ...metrics.registry import display_scale, higher_is_better
+from ...metrics.registry import PER_SLICE, display_scale, higher_is_better, score_name, spoken_name
 from ...metrics.statistics import Comparison, compare_scores
 from ...metrics.tables import number_text, p_text
 from ..verdict import verdict
@@ -62,7 +62,8 @@ class Score:
 
     @property
     def name(self) -> str:
-        return self.metric if self.is_main else f"{self.metric}, {self.paired.class_name}"
+        name = spoken_name(self.metric)
+        return name if self.is_main else f"{name}, {self.paired.class_name}"
 
     @property
     def file_name(self) -> str:
@@ -80,7 +81,7 @@ def compare_all(
     """Every score that all methods have in two cases or more, and a sentence on each score left out."""
     scores: list[Score] = []
     notices = []
-    ordered = sorted(table.metrics, key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER))
+    ordered = sorted(table.metrics, key=_place)
     for done, metric in enumerate(ordered):
         on_metric(done, len(table.metrics))
         of_metric = table.select(metric=metric)
@@ -110,6 +111,11 @@ def compare_all(
             f"table has {', '.join(table.metrics)}"
         )
     return scores, notices
+
+
+def _place(metric: str) -> tuple[bool, int]:
+    name = score_name(metric)
+    return metric.endswith(PER_SLICE), _ORDER.index(name) if name in _ORDER else len(_ORDER)
 
 
 def abbreviations_in(texts: Sequence[str]) -> dict[str, str]:

@@ -23,7 +23,7 @@ from ... import __version__
 from ...console import counting_bar, say
 from ...data.dataset import Dataset
 from ...metrics.cases import write_cases
-from ...metrics.registry import SCORES, display_scale
+from ...metrics.registry import PER_SLICE, display_scale, meaning, spoken_name
 from ...metrics.tables import Table, means_table, number_text, p_text, pairs_table
 from ...paths import ReportFolder, write_text
 from ...runs.run import TrainedRun
@@ -212,11 +212,23 @@ def _render(content: PageContent, tables: Mapping[str, Table], **names: str) -> 
         bins=content.bins,
         curves=list(content.curves),
         options=content.options,
-        meanings={metric: SCORES[metric].meaning for metric in metrics if metric in SCORES},
+        meanings={spoken_name(metric): words for metric in metrics if (words := meaning(metric))},
+        units=_units_text(content),
         notices=content.notices,
         raters=content.raters,
         level=LEVEL,
     )
+
+
+def _units_text(content: PageContent) -> str:
+    """What a case is, if volumes were cut into slices."""
+    if not content.dataset.has_slices:
+        return ""
+    per_slice = [score.metric.endswith(PER_SLICE) for score in content.scores]
+    if all(per_slice):
+        return "A case is one slice of a volume: all scores are per slice."
+    also = " Scores named per slice are of each slice on its own." if any(per_slice) else ""
+    return f"A case is a scan: the slices of a volume are put together before they are scored.{also}"
 
 
 def _matrix(score: Score) -> list[list[dict[str, Any] | None]]:

@@ -11,14 +11,15 @@ from functools import partial
 import numpy as np
 import torch
 
-from ...data.dataset import Dataset
+from ...data.dataset import Dataset, ScoredUnit
 from ...labels.raters import read_raters
 from ...metrics.bins import CalibrationBins, calibration_bins
 from ...metrics.cases import CaseTable
+from ...metrics.registry import PER_SLICE
 from ...runs.predictions import read_case
 from ...runs.run import TrainedRun
 from ..curves import Curve, read_curves
-from ..images import MAX_CHARACTERS, Picture, PictureLayout, make_pictures
+from ..images import MAX_CHARACTERS, Picture, PictureLayout, make_pictures, picture_of_scan, shown_case
 from ..verdict import raters_of, raters_warning
 from .answer import Score, compare_all
 from .runs import differing_options, joined_cases
@@ -106,7 +107,7 @@ def gather_content(
     on_step: OnStep,
 ) -> PageContent:
     """The content of the page from the files of the runs."""
-    table = joined_cases(runs)
+    table = joined_cases(runs, dataset)
     scores, left_out = compare_all(
         table,
         list(runs),
@@ -120,27 +121,38 @@ def gather_content(
         for method in runs
         if method not in stored
     ]
-    fold_of_case = dict(zip(table.columns["case"].tolist(), table.columns["fold"].tolist(), strict=True))
-    raters = raters_of(dataset, dataset.numbers_of(sorted(fold_of_case)), table.metrics)
+    raters = raters_of(dataset, set(table.columns["case"].tolist()), table.metrics)
     warning = raters_warning([score.comparison for score in scores if score.is_main], raters)
-    names = sorted(fold_of_case) if stored else []
-    numbers = dict(zip(names, dataset.numbers_of(names), strict=True))
+    units = _units_of(dataset, table) if stored else {}
+    fold_of_unit = dict(zip(table.columns["case"].tolist(), table.columns["fold"].tolist(), strict=True))
+    fold_of_case = {
+        dataset.cases[number].name: fold_of_unit[name]
+        for name, unit in units.items()
+        for number in unit.cases
+    }
     predictions = StoredPredictions(dataset, stored, fold_of_case)
     bins = count_bins(
-        predictions, list(numbers.values()), table, on_case=partial(on_step, "reading predictions")
+        predictions,
+        sorted({number for unit in units.values() for number in unit.cases}),
+        table,
+        on_case=partial(on_step, "reading predictions"),
     )
-    chosen = choose_pictures(scores, numbers, max_cases=options.max_cases)
+    chosen = choose_pictures(scores, list(units), max_cases=options.max_cases)
     layout = PictureLayout.of(dataset, len(stored)) if chosen else None
     pictures: list[Picture] = []
     if layout is not None:
         pictures = make_pictures(
             dataset,
-            chosen,
+            [shown_case(dataset, units[name]) for name in chosen],
             predictions.of,
             layout,
             max_characters=options.max_characters,
             on_case=partial(on_step, "making pictures"),
         )
+        pictures = [
+            picture_of_scan(dataset, units[name], picture)
+            for name, picture in zip(chosen, pictures, strict=True)
+        ]
     return PageContent(
         dataset=dataset,
         table=table,
@@ -166,48 +178,71 @@ def count_bins(
 
     table: scores of the same predictions; a ValueError if one has another calibration error.
     """
-    errors = case_values(table, "calibration_error", "all")
-    total: dict[str, CalibrationBins] = {}
     dataset = predictions.dataset
-    for done, number in enumerate(numbers, start=1):
-        case = dataset.cases[number].name
-        target = read_raters(
-            torch.from_numpy(dataset.masks(number))[None],
-            dataset.num_classes,
-            torch.from_numpy(dataset.present[number : number + 1]),
-            batched=True,
-        ).majority()
-        for (method, run), prob in zip(predictions.runs.items(), predictions.of(number), strict=True):
-            bins = calibration_bins(torch.from_numpy(prob)[None], target)
-            scored, stored = errors.get((case, method)), float(bins.error()[0])
+    names = set(table.columns["case"].tolist())
+    # a scan is compared as one, if the table has it, so that no voxel counts twice
+    units = [
+        each
+        for scan in dataset.units(numbers, "scan")
+        for each in ([scan] if scan.name in names else dataset.units(scan.cases, "slice"))
+    ]
+    errors = {
+        **case_values(table, f"calibration_error{PER_SLICE}", "all"),
+        **case_values(table, "calibration_error", "all"),
+    }
+    total: dict[str, CalibrationBins] = {}
+    done = 0
+    for unit in units:
+        of_unit: dict[str, CalibrationBins] = {}
+        for number in unit.cases:
+            target = read_raters(
+                torch.from_numpy(dataset.masks(number))[None],
+                dataset.num_classes,
+                torch.from_numpy(dataset.present[number : number + 1]),
+                batched=True,
+            ).majority()
+            for method, prob in zip(predictions.runs, predictions.of(number), strict=True):
+                bins = calibration_bins(torch.from_numpy(prob)[None], target).over_cases()
+                of_unit[method] = of_unit[method] + bins if method in of_unit else bins
+            done += 1
+            on_case(done, len(numbers))
+        for method, bins in of_unit.items():
+            scored, stored = errors.get((unit.name, method)), float(bins.error())
             if scored is not None and abs(scored - stored) > _TOLERANCE:
                 raise ValueError(
-                    f"{method} has calibration_error {scored:.6f} of case {case} in its table, but its "
+                    f"{method} has calibration_error {scored:.6f} of case {unit.name} in its table, but its "
                     f"stored prediction has {stored:.6f}: the dataset or the prediction has changed since; "
-                    f"run `semidice evaluate {run.folder.path}`"
+                    f"run `semidice evaluate {predictions.runs[method].folder.path}`"
                 )
-            of_case = bins.over_cases()
-            total[method] = total[method] + of_case if method in total else of_case
-        on_case(done, len(numbers))
+            total[method] = total[method] + bins if method in total else bins
     return total
 
 
-def choose_pictures(scores: Sequence[Score], numbers: Mapping[str, int], *, max_cases: int) -> list[int]:
-    """Numbers of up to `max_cases` cases, in turn the worst, the best, and the most different one.
+def _units_of(dataset: Dataset, table: CaseTable) -> dict[str, ScoredUnit]:
+    """The scans and slices of the dataset that the table has scores of, by name, sorted."""
+    numbers = range(len(dataset))
+    units = {each.name: each for unit in ("slice", "scan") for each in dataset.units(numbers, unit)}
+    names = sorted(set(table.columns["case"].tolist()))
+    # an error that names cases which the dataset does not have
+    dataset.numbers_of([name for name in names if name not in units])
+    return {name: units[name] for name in names}
 
-    All are ranked by the first score. numbers: of the cases with a prediction, by name. Cases without a score
-    come last.
+
+def choose_pictures(scores: Sequence[Score], names: Sequence[str], *, max_cases: int) -> list[str]:
+    """Names of up to `max_cases` cases, in turn the worst, the best, and the most different one.
+
+    All are ranked by the first score. names: of the cases with a prediction. Cases without a score come last.
     """
     first = scores[0]
     values = first.paired.values if first.comparison.higher_is_better else -first.paired.values
-    cases = [numbers.get(case) for case in first.paired.cases]
+    cases = first.paired.cases
     mean, spread = values.mean(1), np.ptp(values, axis=1)
     rankings = [np.argsort(mean, kind="stable"), np.argsort(-mean, kind="stable")]
     if values.shape[1] > 1:
         rankings.append(np.argsort(-spread, kind="stable"))
     in_turn = [cases[row] for rows in zip(*rankings, strict=True) for row in rows]
-    chosen = dict.fromkeys([*in_turn, *numbers.values()])
-    return [number for number in chosen if number is not None][:max_cases]
+    chosen = dict.fromkeys([*in_turn, *names])
+    return [name for name in chosen if name in set(names)][:max_cases]
 
 
 def case_values(table: CaseTable, metric: str, class_name: str) -> dict[tuple[str, str], float]:

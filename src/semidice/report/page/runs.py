@@ -12,6 +12,7 @@ from ...metrics.cases import CaseTable, concatenate, read_cases
 from ...paths import RunFolder
 from ...recipes import flat_options
 from ...runs.run import TrainedRun, open_run
+from ...runs.scoring import named_units
 
 # options that may differ between runs of the same method
 _NOT_SHOWN = ("name", "data.dataset")
@@ -121,11 +122,11 @@ def check_comparable(runs: Mapping[str, TrainedRun], dataset: Dataset) -> None:
                 )
 
 
-def joined_cases(runs: Mapping[str, TrainedRun]) -> CaseTable:
+def joined_cases(runs: Mapping[str, TrainedRun], dataset: Dataset) -> CaseTable:
     """The case tables of all runs in one; methods have their names in `runs`."""
     tables = []
     for method, run in runs.items():
-        table = read_cases(run.folder.cases)
+        table = named_units(read_cases(run.folder.cases), dataset)
         if len(table) == 0:
             raise ValueError(f"{run.folder.cases} has no scores: run `semidice evaluate {run.folder.path}`")
         tables.append(CaseTable({**table.columns, "method": np.full(len(table), method)}))
