@@ -3,6 +3,7 @@
 import io
 import shutil
 
+import numpy as np
 import pytest
 import torch
 from lightning_fabric import Fabric
@@ -10,7 +11,7 @@ from prepared import make_prepared
 from rich.console import Console
 
 from semidice.compare import CompareError, comparisons_of, run_compare, run_variants
-from semidice.metrics import read_cases
+from semidice.metrics import CaseTable, concatenate, read_cases
 from semidice.recipes import read_recipe
 from semidice.recipes.grid import folder_name, read_variants, shipped_grids
 from semidice.report.page import PageOptions, run_report
@@ -278,6 +279,22 @@ def test_a_recipe_that_fails_is_reported_with_its_error_and_the_others_finish(da
     assert "uniform: " in str(error.value)
     assert "student: its teacher uniform failed" in str(error.value)
     assert read_cases(tmp_path / "out" / "cases.parquet").methods == ("majority",)
+
+
+def test_only_scores_that_all_methods_have_are_compared(compared):
+    _, out, _ = compared
+    table = read_cases(out / "cases.parquet")
+    dice = table.select(metric="dice_score")
+    renamed = CaseTable({**dice.columns, "metric": np.full(len(dice), "dice_score_per_slice")})
+    extra = CaseTable({**dice.select(method="uniform").columns})
+    extra.columns["metric"] = np.full(len(extra), "iou_score")
+    joined = concatenate([renamed, table.select(metric="calibration_error"), extra])
+    assert "iou_score" in joined.metrics
+    assert set(comparisons_of(joined)) == {"dice_score_per_slice", "calibration_error"}
+    assert list(comparisons_of(joined, ["dice_score"])) == ["dice_score_per_slice"]
+    one = renamed.select(method="uniform")
+    with pytest.raises(ValueError, match="no score is common to uniform, majority: they have"):
+        comparisons_of(concatenate([one, dice.select(method="majority")]))
 
 
 def test_cases_of_one_patient_are_resampled_together(compared):

@@ -18,6 +18,7 @@ from rich.console import Console
 from .console import say, training_bars
 from .data.dataset import Dataset
 from .metrics.cases import CaseTable, concatenate, write_cases
+from .metrics.registry import score_name
 from .metrics.statistics import Comparison, compare_cases
 from .metrics.tables import means_table, pairs_table
 from .paths import ComparisonFolder
@@ -78,9 +79,29 @@ def run_variants(variants: Sequence[Variant], fabric: Fabric, console: Console) 
 
 
 def comparisons_of(table: CaseTable, metrics: Sequence[str] | None = None) -> dict[str, Comparison]:
-    """The comparison of all methods by each metric; None takes all metrics of the table."""
-    metrics = table.metrics if metrics is None else metrics
-    return {metric: compare_cases(table, metric, missing="drop") for metric in metrics}
+    """The comparison of all methods by each metric; None takes all metrics that all methods have.
+
+    A metric also stands for its names in the table, such as `dice_score_per_slice`.
+    """
+    names = shared_metrics(table)
+    if metrics is not None:
+        of_metric = [[name for name in names if metric in (name, score_name(name))] for metric in metrics]
+        # a metric without a name in the table is an error that names those there are
+        pairs = zip(metrics, of_metric, strict=True)
+        names = [name for metric, found in pairs for name in (found or [metric])]
+    return {name: compare_cases(table, name, missing="drop") for name in names}
+
+
+def shared_metrics(table: CaseTable) -> list[str]:
+    """The metrics by which every method of the table was scored; a ValueError if there is none."""
+    methods = set(table.methods)
+    shared = [name for name in table.metrics if set(table.select(metric=name).methods) == methods]
+    if not shared:
+        raise ValueError(
+            f"no score is common to {', '.join(table.methods)}: they have {', '.join(table.metrics)}; score "
+            "them alike with `semidice evaluate`"
+        )
+    return shared
 
 
 def run_compare(
@@ -105,6 +126,9 @@ def run_compare(
         folder = ComparisonFolder(out)
         write_cases(table, folder.cases)
         comparisons = comparisons_of(table, metrics)
+        partial = [name for name in table.metrics if metrics is None and name not in comparisons]
+        if partial:
+            say(console, f"not compared, because not every variant has it: {', '.join(partial)}")
         _show_and_write(
             comparisons, table, Dataset(variants[0].recipe.data.dataset), folder, console, show_pairs
         )

@@ -22,11 +22,12 @@ from prepared import make_prepared
 from rich.console import Console
 from synthetic_runs import METRICS, write_runs
 
-from semidice.metrics import CaseRow, CaseTable, compare_cases, read_cases
+from semidice.metrics import CaseRow, CaseTable, compare_cases, read_cases, write_cases
 from semidice.metrics.tables import p_text
 from semidice.report.page import PageOptions, run_report
 from semidice.report.page.answer import compare_all, headline
 from semidice.report.page.runs import find_runs
+from semidice.runs.evaluate import run_evaluate
 from semidice.runs.predictions import read_prediction, write_prediction
 
 
@@ -399,6 +400,29 @@ def test_a_case_of_the_page_is_a_scan_and_shows_the_slice_with_most_foreground(s
     # the reliability diagram counts every voxel once
     shares = page["reliability"][0]["share"]
     assert sum(shares) == pytest.approx(1)
+
+
+def test_scores_per_slice_are_named_so_on_the_page(sliced, tmp_path):
+    dataset, runs = sliced
+    for run in runs.values():
+        run_evaluate(run.path, metrics=["dice_score"], unit="slice", console=Console(file=io.StringIO()))
+    build(runs, dataset, tmp_path / "both.html")
+    both = embedded(tmp_path / "both.html")
+    names = [score["name"] for score in both["scores"]]
+    assert names[0] == "dice_score"
+    assert "dice_score per slice" in names
+    assert "dice_score per slice (%) ↑" in [score["heading"] for score in both["scores"]]
+    assert "Scores named per slice are of each slice on its own" in (tmp_path / "both.html").read_text()
+    for run in runs.values():
+        table = read_cases(run.cases)
+        keep = np.char.endswith(table.columns["metric"], "_per_slice")
+        write_cases(CaseTable({name: column[keep] for name, column in table.columns.items()}), run.cases)
+    build(runs, dataset, tmp_path / "slices.html")
+    slices = embedded(tmp_path / "slices.html")
+    assert len(slices["cases"]) == len(slices["pictures"]) == 18
+    assert (
+        "A case is one slice of a volume: all scores are per slice" in (tmp_path / "slices.html").read_text()
+    )
 
 
 def test_a_changed_slice_of_a_scored_scan_is_refused(sliced, tmp_path):

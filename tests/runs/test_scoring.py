@@ -18,7 +18,7 @@ from trained import METRICS, make_run
 from semidice.data.dataset import Dataset
 from semidice.data.manifest import Manifest
 from semidice.data.packing import pack_classes
-from semidice.metrics.cases import CaseTable, concatenate, read_cases
+from semidice.metrics.cases import CaseTable, concatenate, read_cases, write_cases
 from semidice.metrics.registry import SCORES
 from semidice.paths import FoldFolder, RunFolder
 from semidice.recipes import write_recipe
@@ -454,6 +454,68 @@ def test_other_metrics_are_scored_without_a_network(dataset, tmp_path):
     assert_same_table(read_cases(tmp_path / "scores" / "brier.csv"), table)
     assert not run.cases.exists()
     assert "brier_error" in output
+
+
+def test_other_metrics_are_added_to_the_table_of_the_run(dataset, tmp_path):
+    run = make_run(tmp_path / "run", dataset)
+    before, _ = table_and_output(run)
+    added, output = table_and_output(run, metrics=["brier_error"])
+    assert set(added.metrics) == {"brier_error", "truth_error"}
+    both = read_cases(run.cases)
+    assert set(both.metrics) == {*before.metrics, "brier_error"}
+    assert_same_table(both.select(metric="dice_score"), before.select(metric="dice_score"))
+    assert_same_table(both.select(metric="brier_error"), added.select(metric="brier_error"))
+    assert "which also has binarized_dice_score" in output
+    # a resumed training makes the table of the run from those of the folds
+    assert_same_table(concatenate(read_cases(run.fold(fold).cases) for fold in (0, 1)).sorted(), both)
+    again, _ = table_and_output(run, metrics=["dice_score"])
+    assert_same_table(read_cases(run.cases), both)
+    assert set(again.metrics) == {"dice_score", "truth_error"}
+
+
+def test_scores_that_do_not_apply_are_said_and_nothing_is_written(tmp_path):
+    dataset = make_prepared(tmp_path / "data", num_cases=4, num_raters=1, truth=False)
+    run = make_run(tmp_path / "run", dataset)
+    table_and_output(run)
+    before = run.cases.read_bytes()
+    with pytest.raises(ValueError, match=r"no score of rater_dice_score applies to .*: nothing was written"):
+        table_and_output(run, metrics=["rater_dice_score"])
+    assert run.cases.read_bytes() == before
+    _, output = table_and_output(run, metrics=["rater_dice_score", "brier_error"])
+    assert "left out rater_dice_score: every case has one rater" in output
+
+
+def test_slices_and_a_tolerance_are_added_to_the_scores_of_scans(tmp_path):
+    dataset = make_prepared(tmp_path / "data", num_cases=8, slices_per_scan=2, cases_per_patient=1)
+    run = make_run(tmp_path / "run", dataset, metrics=["dice_score"])
+    table, output = table_and_output(run)
+    assert len(set(table.columns["case"])) == 4
+    assert "8 slices are put together to 4 scans" in output
+    table, output = table_and_output(run, unit="slice")
+    assert "each of 8 slices of 4 scans is scored on its own" in output
+    assert "dice_score per slice" in output
+    table_and_output(run, metrics=["surface_dice_score"], tolerance=2.5)
+    names = {"dice_score", "truth_error"}
+    assert set(read_cases(run.cases).metrics) == {
+        *names,
+        *(f"{name}_per_slice" for name in names),
+        "surface_dice_score_2.5mm",
+    }
+
+
+def test_scores_of_slices_from_an_older_semidice_are_renamed_when_scores_are_added(tmp_path):
+    dataset = make_prepared(tmp_path / "data", num_cases=8, slices_per_scan=2, cases_per_patient=1)
+    run = make_run(tmp_path / "run", dataset, metrics=["dice_score"])
+    per_slice, _ = table_and_output(run, unit="slice", out=tmp_path / "slices.csv")
+    for fold in (0, 1):
+        old = per_slice.select(fold=fold)
+        metric = np.char.replace(old.columns["metric"], "_per_slice", "")
+        write_cases(CaseTable({**old.columns, "metric": metric}), run.fold(fold).cases)
+    table_and_output(run)
+    both = read_cases(run.cases)
+    assert set(both.metrics) == {"dice_score", "dice_score_per_slice", "truth_error", "truth_error_per_slice"}
+    assert len(both.select(metric="dice_score", class_name="mean")) == 4
+    assert len(both.select(metric="dice_score_per_slice", class_name="mean")) == 8
 
 
 def test_unfinished_folds_are_reported_and_the_table_of_the_run_is_not_written(dataset, tmp_path):

@@ -149,6 +149,15 @@ def concatenate(tables: Iterable[CaseTable]) -> CaseTable:
     return CaseTable({name: np.concatenate([table.columns[name] for table in tables]) for name in COLUMNS})
 
 
+def with_scores(table: CaseTable, scores: CaseTable) -> CaseTable:
+    """The table with these scores added, sorted; they replace all rows of the same method and metric."""
+    new = set(zip(scores.columns["method"].tolist(), scores.columns["metric"].tolist(), strict=True))
+    old = zip(table.columns["method"].tolist(), table.columns["metric"].tolist(), strict=True)
+    keep = np.array([pair not in new for pair in old], dtype=bool)
+    kept = CaseTable({name: column[keep] for name, column in table.columns.items()})
+    return concatenate([kept, scores]).sorted()
+
+
 def check_columns(columns: dict[str, np.ndarray], source: str = "case table") -> None:
     """Raise unless the columns follow the schema; `source` is their name in the message."""
     if tuple(columns) != COLUMNS:

@@ -62,9 +62,10 @@ def raters_warning(comparisons: Sequence[Comparison], raters: Mapping[tuple[str,
     best, own = float(comparison.mean.max()), raters[comparison.metric, comparison.class_name]
     if best >= _FAR_BELOW * own:
         return None
+    name = spoken_name(comparison.metric)
     return (
-        f"The best {spoken_name(comparison.metric)}, {number_text(100 * best)} %, is far below the raters' own "
-        f"agreement, {number_text(100 * own)} %. The networks may not be trained well enough to compare them: train "
+        f"The best {name}, {number_text(100 * best)} %, is far below the raters' own agreement, "
+        f"{number_text(100 * own)} %. The networks may not be trained well enough to compare them: train "
         "longer, or look at the images first."
     )
 

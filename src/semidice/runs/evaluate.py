@@ -1,7 +1,8 @@
 """`semidice evaluate RUN`: compute the scores of a run again, or other scores, from its stored predictions.
 
-Folds are scored as at the end of training, so the same metrics give the same bits. The case table of the run
-is replaced only if all folds are finished; otherwise another file must be named for the scores.
+Folds are scored as at the end of training, so the same metrics give the same bits. The scores are added to
+the tables of the folds and of the run, where they replace the rows of the same score, but only if all folds
+are finished. Otherwise another file must be named, which holds these scores alone.
 """
 
 from collections.abc import Sequence
@@ -16,12 +17,12 @@ from rich.table import Table
 from ..console import counting_bar, say
 from ..data.dataset import Dataset, Unit
 from ..data.folds import fold_cases, read_folds
-from ..metrics.cases import CaseTable, concatenate, write_cases
+from ..metrics.cases import CaseTable, concatenate, read_cases, with_scores, write_cases
 from ..metrics.registry import display_scale, heading, higher_is_better
 from ..metrics.resampling import paired_bootstrap
 from ..metrics.statistics import possible_means, resampling_unit
 from .run import TrainedRun, manifest_digest, open_run
-from .scoring import inapplicable_metrics, metric_name, score_fold
+from .scoring import inapplicable_metrics, metric_name, named_units, score_fold
 
 
 def run_evaluate(
@@ -54,6 +55,10 @@ def run_evaluate(
     left_out = inapplicable_metrics(dataset, metrics)
     for name, reason in left_out.items():
         say(console, f"left out {name}: {reason}")
+    if len(left_out) == len(set(metrics)):
+        raise ValueError(
+            f"no score of {', '.join(metrics)} applies to {dataset.folder.path}: nothing was written"
+        )
     _say_units(dataset, [name for name in metrics if name not in left_out], unit, console)
     cases = {fold: fold_cases(fold_of_case, fold)[1] for fold in finished}
     with counting_bar(console, doing="scoring", unit="cases") as progress:
@@ -80,10 +85,19 @@ def run_evaluate(
     if missing and out is None:
         say(console, f"{trained.folder.cases} is written when all folds are finished; name a file with -o")
         return table
-    out = out or trained.folder.cases
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_cases(table, out)
-    say(console, f"wrote {out}")
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_cases(table, out)
+        say(console, f"wrote {out}")
+        return table
+    # the folds first: the table of the run is made from theirs when a training is resumed
+    for fold, scores in tables.items():
+        path = trained.folder.fold(fold).cases
+        write_cases(with_scores(named_units(read_cases(path), dataset), scores), path)
+    whole = concatenate(read_cases(trained.folder.fold(fold).cases) for fold in finished).sorted()
+    write_cases(whole, trained.folder.cases)
+    kept = [name for name in whole.metrics if name not in table.metrics]
+    say(console, f"wrote {trained.folder.cases}" + (f", which also has {', '.join(kept)}" if kept else ""))
     return table
 
 
