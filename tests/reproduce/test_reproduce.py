@@ -542,6 +542,7 @@ def test_the_authors_options_are_only_set_where_they_mean_something(data, tmp_pa
     assert {method for method, factor in factors.items() if factor != 10} == {"mrnet"}
     assert authors["kidney", "majority"].recipe.augment.crop == (256, 256)
     assert authors["kits", "unet_resnet50_hard"].recipe.augment.crop == (384, 384)
+    assert authors["kits", "unet_resnet50_hard"].recipe.validation.unit == "scan"
 
 
 def test_the_warm_up_is_a_hundredth_of_the_steps_that_are_asked_for(data, tmp_path):
@@ -730,6 +731,14 @@ def test_tables_share_run_folders(reproduced):
     folders = {path.name for path in (out / "lits").iterdir()}
     assert folders == set(methods_on("lits"))
     assert {path.name for path in (out / "kidney").iterdir()} == set(methods_on("kidney"))
+
+
+def test_rows_of_volumes_say_that_they_are_per_slice(reproduced):
+    _, out, _ = reproduced
+    lines = (out / "lits_kits.md").read_text().splitlines()
+    assert [line for line in lines if "on lits, Dice per slice ↑" in line]
+    assert not [line for line in lines if "on lits, Dice ↑" in line]
+    assert "per slice" not in (out / "qubiq_labels.md").read_text()
 
 
 def test_every_value_is_a_mean_of_the_case_tables(reproduced):

@@ -7,7 +7,7 @@ from ..metrics.registry import SCORES
 from ..metrics.tables import Cell, Table
 from .conclusions import CONCLUSIONS
 from .scores import comparable_paper_values
-from .tables import METRICS, TUMOURS, PaperTable, RowKey, TableValues
+from .tables import METRICS, PaperTable, RowKey, TableValues
 
 # percentage points between our number and the paper's that count as equal
 _CLOSE = 1.0
@@ -50,7 +50,7 @@ def values_table(table: PaperTable, ours: TableValues, datasets: Sequence[str], 
         score = SCORES[METRICS[key.metric]]
         arrow = "↑" if score.higher_is_better else "↓"
         # one column for all names: a narrow terminal has no space for a second one next to seven bandwidths
-        per_slice = " per slice" if key.name.rpartition(" ")[2] in TUMOURS else ""
+        per_slice = " per slice" if key in ours.per_slice else ""
         rows.append((Cell(f"{name}, {score.short_name}{per_slice} {arrow}"), *our_line))
         rows.append((Cell("  paper"), *paper_line))
         rows.append((Cell("  difference"), *difference_line))

@@ -22,7 +22,7 @@ _ALL = {
 # The authors flip the columns of their arrays. They read QUBIQ with the axes in reverse order, so these are
 # the rows of our arrays; LiTS and KiTS have the same order as here.
 _QUBIQ = {"augment.flip": (True, False)}
-_TUMOURS = {"augment.flip": (False, True), "augment.crop": (384, 384)}
+_TUMOURS = {"augment.flip": (False, True), "augment.crop": (384, 384), "validation.unit": "scan"}
 _HARD_LABEL = {"loss.classes": "present"}
 _SMOOTHED_LABEL = {"label.smoothing": "boundary", "label.eps": 0.5, "label.width": 3}
 _STUDENT = {"teacher.keys_per_image": True}

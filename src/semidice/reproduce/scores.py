@@ -51,7 +51,8 @@ def our_values(table: PaperTable, runs: Runs) -> TableValues:
             pairs = zip(*np.nonzero(comparison.superior()), strict=True)
             superior[row.key] = frozenset((names[better], names[worse]) for better, worse in pairs)
             best[row.key] = frozenset(comparison.best())
-    return TableValues(table.paper.columns, values, superior, best, num_cases)
+    per_slice = frozenset(row.key for row in table.rows if row.key in values and _is_per_slice(row, runs))
+    return TableValues(table.paper.columns, values, superior, best, num_cases, per_slice)
 
 
 def row_scores(row: Row, runs: Runs) -> PairedScores | None:
@@ -92,8 +93,14 @@ def row_scores(row: Row, runs: Runs) -> PairedScores | None:
 
 
 def _name_in(table: CaseTable, metric: str) -> str | None:
-    """The name of a metric in the table; volumes are scored per slice here."""
+    """The name of a metric in the table; per slice if its recipe says so."""
     return next((name for name in (metric + PER_SLICE, metric) if name in table.metrics), None)
+
+
+def _is_per_slice(row: Row, runs: Runs) -> bool:
+    keys = [(dataset, method) for methods in row.runs.values() for dataset, method in methods.items()]
+    names = [_name_in(runs[key], METRICS[row.key.metric]) for key in keys if key in runs]
+    return any(name is not None and name.endswith(PER_SLICE) for name in names)
 
 
 def _of_metric(table: CaseTable, metric: str) -> CaseTable:

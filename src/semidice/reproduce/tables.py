@@ -96,6 +96,7 @@ class TableValues:
 
     values: by row and column, without empty cells. superior: pairs of columns; the first is significantly
     better than the second. best: the columns to which no other is superior. num_cases: cases behind our rows.
+    per_slice: our rows in which each slice of a volume was scored on its own.
     """
 
     columns: tuple[str, ...]
@@ -103,6 +104,7 @@ class TableValues:
     superior: Mapping[RowKey, frozenset[tuple[str, str]]] = field(default_factory=dict)
     best: Mapping[RowKey, frozenset[str]] = field(default_factory=dict)
     num_cases: Mapping[RowKey, int] = field(default_factory=dict)
+    per_slice: frozenset[RowKey] = frozenset()
 
     def value(self, row: RowKey, column: str) -> float | None:
         """The number in a cell; None if the cell is empty."""
