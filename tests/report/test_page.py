@@ -412,7 +412,13 @@ def test_scores_per_slice_are_named_so_on_the_page(sliced, tmp_path):
     assert names[0] == "dice_score"
     assert "dice_score per slice" in names
     assert "dice_score per slice (%) ↑" in [score["heading"] for score in both["scores"]]
-    assert "Scores named per slice are of each slice on its own" in (tmp_path / "both.html").read_text()
+    text = (tmp_path / "both.html").read_text(encoding="utf-8")
+    assert "Scores named per slice are of each slice on its own" in text
+    # slices are neither counted nor shown where the page has scans
+    assert "2 methods, 6 cases" in text
+    assert {both["cases"][picture["case"]]["name"] for picture in both["pictures"]} == {
+        f"scan{number:03d}" for number in range(6)
+    }
     for run in runs.values():
         table = read_cases(run.cases)
         keep = np.char.endswith(table.columns["metric"], "_per_slice")

@@ -75,7 +75,9 @@ def summary_table(report: CheckReport) -> Table:
     dataset, manifest = report.dataset, report.dataset.manifest
     sizes = [case.shape for case in dataset.cases]
     spacings = [
-        sides[: len(scan.shape)] for scan in manifest.scans if (sides := scan.known_spacing_mm) is not None
+        sides if scan.slices is not None else sides[: len(scan.shape)]
+        for scan in manifest.scans
+        if (sides := scan.known_spacing_mm) is not None
     ]
     num_slices = f", slices of {len(manifest.scans)} scans" if dataset.has_slices else ""
     rows = {

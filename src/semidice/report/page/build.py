@@ -31,7 +31,7 @@ from ..case_figures import draw_case_scores, draw_reliability, draw_significance
 from ..curves import draw_curves
 from ..figures import COLOURS, save_figure
 from .answer import LEVEL, Score, abbreviations_in, answer_of, headline
-from .content import DEFAULT_OPTIONS, OnStep, PageContent, PageOptions, gather_content
+from .content import DEFAULT_OPTIONS, OnStep, PageContent, PageOptions, gather_content, main_cases
 from .records import embedded_json, page_records
 from .runs import check_comparable, find_runs
 
@@ -195,7 +195,7 @@ def _render(content: PageContent, tables: Mapping[str, Table], **names: str) -> 
         scripts=Markup("\n".join(_asset(name) for name in _SCRIPTS)),
         data=Markup(embedded_json(records)),
         methods=list(content.methods),
-        num_cases=len(records["cases"]),
+        num_cases=len(main_cases(content.table)),
         num_patients=len({case["patient"] for case in records["cases"]}),
         folds=sorted({case["fold"] for case in records["cases"]}),
         num_pictures=len(content.pictures),

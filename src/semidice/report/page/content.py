@@ -137,7 +137,8 @@ def gather_content(
         table,
         on_case=partial(on_step, "reading predictions"),
     )
-    chosen = choose_pictures(scores, list(units), max_cases=options.max_cases)
+    shown = [name for name in main_cases(table) if name in units]
+    chosen = choose_pictures(scores, shown, max_cases=options.max_cases)
     layout = PictureLayout.of(dataset, len(stored)) if chosen else None
     pictures: list[Picture] = []
     if layout is not None:
@@ -216,6 +217,14 @@ def count_bins(
                 )
             total[method] = total[method] + bins if method in total else bins
     return total
+
+
+def main_cases(table: CaseTable) -> list[str]:
+    """Names of the cases, sorted; without single slices if there are scores of scans."""
+    per_slice = np.char.endswith(table.columns["metric"], PER_SLICE)
+    rows = per_slice if per_slice.all() else ~per_slice
+    names: list[str] = np.unique(table.columns["case"][rows]).tolist()
+    return names
 
 
 def _units_of(dataset: Dataset, table: CaseTable) -> dict[str, ScoredUnit]:
