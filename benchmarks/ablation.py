@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from pages import write_between_markers
 
 from semidice.data.dataset import Dataset
@@ -70,7 +71,9 @@ def overrides(variant: str, dataset: Path, fold: int, chosen: argparse.Namespace
     if recipe == "qubiq_labels" or (recipe == "auto" and pretrained):
         weights = str(chosen.weights.resolve()) if chosen.weights is not None else "none"
         network = ["model.encoder=tf_efficientnet_lite0", f"model.weights={weights}"]
+    # the baselines are scored slice by slice
     common = [f"data.dataset={dataset.resolve()}", f"data.folds=[{fold}]", "data.num_folds=5"]
+    common.append("validation.unit=slice")
     fast = ["precision.dtype=bf16", "precision.channels_last=true"] if chosen.device == "cuda" else []
     epochs = chosen.epochs.get(dataset.name, chosen.epochs[""])
     return [*common, f"schedule.epochs={epochs}", f"name={variant}", *network, *fast, *changes]
@@ -136,7 +139,7 @@ def collect(out: Path) -> dict[str, dict[str, Any]]:
                 of_class = columns["class"] == "mean"
                 if not of_class.any():
                     of_class = columns["class"] != "all"
-                chosen = of_class & (columns["metric"] == SCORE)
+                chosen = of_class & np.isin(columns["metric"], [SCORE, f"{SCORE}_per_slice"])
                 names = (columns[name][chosen].tolist() for name in ("case", "patient", "fold", "value"))
                 rows += [list(row) for row in zip(*names, strict=True)]
             seconds = [json.loads((folder / "seconds.json").read_text()) for folder in done]
