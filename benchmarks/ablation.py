@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pages import write_between_markers
+from doc_tables import write_between_markers
 
 from semidice.data.dataset import Dataset
 from semidice.metrics.cases import CaseRow, CaseTable, read_cases

@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 from bench_loss import KINDS, copy_bandwidth, limit_in_seconds
+from doc_tables import write_between_markers
 from gpu import compile_all, need_gpu
-from pages import write_between_markers
 from timing import seconds_of_graph
 from torch import Tensor
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from pages import write_between_markers
+from doc_tables import write_between_markers
 from rich.progress import track
 
 from semidice.data.augment import AugmentOptions

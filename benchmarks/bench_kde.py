@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pages import write_between_markers
+from doc_tables import write_between_markers
 from timing import seconds_of
 from torch import Tensor
 

@@ -33,8 +33,8 @@ from typing import Any
 import torch
 import torch._functorch.config
 import torch.nn.functional as F
+from doc_tables import write_between_markers
 from gpu import need_gpu
-from pages import write_between_markers
 from timing import seconds_in_turns, seconds_of, seconds_of_graph
 from torch import Tensor
 

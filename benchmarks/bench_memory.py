@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from pages import write_between_markers
+from doc_tables import write_between_markers
 from torch import Tensor
 
 import semidice

@@ -16,7 +16,7 @@ from typing import get_args
 
 import numpy as np
 import torch
-from pages import write_between_markers
+from doc_tables import write_between_markers
 
 from semidice.metrics import (
     binarized_dice_score,

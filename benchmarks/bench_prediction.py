@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from pages import write_between_markers
+from doc_tables import write_between_markers
 
 from semidice.data.dataset import Dataset
 from semidice.data.folds import fold_cases, split_folds

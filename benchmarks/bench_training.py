@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from doc_tables import write_between_markers
 from lightning_fabric import Fabric
-from pages import write_between_markers
 from timing import seconds_of
 
 import semidice
