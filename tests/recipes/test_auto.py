@@ -150,6 +150,7 @@ def test_few_cases_get_more_epochs(tmp_path, num_cases):
     steps = values["schedule.epochs"] * (num_training // values["batch_size"])
     assert values["schedule.epochs"] <= 300
     assert steps >= 1500 or values["schedule.epochs"] == 300
+    assert values["schedule.warmup_steps"] <= steps / 10
 
 
 def test_volumes_are_refused_with_the_way_out(tmp_path):

@@ -145,16 +145,17 @@ def _optimisation(num_training: int, given: Mapping[str, Any], device: str) -> l
     steps_per_epoch = max(1, num_training // batch_size)
     wanted = math.ceil(_NUM_STEPS[device] / steps_per_epoch)
     epochs = int(given.get("schedule.epochs", min(max(wanted, _EPOCHS[0]), _EPOCHS[1])))
+    num_steps = epochs * steps_per_epoch
     adamw = [
         Choice("optimiser.name", "adamw", "needs no search for a learning rate"),
         Choice("optimiser.lr", 1e-3, "as good or better than five others that were tried"),
         Choice("optimiser.weight_decay", 1e-2, "the usual one of AdamW"),
-        Choice("schedule.warmup_steps", 50, "the first steps of AdamW are large"),
+        Choice("schedule.warmup_steps", min(50, num_steps // 10), "the first steps of AdamW are large"),
     ]
     return [
         *([] if "optimiser.name" in given else adamw),
         Choice("batch_size", batch_size, f"{num_training} cases to train on in each fold"),
-        Choice("schedule.epochs", epochs, f"{epochs * steps_per_epoch} steps of each fold"),
+        Choice("schedule.epochs", epochs, f"{num_steps} steps of each fold"),
         Choice("validation.every", max(1, epochs // 5), "five times in a training"),
     ]
 
