@@ -43,7 +43,9 @@ def _reported(command: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        _fail(command, f"needs {error.name}; run: pip install 'semidice[train]'")
+        package = str(error.name).partition(".")[0]
+        extra = "monai" if package == "monai" else "train"
+        _fail(command, f"needs {package}; run: pip install 'semidice[{extra}]'")
     except (ValueError, RuntimeError) as error:
         _fail(command, str(error))
     except OSError as error:
@@ -319,7 +321,7 @@ def predict(
     one file, or in files CASE_0000, CASE_0001, ...: name any one of them. volumes.csv also has the expected
     volumes, computed from the probabilities. Existing output is kept.
 
-    Example: **semidice predict runs/first scan.nii.gz more_scans -o predictions**
+    Example: **semidice predict runs/first new_scans -o predictions**
     """
     with _reported("predict"):
         from .prediction.command import PredictOptions, run_predict

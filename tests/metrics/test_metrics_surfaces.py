@@ -123,5 +123,5 @@ def test_without_monai_the_error_says_what_to_install():
     )
     completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert completed.stderr.strip().splitlines()[-1] == (
-        "ImportError: surface distances need MONAI: pip install 'semidice[monai]'"
+        "ModuleNotFoundError: surface distances need MONAI: pip install 'semidice[monai]'"
     )

@@ -135,7 +135,8 @@ def _monai(name: str) -> Any:
     try:
         function = getattr(importlib.import_module("monai.metrics"), name)
     except ImportError:
-        raise ImportError("surface distances need MONAI: pip install 'semidice[monai]'") from None
+        message = "surface distances need MONAI: pip install 'semidice[monai]'"
+        raise ModuleNotFoundError(message, name="monai") from None
 
     def quiet(*arguments: Any, **options: Any) -> Any:
         with warnings.catch_warnings():
