@@ -50,6 +50,7 @@ format: $(VENV)/.dev  ## rewrite the sources in the project's format
 figures: $(VENV)/.dev  ## make all figures and tables of the documentation again
 	$(BIN)/python docs/make_figures.py
 	$(BIN)/python docs/recipe_table.py
+	$(BIN)/python docs/first_hour.py
 
 bench: $(VENV)/.dev  ## time and memory of the losses on the CPU, for docs/performance.md
 	$(BIN)/python benchmarks/bench_loss.py --docs docs/performance.md

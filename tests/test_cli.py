@@ -4,16 +4,12 @@ import os
 import resource
 import subprocess
 import sys
-from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 from typer.testing import CliRunner
 
 import semidice
 from semidice.cli import app
-from semidice.data.phantom import make_phantom
 
 COMMANDS = (
     "demo",
@@ -87,45 +83,21 @@ print([name for name in ("torch", "numpy", "matplotlib") if name in sys.modules]
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def write_folder(root, num_cases=10, num_raters=3):
-    """Write PNG images and masks of several raters, as a user may have them."""
-    phantom = make_phantom(num_cases, size=(48, 56), num_raters=num_raters, seed=3)
-    for case in range(num_cases):
-        for rater in range(num_raters):
-            folder = root / "raters" / f"reader{rater}"
-            folder.mkdir(parents=True, exist_ok=True)
-            mask = 255 * phantom.masks[case, rater].numpy().astype(np.uint8)
-            Image.fromarray(mask).save(folder / f"scan{case}.png")
-        (root / "images").mkdir(exist_ok=True)
-        image = (255 * phantom.image[case, 0].clamp(0, 1)).byte().numpy()
-        Image.fromarray(image).save(root / "images" / f"scan{case}.png")
-
-
-def readme_commands():
-    """The shell lines of the README's section on the user's own images."""
-    text = (Path(__file__).parent.parent / "README.md").read_text()
-    section = text.split("## Train on your own images")[1].split("\n## ")[0]
-    block = section.split("```\n")[1]
-    return [line.split("#")[0].strip() for line in block.splitlines() if line.startswith("semidice")]
-
-
-def test_the_commands_in_the_readme_work_on_the_images_of_a_user(tmp_path):
-    write_folder(tmp_path / "my_scans")
-    commands = readme_commands()
-    assert [command.split()[1] for command in commands] == ["prepare", "check", "train", "predict", "report"]
-    for command in commands:
-        done = run(*command.split()[1:], cwd=tmp_path)
-        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-    predictions = tmp_path / "predictions"
-    assert len(list(predictions.glob("*_mask.png"))) == 10
-    with (
-        Image.open(predictions / "scan0_prob.png") as prob,
-        Image.open(tmp_path / "my_scans" / "images" / "scan0.png") as image,
-    ):
-        assert prob.size == image.size
-    assert (predictions / "volumes.csv").read_text().startswith("case,")
-    assert (tmp_path / "report.html").stat().st_size > 10_000
-    assert (tmp_path / "data_check.png").exists()
+@pytest.mark.parametrize(
+    ("missing", "extra"), [("monai.metrics", "monai"), ("monai", "monai"), ("pyarrow", "train")]
+)
+def test_a_missing_package_is_one_line_that_names_its_extra(missing, extra, tmp_path):
+    code = f"""
+from semidice.cli import _reported
+with _reported("evaluate"):
+    raise ModuleNotFoundError("No module", name={missing!r})
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    package = missing.partition(".")[0]
+    message = f"semidice evaluate: needs {package}; run: pip install 'semidice[{extra}]'"
+    assert done.stderr.splitlines()[0] == message
 
 
 @pytest.mark.parametrize(

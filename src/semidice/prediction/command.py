@@ -129,6 +129,7 @@ def run_predict(
     if errors:
         heading = f"{len(errors)} of {len(remaining)} inputs could not be predicted:"
         raise ValueError("\n".join([heading, *(f"  {error}" for error in errors)]))
+    say(console, f"next: semidice report {shlex.quote(str(run))} -o report.html")
 
 
 def _predict_all(

@@ -77,6 +77,7 @@ def run_report(
         console.print(notice, style="yellow", highlight=False, markup=False, soft_wrap=True)
     say(console, f"wrote {report.page} ({report.page.stat().st_size / 1e6:.1f} MB)")
     say(console, f"wrote {len(report.files)} tables and figures to {report.files[0].parent}")
+    say(console, f"next: open {report.page} in a browser")
     return report
 
 
