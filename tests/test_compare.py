@@ -1,6 +1,7 @@
 """Grids of recipes: reading, running on the same folds, comparing; a failed recipe stops no other recipe."""
 
 import io
+import re
 import shutil
 
 import numpy as np
@@ -9,9 +10,12 @@ import torch
 from lightning_fabric import Fabric
 from prepared import make_prepared
 from rich.console import Console
+from typer.testing import CliRunner
 
+from semidice.cli import app
 from semidice.compare import CompareError, comparisons_of, run_compare, run_variants
-from semidice.metrics import CaseTable, concatenate, read_cases
+from semidice.metrics import CaseRow, CaseTable, concatenate, read_cases
+from semidice.metrics.cases import write_cases
 from semidice.recipes import read_recipe
 from semidice.recipes.grid import folder_name, read_variants, shipped_grids
 from semidice.report.page import PageOptions, run_report
@@ -346,3 +350,55 @@ def test_the_temperature_of_a_teacher_is_fitted_and_stored(compared, dataset, tm
     assert 0.05 < temperature < 20
     assert temperature != 1
     assert torch.isfinite(torch.tensor(temperature))
+
+
+def scores_of_tool(path, dataset, method, values, cases=None):
+    names = cases or [scan.name for scan in dataset.manifest.scans]
+    patients = [scan.patient for scan in dataset.manifest.scans]
+    rows = [
+        CaseRow(case, patient, -1, method, "mean", "dice_score", value)
+        for case, patient, value in zip(names, patients, values, strict=True)
+    ]
+    write_cases(CaseTable.from_rows(rows), path)
+    return path
+
+
+def test_tables_of_other_tools_are_compared_without_a_training(tmp_path):
+    dataset = make_prepared(tmp_path / "data", cases_per_patient=1)
+    low, high = [0.5, 0.55, 0.6, 0.52, 0.58, 0.61], [0.8, 0.84, 0.83, 0.9, 0.86, 0.87]
+    first = scores_of_tool(tmp_path / "a.csv", dataset, "tool_a", low)
+    second = scores_of_tool(tmp_path / "b.parquet", dataset, "tool_b", high)
+    out = tmp_path / "out"
+    arguments = [
+        "compare",
+        str(tmp_path / "data"),
+        "--cases",
+        str(first),
+        "--cases",
+        str(second),
+        "-o",
+        str(out),
+    ]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    assert read_cases(out / "cases.parquet").methods == ("tool_a", "tool_b")
+    means = (out / "means.md").read_text()
+    assert f"{100 * sum(low) / 6:.2f}" in means
+    assert f"{100 * sum(high) / 6:.2f}" in means
+    assert "semidice report" not in done.output
+
+
+def test_a_table_of_another_dataset_and_a_method_that_is_there_twice_are_errors(tmp_path):
+    dataset = make_prepared(tmp_path / "data")
+    values = [0.5] * 6
+    table = scores_of_tool(tmp_path / "a.csv", dataset, "tool", values)
+    foreign = scores_of_tool(tmp_path / "b.csv", dataset, "b", values, [f"x{number}" for number in range(6)])
+    for paths, message in (
+        ([table, table], "a.csv has scores of tool"),
+        ([table, foreign], "b.csv has 6 cases (x0"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            run_compare([], tmp_path / "out", Console(), dataset=tmp_path / "data", case_tables=paths)
+    done = CliRunner().invoke(app, ["compare", str(tmp_path / "data"), "-o", str(tmp_path / "out")])
+    assert done.exit_code == 1
+    assert "name a grid or recipe" in done.stderr

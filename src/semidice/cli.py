@@ -245,7 +245,11 @@ def train(
 
 @app.command()
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    run: Annotated[Path | None, typer.Argument(help="Run folder; none with --predictions.")] = None,
+    predictions: Annotated[
+        Path | None,
+        typer.Option(help="Folder of masks or probabilities that another tool made; needs --dataset."),
+    ] = None,
     metrics: Annotated[
         list[str] | None, typer.Option("--metric", help="Name of a score, see docs/metrics.md. Repeatable.")
     ] = None,
@@ -260,20 +264,53 @@ def evaluate(
         float | None,
         typer.Option(min=0, help="Of surface_dice_score, in mm; in voxels without spacing. Default: 1."),
     ] = None,
-    dataset: MovedDataset = None,
+    dataset: Annotated[
+        Path | None,
+        typer.Option(help="Prepared dataset that --predictions are of; of a run, if it was moved."),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Method of --predictions in tables. Default: name of the folder.")
+    ] = None,
+    skip_missing: Annotated[
+        bool, typer.Option("--skip-missing", help="Score --predictions although some scans have none.")
+    ] = False,
+    ignore_placement: Annotated[
+        bool, typer.Option("--ignore-placement", help="Do not check that headers align --predictions.")
+    ] = False,
 ) -> None:
-    """Score the stored predictions of a run again, also with other metrics.
+    """Score the stored predictions of a run again, also with other metrics, or files of another tool.
 
     The scores are added to the table of the run. The slices of a volume are put together before they are
-    scored.
+    scored. Files of --predictions, which need --dataset, have the names and shapes of the raw images:
+    CASE.nii.gz or CASE.png with class numbers, or CASE.npz with probabilities (C, *space), as nnU-Net writes
+    them.
 
     Example: **semidice evaluate runs/first --metric dice_score --metric hausdorff_error_mm -o scores.csv**
     """
     with _reported("evaluate"):
-        from .runs.evaluate import run_evaluate
+        from .runs.evaluate import run_evaluate, run_evaluate_files
 
         if unit not in (None, "scan", "slice"):
             raise ValueError(f"--unit must be scan or slice; got {unit!r}")
+        if (run is None) == (predictions is None):
+            raise ValueError("name a run folder, or --predictions DIR --dataset DATA, and not both")
+        if predictions is not None:
+            if dataset is None:
+                raise ValueError("--predictions needs --dataset DATA, which has the raters' masks")
+            run_evaluate_files(
+                predictions,
+                dataset,
+                name=name,
+                metrics=metrics,
+                out=out,
+                unit=unit,  # type: ignore[arg-type]
+                tolerance=tolerance,
+                skip_missing=skip_missing,
+                ignore_placement=ignore_placement,
+                console=Console(),
+            )
+            return
+        assert run is not None
         run_evaluate(
             run,
             metrics=metrics,
@@ -343,12 +380,16 @@ def predict(
 @app.command()
 def compare(
     dataset: PreparedDataset,
-    recipes: Annotated[
-        list[str],
-        typer.Argument(help="Grids and recipes: YAML files or shipped names, such as labels, distillation."),
-    ],
     out: Annotated[Path, typer.Option("-o", "--out", help="Folder for the runs and tables.")],
+    recipes: Annotated[
+        list[str] | None,
+        typer.Argument(help="Grids and recipes: YAML files or shipped names, such as labels, distillation."),
+    ] = None,
     overrides: Overrides = None,
+    cases: Annotated[
+        list[Path] | None,
+        typer.Option(help="Also compare this table of `evaluate --predictions -o`. Repeatable."),
+    ] = None,
     metrics: Annotated[
         list[str] | None,
         typer.Option("--metric", help="Score to compare. Repeatable. Default: all scores."),
@@ -370,10 +411,21 @@ def compare(
         from .compare import run_compare
         from .recipes.grid import read_variants
 
+        if not recipes and not cases:
+            raise ValueError("name a grid or recipe, such as labels, or tables of scores with --cases")
         variants = read_variants(
-            recipes, dataset=dataset, out=out, overrides=overrides or (), accelerator=accelerator
+            recipes or (), dataset=dataset, out=out, overrides=overrides or (), accelerator=accelerator
         )
-        run_compare(variants, out, Console(), metrics=metrics, show_pairs=pairs, accelerator=accelerator)
+        run_compare(
+            variants,
+            out,
+            Console(),
+            dataset=dataset,
+            case_tables=cases or (),
+            metrics=metrics,
+            show_pairs=pairs,
+            accelerator=accelerator,
+        )
 
 
 @app.command()

@@ -5,7 +5,8 @@
         means.*, pairs_METRIC.*   tables as Markdown, LaTeX and CSV
 
 Prints a verdict of one or two sentences, then the means; pairs on request. A variant that fails does not stop
-the others; its error is reported at the end. A second call skips the finished folds.
+the others; its error is reported at the end. A second call skips the finished folds. Methods of other tools
+are compared by the case tables that `semidice evaluate --predictions` writes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,8 @@ from rich.console import Console
 
 from .console import say, training_bars
 from .data.dataset import Dataset
-from .metrics.cases import CaseTable, concatenate, write_cases
+from .data.integrity import enumerated
+from .metrics.cases import CaseTable, concatenate, read_cases, write_cases
 from .metrics.registry import score_name
 from .metrics.statistics import Comparison, compare_cases
 from .metrics.tables import means_table, pairs_table
@@ -109,16 +111,25 @@ def run_compare(
     out: Path,
     console: Console,
     *,
+    dataset: Path | None = None,
+    case_tables: Sequence[Path] = (),
     metrics: Sequence[str] | None = None,
     show_pairs: bool = False,
     accelerator: str = "auto",
 ) -> Mapping[str, Comparison]:
     """Train, compare, print and write; a CompareError at the end if a variant failed.
 
+    dataset: None takes that of the first variant.
+    case_tables: files of `semidice evaluate` with scores of other methods, which are compared, too.
     show_pairs: also print the difference of every pair of methods, which is always written.
     """
-    fabric = start_fabric(accelerator=accelerator)
-    outcome = run_variants(variants, fabric, console)
+    prepared = Dataset(dataset or variants[0].recipe.data.dataset)
+    # before the training, which takes long
+    others = _other_methods(case_tables, prepared, [variant.name for variant in variants])
+    outcome = Outcome()
+    if variants:
+        outcome = run_variants(variants, start_fabric(accelerator=accelerator), console)
+    outcome.tables.update(others)
     comparisons: dict[str, Comparison] = {}
     if outcome.tables:
         out.mkdir(parents=True, exist_ok=True)
@@ -128,13 +139,35 @@ def run_compare(
         comparisons = comparisons_of(table, metrics)
         partial = [name for name in table.metrics if metrics is None and name not in comparisons]
         if partial:
-            say(console, f"not compared, because not every variant has it: {', '.join(partial)}")
-        _show_and_write(
-            comparisons, table, Dataset(variants[0].recipe.data.dataset), folder, console, show_pairs
-        )
-        say(console, f"tables and every score: {out}; next: semidice report {out} -o report.html")
+            say(console, f"not compared, because not every method has it: {', '.join(partial)}")
+        _show_and_write(comparisons, table, prepared, folder, console, show_pairs)
+        next_command = f"; next: semidice report {out} -o report.html" if outcome.runs else ""
+        say(console, f"tables and every score: {out}{next_command}")
+        if outcome.runs and others:
+            say(console, f"the report shows runs, hence not {', '.join(others)}")
     outcome.raise_if_failed()
     return comparisons
+
+
+def _other_methods(paths: Sequence[Path], dataset: Dataset, variants: Sequence[str]) -> dict[str, CaseTable]:
+    """The table of each method in the files; a ValueError for a name that is taken or a foreign case."""
+    known = {case.name for case in dataset.cases} | {scan.name for scan in dataset.manifest.scans}
+    tables: dict[str, CaseTable] = {}
+    for path in paths:
+        table = read_cases(path)
+        foreign = sorted(set(table.columns["case"].tolist()) - known)
+        if foreign:
+            raise ValueError(
+                f"{path} has {enumerated(foreign, 'case')} that {dataset.folder.path} does not have"
+            )
+        for method in table.methods:
+            if method in tables or method in variants:
+                raise ValueError(
+                    f"{path} has scores of {method}, but another method has this name: choose another one "
+                    "with `semidice evaluate --name`"
+                )
+            tables[method] = table.select(method=method)
+    return tables
 
 
 def _show_and_write(

@@ -74,7 +74,8 @@ class Score:
 
     function: of prob and the reference, with `valid`, and what else the reference or `needs_spacing` implies.
     unit "percent": a fraction of 1 that is shown in percent. short_name: as the paper writes it. package: an
-    optional package that the function imports.
+    optional package that the function imports. of_confidence: whether it says nothing about a mask,
+    whose probabilities are all 0 or 1.
     """
 
     function: Callable[..., Tensor]
@@ -85,6 +86,7 @@ class Score:
     short_name: str | None = None
     needs_spacing: bool = False
     package: str | None = None
+    of_confidence: bool = False
 
     def __call__(self, batch: ScoredBatch) -> Tensor:
         """One value per case, (N,), or per case and class, (N, C)."""
@@ -247,24 +249,35 @@ SCORES: dict[str, Score] = {
         _DOWN,
         "ECE: distance of confidence from accuracy over 10 bins of the top class, against the majority",
         short_name="ECE",
+        of_confidence=True,
     ),
     "rater_calibration_error": Score(
         calibration_error,
         "soft_target",
         _DOWN,
         "the same, but accuracy is the share of raters who agree with the top class",
+        of_confidence=True,
     ),
     "classwise_calibration_error": Score(
-        classwise_calibration_error, "target", _DOWN, "the calibration error of each class against the rest"
+        classwise_calibration_error,
+        "target",
+        _DOWN,
+        "the calibration error of each class against the rest",
+        of_confidence=True,
     ),
     "kde_calibration_error": Score(
         kde_calibration_error,
         "target",
         _DOWN,
         "distance of probabilities from observed rates, by kernel density",
+        of_confidence=True,
     ),
     "brier_error": Score(
-        brier_error, "target", _DOWN, "mean squared difference of probabilities and the majority"
+        brier_error,
+        "target",
+        _DOWN,
+        "mean squared difference of probabilities and the majority",
+        of_confidence=True,
     ),
     "negative_log_likelihood": Score(
         negative_log_likelihood,
@@ -272,6 +285,7 @@ SCORES: dict[str, Score] = {
         _DOWN,
         "mean of -log of the probability of the majority's class",
         "nats",
+        of_confidence=True,
     ),
     "volume_error_ml": Score(
         volume_error_ml,

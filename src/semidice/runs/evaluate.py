@@ -1,11 +1,13 @@
-"""`semidice evaluate RUN`: compute the scores of a run again, or other scores, from its stored predictions.
+"""`semidice evaluate`: the scores of the stored predictions of a run, or of files that another tool made.
 
 Folds are scored as at the end of training, so the same metrics give the same bits. The scores are added to
 the tables of the folds and of the run, where they replace the rows of the same score, but only if all folds
 are finished. Otherwise another file must be named, which holds these scores alone.
+The scores of files are written to the file that is named. Their fold is -1: which cases a network was trained
+on is not known here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +19,13 @@ from rich.table import Table
 from ..console import counting_bar, say
 from ..data.dataset import Dataset, Unit
 from ..data.folds import fold_cases, read_folds
+from ..data.integrity import enumerated
 from ..metrics.cases import CaseTable, concatenate, read_cases, with_scores, write_cases
-from ..metrics.registry import display_scale, heading, higher_is_better
+from ..metrics.registry import SCORES, display_scale, heading, higher_is_better
 from ..metrics.resampling import paired_bootstrap
 from ..metrics.statistics import possible_means, resampling_unit
+from ..recipes.options import ValidationOptions
+from .prediction_files import PredictionFiles
 from .run import TrainedRun, manifest_digest, open_run
 from .scoring import inapplicable_metrics, metric_name, named_units, score_fold
 
@@ -52,14 +57,7 @@ def run_evaluate(
     if not finished:
         raise ValueError(f"{run} has no finished fold to evaluate: continue with `semidice train --resume`")
     missing = list(map(str, trained.missing_folds))
-    left_out = inapplicable_metrics(dataset, metrics)
-    for name, reason in left_out.items():
-        say(console, f"left out {name}: {reason}")
-    if len(left_out) == len(set(metrics)):
-        raise ValueError(
-            f"no score of {', '.join(metrics)} applies to {dataset.folder.path}: nothing was written"
-        )
-    _say_units(dataset, [name for name in metrics if name not in left_out], unit, console)
+    metrics = _applicable(dataset, metrics, inapplicable_metrics(dataset, metrics), unit, console)
     cases = {fold: fold_cases(fold_of_case, fold)[1] for fold in finished}
     with counting_bar(console, doing="scoring", unit="cases") as progress:
         bar = progress.add_task("", total=sum(map(len, cases.values())))
@@ -86,9 +84,7 @@ def run_evaluate(
         say(console, f"{trained.folder.cases} is written when all folds are finished; name a file with -o")
         return table
     if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_cases(table, out)
-        say(console, f"wrote {out}")
+        _write(table, out, console)
         return table
     # the folds first: the table of the run is made from theirs when a training is resumed
     for fold, scores in tables.items():
@@ -99,6 +95,92 @@ def run_evaluate(
     kept = [name for name in whole.metrics if name not in table.metrics]
     say(console, f"wrote {trained.folder.cases}" + (f", which also has {', '.join(kept)}" if kept else ""))
     return table
+
+
+def run_evaluate_files(
+    folder: Path,
+    dataset_path: Path,
+    *,
+    name: str | None = None,
+    metrics: Sequence[str] | None = None,
+    out: Path | None = None,
+    unit: Unit | None = None,
+    tolerance: float | None = None,
+    skip_missing: bool = False,
+    ignore_placement: bool = False,
+    device: torch.device | str = "cpu",
+    console: Console,
+) -> CaseTable:
+    """Score the predictions in a folder, see `prediction_files`; print the means and write them to `out`.
+
+    name: the method in the table; None takes the name of the folder. metrics, unit, tolerance: None takes the
+    defaults of a recipe. skip_missing: score the scans that have a prediction, although others have none.
+    """
+    defaults = ValidationOptions()
+    unit, tolerance = unit or defaults.unit, defaults.tolerance if tolerance is None else tolerance
+    metrics = defaults.metrics if metrics is None else tuple(metrics)
+    method = name or folder.resolve().name
+    dataset = Dataset(dataset_path)
+    left_out = inapplicable_metrics(dataset, metrics)
+    files = PredictionFiles(folder, dataset, ignore_placement=ignore_placement)
+    if files.unused:
+        say(console, f"not used, because no case has the name: {enumerated(files.unused, 'file')}")
+    if files.missing:
+        without = f"{enumerated(files.missing, 'scan')} of {len(dataset.manifest.scans)}"
+        if not skip_missing or not files.cases:
+            raise ValueError(
+                f"{folder} has no prediction of {without}: name each file as its scan, such as "
+                f"{files.missing[0]}.nii.gz, .png or .npz"
+                + ("; or score only the others with --skip-missing" if files.cases else "")
+            )
+        say(console, f"without a prediction, and not in these scores: {without}")
+    if files.are_masks:
+        of_masks = [metric for metric in metrics if SCORES[metric].of_confidence]
+        left_out |= dict.fromkeys(of_masks, "the files are masks, and it needs probabilities")
+    metrics = _applicable(dataset, metrics, left_out, unit, console)
+    with counting_bar(console, doing="scoring", unit="cases") as progress:
+        bar = progress.add_task("", total=len(files.cases))
+        table = score_fold(
+            dataset,
+            files.cases,
+            files.read,
+            metrics=metrics,
+            method=method,
+            fold=-1,
+            unit=unit,
+            tolerance=tolerance,
+            device=device,
+            on_cases=lambda number: progress.advance(bar, number),
+        )
+    table = table.sorted()
+    kind = "masks" if files.are_masks else "probabilities"
+    console.print(scores_table(table, title=f"{method}: {kind} of {folder}"))
+    if out is not None:
+        _write(table, out, console)
+    else:
+        say(console, "nothing was written: name a .parquet or .csv file with -o")
+    return table
+
+
+def _applicable(
+    dataset: Dataset, metrics: Sequence[str], left_out: Mapping[str, str], unit: Unit, console: Console
+) -> list[str]:
+    """The metrics that are not left out, after a line for each that is; a ValueError if none remains."""
+    for name, reason in left_out.items():
+        say(console, f"left out {name}: {reason}")
+    wanted = [name for name in metrics if name not in left_out]
+    if not wanted:
+        raise ValueError(
+            f"no score of {', '.join(metrics)} applies to {dataset.folder.path}: nothing was written"
+        )
+    _say_units(dataset, wanted, unit, console)
+    return wanted
+
+
+def _write(table: CaseTable, out: Path, console: Console) -> None:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_cases(table, out)
+    say(console, f"wrote {out}")
 
 
 def _say_units(dataset: Dataset, metrics: Sequence[str], unit: Unit, console: Console) -> None:

@@ -49,7 +49,7 @@ _TRUTH_SCORES = tuple(name for name, score in SCORES.items() if score.reference 
 def score_fold(
     dataset: Dataset,
     cases: Sequence[int],
-    folder: FoldFolder,
+    predictions: FoldFolder | Callable[[int], np.ndarray],
     *,
     metrics: Sequence[str],
     method: str,
@@ -61,10 +61,14 @@ def score_fold(
 ) -> CaseTable:
     """The case table of a fold's validation cases, sorted; its cases are scans, or slices if `unit` says so.
 
+    predictions: stored by a run, or a function from a case number to probabilities (C, *space).
     metrics: names of `metrics.registry.SCORES`. `inapplicable_metrics` are left out; scores that need the
     truth are added where it is known. tolerance: of surface Dice, in mm, or in voxels without spacing.
     on_cases(number) is called after every batch of `number` cases.
     """
+    read_prob = (
+        partial(read_case, predictions, dataset) if isinstance(predictions, FoldFolder) else predictions
+    )
     names = dict.fromkeys((*metrics, *_TRUTH_SCORES))
     left_out = inapplicable_metrics(dataset, tuple(names))
     wanted = [name for name in names if name not in left_out]
@@ -88,7 +92,7 @@ def score_fold(
             ]
             return torch.stack(volumes).to(device)
 
-        prob, masks = read(partial(read_case, folder, dataset)), read(dataset.masks)
+        prob, masks = read(read_prob), read(dataset.masks)
         present = torch.from_numpy(dataset.present[[each.cases[0] for each in batch]]).to(device)
         reference = read_raters(masks, dataset.num_classes, present, batched=True)
         kept = kept_slices(scan_slices(dataset, batch[0]))

@@ -145,6 +145,43 @@ def read_mask(path: Path, *, num_axes: int, class_of_value: Mapping[int, int] | 
     return MaskFile(np.ascontiguousarray(classes), placements, stored.sha256)
 
 
+def read_probability(
+    path: Path, *, num_axes: int, num_classes: int
+) -> tuple[Float32[np.ndarray, "C *space"], tuple[Placement, ...]]:
+    """Class probabilities in a file as they are, and the positions of the voxels.
+
+    The file holds the foreground of two classes, or all classes on the last axis. Whole numbers in a picture
+    are shares of 255 or, with more than 8 bits, of 65535.
+    """
+    stored = _grey(path, _read(path, palette_to_colours=False))
+    has_classes = stored.values.ndim > num_axes and stored.values.shape[-1] == num_classes
+    if not has_classes and num_classes != 2:
+        raise ValueError(f"{path} holds one probability per voxel, but there are {num_classes} classes")
+    values, _, placements = _arrange(
+        path, stored, num_axes=num_axes, num_channels=num_classes if has_classes else 1
+    )
+    highest = 1
+    if suffix_of(path) not in NIFTI_SUFFIXES and values.dtype.kind in "iu":
+        highest = 255 if values.dtype == np.uint8 else 65535
+    prob = values.astype(np.float32) / np.float32(highest)
+    return (prob if has_classes else np.concatenate([1 - prob, prob])), placements
+
+
+def holds_fractions(path: Path) -> bool:
+    """Whether a NIfTI holds numbers that are not whole, hence no mask; read only if its type allows it."""
+    if suffix_of(path) not in NIFTI_SUFFIXES:
+        return False
+    with _opened(path) as file:
+        try:
+            stored = _nifti(path, file).dataobj
+        except Exception as error:
+            raise _unreadable(path, error) from error
+    if stored.dtype.kind in "iu" and (stored.slope, stored.inter) == (1, 0):
+        return False
+    values = _read(path, palette_to_colours=False).values
+    return values.dtype.kind == "f" and bool((values != np.rint(values)).any())
+
+
 def mask_values(path: Path) -> tuple[int, ...]:
     """The distinct values in a mask file, ascending: whole numbers, 0 or more."""
     stored = _grey(path, _read(path, palette_to_colours=False))
