@@ -229,11 +229,7 @@ def test_whole_volumes_are_refused_with_the_networks_that_fit_and_no_folder_is_m
     assert not (tmp_path / "run").exists()
 
 
-def test_a_nonfinite_loss_stops_training_and_reports_step_cases_and_weights(
-    dataset, fabric, tmp_path, monkeypatch
-):
-    from semidice.training.step import TrainingStep
-
+def make_the_third_loss_nan(monkeypatch):
     original = TrainingStep._losses
 
     def diverging_losses(self, image, target, valid):
@@ -243,6 +239,12 @@ def test_a_nonfinite_loss_stops_training_and_reports_step_cases_and_weights(
 
     diverging_losses.calls = 0
     monkeypatch.setattr(TrainingStep, "_losses", diverging_losses)
+
+
+def test_a_nonfinite_loss_stops_training_and_reports_step_cases_and_weights(
+    dataset, fabric, tmp_path, monkeypatch
+):
+    make_the_third_loss_nan(monkeypatch)
     recipe = recipe_for(dataset)
     started = start_run(recipe, tmp_path / "diverging", resume=False)
     folder = started.folder
@@ -500,17 +502,7 @@ def test_a_cuda_graph_step_trains_like_an_eager_step(dataset, tmp_path, dtype):
 
 @pytest.mark.gpu
 def test_on_a_gpu_a_nonfinite_loss_keeps_the_weights_before_it(dataset, tmp_path, monkeypatch):
-    from semidice.training.step import TrainingStep
-
-    original = TrainingStep._losses
-
-    def diverging_losses(self, image, target, valid):
-        total, parts = original(self, image, target, valid)
-        diverging_losses.calls += 1
-        return (total * torch.nan, parts) if diverging_losses.calls == 3 else (total, parts)
-
-    diverging_losses.calls = 0
-    monkeypatch.setattr(TrainingStep, "_losses", diverging_losses)
+    make_the_third_loss_nan(monkeypatch)
     fabric = Fabric(accelerator="cuda", devices=1)
     fabric.launch()
     recipe = recipe_for(dataset, precision={"graph": False}, log_every=10, schedule={"epochs": 12})

@@ -10,6 +10,7 @@ Left out: the resampling (`resampling`), tables and figures (`tables`, `report`)
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 from typing import Literal
 
@@ -151,11 +152,7 @@ def compare_scores(
     check_choice("unit", unit, Unit)
     num_methods = len(scores.methods)
     pairs = list(combinations(range(num_methods), 2))
-    contrasts = np.zeros((len(pairs) + num_methods, num_methods))
-    for row, (first, second) in enumerate(pairs):
-        contrasts[row, first], contrasts[row, second] = 1, -1
-    contrasts[len(pairs) :] = np.eye(num_methods)
-    per_case = scores.values @ contrasts.T
+    per_case = scores.values @ _contrasts(pairs, num_methods).T
     groups = scores.patients if unit == "patient" else None
 
     def estimated(columns: np.ndarray, at_level: float) -> Estimate:
@@ -179,12 +176,7 @@ def compare_scores(
         _agreeing(_within(each, -most, most), level) for each in (single, wider._replace(p=p_holm))
     )
 
-    def matrix(upper: np.ndarray, lower: np.ndarray, diagonal: float) -> np.ndarray:
-        full = np.full((num_methods, num_methods), diagonal)
-        for (first, second), above, below in zip(pairs, upper, lower, strict=True):
-            full[first, second], full[second, first] = above, below
-        return full
-
+    matrix = partial(_matrix, pairs, num_methods)
     return Comparison(
         metric=scores.metric,
         class_name=scores.class_name,
@@ -211,6 +203,16 @@ def compare_scores(
     )
 
 
+def _matrix(
+    pairs: Sequence[tuple[int, int]], size: int, upper: np.ndarray, lower: np.ndarray, diagonal: float
+) -> np.ndarray:
+    """A matrix from the numbers of each pair (i, j): `upper` at [i, j], `lower` at [j, i]."""
+    full = np.full((size, size), diagonal)
+    for (first, second), above, below in zip(pairs, upper, lower, strict=True):
+        full[first, second], full[second, first] = above, below
+    return full
+
+
 def possible_means(metric: str, values: np.ndarray) -> tuple[float, float]:
     """Between which numbers the mean of these scores must lie: 0 and 1 for a share, such as Dice.
 
@@ -219,6 +221,15 @@ def possible_means(metric: str, values: np.ndarray) -> tuple[float, float]:
     """
     is_share = registry.display_scale(metric) == 100 and np.min(values) >= 0 and np.max(values) <= 1
     return (0.0, 1.0) if is_share else (-np.inf, np.inf)
+
+
+def _contrasts(pairs: Sequence[tuple[int, int]], num_methods: int) -> np.ndarray:
+    """One row per pair, the first method minus the second; then one row per method."""
+    contrasts = np.zeros((len(pairs) + num_methods, num_methods))
+    for row, (first, second) in enumerate(pairs):
+        contrasts[row, first], contrasts[row, second] = 1, -1
+    contrasts[len(pairs) :] = np.eye(num_methods)
+    return contrasts
 
 
 def _within(estimate: Estimate, lowest: float, highest: float) -> Estimate:

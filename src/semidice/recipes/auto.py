@@ -64,7 +64,7 @@ def choose_options(
 def _augmentation(facts: ForegroundFacts, space: tuple[int, ...], window: tuple[int, ...]) -> list[Choice]:
     size = " x ".join(map(str, window))
     choices = [
-        Choice("augment.scale", [0.7, 1.4], "larger ranges need more epochs than is usual"),
+        Choice("augment.scale", [0.7, 1.4], "lesions differ in size; a larger range needs more epochs"),
         Choice("augment.rotate_degrees", 30, "scans are not always straight"),
     ]
     far = max(facts.spread)
@@ -150,7 +150,7 @@ def _optimisation(num_training: int, given: Mapping[str, Any], device: str) -> l
         Choice("optimiser.name", "adamw", "needs no search for a learning rate"),
         Choice("optimiser.lr", 1e-3, "as good or better than five others that were tried"),
         Choice("optimiser.weight_decay", 1e-2, "the usual one of AdamW"),
-        Choice("schedule.warmup_steps", min(50, num_steps // 10), "the first steps of AdamW are large"),
+        Choice("schedule.warmup_steps", min(50, num_steps // 10), "at most a tenth of the steps"),
     ]
     return [
         *([] if "optimiser.name" in given else adamw),

@@ -86,15 +86,23 @@ def run_evaluate(
     if out is not None:
         _write(table, out, console)
         return table
+    _add_to_run(trained, dataset, tables, console)
+    return table
+
+
+def _add_to_run(
+    trained: TrainedRun, dataset: Dataset, tables: Mapping[int, CaseTable], console: Console
+) -> None:
+    """Add the scores of every fold to the table of the fold, and join these to the table of the run."""
     # the folds first: the table of the run is made from theirs when a training is resumed
     for fold, scores in tables.items():
         path = trained.folder.fold(fold).cases
         write_cases(with_scores(named_units(read_cases(path), dataset), scores), path)
-    whole = concatenate(read_cases(trained.folder.fold(fold).cases) for fold in finished).sorted()
+    whole = concatenate(read_cases(trained.folder.fold(fold).cases) for fold in tables).sorted()
     write_cases(whole, trained.folder.cases)
-    kept = [name for name in whole.metrics if name not in table.metrics]
+    added = {metric for scores in tables.values() for metric in scores.metrics}
+    kept = [name for name in whole.metrics if name not in added]
     say(console, f"wrote {trained.folder.cases}" + (f", which also has {', '.join(kept)}" if kept else ""))
-    return table
 
 
 def run_evaluate_files(
@@ -123,17 +131,7 @@ def run_evaluate_files(
     dataset = Dataset(dataset_path)
     left_out = inapplicable_metrics(dataset, metrics)
     files = PredictionFiles(folder, dataset, ignore_placement=ignore_placement)
-    if files.unused:
-        say(console, f"not used, because no case has the name: {enumerated(files.unused, 'file')}")
-    if files.missing:
-        without = f"{enumerated(files.missing, 'scan')} of {len(dataset.manifest.scans)}"
-        if not skip_missing or not files.cases:
-            raise ValueError(
-                f"{folder} has no prediction of {without}: name each file as its scan, such as "
-                f"{files.missing[0]}.nii.gz, .png or .npz"
-                + ("; or score only the others with --skip-missing" if files.cases else "")
-            )
-        say(console, f"without a prediction, and not in these scores: {without}")
+    _check_files(files, folder, dataset, skip_missing=skip_missing, console=console)
     if files.are_masks:
         of_masks = [metric for metric in metrics if SCORES[metric].of_confidence]
         left_out |= dict.fromkeys(of_masks, "the files are masks, and it needs probabilities")
@@ -160,6 +158,24 @@ def run_evaluate_files(
     else:
         say(console, "nothing was written: name a .parquet or .csv file with -o")
     return table
+
+
+def _check_files(
+    files: PredictionFiles, folder: Path, dataset: Dataset, *, skip_missing: bool, console: Console
+) -> None:
+    """Name files that are not used and scans without a prediction; a ValueError if these must not be."""
+    if files.unused:
+        say(console, f"not used, because no case has the name: {enumerated(files.unused, 'file')}")
+    if not files.missing:
+        return
+    without = f"{enumerated(files.missing, 'scan')} of {len(dataset.manifest.scans)}"
+    if not skip_missing or not files.cases:
+        raise ValueError(
+            f"{folder} has no prediction of {without}: name each file as its scan, such as "
+            f"{files.missing[0]}.nii.gz, .png or .npz"
+            + ("; or score only the others with --skip-missing" if files.cases else "")
+        )
+    say(console, f"without a prediction, and not in these scores: {without}")
 
 
 def _applicable(

@@ -83,15 +83,7 @@ def score_fold(
     for batch in _batches_of_equal_shape(dataset, dataset.units(cases, unit)):
         scans = [dataset.cases[each.cases[0]].scan for each in batch]
 
-        def read(of_case: Callable[[int], np.ndarray], batch: Sequence[ScoredUnit] = batch) -> Tensor:
-            volumes = [
-                volume_of(
-                    [torch.from_numpy(of_case(number)) for number in each.cases], scan_slices(dataset, each)
-                )
-                for each in batch
-            ]
-            return torch.stack(volumes).to(device)
-
+        read = partial(_read_batch, dataset, batch, device)
         prob, masks = read(read_prob), read(dataset.masks)
         present = torch.from_numpy(dataset.present[[each.cases[0] for each in batch]]).to(device)
         reference = read_raters(masks, dataset.num_classes, present, batched=True)
@@ -114,6 +106,20 @@ def score_fold(
         )
         on_cases(sum(len(each.cases) for each in batch))
     return scores.table()
+
+
+def _read_batch(
+    dataset: Dataset,
+    batch: Sequence[ScoredUnit],
+    device: torch.device | str,
+    of_case: Callable[[int], np.ndarray],
+) -> Tensor:
+    """An array of each case of the batch, its slices put together."""
+    volumes = [
+        volume_of([torch.from_numpy(of_case(number)) for number in each.cases], scan_slices(dataset, each))
+        for each in batch
+    ]
+    return torch.stack(volumes).to(device)
 
 
 def volume_of(

@@ -142,18 +142,8 @@ def gather_content(
     layout = PictureLayout.of(dataset, len(stored)) if chosen else None
     pictures: list[Picture] = []
     if layout is not None:
-        pictures = make_pictures(
-            dataset,
-            [shown_case(dataset, units[name]) for name in chosen],
-            predictions.of,
-            layout,
-            max_characters=options.max_characters,
-            on_case=partial(on_step, "making pictures"),
-        )
-        pictures = [
-            picture_of_scan(dataset, units[name], picture)
-            for name, picture in zip(chosen, pictures, strict=True)
-        ]
+        of_chosen = [units[name] for name in chosen]
+        pictures = _pictures(predictions, of_chosen, layout, options, partial(on_step, "making pictures"))
     return PageContent(
         dataset=dataset,
         table=table,
@@ -166,6 +156,26 @@ def gather_content(
         pictures=pictures,
         notices=(*([warning] if warning else []), *notices, *left_out, *without),
     )
+
+
+def _pictures(
+    predictions: StoredPredictions,
+    units: Sequence[ScoredUnit],
+    layout: PictureLayout,
+    options: PageOptions,
+    on_case: Callable[[int, int], object],
+) -> list[Picture]:
+    """One picture per scan or slice; of a volume, one of its slices."""
+    dataset = predictions.dataset
+    pictures = make_pictures(
+        dataset,
+        [shown_case(dataset, unit) for unit in units],
+        predictions.of,
+        layout,
+        max_characters=options.max_characters,
+        on_case=on_case,
+    )
+    return [picture_of_scan(dataset, unit, picture) for unit, picture in zip(units, pictures, strict=True)]
 
 
 def count_bins(
