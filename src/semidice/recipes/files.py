@@ -58,19 +58,17 @@ def read_recipe(
     raw["data"] = {} if raw.get("data") is None else raw["data"]
     overridden = [_override(raw, override) for override in overrides]
     _resolve_paths(raw, folder, overridden)
-    if accelerator is not None and raw.get("auto") is True and _names_dataset(raw):
-        _choose(raw, accelerator)
     try:
+        recipe = Recipe.model_validate(raw)
+        if accelerator is None or not recipe.auto:
+            return recipe
+        _choose(raw, recipe.data, accelerator)
         return Recipe.model_validate(raw)
     except ValidationError as error:
         raise ValueError("\n".join(_problems(error, source, overridden))) from error
 
 
-def _names_dataset(raw: Mapping[str, Any]) -> bool:
-    return isinstance(raw["data"], dict) and isinstance(raw["data"].get("dataset"), str)
-
-
-def _choose(raw: dict[str, Any], accelerator: str) -> None:
+def _choose(raw: dict[str, Any], data: DataOptions, accelerator: str) -> None:
     """Set every option that `auto` chooses and the recipe leaves out, and the reasons."""
     # imported here: recipes without `auto` need neither torch nor a dataset
     import torch
@@ -79,12 +77,8 @@ def _choose(raw: dict[str, Any], accelerator: str) -> None:
     from .auto import choose_options
 
     device = "cuda" if accelerator != "cpu" and torch.cuda.is_available() else "cpu"
-    num_folds = raw["data"].get("num_folds", DataOptions.model_fields["num_folds"].default)
-    if not isinstance(num_folds, int) or num_folds < 2:
-        return
-    choices = choose_options(
-        Dataset(Path(raw["data"]["dataset"])), dict(flattened(raw)), num_folds=num_folds, device=device
-    )
+    given = dict(flattened(raw))
+    choices = choose_options(Dataset(data.dataset), given, num_folds=data.num_folds, device=device)
     for choice in choices:
         _set(raw, choice.key, choice.value)
     raw["auto"], raw["reasons"] = False, {choice.key: choice.reason for choice in choices}
