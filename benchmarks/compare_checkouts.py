@@ -316,6 +316,7 @@ def probe_metrics(record: Record) -> None:
     import torch
 
     metrics = importlib.import_module("semidice.metrics")
+    decisions = importlib.import_module("semidice.decisions")
     plain = "dice_score iou_score binarized_dice_score soft_dice_score brier_error negative_log_likelihood"
     plain += " calibration_error classwise_calibration_error kde_calibration_error calibration_bins"
     binned = grid(num_bins=(10, 15), binning=("equal_width", "equal_mass"))
@@ -339,9 +340,9 @@ def probe_metrics(record: Record) -> None:
                 what = f"{shape} {name} {kind} {masked is not None} {each}"
                 record.attempt(what, getattr(metrics, name), prob, targets[kind], valid=masked, **each)
         for of in ("mask", "probability"):
-            record.put(f"{shape} volume {of}", metrics.volume_ml(prob, spacing_mm=(0.7, 0.8, 2.5), of=of))
+            record.put(f"{shape} volume {of}", decisions.volume_ml(prob, spacing_mm=(0.7, 0.8, 2.5), of=of))
         means = metrics.foreground_mean(prob.flatten(2).mean(2))
-        record.put(f"{shape} decided", [metrics.decide(prob), means])
+        record.put(f"{shape} decided", [decisions.decide(prob), means])
         bins = metrics.calibration_bins(prob, targets["soft"], binning="equal_mass")
         record.put(f"{shape} bins", [bins.means(), bins.cut_bound(), (bins + bins).over_cases().error()])
         samples = metrics.level_masks(prob, num_samples=5)

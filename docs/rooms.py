@@ -78,6 +78,11 @@ ROOMS: dict[str, Room] = {
         "Scores of each case, calibration bins, paired tests, tables.",
         "a score: `metrics/registry.py`",
     ),
+    "decisions": Room(
+        "masks, volumes, intervals",
+        "Decides masks, and estimates volumes with intervals, from probabilities.",
+        "a rule: `decisions/decision.py`",
+    ),
     "losses": Room(
         "Dice, Jaccard, Tversky, cross entropy, distillation",
         "Dice, Jaccard and Tversky losses, cross entropy, mixture, distillation.",

@@ -355,3 +355,11 @@ def downsample_target(
     share = F.interpolate(valid.unsqueeze(1).to(soft.dtype), size, mode="area")
     mean = F.interpolate(torch.where(valid.unsqueeze(1), soft, 0), size, mode="area")
     return mean / torch.where(share > 0, share, 1), share.squeeze(1) > 0
+
+
+def nan_without_voxels(scores: Tensor, valid: Tensor | None) -> Tensor:
+    """The scores (N,) or (N, C), with NaN for a case that has no valid voxel."""
+    if valid is None:
+        return scores
+    has_voxels = valid.flatten(1).any(1) if valid.ndim > 1 else valid
+    return torch.where(has_voxels.view(-1, *[1] * (scores.ndim - 1)), scores, torch.nan)

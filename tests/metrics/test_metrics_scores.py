@@ -12,18 +12,17 @@ from sklearn import metrics as sklearn_metrics
 
 from semidice import metrics
 from semidice.arrays import one_hot
+from semidice.decisions import decide, volume_ml
 from semidice.losses.tversky import dice_loss
 from semidice.metrics import (
     binarized_dice_score,
     brier_error,
-    decide,
     dice_score,
     foreground_mean,
     iou_score,
     negative_log_likelihood,
     soft_dice_score,
     volume_error_ml,
-    volume_ml,
 )
 from semidice.metrics.scores import truth_error
 

@@ -3,7 +3,7 @@
     prob, target --scores, bins, density, raters, surfaces--> one number per case (and class)
     batches, processes --accumulators--> case table --statistics--> comparison --tables--> text
 
-`registry` lists all scores: name, function, direction, unit, meaning. `decision` makes masks and volumes.
+`registry` lists all scores: name, function, direction, unit, meaning.
 Everything exported here needs only torch and numpy, but distances need MONAI, Parquet files pyarrow, and
 tables in the terminal rich. `metrics.accumulators` needs torchmetrics and is not imported here.
 """
@@ -11,7 +11,6 @@ tables in the terminal rich. `metrics.accumulators` needs torchmetrics and is no
 from .agreement import rater_agreement_table
 from .bins import CalibrationBins, calibration_bins, calibration_error, classwise_calibration_error
 from .cases import CaseRow, CaseTable, concatenate, read_cases, write_cases
-from .decision import decide, volume_ml
 from .density import kde_calibration_error
 from .raters import generalised_energy_distance, level_masks, rater_dice_score
 from .registry import higher_is_better
@@ -43,7 +42,6 @@ __all__ = [
     "compare_cases",
     "compare_scores",
     "concatenate",
-    "decide",
     "dice_score",
     "foreground_mean",
     "generalised_energy_distance",
@@ -64,6 +62,5 @@ __all__ = [
     "soft_dice_score",
     "surface_dice_score",
     "volume_error_ml",
-    "volume_ml",
     "write_cases",
 ]

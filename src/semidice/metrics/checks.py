@@ -1,4 +1,4 @@
-"""Checks that a prediction can be scored against a target, and NaN for a case without a valid voxel.
+"""Checks that a prediction can be scored against a target.
 
 A target is never decided on behalf of the user: a soft label given to a hard metric is an error.
 Unlike losses, metrics read values on every device, because one synchronisation per case costs little.
@@ -75,11 +75,3 @@ def check_sums_to_one(prob: Float[Tensor, "n C v"], valid: Bool[Tensor, "n v"] |
             f"probabilities of classes must sum to one over the channels; got {describe(prob)} with a sum of "
             f"{total:.4g}: apply softmax, or score each sigmoid channel on its own, prob[:, c : c + 1]"
         )
-
-
-def nan_without_voxels(scores: Tensor, valid: Tensor | None) -> Tensor:
-    """The scores (N,) or (N, C), with NaN for a case that has no valid voxel."""
-    if valid is None:
-        return scores
-    has_voxels = valid.flatten(1).any(1) if valid.ndim > 1 else valid
-    return torch.where(has_voxels.view(-1, *[1] * (scores.ndim - 1)), scores, torch.nan)

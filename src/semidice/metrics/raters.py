@@ -13,9 +13,8 @@ import torch
 from jaxtyping import Bool, Float, Integer
 from torch import Tensor
 
-from ..arrays import check_prediction, describe
+from ..arrays import check_prediction, describe, nan_without_voxels
 from ..overlap.stats import OverlapStats, tversky_index
-from .checks import nan_without_voxels
 from .scores import dice_score, foreground_mean
 
 # voxels of a chunk: small enough that products of float32 masks are exact and copies are small

@@ -13,11 +13,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..arrays import one_hot
+from ..arrays import nan_without_voxels, one_hot
+from ..decisions.masks import Decision, chosen_rule, decided_masks
+from ..decisions.volumes import VolumeOf, sum_voxels, volume_ml, voxel_ml
 from ..losses.cross_entropy import soft_cross_entropy
 from ..overlap.stats import OverlapStats, tversky_index, unchecked_overlap_stats
-from .checks import check_hard_target, check_scored, check_sums_to_one, nan_without_voxels
-from .decision import Decision, VolumeOf, chosen_rule, decided_masks, sum_voxels, volume_ml, voxel_ml
+from .checks import check_hard_target, check_scored, check_sums_to_one
 from .slabs import Slab, slabs
 
 THRESHOLDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)

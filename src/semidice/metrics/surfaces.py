@@ -23,8 +23,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .checks import check_hard_target, check_scored, nan_without_voxels
-from .decision import Decision, chosen_rule, decided_masks
+from ..arrays import nan_without_voxels
+from ..decisions.masks import Decision, chosen_rule, decided_masks
+from .checks import check_hard_target, check_scored
 
 
 def hausdorff_error_mm(

@@ -28,7 +28,7 @@ from ..data.dataset import Dataset
 from ..data.folds import read_folds
 from ..data.integrity import enumerated
 from ..data.resample import resize_probability
-from ..metrics.decision import decided_classes
+from ..decisions.masks import decided_classes
 from ..networks.systems import network_probability
 from ..paths import file_hash
 from ..runs.run import TrainedRun, manifest_digest, mirrored_axes, open_run

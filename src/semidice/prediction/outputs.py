@@ -28,7 +28,7 @@ from jaxtyping import Float32, UInt8
 from PIL import Image
 
 from ..data.sources.readers import NIFTI_SUFFIXES, suffix_of
-from ..metrics.decision import voxel_ml
+from ..decisions.volumes import voxel_ml
 from ..paths import PredictionFolder, atomic_write, write_text
 from .inputs import InputCase, InputImage
 

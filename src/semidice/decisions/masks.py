@@ -1,12 +1,11 @@
-"""From probabilities to a decision: masks, class maps, and volumes in millilitres.
+"""From probabilities to masks and class maps, by a threshold or by the most probable class.
 
 The rule: one channel is foreground where prob > threshold (1/2 by default; a tie is background, as in
 `labels.majority_label`). Several channels take the most probable class, the lowest one at a tie. Several
 sigmoid channels are each compared with the threshold if decision="threshold".
-A volume is a number of voxels, or a sum of probabilities, times the volume of a voxel.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Literal
 
 import torch
@@ -14,10 +13,8 @@ from jaxtyping import Float, Integer
 from torch import Tensor
 
 from ..arrays import check_choice, check_prediction, one_hot
-from .checks import nan_without_voxels
 
 Decision = Literal["argmax", "threshold"]
-VolumeOf = Literal["mask", "probability"]
 
 
 def chosen_rule(decision: Decision | None, num_channels: int) -> Decision:
@@ -81,52 +78,3 @@ def decide(prob: Tensor, *, decision: Decision | None = None, threshold: float =
     if chosen_rule(decision, prob.shape[1]) == "threshold":
         return (prob > threshold).float()
     return one_hot(decided_classes(prob), prob.shape[1]).float()
-
-
-def volume_ml(
-    prob: Tensor,
-    *,
-    spacing_mm: Sequence[float] | Tensor,
-    of: VolumeOf = "mask",
-    decision: Decision | None = None,
-    threshold: float = 0.5,
-    valid: Tensor | None = None,
-) -> Float[Tensor, "N C"]:
-    """Volume of each case and class in ml: of the decided mask, or expected from the probabilities.
-
-    spacing_mm: the three sides of a voxel, or (N, 3), one triple per case; a 2D image needs its slice
-    thickness. of: "mask" counts decided voxels, "probability" sums prob, which is unbiased if prob is
-    calibrated. A case without a valid voxel has NaN.
-
-    >>> float(volume_ml(torch.full((1, 1, 10, 10, 10), 0.4), spacing_mm=(1, 1, 2), of="probability"))
-    0.800000011920929
-    """
-    check_choice("of", of, VolumeOf)
-    check_prediction(prob)
-    per_voxel = voxel_ml(spacing_mm, num_cases=len(prob)).to(prob.device)
-    masses: Iterable[Tensor] = prob.unbind(1)
-    if of == "mask":
-        masses = decided_masks(prob, rule=chosen_rule(decision, prob.shape[1]), threshold=threshold)
-    voxels = [sum_voxels(mass, valid) for mass in masses]
-    return nan_without_voxels((torch.stack(voxels, 1) * per_voxel).float(), valid)
-
-
-def sum_voxels(mass: Tensor, valid: Tensor | None) -> Float[Tensor, " N"]:
-    """Float64 sum over the valid voxels of a mask, or of probabilities, (N, *space)."""
-    mass = mass if valid is None else torch.where(valid, mass, 0)
-    return mass.reshape(len(mass), -1).sum(1, dtype=torch.float64)
-
-
-def voxel_ml(spacing_mm: Sequence[float] | Tensor, *, num_cases: int = 1) -> Float[Tensor, "N 1"]:
-    """Volume of a voxel in ml, float64, of each case, from three sides or one triple per case.
-
-    >>> float(voxel_ml((1.0, 1.0, 5.0)))
-    0.005
-    """
-    spacing = torch.as_tensor(spacing_mm, dtype=torch.float64)
-    if tuple(spacing.shape) not in ((3,), (num_cases, 3)) or not bool((spacing > 0).all()):
-        raise ValueError(
-            f"spacing_mm needs three positive sides of a voxel, or (N, 3) = ({num_cases}, 3); got "
-            f"{spacing.tolist()}: give a 2D image its slice thickness as the third"
-        )
-    return (spacing.prod(-1) / 1000).expand(num_cases).unsqueeze(1)
