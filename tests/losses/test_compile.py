@@ -5,7 +5,7 @@ import sys
 
 PROGRAM = """
 import torch
-from semidice import DiceLoss, JaccardLoss, SegmentationLoss, TverskyLoss, tversky_loss
+from semidice import CalibrationErrorLoss, DiceLoss, JaccardLoss, SegmentationLoss, TverskyLoss, tversky_loss
 
 logits = torch.randn(2, 3, 16, 16)
 label, index = torch.randn(2, 3, 16, 16).softmax(1), torch.randint(0, 3, (2, 16, 16))
@@ -28,6 +28,8 @@ CASES = {
     "sigmoid, log": ("aot_eager", SegmentationLoss(log), (label > 0.4).float()),
     "deep supervision": ("aot_eager", lambda x, y: deep([x, x[..., ::2, ::2]], y), label),
     "a function": ("aot_eager", function, label),
+    "hard bins": ("aot_eager", CalibrationErrorLoss(), label, valid),
+    "soft bins": ("inductor", SegmentationLoss(calibration_weight=1.0, calibration_binning="soft"), label),
     "generated code": ("inductor", SegmentationLoss(), label),
 }
 for name, (backend, loss, *args) in CASES.items():
@@ -46,7 +48,7 @@ for name, (backend, loss, *args) in CASES.items():
 def test_the_losses_compile_into_one_graph_with_equal_results():
     process = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stderr
-    assert process.stdout.count("equal:") == 10
+    assert process.stdout.count("equal:") == 12
 
 
 # Runs the GPU kernels in Triton's interpreter; `fused_applies` is patched so that they are chosen.

@@ -9,8 +9,10 @@ from laws import (
     COMPATIBLE,
     ENTRIES,
     FORMS,
+    NOT_UNIQUE,
     REGION_FUNCTIONS,
     REGION_MODULES,
+    UNIQUE,
     ZERO_AT_LABEL,
     class_map,
     is_loss,
@@ -23,7 +25,6 @@ from semidice.arrays import one_hot
 from semidice.overlap.forms import Form
 
 each_loss = pytest.mark.parametrize("entry", ENTRIES, ids=str)
-each_compatible_loss = pytest.mark.parametrize("entry", COMPATIBLE, ids=str)
 SHAPES = [(6, 4), (2, 3, 7), (2, 3, 5, 6), (2, 2, 3, 4, 5)]
 ALPHA_BETA = [(0.5, 0.5), (1.0, 1.0), (0.7, 0.3), (0.1, 2.0), (3.0, 0.0), (0.0, 0.4)]
 
@@ -75,7 +76,25 @@ def test_the_gradient_at_the_label_is_exactly_zero_for_any_alpha_and_beta(form, 
     assert torch.count_nonzero(prob.grad) == 0
 
 
-@each_compatible_loss
+@pytest.mark.parametrize("entry", COMPATIBLE, ids=str)
+def test_no_prediction_has_a_smaller_loss_than_the_label(entry):
+    label = soft_label(2, 3, 5, 6)
+    loss = entry.build()
+    at_label = loss(label, label)
+    means = label.mean((2, 3), keepdim=True).expand_as(label)
+    for prediction in (means, label.roll(1, 3), *(soft_label(2, 3, 5, 6, seed=seed) for seed in range(1, 4))):
+        assert loss(prediction, label) >= at_label
+
+
+@pytest.mark.parametrize("entry", NOT_UNIQUE, ids=str)
+def test_the_mean_label_everywhere_is_calibrated_without_being_the_label(entry):
+    label = soft_label(2, 3, 5, 6)
+    means = label.mean((2, 3), keepdim=True).expand_as(label)
+    assert entry.build()(means, label).item() < 1e-6
+    assert entry.build()(label.roll(1, 3), label).item() > 1e-3
+
+
+@pytest.mark.parametrize("entry", UNIQUE, ids=str)
 def test_every_other_prediction_has_a_larger_loss_than_the_label(entry):
     label = soft_label(2, 3, 5, 6)
     loss = entry.build()
@@ -148,7 +167,7 @@ def test_an_invalid_voxel_has_no_effect(entry, over):
     corrupted_logits, corrupted_label = logits.clone(), label.clone()
     corrupted_logits[:, :, 7:], corrupted_label[:, :, 7:] = 50.0, math.nan
     corrupted_logits.requires_grad_()
-    options = {} if entry.form is None else {"over": over}
+    options = {"over": over} if entry.has_over else {}
     loss = entry.build(activation="softmax", **options)
     total = loss(corrupted_logits, corrupted_label, valid)
     torch.testing.assert_close(total, loss(logits[..., :7], label[..., :7]))

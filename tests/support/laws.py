@@ -9,9 +9,11 @@ from torch import Tensor, nn
 
 import semidice
 from semidice.arrays import one_hot
+from semidice.losses.calibration_error import Binning
 from semidice.overlap.forms import Form
 
 FORMS: tuple[Form, ...] = get_args(Form)
+BINNINGS: tuple[Binning, ...] = get_args(Binning)
 REGION_FUNCTIONS = {"dice_loss": {}, "jaccard_loss": {}, "tversky_loss": {"alpha": 0.7, "beta": 0.3}}
 REGION_MODULES = {"DiceLoss": {}, "JaccardLoss": {}, "TverskyLoss": {"alpha": 0.7, "beta": 0.3}}
 
@@ -26,15 +28,24 @@ class Entry:
     public: str
     form: Form | None
     build: Callable[..., Call]
-    # the prediction that minimises the loss is the soft label
+    # the soft label minimises the loss
     compatible: bool
     # the loss is 0 at the label; the cross entropy is not
     zero_at_label: bool
     # the gradient also flows to a target that requires it
     target_gradient: bool = True
+    # no other prediction has a loss as small; a calibration error is 0 for every calibrated prediction
+    unique: bool = True
+    # of a loss with bins
+    binning: Binning | None = None
 
     def __str__(self) -> str:
-        return f"{self.public}-{self.form}" if self.form else self.public
+        return "-".join(filter(None, (self.public, self.form, self.binning)))
+
+    @property
+    def has_over(self) -> bool:
+        """Whether the loss has the option `over`; the cross entropy has not."""
+        return self.form is not None or self.binning is not None
 
 
 def _settings(public: str, form: Form) -> dict[str, float]:
@@ -96,14 +107,47 @@ def _cross_entropy() -> Entry:
     return Entry("soft_cross_entropy", None, build, compatible=True, zero_at_label=False)
 
 
+def _calibration_error(public: str, binning: Binning) -> Entry:
+    def build(activation: str = "none", **options: object) -> Call:
+        keywords = {"binning": binning, "activation": activation, "num_bins": 7, **options}
+        if public == "CalibrationErrorLoss":
+            return semidice.CalibrationErrorLoss(**keywords)
+        return lambda prediction, target, valid=None: semidice.calibration_error_loss(
+            prediction, target, valid=valid, **keywords
+        )
+
+    return Entry(public, None, build, compatible=True, zero_at_label=True, unique=False, binning=binning)
+
+
+def _calibrated_mixture(binning: Binning) -> Entry:
+    """The mixture has a unique minimum at the label although one of its terms has not."""
+
+    def build(activation: str = "none", **options: object) -> nn.Module:
+        return semidice.SegmentationLoss(
+            semidice.DiceLoss(activation=activation, **options),
+            calibration_weight=0.5,
+            calibration_binning=binning,
+        )
+
+    return Entry("SegmentationLoss", "min", build, compatible=True, zero_at_label=False, binning=binning)
+
+
 ENTRIES: list[Entry] = [
     *(_function(name, form) for name in REGION_FUNCTIONS for form in FORMS),
     *(_module(name, form) for name in REGION_MODULES for form in FORMS),
     *(_mixture(form) for form in FORMS),
     *(_distillation(form) for form in FORMS),
     _cross_entropy(),
+    *(
+        _calibration_error(name, b)
+        for name in ("calibration_error_loss", "CalibrationErrorLoss")
+        for b in BINNINGS
+    ),
+    *(_calibrated_mixture(binning) for binning in BINNINGS),
 ]
 COMPATIBLE = [entry for entry in ENTRIES if entry.compatible]
+UNIQUE = [entry for entry in COMPATIBLE if entry.unique]
+NOT_UNIQUE = [entry for entry in COMPATIBLE if not entry.unique]
 ZERO_AT_LABEL = [entry for entry in ENTRIES if entry.zero_at_label]
 
 

@@ -22,6 +22,10 @@ LOSSES = {
         DiceLoss(sync=sync, ignore_index=255, class_weight=[1.0, 2.0, 0.5])
     ),
     "deep supervision": lambda sync: SegmentationLoss(DiceLoss(sync=sync)),
+    "hard bins": lambda sync: SegmentationLoss(DiceLoss(sync=sync), calibration_weight=1.0),
+    "soft bins": lambda sync: SegmentationLoss(
+        DiceLoss(sync=sync, classes="present"), calibration_weight=1.0, calibration_binning="soft"
+    ),
 }
 
 

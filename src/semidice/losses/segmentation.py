@@ -1,4 +1,7 @@
-"""Cross entropy and a region loss in one pass over the voxels, for one output or for deep supervision."""
+"""Cross entropy and a region loss in one pass over the voxels, for one output or for deep supervision.
+
+The average calibration error is a further term, computed in a pass of its own; by default its weight is 0.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Unpack, overload
@@ -6,10 +9,11 @@ from typing import Any, Literal, Unpack, overload
 import torch
 from torch import Tensor, nn
 
-from ..arrays import check_non_negative, describe, downsample_target, read_target
+from ..arrays import check_non_negative, class_weights, describe, downsample_target, read_target
 from ..kernels import segmentation_losses
-from ..overlap.mixture import Losses
+from ..overlap.mixture import Losses, check_background
 from ..overlap.options import CROSS_ENTROPY_WEIGHT, REGION_WEIGHT, MixtureOptions
+from .calibration_error import Binning, CalibrationOptions, unchecked_calibration_error
 from .tversky import DiceLoss, ModuleKeywords, TverskyLoss, check_options
 
 # of one output or, for deep supervision, of several; targets and valid voxels: for all, or one per output
@@ -29,10 +33,12 @@ class SegmentationLoss(nn.Module):
     """Cross entropy and a region loss in one: 0.25 CE + 0.75 DML1 by default (paper, section 3).
 
     The region loss is `region`, or a `TverskyLoss` with the options given here; without alpha and beta it is
-    the Dice loss. Its activation, ignore_index, class_weight and sync hold for both terms. A term of
+    the Dice loss. Its activation, ignore_index, class_weight and sync hold for all terms. A term of
     weight 0 is not computed. For a list of outputs (deep supervision, finest first), the target is averaged
     by area to the size of each output, unless there is a list of targets, one for each output. The losses are
     summed with `scale_weights`; the default is 1, 1/2, 1/4, ... divided by their sum.
+    calibration_weight: of `calibration_error_loss` with `calibration_bins` and `calibration_binning`. This
+    third term has the options over, classes and background of the region loss.
 
     >>> loss = SegmentationLoss(alpha=0.7, beta=0.3, ignore_index=255)
     >>> total, parts = loss(torch.zeros(1, 2, 4, 4), torch.zeros(1, 4, 4, dtype=torch.long), parts=True)
@@ -46,12 +52,19 @@ class SegmentationLoss(nn.Module):
         *,
         cross_entropy_weight: float = CROSS_ENTROPY_WEIGHT,
         region_weight: float = REGION_WEIGHT,
+        calibration_weight: float = 0.0,
+        calibration_bins: int = CalibrationOptions.num_bins,
+        calibration_binning: Binning = CalibrationOptions.binning,
         scale_weights: Sequence[float] | None = None,
         **options: Unpack[MixtureKeywords],
     ) -> None:
         super().__init__()
         check_options("SegmentationLoss", options, MixtureKeywords.__annotations__)
-        check_non_negative(cross_entropy_weight=cross_entropy_weight, region_weight=region_weight)
+        check_non_negative(
+            cross_entropy_weight=cross_entropy_weight,
+            region_weight=region_weight,
+            calibration_weight=calibration_weight,
+        )
         if region is not None and options:
             raise ValueError(
                 f"got a region loss and options of a region loss: {', '.join(options)}; "
@@ -59,6 +72,16 @@ class SegmentationLoss(nn.Module):
             )
         self.region = _region_loss(options) if region is None else region
         self.cross_entropy_weight, self.region_weight = cross_entropy_weight, region_weight
+        self.calibration_weight = calibration_weight
+        averaging = self.region.options
+        self.calibration = CalibrationOptions(
+            num_bins=calibration_bins,
+            binning=calibration_binning,
+            over=averaging.over,
+            classes=averaging.classes,
+            background=averaging.background,
+            sync=averaging.sync,
+        )
         self.scale_weights = None if scale_weights is None else tuple(scale_weights)
 
     @overload
@@ -84,29 +107,45 @@ class SegmentationLoss(nn.Module):
         self, logits: Outputs, target: Targets, valid: Valid
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """`forward` with `parts`, of a target and valid voxels that `read_targets` returned."""
-        total, (cross_entropy, region) = self._losses(self.region, logits, target, valid, parts=True)
-        return total, {"cross_entropy": cross_entropy.detach(), "region": region.detach()}
+        total, terms = self._losses(self.region, logits, target, valid, parts=True)
+        names = ("cross_entropy", "region", *(("calibration",) if self.calibration_weight > 0 else ()))
+        return total, {name: term.detach() for name, term in zip(names, terms, strict=True)}
 
     def _losses(
         self, region: TverskyLoss, logits: Outputs, target: Targets, valid: Valid, *, parts: bool
     ) -> Losses:
         """The losses of one output, or the weighted sums of the losses of several."""
-        options = MixtureOptions(
-            region.activation, region.options, self.cross_entropy_weight, self.region_weight
-        )
-        weight = region.class_weight
         if isinstance(logits, Tensor):
             one: tuple[Any, Any] = (target, valid)
-            return segmentation_losses(logits, *one, options, class_weight=weight, parts=parts)
+            return self._losses_of_output(region, logits, *one, parts=parts)
         scales = self._weights_of_scales(len(logits))
-        losses = []
-        for output, label, counted in zip(logits, *_per_output(logits, target, valid), strict=True):
-            losses.append(
-                segmentation_losses(output, label, counted, options, class_weight=weight, parts=parts)
-            )
+        losses = [
+            self._losses_of_output(region, output, label, counted, parts=parts)
+            for output, label, counted in zip(logits, *_per_output(logits, target, valid), strict=True)
+        ]
         total = _weighted_sum(scales, [each.total for each in losses])
         terms = zip(*(each.terms for each in losses), strict=True)
         return Losses(total, tuple(_weighted_sum(scales, term) for term in terms))
+
+    def _losses_of_output(
+        self, region: TverskyLoss, logits: Tensor, target: Tensor, valid: Tensor | None, *, parts: bool
+    ) -> Losses:
+        options = MixtureOptions(
+            region.activation, region.options, self.cross_entropy_weight, self.region_weight
+        )
+        class_weight = region.class_weight
+        losses = segmentation_losses(logits, target, valid, options, class_weight=class_weight, parts=parts)
+        if self.calibration_weight == 0:
+            return losses
+        # the inputs are checked by now, except for what this term alone needs
+        check_background(logits, self.calibration.background)
+        target, valid = read_target(logits, target, activation=region.activation, valid=valid)
+        weight = class_weights(class_weight, logits)
+        calibration = unchecked_calibration_error(
+            logits, target, valid, region.activation, self.calibration, weight
+        )
+        total = losses.total + self.calibration_weight * calibration
+        return Losses(total, (*losses.terms, calibration) if parts else ())
 
     def _weights_of_scales(self, num_scales: int) -> Sequence[float]:
         halved = [0.5**level for level in range(num_scales)]
@@ -118,7 +157,14 @@ class SegmentationLoss(nn.Module):
         return weights
 
     def extra_repr(self) -> str:
-        return f"cross_entropy_weight={self.cross_entropy_weight}, region_weight={self.region_weight}"
+        shown = f"cross_entropy_weight={self.cross_entropy_weight}, region_weight={self.region_weight}"
+        if self.calibration_weight == 0:
+            return shown
+        options = self.calibration
+        return (
+            f"{shown}, calibration_weight={self.calibration_weight}, calibration_bins={options.num_bins}, "
+            f"calibration_binning={options.binning!r}"
+        )
 
 
 def _region_loss(options: Mapping[str, Any]) -> TverskyLoss:

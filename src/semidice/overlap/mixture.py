@@ -9,7 +9,7 @@ This is the definition, in plain operations; `kernels` compute the same numbers 
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ..arrays import Activation, check_prediction, check_target, describe
@@ -41,12 +41,18 @@ def check_batch(prediction: Tensor, target: Tensor, valid: Tensor | None, option
     target, _ = check_target(prediction, target, activation=activation, valid=valid)
     if entropy:
         check_entropy(prediction, activation)
-    if form is not None and not options.region.background and prediction.shape[1] == 1:
+    if form is not None:
+        check_background(prediction, options.region.background)
+    return target
+
+
+def check_background(prediction: Tensor, background: bool) -> None:
+    """Raise if no class is left without the background."""
+    if not background and prediction.shape[1] == 1:
         raise ValueError(
             "background=False leaves no class of a one-channel prediction; "
             f"got {describe(prediction)}: use background=True"
         )
-    return target
 
 
 def check_entropy(prediction: Tensor, activation: Activation) -> None:
@@ -101,7 +107,7 @@ def region_loss_of(
     if options.classes == "present":
         # In every form, tp + fn is 0 exactly if the target is 0 everywhere.
         counted = stats.tp + stats.fn > 0
-    return _mean(_focal(loss, options.gamma), counted, weight, options.over)
+    return mean_over_classes_and_images(_focal(loss, options.gamma), counted, weight, options.over)
 
 
 def _focal(loss: Tensor, gamma: float) -> Tensor:
@@ -112,7 +118,9 @@ def _focal(loss: Tensor, gamma: float) -> Tensor:
     return torch.where(positive, torch.where(positive, loss, 1) ** gamma, 0)
 
 
-def _mean(loss: Tensor, counted: Tensor, weight: Tensor, over: Over) -> Tensor:
+def mean_over_classes_and_images(
+    loss: Float[Tensor, "N C"], counted: Bool[Tensor, "N C"], weight: Float[Tensor, " C"], over: Over
+) -> Float[Tensor, ""]:
     """Mean of the counted entries of `loss` (N, C); over="class" averages over images first."""
     weights = counted * weight
     if over == "class":

@@ -40,8 +40,7 @@ class RegionOptions:
 
     def __post_init__(self) -> None:
         check_choice("form", self.form, Form)
-        check_choice("over", self.over, Over)
-        check_choice("classes", self.classes, Classes)
+        check_averaging(self.over, self.classes, sync=self.sync)
         check_non_negative(alpha=self.alpha, beta=self.beta, smooth=self.smooth)
         if self.alpha == self.beta == 0:
             raise ValueError("alpha and beta are both 0, so no error costs anything: make one greater than 0")
@@ -52,15 +51,19 @@ class RegionOptions:
                 "form='squared' needs alpha = beta, or its index exceeds 1; "
                 f"got alpha={self.alpha}, beta={self.beta}: use form='min'"
             )
-        if self.sync and self.over != "batch":
-            raise ValueError(
-                f"sync sums the statistics of the whole batch and needs over='batch'; got {self.over!r}"
-            )
 
     @cached_property
     def choices(self) -> tuple[object, ...]:
         """The options that a kernel is compiled for. The numbers are arguments of each launch."""
         return (self.form, self.gamma != 1, self.log, self.over, self.classes, self.background)
+
+
+def check_averaging(over: Over, classes: Classes, *, sync: bool) -> None:
+    """Raise unless these options of an average over classes and images exist and fit together."""
+    check_choice("over", over, Over)
+    check_choice("classes", classes, Classes)
+    if sync and over != "batch":
+        raise ValueError(f"sync sums the statistics of the whole batch and needs over='batch'; got {over!r}")
 
 
 class RegionKeywords(TypedDict, total=False):

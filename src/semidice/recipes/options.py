@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 from ..arrays import SIZE_MULTIPLE
 from ..data.augment import AugmentOptions
 from ..data.label_making import LabelOptions
+from ..losses.calibration_error import Binning, CalibrationOptions
 from ..losses.distillation import Calibration, KeySource, Term
 from ..losses.segmentation import SegmentationLoss
 from ..losses.tversky import DiceLoss, JaccardLoss, TverskyLoss
@@ -95,7 +96,7 @@ class ModelOptions(_Section):
 
 
 class SegmentationLossOptions(_Section):
-    """Cross entropy and a region loss; see `losses.SegmentationLoss`."""
+    """Cross entropy, a region loss and the calibration error; see `losses.SegmentationLoss`."""
 
     family: Family = Field(default="dice", description="kind of the region loss")
     form: Form = Field(
@@ -120,6 +121,16 @@ class SegmentationLossOptions(_Section):
         default=CROSS_ENTROPY_WEIGHT, ge=0, description="weight of the cross entropy"
     )
     region_weight: float = Field(default=REGION_WEIGHT, ge=0, description="weight of the region loss")
+    calibration_weight: float = Field(
+        default=0.0, ge=0, description="weight of the average calibration error against the label"
+    )
+    calibration_bins: int = Field(
+        default=CalibrationOptions.num_bins, ge=2, description="bins of the average calibration error"
+    )
+    calibration_binning: Binning = Field(
+        default=CalibrationOptions.binning,
+        description="a voxel is in one bin (hard), or shared by the two nearest bins (soft)",
+    )
     class_weight: tuple[float, ...] | None = Field(default=None, description="one weight per class")
 
     def build(self, *, sync: bool = False) -> SegmentationLoss:
@@ -134,7 +145,12 @@ class SegmentationLossOptions(_Section):
         else:
             region = (DiceLoss if self.family == "dice" else JaccardLoss)(**options, sync=sync)
         return SegmentationLoss(
-            region, cross_entropy_weight=self.cross_entropy_weight, region_weight=self.region_weight
+            region,
+            cross_entropy_weight=self.cross_entropy_weight,
+            region_weight=self.region_weight,
+            calibration_weight=self.calibration_weight,
+            calibration_bins=self.calibration_bins,
+            calibration_binning=self.calibration_binning,
         )
 
     @model_validator(mode="after")
