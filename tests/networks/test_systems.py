@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from trained import normalised
 
+from semidice.arrays import one_hot
 from semidice.data.augment import AugmentOptions
 from semidice.data.batches import Batches
 from semidice.data.dataset import Dataset
@@ -24,6 +25,7 @@ from semidice.networks.systems import (
     TrainingLabels,
     build_network,
     network_probability,
+    rater_confusion,
 )
 from semidice.networks.systems.mrnet import RaterConvLSTM, draw_weights, fused_label
 from semidice.networks.systems.softseg import SoftSeg, adaptive_wing_loss, normalised_relu
@@ -35,7 +37,7 @@ from semidice.training.crossvalidation import cross_validate, start_run
 from semidice.training.engine import train_fold
 from semidice.training.teacher import load_teacher
 
-NAMES = ["mc_dropout", "multi_head", "softseg", "mrnet"]
+NAMES = ["mc_dropout", "multi_head", "softseg", "mrnet", "learned_reliability"]
 SMALL = {"architecture": "small_unet", "encoder": "none", "weights": "none", "options": {"channels": [8, 16]}}
 SIZES = {"num_channels": 1, "num_classes": 2, "num_raters": 3, "seed": 0}
 
@@ -57,10 +59,11 @@ def recipe_for(dataset, name, **changes):
     return Recipe.model_validate(options | changes)
 
 
-def network_for(name, model=SMALL, seed=0, **options):
+def network_for(name, model=SMALL, seed=0, num_classes=2, **options):
     model = {key: value for key, value in model.items() if key != "options"} | model.get("options", {})
     torch.manual_seed(seed)
-    return build_network(model, **SystemOptions(name=name, **options).model_dump(), **SIZES)
+    sizes = SIZES | {"num_classes": num_classes}
+    return build_network(model, **SystemOptions(name=name, **options).model_dump(), **sizes)
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +114,7 @@ class TestEverySystem:
             "multi_head": {"cross_entropy", "region"},
             "softseg": {"adaptive_wing"},
             "mrnet": {"coarse", "final", "raters"},
+            "learned_reliability": {"cross_entropy", "region", "trace"},
         }
         assert log_of(folder.fold(0))[0].keys() == {"step", "lr", "loss", *terms[name]}
 
@@ -585,6 +589,115 @@ class TestMRNet:
         assert network.inference.gates.weight.shape == (2048, 1024, 3, 3)
 
 
+# row: the true class, column: what the rater draws
+CONFUSIONS = {
+    2: [[[0.98, 0.02], [0.05, 0.95]], [[0.95, 0.05], [0.45, 0.55]], [[0.7, 0.3], [0.1, 0.9]]],
+    3: [
+        [[0.95, 0.03, 0.02], [0.05, 0.9, 0.05], [0.02, 0.08, 0.9]],
+        [[0.9, 0.1, 0.0], [0.4, 0.5, 0.1], [0.0, 0.1, 0.9]],
+        [[0.65, 0.35, 0.0], [0.05, 0.9, 0.05], [0.0, 0.3, 0.7]],
+    ],
+}
+
+
+def unreliable_raters(num_classes):
+    """Images, their true classes, the labels of raters with known confusion, and that confusion."""
+    torch.manual_seed(0)
+    image = torch.nn.functional.avg_pool2d(torch.randn(8, 1, 36, 36), 5, 1) * 5
+    truth = torch.bucketize(image[:, 0], torch.tensor([0.0, 1.0][: num_classes - 1]))
+    confusion = torch.tensor(CONFUSIONS[num_classes])
+    drawn = [torch.multinomial(rows[truth.flatten()], 1).view_as(truth) for rows in confusion]
+    raters = torch.stack([one_hot(classes, num_classes).float() for classes in drawn], 1)
+    valid = torch.ones(8, 32, 32, dtype=torch.bool)
+    return image, truth, TrainingLabels(raters.mean(1), valid, raters, valid[:, :3, 0]), confusion
+
+
+class TestLearnedReliability:
+    entropy = SegmentationLoss(cross_entropy_weight=1.0, region_weight=0.0)
+
+    @pytest.mark.parametrize("num_classes", [2, 3])
+    def test_training_recovers_the_confusion_of_simulated_raters_and_beats_their_majority(self, num_classes):
+        image, truth, labels, confusion = unreliable_raters(num_classes)
+        network = network_for("learned_reliability", num_classes=num_classes)
+        start = (rater_confusion(network) - confusion).abs().mean()
+        optimiser = torch.optim.AdamW(network.parameters(), lr=0.03)
+        for _ in range(60):
+            optimiser.zero_grad()
+            network.losses(network(image, labels.present), labels, self.entropy)[0].backward()
+            optimiser.step()
+        error = (rater_confusion(network) - confusion).abs().mean()
+        assert error < 0.5 * start
+        learned = network_probability(network, image, dtype="fp32").argmax(1) == truth
+        majority = labels.target.argmax(1) == truth
+        assert learned.float().mean() > majority.float().mean()
+
+    @pytest.mark.parametrize("num_classes", [2, 5])
+    def test_matrices_start_near_the_identity_with_rows_that_sum_to_one(self, num_classes):
+        confusion = rater_confusion(network_for("learned_reliability", num_classes=num_classes))
+        torch.testing.assert_close(confusion.sum(2), torch.ones(3, num_classes))
+        torch.testing.assert_close(confusion.diagonal(dim1=1, dim2=2), torch.full((3, num_classes), 0.9))
+
+    def test_the_loss_is_the_cross_entropy_of_each_rater_and_the_trace(self):
+        network, labels = network_for("learned_reliability", trace_weight=0.3), random_labels(2, 8)
+        labels = labels._replace(present=torch.tensor([[True, True, False], [True, False, False]]))
+        torch.nn.init.normal_(network.confusion)
+        logits = torch.randn(2, 2, 8, 8)
+        output = network(torch.zeros(2, 1, 8, 8))._replace(logits=logits)
+        total, parts = network.losses(output, labels, self.entropy)
+        prob, confusion = logits.softmax(1), rater_confusion(network)
+        expected = {}
+        for rater, cases in {0: [0, 1], 1: [0]}.items():
+            terms = [
+                -labels.raters[n, rater, :, h, w] @ (prob[n, :, h, w] @ confusion[rater]).log()
+                for n in cases
+                for h in range(8)
+                for w in range(8)
+            ]
+            expected[rater] = torch.stack(terms).mean() + 0.3 * confusion[rater].trace()
+        torch.testing.assert_close(total, (2 * expected[0] + expected[1]) / 3)
+        torch.testing.assert_close(total, parts["cross_entropy"] + 0.3 * parts["trace"])
+
+    def test_an_absent_rater_changes_neither_the_loss_nor_its_own_matrix(self):
+        network, labels = network_for("learned_reliability"), random_labels(2, 16)
+        labels = labels._replace(present=torch.tensor([[True, True, False], [True, False, False]]))
+        output = network(torch.randn(2, 1, 16, 16), labels.present)
+        junk = torch.where(labels.present.view(2, 3, 1, 1, 1), labels.raters, 1.0)
+        totals = [
+            network.losses(output, part, self.entropy)[0] for part in (labels, labels._replace(raters=junk))
+        ]
+        assert torch.equal(*totals)
+        totals[0].backward()
+        assert (network.confusion.grad.abs().amax((1, 2)) > 0).tolist() == [True, True, False]
+
+    def test_raters_who_are_always_right_leave_the_loss_of_a_plain_network(self):
+        network, labels = network_for("learned_reliability", trace_weight=0.0), random_labels(2, 16)
+        with torch.no_grad():
+            network.confusion.copy_(50 * torch.eye(2).expand(3, 2, 2))
+        output, loss = network(torch.randn(2, 1, 16, 16)), SegmentationLoss()
+        expected = sum(loss(output.logits, labels.raters[:, rater]) for rater in range(3)) / 3
+        torch.testing.assert_close(network.losses(output, labels, loss)[0], expected)
+
+    def test_the_probability_is_that_of_the_network_alone(self):
+        network, image = network_for("learned_reliability").eval(), torch.randn(2, 1, 32, 32)
+        expected = network.network(image).softmax(1)
+        torch.nn.init.normal_(network.confusion)
+        torch.testing.assert_close(network.probability(image), expected)
+
+    @pytest.mark.parametrize("finished", ["learned_reliability"], indirect=True)
+    def test_the_matrices_are_stored_with_the_weights_of_a_run(self, finished):
+        _, folder, _ = finished
+        confusion = rater_confusion(open_run(folder).network(0, device="cpu"))
+        start = rater_confusion(network_for("learned_reliability"))
+        assert confusion.shape == (3, 2, 2)
+        assert (confusion - start).abs().max() > 1e-3
+
+    def test_other_systems_have_no_matrices(self):
+        with pytest.raises(
+            ValueError, match=r"got a MultiHead: train with .*system\.name=learned_reliability"
+        ):
+            rater_confusion(network_for("multi_head"))
+
+
 class TestRefusals:
     def test_students_and_teachers_must_be_standard(self, dataset, fabric, tmp_path, finished):
         name, folder, _ = finished
@@ -604,12 +717,12 @@ class TestRefusals:
 
     def test_systems_that_need_several_raters_refuse_other_datasets(self):
         model = {key: value for key, value in SMALL.items() if key != "options"}
-        with pytest.raises(ValueError, match="two or more"):
-            build_network(model, **SystemOptions(name="mrnet").model_dump(), **SIZES | {"num_raters": 1})
-        with pytest.raises(ValueError, match="number of raters"):
-            build_network(
-                model, **SystemOptions(name="multi_head").model_dump(), **SIZES | {"num_raters": None}
-            )
+        for name in ("mrnet", "learned_reliability"):
+            with pytest.raises(ValueError, match=f"{name}.*two or more"):
+                build_network(model, **SystemOptions(name=name).model_dump(), **SIZES | {"num_raters": 1})
+        for name in ("multi_head", "mrnet", "learned_reliability"):
+            with pytest.raises(ValueError, match=f"{name}.*number of raters"):
+                build_network(model, **SystemOptions(name=name).model_dump(), **SIZES | {"num_raters": None})
 
     def test_an_architecture_without_encoder_and_decoder_is_refused(self):
         with pytest.raises(ValueError, match="got Linear"):

@@ -28,7 +28,7 @@ from ..overlap.options import (
 )
 
 Family = Literal["dice", "jaccard", "tversky"]
-SystemName = Literal["standard", "mc_dropout", "multi_head", "softseg", "mrnet"]
+SystemName = Literal["standard", "mc_dropout", "multi_head", "softseg", "mrnet", "learned_reliability"]
 
 AbsolutePath = Annotated[Path, AfterValidator(lambda path: Path(os.path.abspath(path.expanduser())))]
 
@@ -164,7 +164,7 @@ class SegmentationLossOptions(_Section):
 
 
 class SystemOptions(_Section):
-    """The system to train: a plain network, or one that the paper compares with; see systems.md."""
+    """The system to train: a plain network, or one for several raters; see systems.md."""
 
     name: SystemName = Field(
         default="standard", description="standard is a plain network; the others are explained in systems.md"
@@ -177,6 +177,11 @@ class SystemOptions(_Section):
     )
     num_samples: int = Field(
         default=20, ge=1, description="mc_dropout: number of predictions that are averaged"
+    )
+    trace_weight: float = Field(
+        default=0.01,
+        ge=0,
+        description="learned_reliability: weight of the mean trace of the confusion matrices",
     )
 
 

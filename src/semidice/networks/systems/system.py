@@ -111,9 +111,7 @@ def rater_losses(
     The weight of a rater is the number of annotated images in the batch. An image that a rater did not
     annotate adds nothing to the loss or gradient of this rater.
     """
-    num_annotated = sum_across_processes(present.sum(0).float())
-    # not 0 / 0: every case has at least one rater
-    share = num_annotated / num_annotated.sum()
+    share = rater_shares(present)
     space = [1] * (valid.ndim - 1)
     totals, terms = [], []
     for rater in range(logits.shape[1]):
@@ -123,6 +121,13 @@ def rater_losses(
         terms.append({name: share[rater] * part for name, part in parts.items()})
     sums = {name: reduce(torch.add, [part[name] for part in terms]) for name in terms[0]}
     return reduce(torch.add, totals), sums
+
+
+def rater_shares(present: Bool[Tensor, "N R"]) -> Float32[Tensor, " R"]:
+    """The share of each rater in the annotated images of the batch, over all processes; the sum is 1."""
+    num_annotated = sum_across_processes(present.sum(0).float())
+    # not 0 / 0: every case has at least one rater
+    return num_annotated / num_annotated.sum()
 
 
 class Trunk(nn.Module):

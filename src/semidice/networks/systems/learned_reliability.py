@@ -1,0 +1,90 @@
+"""Learned reliability of raters (after Tanno et al., CVPR 2019): a confusion matrix for each rater.
+
+    q_r(given) = sum over true classes of p(true) A_r(true, given)       p = softmax of the network
+    loss = mean over raters of loss(q_r, mask of rater r)  +  trace_weight * mean over raters of trace(A_r)
+
+The network predicts the true class of a voxel, and A_r how rater r reports it: A_r(true, given) is the
+probability that the rater draws `given` where `true` is right. Every row sums to one; A_r is the same for all
+images and voxels. Many pairs of p and A_r explain the masks equally well. Of these, the smallest trace blames
+the raters for as much as possible; it is that of the truth if raters, on average, are right more often than
+wrong (Tanno et al., theorem 1).
+
+Published: matrices that are trained with the network and start near the identity; the trace as regulariser;
+cross entropy. Decided here: segmentation in place of classification; the recipe's loss of log q as logits;
+rows as softmax of a constant plus parameters that start at 0, so weight decay pulls a matrix to its start and
+not to guessing. The weight of a rater, also of the trace, is the number of annotated images. `label` of the
+recipe is not used.
+"""
+
+import math
+from typing import ClassVar, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Float32
+from torch import Tensor, nn
+
+from ...losses.segmentation import SegmentationLoss
+from .system import System, TrainingLabels, rater_losses, rater_shares
+
+# the diagonal of every matrix at the start
+_START = 0.9
+
+
+class ReliabilityOutput(NamedTuple):
+    """Logits of the true class, and the logarithm of the confusion matrices (raters, true, given)."""
+
+    logits: Float[Tensor, "N C *space"]
+    log_confusion: Float32[Tensor, "R C C"]
+
+
+class LearnedReliability(System):
+    """A network of the true class, and the confusion matrix of each rater."""
+
+    needs_raters: ClassVar[bool] = True
+
+    def __init__(self, network: nn.Module, *, num_classes: int, num_raters: int, trace_weight: float) -> None:
+        super().__init__()
+        self.network, self.trace_weight = network, trace_weight
+        self.confusion = nn.Parameter(torch.zeros(num_raters, num_classes, num_classes))
+        start = math.log(_START / (1 - _START) * (num_classes - 1))
+        # not in checkpoints: it is a constant
+        self.register_buffer("start", start * torch.eye(num_classes), persistent=False)
+
+    def forward(
+        self, image: Float[Tensor, "N channels *space"], present: Bool[Tensor, "N R"] | None = None
+    ) -> ReliabilityOutput:
+        """`present` is used by the loss alone."""
+        return ReliabilityOutput(self.network(image), self.log_confusion())
+
+    def log_confusion(self) -> Float32[Tensor, "R C C"]:
+        """The logarithm of the confusion matrices: raters, true class, given class."""
+        return (self.confusion + self.get_buffer("start")).log_softmax(2)
+
+    def losses(
+        self, output: ReliabilityOutput, labels: TrainingLabels, loss: SegmentationLoss
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        raters, present = labels.of_raters()
+        confusion = output.log_confusion.exp()
+        prob = output.logits.float().softmax(1)
+        given = torch.einsum("nc...,rcg->nrg...", prob, confusion)
+        # the softmax of log q is q, so the loss of logits is the loss of q; no entry of a matrix is 0
+        total, parts = rater_losses(given.log(), raters, present, labels.valid, loss)
+        trace = (rater_shares(present) * confusion.diagonal(dim1=1, dim2=2).sum(1)).sum()
+        return total + self.trace_weight * trace, {**parts, "trace": trace.detach()}
+
+    def probability(self, image: Float[Tensor, "N channels *space"]) -> Float32[Tensor, "N C *space"]:
+        """Of the true class."""
+        return self.network(image).float().softmax(1)  # type: ignore[no-any-return]
+
+
+def rater_confusion(network: nn.Module) -> Float32[Tensor, "R C C"]:
+    """The learned confusion matrix of each rater: row is the true class, column what the rater draws.
+
+    network: of a run with `system.name: learned_reliability`. Raters in the order of the dataset.
+    """
+    if not isinstance(network, LearnedReliability):
+        raise ValueError(
+            "only the system learned_reliability has confusion matrices of raters; "
+            f"got a {type(network).__name__}: train with --set system.name=learned_reliability"
+        )
+    return network.log_confusion().detach().exp()
