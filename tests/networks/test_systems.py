@@ -615,21 +615,29 @@ def unreliable_raters(num_classes):
 class TestLearnedReliability:
     entropy = SegmentationLoss(cross_entropy_weight=1.0, region_weight=0.0)
 
-    @pytest.mark.parametrize("num_classes", [2, 3])
-    def test_training_recovers_the_confusion_of_simulated_raters_and_beats_their_majority(self, num_classes):
-        image, truth, labels, confusion = unreliable_raters(num_classes)
+    def fitted(self, num_classes, loss):
+        """A network after training, and the mean error of its matrices divided by that at the start."""
+        image, _, labels, confusion = unreliable_raters(num_classes)
         network = network_for("learned_reliability", num_classes=num_classes)
         start = (rater_confusion(network) - confusion).abs().mean()
         optimiser = torch.optim.AdamW(network.parameters(), lr=0.03)
         for _ in range(60):
             optimiser.zero_grad()
-            network.losses(network(image, labels.present), labels, self.entropy)[0].backward()
+            network.losses(network(image, labels.present), labels, loss)[0].backward()
             optimiser.step()
-        error = (rater_confusion(network) - confusion).abs().mean()
-        assert error < 0.5 * start
+        return network, float((rater_confusion(network) - confusion).abs().mean() / start)
+
+    @pytest.mark.parametrize("num_classes", [2, 3])
+    def test_training_recovers_the_confusion_of_simulated_raters_and_beats_their_majority(self, num_classes):
+        network, error = self.fitted(num_classes, self.entropy)
+        assert error < 0.5
+        image, truth, labels, _ = unreliable_raters(num_classes)
         learned = network_probability(network, image, dtype="fp32").argmax(1) == truth
         majority = labels.target.argmax(1) == truth
         assert learned.float().mean() > majority.float().mean()
+
+    def test_with_a_region_loss_the_matrices_are_not_probabilities(self):
+        assert self.fitted(2, SegmentationLoss())[1] > 2 * self.fitted(2, self.entropy)[1]
 
     @pytest.mark.parametrize("num_classes", [2, 5])
     def test_matrices_start_near_the_identity_with_rows_that_sum_to_one(self, num_classes):
