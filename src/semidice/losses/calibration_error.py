@@ -219,10 +219,10 @@ class _BinSums(torch.autograd.Function):
         x: Tensor, y: Tensor, counted: Tensor, num_bins: int, binning: Binning
     ) -> tuple[Tensor, Tensor]:
         difference, counted = (x - y) * counted, counted.expand_as(x)
-        first, share, _ = _membership(x, num_bins, binning)
         if binning == "hard":
-            gap, mass = (_sums_of_bins(part, first, num_bins) for part in (difference, counted))
-            return gap, mass
+            index = _bin_index(x * num_bins, num_bins)
+            return _sums_of_bins(difference, index, num_bins), _sums_of_bins(counted, index, num_bins)
+        first, share, _ = _soft_bins(x, num_bins)
         gap, mass = (
             _sums_of_bins(part * (1 - share), first, num_bins)
             + _sums_of_bins(part * share, first + 1, num_bins)
@@ -239,10 +239,10 @@ class _BinSums(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, y, counted = ctx.saved_tensors
         grad_gap, grad_mass = gradients
-        first, share, slope = _membership(x, ctx.num_bins, ctx.binning)
         if ctx.binning == "hard":
-            grad_x = grad_gap.gather(2, first) * counted
+            grad_x = grad_gap.gather(2, _bin_index(x * ctx.num_bins, ctx.num_bins)) * counted
             return grad_x, -grad_x, None, None, None
+        first, share, slope = _soft_bins(x, ctx.num_bins)
         gap_first, gap_next = grad_gap.gather(2, first), grad_gap.gather(2, first + 1)
         mass_rise = grad_mass.gather(2, first + 1) - grad_mass.gather(2, first)
         grad_y = -(gap_first + share * (gap_next - gap_first)) * counted
@@ -250,18 +250,19 @@ class _BinSums(torch.autograd.Function):
         return grad_x, grad_y, None, None, None
 
 
-def _membership(x: Tensor, num_bins: int, binning: Binning) -> tuple[Tensor, Tensor, Tensor]:
-    """The first bin of each voxel, the share of the next bin, and the derivative of that share.
+def _bin_index(position: Tensor, num_bins: int) -> Tensor:
+    """The whole part of `position`, within 0 and num_bins - 1.
 
-    NaN, of a network that diverged, is in bin 0: an index out of range would stop a GPU.
+    NaN, of a network that diverged, is in some bin: an index out of range would stop a GPU.
     """
-    scaled = x * num_bins
-    if binning == "hard":
-        first = scaled.detach().long().clamp(0, num_bins - 1)
-        return first, scaled, scaled
-    # in units of bins, from the centre of the first bin; all of the voxel is in the first or last bin beyond
-    position = scaled - 0.5
-    first = position.detach().long().clamp(0, num_bins - 2)
+    return position.detach().long().clamp(0, num_bins - 1)
+
+
+def _soft_bins(x: Tensor, num_bins: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The lower of the two bins that share a voxel, the share of the next bin, and its derivative."""
+    # in bins, from the centre of the first one; beyond the outer centres, one bin has all of a voxel
+    position = x * num_bins - 0.5
+    first = _bin_index(position, num_bins - 1)
     share = position - first
     inside = (share > 0) & (share < 1)
     return first, share.clamp(0, 1), inside * float(num_bins)
