@@ -141,7 +141,7 @@ def _sum(p: Float[Tensor, " n"]) -> Float[Tensor, ""]:
     """Float64 sum; on a CPU in blocks, because a sum with another type than its input is slow there."""
     if p.device.type != "cpu":
         return p.sum(dtype=torch.float64)
-    return torch.stack([block.double().sum() for block in p.split(2**16)]).sum()
+    return torch.stack([block.double().sum() for block in p.split(2**15)]).sum()
 
 
 def _round_down(value: Tensor, dtype: torch.dtype) -> Tensor:
