@@ -1,0 +1,133 @@
+"""The decision that scores best on cases with known masks, such as out-of-fold predictions.
+
+The score of a case is its mean Dice over the foreground classes; a class that is empty in mask and target has
+1. Scores are averaged within a patient, then over patients. The plain rule, argmax, is kept unless the best
+candidate is better by more than one standard error of the paired difference between patients.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Integer
+from torch import Tensor
+
+from ..arrays import check_prediction, check_target
+from .decision import Decision
+from .objective import Objective
+from .thresholds import thresholds
+
+PLAIN = Decision("argmax")
+CANDIDATES: tuple[str, ...] = (
+    "argmax",
+    "dice",
+    "jaccard",
+    "nested",
+    "mix:0.25",
+    "mix:0.5",
+    "mix:0.75",
+    *(f"threshold:{percent / 100:g}" for percent in range(10, 91, 5)),
+)
+
+_PLAIN_THRESHOLDS = ("argmax", "threshold")
+
+Case = tuple[Tensor, Tensor, Tensor | None, str]
+
+
+@dataclass(frozen=True)
+class FittedDecision:
+    """The chosen decision, the mean score of each candidate by its text, and the number of scored cases."""
+
+    decision: Decision
+    scores: Mapping[str, float]
+    num_cases: int
+
+
+def fit_decision(cases: Iterable[Case], candidates: Sequence[str] = CANDIDATES) -> FittedDecision:
+    """The candidate with the best mean Dice, or argmax unless the gain exceeds its standard error.
+
+    cases: (prob (C, *space), target class map (*space), valid (*space) or None, patient name); one case is
+    in memory at a time. One channel is the foreground, class 1. At equal scores the earlier candidate is
+    chosen; argmax comes first, and is scored also if it is not a candidate. A case without a valid
+    voxel is skipped. With one patient there is no standard error, and argmax is kept.
+
+    >>> prob, target = torch.tensor([[0.9, 0.4, 0.4, 0.1]]), torch.tensor([1, 1, 1, 0])
+    >>> fit_decision([(prob, target, None, "a"), (prob, target, None, "b")], ["dice"]).scores
+    {'argmax': 0.5, 'dice': 1.0}
+    """
+    names = list(dict.fromkeys(chain([str(PLAIN)], (str(Decision.parse(text)) for text in candidates))))
+    decisions = [Decision.parse(name) for name in names]
+    of_patient: dict[str, list[np.ndarray]] = {}
+    for prob, target, valid, patient in cases:
+        if valid is None or bool(valid.any()):
+            of_patient.setdefault(patient, []).append(_case_scores(prob, target, valid, decisions))
+    if not of_patient:
+        raise ValueError("no case to fit a decision on; give predictions and targets with a valid voxel")
+    scores = np.stack([np.mean(rows, axis=0) for rows in of_patient.values()])
+    means = scores.mean(axis=0)
+    best = int(means.argmax())
+    gain = scores[:, best] - scores[:, 0]
+    error = gain.std(ddof=1) / np.sqrt(len(gain)) if len(gain) > 1 else np.inf
+    chosen = decisions[best] if gain.mean() > error else PLAIN
+    num_cases = sum(len(rows) for rows in of_patient.values())
+    return FittedDecision(chosen, dict(zip(names, means.tolist(), strict=True)), num_cases)
+
+
+def _case_scores(
+    prob: Float[Tensor, "C *space"],
+    target: Integer[Tensor, "*space"],
+    valid: Bool[Tensor, "*space"] | None,
+    decisions: Sequence[Decision],
+) -> np.ndarray:
+    """Mean foreground Dice of each decision."""
+    prob, target = prob.unsqueeze(0), target.unsqueeze(0)
+    valid = None if valid is None else valid.unsqueeze(0)
+    check_prediction(prob)
+    check_target(prob, target, valid=valid, has_ignore_index=False)
+    if prob.shape[1] <= 2:
+        return _binary_scores(prob[0, -1], target[0] == 1, valid, decisions)
+    wanted = torch.stack([target == number for number in range(1, prob.shape[1])], 1)
+    if valid is not None:
+        wanted &= valid.unsqueeze(1)
+    masks = (decision.masks(prob, valid=valid)[:, 1:] for decision in decisions)
+    return np.array([_mean_dice(mask, wanted) for mask in masks])
+
+
+def _mean_dice(masks: Bool[Tensor, "1 F *space"], wanted: Bool[Tensor, "1 F *space"]) -> float:
+    common, first, second = (part.flatten(2).sum(2) for part in (masks & wanted, masks, wanted))
+    return float(_dice(common, first, second).mean())
+
+
+def _binary_scores(
+    p: Float[Tensor, "*space"],
+    wanted: Bool[Tensor, "*space"],
+    valid: Bool[Tensor, "1 *space"] | None,
+    decisions: Sequence[Decision],
+) -> np.ndarray:
+    """Dice of each decision: all of them choose {p > t}, so the voxels are sorted once."""
+    if valid is not None:
+        p, wanted = p[valid[0]], wanted[valid[0]]
+    p = p.flatten().to(torch.promote_types(p.dtype, torch.float32))
+    ordered, order = p.sort(descending=True)
+    true_positive = F.pad(wanted.flatten()[order].cumsum(0), (1, 0))
+    sizes = len(p) - torch.searchsorted(ordered.flip(0), _thresholds(ordered, decisions), right=True)
+    return _dice(true_positive[sizes], sizes, true_positive[-1]).cpu().numpy()
+
+
+def _thresholds(p: Float[Tensor, " n"], decisions: Sequence[Decision]) -> Float[Tensor, " D"]:
+    """The threshold of each decision for one foreground channel."""
+    optimal = [decision for decision in decisions if decision.rule not in _PLAIN_THRESHOLDS]
+    objectives = [Objective(decision.rule, decision.parameter or 0.0) for decision in optimal]
+    found = dict(zip(optimal, thresholds(p[None], objectives)[0] if objectives else (), strict=True))
+    for decision in set(decisions) - set(optimal):
+        found[decision] = p.new_tensor(0.5 if decision.parameter is None else decision.parameter)
+    return torch.stack([found[decision] for decision in decisions])
+
+
+def _dice(common: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """Float64 Dice from the sizes of two sets and of their intersection; 1 if both are empty."""
+    total = (first + second).double()
+    return torch.where(total > 0, 2 * common / total.clamp_min(1), 1.0)
