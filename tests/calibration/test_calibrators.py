@@ -349,6 +349,34 @@ def test_batches_in_any_order_give_the_fit_of_all_voxels(name):
     torch.testing.assert_close(in_parts.parameters, at_once.parameters, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("num_classes", [1, 2, 3])
+@pytest.mark.parametrize("name", CALIBRATORS)
+def test_merged_calibrators_have_learned_from_the_voxels_of_all(name, num_classes):
+    prob = stored_prob(900, max(2, num_classes), seed=4)
+    target = torch.multinomial(prob, 1, generator=torch.Generator().manual_seed(4)).squeeze(1)
+    if num_classes == 1:
+        prob, target = prob[:, 1:], target.unsqueeze(1)
+    # every voxel is a key
+    options = {"num_keys": 3000, "bandwidth": 0.01} if name == "kde" else {}
+    at_once, merged = CALIBRATORS[name](**options).fit(prob, target), CALIBRATORS[name](**options)
+    for start in (600, 0, 300):
+        part = slice(start, start + 300)
+        merged.merge(CALIBRATORS[name](**options).fit(prob[part], target[part]))
+    torch.testing.assert_close(merged.calibrate(prob), at_once.calibrate(prob), rtol=0, atol=1e-9)
+
+
+def test_only_calibrators_of_one_kind_can_be_merged():
+    prob, target = stored_prob(50, 3, seed=4), torch.arange(50) % 3
+    fitted = {name: kind().fit(prob, target) for name, kind in CALIBRATORS.items()}
+    with pytest.raises(ValueError, match="got a KDECalibrator of activation 'none'"):
+        fitted["beta"].merge(fitted["kde"])
+    with pytest.raises(ValueError, match="has seen no data"):
+        fitted["beta"].merge(CALIBRATORS["beta"]())
+    other = CALIBRATORS["beta"]().fit(prob[:, :1], target.clamp(max=1).unsqueeze(1))
+    with pytest.raises(ValueError, match="need the same classes; got 3 and 1"):
+        fitted["beta"].merge(other)
+
+
 @pytest.mark.parametrize("name", ["vector", "isotonic", "beta"])
 def test_logits_and_their_probabilities_give_the_same_calibrator(name):
     logits, target = overconfident(700, 3, temperature=2.0)

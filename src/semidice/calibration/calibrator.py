@@ -40,6 +40,10 @@ class Statistics(ABC):
         """Take more voxels; rows: see `Calibrator._inputs`."""
 
     @abstractmethod
+    def merge(self, other: Any) -> None:
+        """Take the voxels of other statistics of this class."""
+
+    @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
         """Everything, for a file."""
 
@@ -75,6 +79,25 @@ class Calibrator(ABC):
             self._statistics = self._new_statistics(rows.shape[1])
         self._check_classes(prediction, self._statistics)
         self._statistics.add(self._inputs(rows), label)
+        self._parameters = None
+        return self
+
+    def merge(self: Kind, other: Kind) -> Kind:
+        """Learn from the voxels that another calibrator of this kind was fitted to."""
+        if type(other) is not type(self) or other.activation != self.activation:
+            raise ValueError(
+                f"a {type(self).__name__} of activation {self.activation!r} merges with its like; got a "
+                f"{type(other).__name__} of activation {other.activation!r}"
+            )
+        statistics: Statistics = other._fitted()
+        if self._statistics is None:
+            self._statistics = self._new_statistics(statistics.num_classes)
+        if self._statistics.num_classes != statistics.num_classes:
+            raise ValueError(
+                f"calibrators that are merged need the same classes; got {self._statistics.num_classes} and "
+                f"{statistics.num_classes}"
+            )
+        self._statistics.merge(statistics)
         self._parameters = None
         return self
 

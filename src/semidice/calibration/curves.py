@@ -24,6 +24,8 @@ UNITS = 65535
 MIN_STORED_PROB = 0.5 / UNITS
 # a largest number of voxels: sums of float64 are exact up to here
 _MAX_COUNT = 2.0**53
+# in units: the relative precision of float32 times 65535 units, doubled
+_ROUNDING = 0.01
 
 
 Curve = TypeVar("Curve", bound="CurveCalibrator")
@@ -46,6 +48,10 @@ class Histogram(Statistics):
             self.count[problem] += of_problem.bincount(minlength=UNITS + 1)
             weights = label[:, problem].double()
             self.label[problem] += of_problem.bincount(weights, minlength=UNITS + 1)
+
+    def merge(self, other: "Histogram") -> None:
+        self.count += other.count
+        self.label += other.label
 
     def tensors(self) -> dict[str, Tensor]:
         """Position, count and label of the probabilities that occurred."""
@@ -161,3 +167,18 @@ def seen_points(
 def stored_log(prob: Tensor) -> Tensor:
     """log p, where a probability below half a unit, 8e-6, counts as half a unit."""
     return prob.clamp(min=MIN_STORED_PROB).log()
+
+
+def interpolated(prob: Tensor, curve: Float[Tensor, " units"]) -> Tensor:
+    """The values at any probabilities of a curve that is given at the multiples of 1/65535, and linear between.
+
+    A probability that is stored as 0 or 1, or as a multiple with the rounding of a float32, is that multiple.
+    """
+    units = prob * UNITS
+    nearest = units.detach().round()
+    is_stored = (units.detach() - nearest).abs() < _ROUNDING
+    is_stored |= (nearest - UNITS / 2).abs() == UNITS / 2
+    units = torch.where(is_stored, units + (nearest - units).detach(), units)
+    below = units.detach().floor().long().clamp(0, UNITS - 1)
+    low, high = curve[below], curve[below + 1]
+    return low + (units - below) * (high - low)

@@ -11,10 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from .calibrator import StoredCalibrator
-from .curves import UNITS, CurveCalibrator
-
-# in units: the relative precision of float32 times 65535 units, doubled
-_ROUNDING = 0.01
+from .curves import UNITS, CurveCalibrator, interpolated
 
 
 class IsotonicCalibrator(CurveCalibrator):
@@ -43,14 +40,7 @@ class IsotonicCalibrator(CurveCalibrator):
 
     @staticmethod
     def _curve(prob: Tensor, parameters: Float[Tensor, " numbers"]) -> Tensor:
-        units = prob * UNITS
-        # a stored probability is a multiple of a unit, except for the rounding of a float32
-        nearest = units.detach().round()
-        is_stored = (units.detach() - nearest).abs() < _ROUNDING
-        units = torch.where(is_stored, units + (nearest - units).detach(), units)
-        below = units.detach().floor().long().clamp(0, UNITS - 1)
-        low, high = parameters[below], parameters[below + 1]
-        return low + (units - below) * (high - low)
+        return interpolated(prob, parameters)
 
     @classmethod
     def _check_parameters(cls, stored: StoredCalibrator, parameters: Tensor) -> None:

@@ -101,6 +101,9 @@ class _Derivatives(Statistics):
             self.sums["curvature"] = self.sums["curvature"].to(beta.device) + curvature
         self.sums["num_voxels"] = self.sums["num_voxels"] + len(rows)
 
+    def merge(self, other: "_Derivatives") -> None:
+        self.sums = {name: total + other.sums[name].to(total.device) for name, total in self.sums.items()}
+
     def tensors(self) -> dict[str, Tensor]:
         return self.sums
 

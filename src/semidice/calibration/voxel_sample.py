@@ -31,19 +31,32 @@ class VoxelSample(Statistics):
         class_of = label.argmax(1)
         # drawn on the CPU, so that a seed gives the same sample on every device
         draw = torch.randint(2**32, (len(prob),), generator=self._generator).to(prob.device)
-        batch = {"prob": prob, "label": label, "class_of": class_of, "draw": draw}
-        old = self.rows or {name: part[:0] for name, part in batch.items()}
-        seen = class_of.bincount(minlength=prob.shape[1]) + old.get("seen", 0)
+        seen = class_of.bincount(minlength=prob.shape[1])
+        self._keep({"prob": prob, "label": label, "class_of": class_of, "draw": draw, "seen": seen})
+
+    def merge(self, other: "VoxelSample") -> None:
+        """Draw from the voxels of the other sample's stream too."""
+        self._keep(other.rows)
+
+    def _keep(self, batch: dict[str, Tensor]) -> None:
+        """Join the rows of a batch to the sample, and drop those beyond the share of their class.
+
+        The share only shrinks when new classes appear, so a voxel that was dropped is never needed again.
+        """
+        device = batch["prob"].device
+        old = {name: part.to(device) for name, part in self.rows.items()} or {
+            name: part[:0] for name, part in batch.items()
+        }
+        seen = batch["seen"] + old["seen"] if self.rows else batch["seen"]
         share = -(-self.size // int((seen > 0).sum()))
-        # The `share` smallest draws of a class are a uniform sample of it. The share only shrinks when new
-        # classes appear, so a voxel that was dropped is never needed again.
-        classes = torch.cat([old["class_of"], class_of])
-        order = ((classes << 32) + torch.cat([old["draw"], draw])).argsort()
+        classes = torch.cat([old["class_of"], batch["class_of"]])
+        order = ((classes << 32) + torch.cat([old["draw"], batch["draw"]])).argsort()
         run = classes[order]
         rank = torch.arange(len(run), device=run.device) - torch.searchsorted(run, run)
         chosen, num_old = order[rank < share], len(old["draw"])
         from_old, from_new = chosen[chosen < num_old], chosen[chosen >= num_old] - num_old
-        self.rows = {name: torch.cat([old[name][from_old], part[from_new]]) for name, part in batch.items()}
+        names = ("prob", "label", "class_of", "draw")
+        self.rows = {name: torch.cat([old[name][from_old], batch[name][from_new]]) for name in names}
         self.rows["seen"] = seen
 
     @property
