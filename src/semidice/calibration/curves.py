@@ -170,7 +170,7 @@ def stored_log(prob: Tensor) -> Tensor:
 
 
 def interpolated(prob: Tensor, curve: Float[Tensor, " units"]) -> Tensor:
-    """The values at any probabilities of a curve that is given at the multiples of 1/65535, and linear between.
+    """Values of a curve that is given at the multiples of 1/65535, and linear between them.
 
     A probability that is stored as 0 or 1, or as a multiple with the rounding of a float32, is that multiple.
     """
