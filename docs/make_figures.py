@@ -7,7 +7,8 @@ Each table is such a function in `TABLES`, by page. It is written into the page 
     <!-- end -->
 
 Everything shown is computed by the package itself, with fixed seeds. Figures of the theory are drawn below or
-in `landing`; those of labels, calibration and rooms in `label_study`, `calibration_study` and `rooms`.
+in `landing`; those of labels, calibration and rooms in `label_study`, `calibration_study`, `calibrator_study`
+and `rooms`.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from functools import partial
 from pathlib import Path
 
 import calibration_study
+import calibrator_study
 import label_study
 import rooms
 import torch
@@ -132,12 +134,13 @@ FIGURES: Mapping[str, Callable[[], Figure]] = {
     "rooms": rooms.draw_rooms,
     **label_study.FIGURES,
     **calibration_study.FIGURES,
+    **calibrator_study.FIGURES,
 }
 
 # rows of cells; the first row is the header. None if the data of the table are not on this machine
 TABLES: Mapping[str, Mapping[str, Callable[[], list[Sequence[str]] | None]]] = {
     "labels.md": label_study.TABLES,
-    "calibration.md": calibration_study.TABLES,
+    "calibration.md": {**calibration_study.TABLES, **calibrator_study.TABLES},
     "landing.md": {"landed_predictions": landing_table},
     "where.md": {"rooms_and_imports": rooms.rooms_table},
 }

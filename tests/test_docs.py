@@ -14,6 +14,7 @@ DOCS = ROOT / "docs"
 sys.path.insert(0, str(DOCS))
 
 import calibration_study  # noqa: E402
+import calibrator_study  # noqa: E402
 import label_study  # noqa: E402
 import make_figures  # noqa: E402
 import rooms  # noqa: E402
@@ -109,7 +110,7 @@ def test_every_benchmark_is_listed_with_existing_rooms():
         assert set(re.findall(r"`(\w+)`", names)) <= set(rooms.ROOMS), names
 
 
-@pytest.mark.parametrize("name", ["label_makers", "reliability", "bias_bound"])
+@pytest.mark.parametrize("name", ["label_makers", "reliability", "bias_bound", "calibrator_curves"])
 def test_a_figure_is_drawn_and_small_enough_for_a_page(name, tmp_path):
     make_figures.save_compact(make_figures.FIGURES[name](), tmp_path / "figure.png")
     assert 10_000 < (tmp_path / "figure.png").stat().st_size <= make_figures.MAX_BYTES
@@ -191,6 +192,20 @@ class TestStatementsInThePages:
         assert len(points) == 23
         assert all(point.bias <= point.from_truth + 1e-9 for point in points)
         assert sum(point.bias < 0.9 * point.from_truth for point in points) > 5
+
+    def test_only_isotonic_calibration_corrects_every_distortion_of_single_probabilities(self):
+        in_space = {"dilated", "blurred"}
+        worst = {
+            name: max(
+                calibration_study.error_to_truth(calibrator_study.judged(distortion)[name])
+                for distortion in calibrator_study.DISTORTIONS.keys() - in_space
+            )
+            for name in calibrator_study.CALIBRATORS
+        }
+        assert [name for name, error in worst.items() if error < 0.5] == ["isotonic"]
+        by_name = calibrator_study.judged("asymmetric")
+        error = {name: calibrator_study.rater_error(prob) for name, prob in by_name.items()}
+        assert error["beta"] < 0.5 * error["vector"]
 
     def test_kde_halves_the_error_of_an_over_segmenting_teacher(self):
         result = calibration_study.calibrated("over-segmenting")
