@@ -1,22 +1,31 @@
 """The tables and the figure of docs/calibration.md about calibrators: which one is nearest to p*.
 
 Teachers, cases and the error to p* are those of `calibration_study`, with more distortions. Calibrators see
-one rater, as a hard label, in 48 cases; they are judged on 16 others.
+one rater, as a hard label, in 48 cases; they are judged on 16 others. One table is of the networks of
+`semidice demo -o demo_out`, run in the root of the repository.
 """
 
-from collections.abc import Callable, Mapping
+import io
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 
 import calibration_study as study
 import torch
 from calibration_study import FIT, JUDGED, Row, cases, distorted
 from matplotlib.figure import Figure
+from rich.console import Console
 from torch import Tensor
 
 from semidice import CALIBRATORS
 from semidice.calibration.calibrator import Calibrator
 from semidice.metrics import calibration_error
+from semidice.paths import DemoFolder
 from semidice.report.figures import COLOURS, LINES, new_axes
+from semidice.runs.calibration import UNCALIBRATED, run_calibrate
+from semidice.runs.run import open_run
+
+DEMO = DemoFolder(Path(__file__).parents[1] / "demo_out")
 
 
 def asymmetric(prob: Tensor) -> Tensor:
@@ -63,9 +72,27 @@ def _rows(score: Callable[[Tensor], float]) -> list[Row]:
     rows: list[Row] = [["distortion", *names]]
     for distortion in DISTORTIONS:
         values = [f"{score(judged(distortion)[name]):.2f}" for name in names]
-        lowest = min(values, key=float)
-        rows.append([distortion, *(f"**{value}**" if value == lowest else value for value in values)])
+        rows.append([distortion, *_lowest_bold(values)])
     return rows
+
+
+def demo_rows() -> list[Row] | None:
+    """Error to p* of the demo's held-out cases after `semidice calibrate`; None if there is no demo_out."""
+    if not DEMO.runs.is_dir():
+        return None
+    names = [UNCALIBRATED, *CALIBRATORS]
+    rows: list[Row] = [["trained with", *names]]
+    for run in sorted(DEMO.runs.iterdir()):
+        table = run_calibrate(run, dataset_path=DEMO.dataset, console=Console(file=io.StringIO()))
+        means = table.paired("truth_error", methods=names).values.mean(0)
+        values = [f"{100 * float(mean):.2f}" for mean in means]
+        rows.append([open_run(run).recipe.name, *_lowest_bold(values)])
+    return rows
+
+
+def _lowest_bold(values: Sequence[str]) -> list[str]:
+    lowest = min(values, key=float)
+    return [f"**{value}**" if value == lowest else value for value in values]
 
 
 def draw_curves() -> Figure:
@@ -94,4 +121,5 @@ FIGURES: Mapping[str, Callable[[], Figure]] = {"calibrator_curves": draw_curves}
 TABLES: Mapping[str, Callable[[], list[Row] | None]] = {
     "nearest_to_truth": lambda: _rows(study.error_to_truth),
     "calibrator_ece": lambda: _rows(rater_error),
+    "calibrated_demo": demo_rows,
 }

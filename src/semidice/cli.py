@@ -345,7 +345,7 @@ def calibrate(
     the calibrators of the other folds. The one that is kept is fitted to all folds, and `semidice predict`
     uses it. With more than two classes kde takes long, and all leaves it out.
 
-    Example: **semidice calibrate runs/first --by beta**
+    Example: **semidice calibrate runs/first --keep isotonic**
     """
     with _reported("calibrate"):
         from .runs.calibration import run_calibrate

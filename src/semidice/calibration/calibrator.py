@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast, get_args
 
 import torch
 from jaxtyping import Float
@@ -257,8 +257,8 @@ class StoredCalibrator:
         return value
 
     @property
-    def activation(self) -> Any:
-        value = self.settings.get("activation")
-        if value not in Activation.__args__:  # type: ignore[attr-defined]
-            raise self.error(f"activation must be one of {', '.join(Activation.__args__)}; got {value}")  # type: ignore[attr-defined]
-        return value
+    def activation(self) -> Activation:
+        value, known = self.settings.get("activation"), get_args(Activation)
+        if value not in known:
+            raise self.error(f"activation must be one of {', '.join(known)}; got {value}")
+        return cast(Activation, value)
