@@ -7,8 +7,7 @@ Each table is such a function in `TABLES`, by page. It is written into the page 
     <!-- end -->
 
 Everything shown is computed by the package itself, with fixed seeds. Figures of the theory are drawn below or
-in `landing`; those of labels, calibration, decisions and rooms in `label_study`, `calibration_study`,
-`decision_study` and `rooms`.
+in `landing`, the others in the modules NAME_study and in `rooms`.
 """
 
 import argparse
@@ -19,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 import calibration_study
+import calibrator_study
 import decision_study
 import label_study
 import rooms
@@ -135,13 +135,14 @@ FIGURES: Mapping[str, Callable[[], Figure]] = {
     **label_study.FIGURES,
     **calibration_study.FIGURES,
     **decision_study.FIGURES,
+    **calibrator_study.FIGURES,
 }
 
 # rows of cells; the first row is the header. None if the data of the table are not on this machine
 TABLES: Mapping[str, Mapping[str, Callable[[], list[Sequence[str]] | None]]] = {
     "labels.md": label_study.TABLES,
-    "calibration.md": calibration_study.TABLES,
     "decisions.md": decision_study.TABLES,
+    "calibration.md": {**calibration_study.TABLES, **calibrator_study.TABLES},
     "landing.md": {"landed_predictions": landing_table},
     "where.md": {"rooms_and_imports": rooms.rooms_table},
 }

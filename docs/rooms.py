@@ -89,8 +89,8 @@ ROOMS: dict[str, Room] = {
         "a loss: `losses`, then `tests/support/laws.py`",
     ),
     "calibration": Room(
-        "kernel density, key points, temperature",
-        "Kernel density estimates, key points, temperature; stored calibrators.",
+        "kernel density, key points, calibrators",
+        "Kernel density estimates, key points; calibrators that are fitted and stored.",
         "a calibrator: `calibration/calibrators.py`",
     ),
     "labels": Room(

@@ -17,6 +17,7 @@ COMMANDS = (
     "check",
     "train",
     "evaluate",
+    "calibrate",
     "predict",
     "compare",
     "report",

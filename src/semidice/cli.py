@@ -323,6 +323,37 @@ def evaluate(
 
 
 @app.command()
+def calibrate(
+    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    by: Annotated[
+        list[str] | None,
+        typer.Option(help="temperature, vector, isotonic, beta, kde or all. Repeatable. Default: all."),
+    ] = None,
+    keep: Annotated[
+        str | None,
+        typer.Option(help="Calibrator to save with the run, for predict. Default: the only one of --by."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("-o", "--out", help="Write the scores of each case to this .parquet or .csv file."),
+    ] = None,
+    dataset: MovedDataset = None,
+) -> None:
+    """Correct the probabilities of a trained run, and find out which calibrator does it best.
+
+    Calibrators are fitted to the stored predictions, against the mean of the raters. Each fold is scored with
+    the calibrators of the other folds. The one that is kept is fitted to all folds, and `semidice predict`
+    uses it. With more than two classes kde takes long, and all leaves it out.
+
+    Example: **semidice calibrate runs/first --keep isotonic**
+    """
+    with _reported("calibrate"):
+        from .runs.calibration import run_calibrate
+
+        run_calibrate(run, by=by or ("all",), keep=keep, out=out, dataset_path=dataset, console=Console())
+
+
+@app.command()
 def predict(
     run: Annotated[Path, typer.Argument(help="Run folder.")],
     inputs: Annotated[list[Path], typer.Argument(help="Images, NIfTI volumes, or folders of them.")],
@@ -349,6 +380,9 @@ def predict(
         int | None,
         typer.Option(min=0, max=2, help="Axis along which volumes are cut. Default: as in the dataset."),
     ] = None,
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate/--no-calibrate", help="Use the calibrator of the run, if it has one.")
+    ] = True,
     device: Annotated[str | None, typer.Option(help="cpu or cuda. Default: cuda if available.")] = None,
     overwrite: Annotated[bool, typer.Option(help="Predict again where output files exist.")] = False,
 ) -> None:
@@ -371,6 +405,7 @@ def predict(
             overlap=overlap,
             batch_size=batch_size,
             slice_axis=slice_axis,
+            calibrate=calibrate,
             device=device,
             overwrite=overwrite,
         )

@@ -165,6 +165,7 @@ class RunFolder(_Folder):
     folds = _File("folds.json")  # the validation fold of every case
     dataset = _File("dataset.json")  # the part of the manifest that prediction needs
     cases = _File("cases.parquet")  # scores of every case, by the model that never saw its patient
+    calibrator = _File("calibrator.safetensors")  # what `semidice calibrate` kept for `predict`
 
     def fold(self, fold: int) -> FoldFolder:
         return FoldFolder(self.path / f"fold_{fold}")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy import optimize, special, stats
 
-from semidice.calibration.calibrators import KDECalibrator, TemperatureScaling
+from semidice.calibration import CALIBRATORS, KDECalibrator, TemperatureScaling, load_calibrator
 from semidice.data.phantom import make_phantom
 
 
@@ -103,7 +103,7 @@ def test_constant_logits_give_a_temperature_of_one():
     )
 
 
-@pytest.mark.parametrize("kind", [KDECalibrator, TemperatureScaling])
+@pytest.mark.parametrize("kind", CALIBRATORS.values())
 def test_invalid_voxels_do_not_count_and_a_new_fit_discards_the_old_one(kind):
     logits, target = overconfident(600, 3, temperature=2.0)
     prob = logits.softmax(1).reshape(2, 300, 3).movedim(-1, 1)
@@ -114,13 +114,14 @@ def test_invalid_voxels_do_not_count_and_a_new_fit_discards_the_old_one(kind):
     torch.testing.assert_close(masked.calibrate(prob), kept.calibrate(prob))
 
 
-@pytest.mark.parametrize("kind", [KDECalibrator, TemperatureScaling])
+@pytest.mark.parametrize("kind", CALIBRATORS.values())
 def test_a_loaded_calibrator_can_be_fitted_further_like_the_saved_one(kind, tmp_path):
     logits, target = overconfident(900, 3, temperature=2.0)
     prob = logits.softmax(1)
     calibrator = kind().fit(prob[:500], target[:500])
     calibrator.save(tmp_path / "calibrator.safetensors")
-    loaded = kind.load(tmp_path / "calibrator.safetensors")
+    loaded = load_calibrator(tmp_path / "calibrator.safetensors")
+    assert type(loaded) is kind
     torch.testing.assert_close(loaded.calibrate(prob), calibrator.calibrate(prob), rtol=0, atol=0)
     for each in (calibrator, loaded):
         each.partial_fit(prob[500:], target[500:])
@@ -166,7 +167,7 @@ def test_the_kept_keys_are_balanced_and_uniform_over_the_stream():
         calibrator = KDECalibrator(num_keys=6, bandwidth=0.1, seed=seed)
         for start in range(0, 60, 12):
             calibrator.partial_fit(prob[start : start + 12], target[start : start + 12])
-        keys = calibrator._keys
+        keys = calibrator._statistics.rows
         assert keys["class_of"].bincount().tolist() == [3, 3]
         counts += torch.bincount((keys["prob"][:, 1] * 64).round().long(), minlength=60)
     for c in range(2):
@@ -181,9 +182,9 @@ def test_a_stream_keeps_the_same_keys_as_one_fit():
     stream = KDECalibrator(num_keys=90, seed=3)
     for start in range(0, 800, 100):
         stream.partial_fit(prob[start : start + 100], target[start : start + 100])
-    order = (calibrator._keys["draw"].argsort() for calibrator in (single_fit, stream))
+    order = (calibrator._statistics.rows["draw"].argsort() for calibrator in (single_fit, stream))
     single_fit_prob, stream_prob = (
-        c._keys["prob"][i] for c, i in zip((single_fit, stream), order, strict=True)
+        c._statistics.rows["prob"][i] for c, i in zip((single_fit, stream), order, strict=True)
     )
     assert torch.equal(single_fit_prob, stream_prob)
     assert single_fit.bandwidth == stream.bandwidth
@@ -223,7 +224,7 @@ def test_kde_halves_the_error_to_the_truth_and_is_at_least_as_good_as_a_temperat
     assert error[KDECalibrator] <= error[TemperatureScaling]
 
 
-@pytest.mark.parametrize("kind", [KDECalibrator, TemperatureScaling])
+@pytest.mark.parametrize("kind", CALIBRATORS.values())
 def test_the_error_names_bad_input(kind):
     prob, target = torch.full((4, 2), 0.5), torch.zeros(4).long()
     with pytest.raises(ValueError, match="sum to one"):
@@ -236,16 +237,166 @@ def test_the_error_names_bad_input(kind):
         kind().fit(prob, target[:2])
 
 
-def test_the_error_names_missing_data_and_bad_options():
+@pytest.mark.parametrize("kind", CALIBRATORS.values())
+def test_the_error_names_missing_data_and_another_number_of_classes(kind, tmp_path):
     prob = torch.full((4, 2), 0.5)
-    with pytest.raises(ValueError, match="this KDECalibrator has seen no data"):
-        KDECalibrator().calibrate(prob)
-    with pytest.raises(ValueError, match="this TemperatureScaling has seen no data"):
-        TemperatureScaling().calibrate(prob)
+    for use in (lambda: kind().calibrate(prob), lambda: kind().save(tmp_path / "x")):
+        with pytest.raises(ValueError, match=f"this {kind.__name__} has seen no data"):
+            use()
+    fitted = kind().fit(prob, torch.zeros(4).long())
+    with pytest.raises(ValueError, match=r"fitted to 2 classes; got float32 \(3, 4\)"):
+        fitted.partial_fit(torch.full((3, 4), 0.25), torch.zeros(3).long())
+
+
+def test_the_error_names_bad_options():
     with pytest.raises(ValueError, match="num_keys must be 1 or more; got 0"):
         KDECalibrator(num_keys=0)
     with pytest.raises(ValueError, match=r"bandwidth must be above 0; got 0\.0"):
         KDECalibrator(bandwidth=0.0)
-    fitted = KDECalibrator(bandwidth=0.1).fit(prob, torch.zeros(4).long())
-    with pytest.raises(ValueError, match="fitted to 2 classes"):
-        fitted.partial_fit(torch.full((3, 4), 0.25), torch.zeros(3).long())
+
+
+# Laws of all calibrators
+
+
+def stored_prob(num, num_classes, *, seed, spread=2.0):
+    """Probabilities that a run stores, multiples of 1/65535, and none below half a unit."""
+    rng = np.random.default_rng(seed)
+    prob = special.softmax(rng.normal(0, spread, (num, num_classes)), axis=1)
+    units = np.maximum(1, np.round(prob * 65535))
+    units[np.arange(num), units.argmax(1)] += 65535 - units.sum(1)
+    return torch.from_numpy(units / 65535)
+
+
+def log_likelihood(prob, label):
+    return float((label * prob.double().clamp(min=0.5 / 65535).log()).sum(1).mean())
+
+
+@pytest.mark.parametrize("num_classes", [2, 3, 5])
+@pytest.mark.parametrize("name", CALIBRATORS)
+def test_calibrated_probabilities_stay_as_they_are(name, num_classes):
+    prob = stored_prob(4000, num_classes, seed=1)
+    # the label is the probability itself: nothing is to be corrected, and there is no noise
+    calibrator = CALIBRATORS[name]().fit(prob, prob)
+    error = (calibrator.calibrate(prob) - prob).abs()
+    # a kernel density blurs by its bandwidth; a temperature is interpolated to 1e-4
+    assert error.mean() < {"kde": 0.02, "temperature": 1e-4}.get(name, 1e-6)
+
+
+@pytest.mark.parametrize("num_classes", [1, 2, 3, 5])
+@pytest.mark.parametrize("name", CALIBRATORS)
+def test_outputs_are_probabilities_that_sum_to_one(name, num_classes):
+    prob = stored_prob(600, max(2, num_classes), seed=2, spread=6.0)
+    target = torch.multinomial(prob, 1, generator=torch.Generator().manual_seed(0)).squeeze(1)
+    if num_classes == 1:
+        prob, target = prob[:, 1:], target.unsqueeze(1)
+    calibrator = CALIBRATORS[name]().fit(prob, target)
+    extremes = torch.eye(num_classes) if num_classes > 1 else torch.tensor([[0.0], [1.0]])
+    for given in (prob, prob.float(), extremes):
+        calibrated = calibrator.calibrate(given)
+        assert calibrated.shape == given.shape
+        assert calibrated.min() >= 0
+        assert calibrated.max() <= 1 + 1e-6
+        if num_classes > 1:
+            torch.testing.assert_close(calibrated.sum(1), torch.ones_like(calibrated[:, 0]))
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("num_classes", [2, 3])
+@pytest.mark.parametrize("name", ["temperature", "vector", "isotonic", "beta"])
+def test_the_fit_is_at_least_as_likely_as_the_uncalibrated_probabilities(name, num_classes, seed):
+    prob = stored_prob(300, num_classes, seed=seed)
+    rng = np.random.default_rng(100 + seed)
+    label = torch.from_numpy(rng.dirichlet([0.3] * num_classes, 300))
+    fitted = CALIBRATORS[name]().fit(prob, label).calibrate(prob)
+    if num_classes == 2 or name in ("temperature", "vector"):
+        # a temperature is interpolated to a relative error of 1e-4
+        assert log_likelihood(fitted, label) >= log_likelihood(prob, label) - 1e-7
+        return
+    # one against the rest: the guarantee is for each class on its own, before the division by the sum
+    for c in range(num_classes):
+        pair, pair_label = (torch.stack([1 - part[:, c], part[:, c]], 1) for part in (prob, label))
+        binary = CALIBRATORS[name]().fit(pair, pair_label).calibrate(pair)
+        assert log_likelihood(binary, pair_label) >= log_likelihood(pair, pair_label)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("name", ["temperature", "isotonic", "beta"])
+def test_the_order_of_binary_probabilities_is_kept(name, seed):
+    rng = np.random.default_rng(seed)
+    prob = torch.from_numpy(rng.uniform(0, 1, (400, 1)))
+    # also where the labels contradict the predictions
+    label = torch.from_numpy((rng.uniform(0, 1, (400, 1)) < (1 - prob.numpy()) ** seed).astype(np.float32))
+    calibrator = CALIBRATORS[name]().fit(prob, label)
+    curve = calibrator.calibrate(torch.linspace(0, 1, 5001, dtype=torch.float64).unsqueeze(1)).flatten()
+    assert (curve.diff() >= -1e-12).all()
+
+
+@pytest.mark.parametrize("name", ["vector", "isotonic", "beta"])
+def test_the_mean_of_calibrated_probabilities_is_the_mean_of_the_labels(name):
+    prob = stored_prob(2000, 2, seed=3, spread=4.0).float()
+    label = prob**2 / (prob**2).sum(1, keepdim=True)
+    calibrated = CALIBRATORS[name]().fit(prob, label).calibrate(prob)
+    torch.testing.assert_close(calibrated.mean(0), label.mean(0), atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["vector", "isotonic", "beta"])
+def test_batches_in_any_order_give_the_fit_of_all_voxels(name):
+    prob = stored_prob(900, 2, seed=4)
+    target = torch.randint(2, (900,), generator=torch.Generator().manual_seed(4))
+    at_once, in_parts = CALIBRATORS[name]().fit(prob, target), CALIBRATORS[name]()
+    for start in (600, 0, 300):
+        in_parts.partial_fit(prob[start : start + 300], target[start : start + 300])
+    torch.testing.assert_close(in_parts.parameters, at_once.parameters, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("num_classes", [1, 2, 3])
+@pytest.mark.parametrize("name", CALIBRATORS)
+def test_merged_calibrators_have_learned_from_the_voxels_of_all(name, num_classes):
+    prob = stored_prob(900, max(2, num_classes), seed=4)
+    target = torch.multinomial(prob, 1, generator=torch.Generator().manual_seed(4)).squeeze(1)
+    if num_classes == 1:
+        prob, target = prob[:, 1:], target.unsqueeze(1)
+    # every voxel is a key
+    options = {"num_keys": 3000, "bandwidth": 0.01} if name == "kde" else {}
+    at_once, merged = CALIBRATORS[name](**options).fit(prob, target), CALIBRATORS[name](**options)
+    for start in (600, 0, 300):
+        part = slice(start, start + 300)
+        merged.merge(CALIBRATORS[name](**options).fit(prob[part], target[part]))
+    torch.testing.assert_close(merged.calibrate(prob), at_once.calibrate(prob), rtol=0, atol=1e-9)
+
+
+def test_only_calibrators_of_one_kind_can_be_merged():
+    prob, target = stored_prob(50, 3, seed=4), torch.arange(50) % 3
+    fitted = {name: kind().fit(prob, target) for name, kind in CALIBRATORS.items()}
+    with pytest.raises(ValueError, match="got a KDECalibrator of activation 'none'"):
+        fitted["beta"].merge(fitted["kde"])
+    with pytest.raises(ValueError, match="has seen no data"):
+        fitted["beta"].merge(CALIBRATORS["beta"]())
+    other = CALIBRATORS["beta"]().fit(prob[:, :1], target.clamp(max=1).unsqueeze(1))
+    with pytest.raises(ValueError, match="need the same classes; got 3 and 1"):
+        fitted["beta"].merge(other)
+
+
+@pytest.mark.parametrize("name", ["vector", "isotonic", "beta"])
+def test_logits_and_their_probabilities_give_the_same_calibrator(name):
+    logits, target = overconfident(700, 3, temperature=2.0)
+    logits = logits.double()
+    of_logits = CALIBRATORS[name](activation="softmax").fit(logits, target)
+    of_prob = CALIBRATORS[name]().fit(logits.softmax(1), target)
+    torch.testing.assert_close(of_logits.calibrate(logits), of_prob.calibrate(logits.softmax(1)))
+    single, mask = logits[:, :2], (target > 0).double().unsqueeze(1).expand(-1, 2)
+    channels = CALIBRATORS[name](activation="sigmoid").fit(single, mask).calibrate(single)
+    for channel in range(2):
+        one = slice(channel, channel + 1)
+        alone = CALIBRATORS[name]().fit(single[:, one].sigmoid(), mask[:, one])
+        torch.testing.assert_close(channels[:, one], alone.calibrate(single[:, one].sigmoid()))
+
+
+@pytest.mark.parametrize("name", CALIBRATORS)
+def test_a_calibrator_can_be_differentiated(name):
+    prob = stored_prob(60, 3, seed=5)
+    target = torch.randint(3, (60,), generator=torch.Generator().manual_seed(5))
+    calibrator = CALIBRATORS[name]().fit(prob, target)
+    # between two stored probabilities, where an isotonic function is linear
+    point = torch.tensor([[0.21000251, 0.31000737, 0.47999012]], dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(calibrator.calibrate, point, eps=1e-7, atol=1e-4)

@@ -287,6 +287,21 @@ SCORES: dict[str, Score] = {
         "nats",
         of_confidence=True,
     ),
+    "rater_brier_error": Score(
+        brier_error,
+        "soft_target",
+        _DOWN,
+        "mean squared difference of probabilities and the mean of the raters",
+        of_confidence=True,
+    ),
+    "rater_negative_log_likelihood": Score(
+        negative_log_likelihood,
+        "soft_target",
+        _DOWN,
+        "mean over the raters of -log of the probability of the rater's class",
+        "nats",
+        of_confidence=True,
+    ),
     "volume_error_ml": Score(
         volume_error_ml,
         "target",

@@ -1,6 +1,7 @@
 """`semidice predict RUN INPUT... -o OUT`: probabilities, masks and volumes of new images with a trained run.
 
     files --inputs--> slices --mean and std of a fold, windows, its network--> mean probability of the folds
+         --calibrator of the run, if it has one--> probabilities
          --resample--> the file's grid --threshold or argmax--> mask --outputs--> OUT
 
 If the dataset was resized, the input is resized too, and its probabilities are resized back linearly. If
@@ -31,6 +32,7 @@ from ..data.resample import resize_probability
 from ..decisions.masks import decided_classes
 from ..networks.systems import network_probability
 from ..paths import file_hash
+from ..runs.calibration import KeptCalibrator, kept_calibrator
 from ..runs.run import TrainedRun, manifest_digest, mirrored_axes, open_run
 from .inputs import InputCase, InputImage, find_inputs, read_input
 from .outputs import OutputFolder
@@ -44,7 +46,8 @@ class PredictOptions:
     fold: use the network of one fold; None averages all finished folds. flips: mean over mirrored images;
     None takes `validation.flips` of the recipe. threshold: see `decided_classes`.
     window, overlap, batch_size: see `windows.windowed_probability`. slice_axis: of volumes; None takes the
-    axis of the dataset. device: None takes a GPU if there is one. overwrite: predict finished inputs again.
+    axis of the dataset. calibrate: use the calibrator that `semidice calibrate` kept with the run, if there
+    is one. device: None takes a GPU if there is one. overwrite: predict finished inputs again.
     """
 
     fold: int | None = None
@@ -54,6 +57,7 @@ class PredictOptions:
     overlap: float = 0.25
     batch_size: int = 8
     slice_axis: int | None = None
+    calibrate: bool = True
     device: str | None = None
     overwrite: bool = False
 
@@ -70,6 +74,7 @@ class Ensemble:
     networks: Mapping[int, nn.Module]
     device: torch.device
     options: PredictOptions
+    calibrator: KeptCalibrator | None = None
 
     def predict(
         self, image: InputImage, on_work: Callable[[float], object]
@@ -96,7 +101,8 @@ class Ensemble:
                     batch_size=batch_size,
                     on_batch=lambda share, part=part: on_work(part * share),  # type: ignore[misc]
                 )
-            prob = (total / len(self.networks)).numpy()
+            mean = total / len(self.networks)
+            prob = (mean if self.calibrator is None else self.calibrator.calibrate(mean)).numpy()
             probs[slices] = prob if prob.shape[-2:] == image.size else resize_probability(prob, image.size)
         return image.on_file_grid(probs)
 
@@ -108,8 +114,9 @@ def run_predict(
     trained = open_run(run)
     cases = find_inputs(inputs, out, trained.facts)
     folds = _chosen_folds(trained, options.fold, console)
+    calibrator = kept_calibrator(trained, console) if options.calibrate else None
     folder = OutputFolder(out, trained.facts.class_names)
-    folder.check_settings(_settings(trained, folds, options), overwrite=options.overwrite)
+    folder.check_settings(_settings(trained, folds, options, calibrator), overwrite=options.overwrite)
     remaining = [case for case in cases if options.overwrite or not folder.is_done(case)]
     if len(remaining) < len(cases):
         say(console, f"{len(cases) - len(remaining)} of {len(cases)} inputs are predicted already")
@@ -124,7 +131,10 @@ def run_predict(
         )
     device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     networks = {fold: trained.network(fold, device=device) for fold in folds}
-    errors = _predict_all(Ensemble(trained, networks, device, options), remaining, folder, console)
+    if calibrator is not None:
+        say(console, f"calibrating by {calibrator.name}, as kept with the run; --no-calibrate leaves it out")
+    ensemble = Ensemble(trained, networks, device, options, calibrator)
+    errors = _predict_all(ensemble, remaining, folder, console)
     say(console, f"predicted {len(remaining) - len(errors)} of {len(remaining)} inputs into {out}")
     if errors:
         heading = f"{len(errors)} of {len(remaining)} inputs could not be predicted:"
@@ -204,7 +214,9 @@ def _training_inputs(run: TrainedRun, folds: Sequence[int], cases: Sequence[Inpu
     return names
 
 
-def _settings(run: TrainedRun, folds: Sequence[int], options: PredictOptions) -> dict[str, Any]:
+def _settings(
+    run: TrainedRun, folds: Sequence[int], options: PredictOptions, calibrator: KeptCalibrator | None
+) -> dict[str, Any]:
     """Everything that the results depend on, except the inputs and the device."""
     return {
         "method": run.recipe.name,
@@ -216,6 +228,7 @@ def _settings(run: TrainedRun, folds: Sequence[int], options: PredictOptions) ->
         "window": options.window,
         "overlap": options.overlap,
         "slice_axis": options.slice_axis,
+        "calibrator": calibrator and {"name": calibrator.name, "sha256": calibrator.sha256},
     }
 
 

@@ -47,7 +47,7 @@ def run_evaluate(
     it was moved. Returns the new scores.
     """
     trained = open_run(run)
-    dataset = _open_dataset(trained, dataset_path, console)
+    dataset = open_dataset(trained, dataset_path, console)
     validation = trained.recipe.validation
     metrics = validation.metrics if metrics is None else tuple(metrics)
     unit = unit or validation.unit
@@ -251,7 +251,8 @@ def _score_cells(rows: CaseTable, metric: str, class_name: str) -> tuple[str, ..
     return name, class_name, f"{mean:.3f}", f"{low:.3f} to {high:.3f}", count
 
 
-def _open_dataset(run: TrainedRun, path: Path | None, console: Console) -> Dataset:
+def open_dataset(run: TrainedRun, path: Path | None, console: Console) -> Dataset:
+    """The dataset of a run, or the one at `path`; a ValueError if its classes are not those of the run."""
     dataset = Dataset(path or run.recipe.data.dataset)
     if dataset.manifest.class_names != run.facts.class_names:
         raise ValueError(

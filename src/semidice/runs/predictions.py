@@ -17,10 +17,11 @@ import numpy as np
 from jaxtyping import Float, Float32, UInt16
 from torch import Tensor
 
+# calibrators are fitted exactly to probabilities in these units
+from ..calibration.curves import UNITS as UNITS
 from ..data.dataset import Dataset
 from ..paths import FoldFolder, atomic_write
 
-UNITS = 65535
 # the sum of a bfloat16 softmax over many classes differs from one by up to this
 _SUM_TOLERANCE = 1e-2
 

@@ -27,7 +27,7 @@ from ..data.manifest import Scan
 from ..labels.raters import read_raters
 from ..metrics.accumulators import CaseScores
 from ..metrics.cases import CaseTable
-from ..metrics.registry import PER_SLICE, SCORES, ScoredBatch, ScoreFunction, table_name
+from ..metrics.registry import PER_SLICE, SCORES, Reference, ScoredBatch, ScoreFunction, table_name
 from ..metrics.scores import negative_log_likelihood
 from ..paths import FoldFolder
 from .predictions import UNITS, read_case
@@ -38,9 +38,9 @@ _MAX_VALUES = 1 << 22
 _ONE_ML = (10.0, 10.0, 10.0)
 
 
-def _stored_likelihood(batch: ScoredBatch) -> Tensor:
+def _stored_likelihood(batch: ScoredBatch, *, reference: Reference) -> Tensor:
     prob = batch.prob.clamp(min=0.5 / UNITS)
-    return negative_log_likelihood(prob / prob.sum(1, keepdim=True), batch.need("target"), valid=batch.valid)
+    return negative_log_likelihood(prob / prob.sum(1, keepdim=True), batch.need(reference), valid=batch.valid)
 
 
 _TRUTH_SCORES = tuple(name for name, score in SCORES.items() if score.reference == "truth")
@@ -200,9 +200,9 @@ def metric_name(dataset: Dataset, metric: str, *, unit: Unit = "scan", tolerance
 
 
 def _function(metric: str, *, in_voxels: bool, tolerance: float) -> ScoreFunction:
-    if metric == "negative_log_likelihood":
-        return _stored_likelihood
     score = SCORES[metric]
+    if score.function is negative_log_likelihood:
+        return partial(_stored_likelihood, reference=score.reference)
     if metric == "surface_dice_score":
         score = replace(score, function=partial(score.function, tolerance_mm=tolerance))
     if not in_voxels:
@@ -221,7 +221,7 @@ def inapplicable_metrics(dataset: Dataset, metrics: Sequence[str]) -> dict[str, 
     reasons = {}
     for name in metrics:
         score = SCORES[name]
-        if one_rater and (score.reference == "masks" or name == "rater_calibration_error"):
+        if one_rater and (score.reference == "masks" or name.startswith("rater_")):
             reasons[name] = "every case has one rater"
         if (score.unit == "mm" or name == "surface_dice_score") and not _has_foreground(dataset):
             reasons[name] = "all masks are empty, so that there is no surface"

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ..calibration.calibrators import TemperatureScaling
+from ..calibration.temperature import TemperatureScaling
 from ..data.batches import Batches, WholeCases
 from ..data.folds import read_folds
 from ..losses.distillation import Teacher
