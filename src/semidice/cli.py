@@ -513,13 +513,17 @@ nnunet_app = typer.Typer(
 )
 app.add_typer(nnunet_app, name="nnunet")
 
-NnunetName = Annotated[str, typer.Argument(metavar="DATASET", help="nnU-Net's name, such as Dataset101_Nodules.")]
+NnunetName = Annotated[
+    str, typer.Argument(metavar="DATASET", help="nnU-Net's name, such as Dataset101_Nodules.")
+]
 Configuration = Annotated[
     str, typer.Argument(metavar="CONFIGURATION", help="2d, 3d_fullres, 3d_lowres or 3d_cascade_fullres.")
 ]
 Work = Annotated[
     Path | None,
-    typer.Option(help="Folder for nnU-Net's raw, preprocessed and results. Default: its environment variables."),
+    typer.Option(
+        help="Folder for nnU-Net's raw, preprocessed and results. Default: its environment variables."
+    ),
 ]
 Plans = Annotated[str, typer.Option(help="nnU-Net's plans.")]
 
@@ -543,7 +547,8 @@ def nnunet_preprocess(
     name: NnunetName,
     work: Work = None,
     configurations: Annotated[
-        list[str] | None, typer.Option("-c", "--configuration", help="Repeatable. Default: all that are planned.")
+        list[str] | None,
+        typer.Option("-c", "--configuration", help="Repeatable. Default: all that are planned."),
     ] = None,
     plans: Plans = "nnUNetPlans",
     folds: Annotated[int, typer.Option(min=2, help="Folds, split by patient.")] = 5,
@@ -559,9 +564,7 @@ def nnunet_preprocess(
         from .nnunet.command import run_preprocess
 
         chosen = configurations or ["2d", "3d_fullres", "3d_lowres"]
-        run_preprocess(
-            name, work, chosen, Console(), plans=plans, num_folds=folds, num_processes=processes
-        )
+        run_preprocess(name, work, chosen, Console(), plans=plans, num_folds=folds, num_processes=processes)
 
 
 @nnunet_app.command("train")
@@ -578,7 +581,9 @@ def nnunet_train(
         str | None, typer.Option("--name", help="Name of this training. Default: label and loss.")
     ] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Default: nnU-Net's 1000.")] = None,
-    iterations: Annotated[int | None, typer.Option(min=1, help="Steps per epoch. Default: nnU-Net's 250.")] = None,
+    iterations: Annotated[
+        int | None, typer.Option(min=1, help="Steps per epoch. Default: nnU-Net's 250.")
+    ] = None,
     teacher: Annotated[
         str | None, typer.Option(help="Also learn from a finished training: the name of its trainer.")
     ] = None,

@@ -35,9 +35,9 @@ def collect_run(
     metrics: tuple[str, ...] | None = None,
     on_case: Callable[[], object] = lambda: None,
 ) -> tuple[int, ...]:
-    """Write the run folder; returns the folds that nnU-Net has finished. `out` may hold an earlier collection.
+    """Write the run folder; returns the folds that nnU-Net has finished.
 
-    dataset: the one that was exported. A ValueError names what is missing.
+    out: may hold an earlier collection. dataset: the one that was exported.
     """
     if manifest_digest(dataset.manifest) != source.read_record().manifest_sha256:
         raise ValueError(
@@ -48,7 +48,9 @@ def collect_run(
     fold_of_case = read_splits(source.splits, dataset)
     num_folds = max(fold_of_case) + 1
     finished = tuple(
-        fold for fold in range(num_folds) if (results / f"fold_{fold}" / "validation" / "summary.json").is_file()
+        fold
+        for fold in range(num_folds)
+        if (results / f"fold_{fold}" / "validation" / "summary.json").is_file()
     )
     if not finished:
         raise ValueError(
@@ -73,8 +75,8 @@ def collect_run(
         missing = [dataset.cases[number].name for number in cases if number not in set(files.cases)]
         if missing or files.are_masks:
             raise ValueError(
-                f"{results}/fold_{fold}/validation has no probabilities of {missing[0] if missing else 'any case'}"
-                ": validate again with nnUNetv2_train --val --npz"
+                f"{results}/fold_{fold}/validation has no probabilities of "
+                f"{missing[0] if missing else 'any case'}: validate again with nnUNetv2_train --val --npz"
             )
         for number in cases:
             write_prediction(folder.fold(fold).prediction(dataset.cases[number].name), files.read(number))
@@ -105,8 +107,8 @@ def read_splits(path: Path, dataset: Dataset) -> list[int]:
         folds = [fold for fold, names in enumerate(held_out) if case.name in names]
         if len(folds) != 1:
             raise ValueError(
-                f"{path} holds out case {case.name} in {len(folds)} folds; a cross-validation holds out every "
-                "case in one"
+                f"{path} holds out case {case.name} in {len(folds)} folds; a cross-validation holds out "
+                "every case in one"
             )
         fold_of_case.append(folds[0])
     return fold_of_case

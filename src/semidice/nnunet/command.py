@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -88,7 +89,7 @@ def run_preprocess(
                 plans,
                 configuration,
                 num_processes=num_processes,
-                on_case=lambda: progress.advance(bar),
+                on_case=partial(progress.advance, bar),
             )
         say(console, f"{configuration}: {len(raters)} raters")
     if record is not None and not dataset.splits.is_file():
@@ -120,7 +121,9 @@ def run_train(
     folders = NnunetFolders.of(work)
     dataset = folders.dataset(name)
     if not (dataset.preprocessed / f"{plans}.json").is_file():
-        raise ValueError(f"{dataset.preprocessed} has no {plans}.json: run `semidice nnunet preprocess {name}`")
+        raise ValueError(
+            f"{dataset.preprocessed} has no {plans}.json: run `semidice nnunet preprocess {name}`"
+        )
     trainer = trainer_name(label, loss, run_name, teacher)
     options = trainer_options(label, loss, epochs=epochs, iterations=iterations, teacher=teacher)
     results = dataset.results(trainer, plans, configuration)
@@ -132,8 +135,8 @@ def run_train(
         started = (results / f"fold_{fold}").is_dir()
         if started and not resume:
             raise ValueError(
-                f"{results / f'fold_{fold}'} holds an unfinished training: continue it with --resume, or remove "
-                "the folder"
+                f"{results / f'fold_{fold}'} holds an unfinished training: continue it with --resume, or "
+                "remove the folder"
             )
         say(console, f"nnU-Net trains fold {fold} with {trainer}")
         arguments = [name, configuration, fold, "-tr", trainer, "-p", plans, "--npz", "-device", device]

@@ -9,6 +9,7 @@ import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import nibabel
 import numpy as np
@@ -62,13 +63,16 @@ def export_dataset(
                 write(target.raters / rater / f"{case.name}{ending}", mask, case)
         on_case()
     manifest = dataset.manifest
-    description = {
+    description: dict[str, Any] = {
         # z-score of each image, whatever the modality
         "channel_names": {str(number): f"zscore_{name}" for number, name in enumerate(manifest.channels)},
         "labels": {name: number for number, name in enumerate(_class_names(manifest.class_names))},
         "numTraining": len(dataset),
         "file_ending": ending,
     }
+    if is_volume:
+        # reads every affine; nnU-Net's default refuses those whose axes are not orthogonal
+        description["overwrite_image_reader_writer"] = "NibabelIO"
     write_text(target.raw / "dataset.json", json.dumps(description, indent=1) + "\n")
     target.write_record(
         ExportRecord(
@@ -82,7 +86,10 @@ def export_dataset(
 
 def _class_names(names: tuple[str, ...]) -> list[str]:
     """nnU-Net insists on the name background for class 0, and gives the name ignore a meaning."""
-    return ["background", *(f"class {name}" if name in ("background", "ignore") else name for name in names[1:])]
+    return [
+        "background",
+        *(f"class {name}" if name in ("background", "ignore") else name for name in names[1:]),
+    ]
 
 
 def _write_picture(path: Path, values: np.ndarray, _: Case) -> None:

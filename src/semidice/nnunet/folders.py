@@ -1,10 +1,10 @@
 """The folders of nnU-Net, and the files that semidice adds to them.
 
-    RAW/DATASET/ratersTr/RATER/CASE.*    the mask of one rater; a case that the rater did not look at has none
-                semidice.json            where the dataset came from, and the patient of each case
-    PREPROCESSED/DATASET/semidice_raters/CONFIGURATION/CASE_seg.b2nd   see `raters`
-                         semidice_trainers/NAME.json                   options of a trainer, see `options`
-    RESULTS/DATASET/SemidiceTrainer_NAME__PLANS__CONFIGURATION/        written by nnU-Net
+RAW/DATASET/ratersTr/RATER/CASE.*    the mask of one rater; a case that the rater did not look at has none
+            semidice.json            where the dataset came from, and the patient of each case
+PREPROCESSED/DATASET/semidice_raters/CONFIGURATION/CASE_seg.b2nd   see `raters`
+                     semidice_trainers/NAME.json                   options of a trainer, see `options`
+RESULTS/DATASET/SemidiceTrainer_NAME__PLANS__CONFIGURATION/        written by nnU-Net
 """
 
 import json
@@ -56,7 +56,9 @@ class NnunetFolders:
     def environment(self) -> dict[str, str]:
         """Environment variables for nnU-Net's commands, with the path of our trainers."""
         trainers = [str(Path(__file__).parent / "trainers")]
-        others = [path for path in os.environ.get("nnUNet_extTrainer", "").split(os.pathsep) if path]
+        # nnU-Net's own spelling
+        others = os.environ.get("nnUNet_extTrainer", "").split(os.pathsep)  # noqa: SIM112
+        others = [path for path in others if path]
         return {
             "nnUNet_raw": str(self.raw.absolute()),
             "nnUNet_preprocessed": str(self.preprocessed.absolute()),

@@ -1,8 +1,8 @@
 """Options of a training by nnU-Net with our trainer: label, loss, schedule and teacher.
 
 nnU-Net knows a trainer by the name of its class alone, and names the results after it. So the options of
-`SemidiceTrainer_NAME` are a file NAME.json next to nnU-Net's preprocessed data. The name `mean_dml1` is chosen
-if none is given.
+`SemidiceTrainer_NAME` are a file NAME.json next to nnU-Net's preprocessed data. The default name
+is made of label and loss, such as `mean_dml1`.
 
 The defaults of the loss are nnU-Net's: cross entropy and Dice have weight 1 each, the Dice loss leaves out
 the background, and its smoothing term is 1e-5 in numerator and denominator of 2 tp / (2 tp + fp + fn). One
@@ -73,8 +73,10 @@ def short_options(label: str, loss: str, teacher: str | None, calibration: str) 
     check_choice("--label", label, Maker)
     check_choice("--loss", loss, LossName)
     check_choice("--calibration", calibration, Calibration)
-    chosen = None if teacher is None else NnunetTeacher.model_validate(
-        {"trainer": teacher, "calibration": calibration}
+    chosen = (
+        None
+        if teacher is None
+        else NnunetTeacher.model_validate({"trainer": teacher, "calibration": calibration})
     )
     return ShortOptions(label, loss, chosen)  # type: ignore[arg-type]
 

@@ -72,7 +72,8 @@ def preprocess_raters(
         raise ValueError(f"{source} is missing: nnU-Net has not preprocessed {configuration}")
     if not issubclass(infer_dataset_class(str(source)), nnUNetDatasetBlosc2):
         raise ValueError(
-            f"{source} was preprocessed by an older nnU-Net (.npz files): preprocess it again with nnU-Net 2.8"
+            f"{source} was preprocessed by an older nnU-Net (.npz files): preprocess it again with "
+            "nnU-Net 2.8"
         )
     raters = _find_raters(dataset)
     target = rater_segmentations(dataset.preprocessed, identifier)
