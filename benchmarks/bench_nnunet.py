@@ -7,9 +7,9 @@
 
 `step`: forward, loss, backward and update of nnU-Net's network with random images, in half precision as it
 trains, for two plans: 2d, batch 12 of 512 x 512, and 3d_fullres, batch 2 of 128 x 128 x 128. Their loss is
-Dice + CE with labels of one rater, nearest-neighbour at the coarse outputs; nnU-Net compiles its Dice. Ours is
-`RatersLoss` with the mean of four raters. Both take turns in one process. The memory is the largest of a step,
-beyond what was there before.
+Dice + CE with labels of one rater, nearest-neighbour at the coarse outputs; nnU-Net compiles its Dice. Ours
+is `RatersLoss` with the mean of four raters. Both take turns in one process. The memory is the largest of a
+step, beyond what was there before.
 
 `runs`: scores on the cases that all runs have predicted, with the differences to the first run. Run folders
 come from `semidice nnunet collect` and `semidice train`. minutes.json: {name of a run: GPU minutes}.

@@ -19,6 +19,8 @@ from ..data.manifest import Record
 from ..paths import write_text
 
 TRAINER_PREFIX = "SemidiceTrainer_"
+# the folder in which nnU-Net looks for our trainers: its variable nnUNet_extTrainer
+TRAINERS = Path(__file__).parent / "trainers"
 _DATASET_NAME = re.compile(r"Dataset\d{3}_[A-Za-z0-9_-]+")
 
 
@@ -55,7 +57,6 @@ class NnunetFolders:
 
     def environment(self) -> dict[str, str]:
         """Environment variables for nnU-Net's commands, with the path of our trainers."""
-        trainers = [str(Path(__file__).parent / "trainers")]
         # nnU-Net's own spelling
         others = os.environ.get("nnUNet_extTrainer", "").split(os.pathsep)  # noqa: SIM112
         others = [path for path in others if path]
@@ -63,7 +64,7 @@ class NnunetFolders:
             "nnUNet_raw": str(self.raw.absolute()),
             "nnUNet_preprocessed": str(self.preprocessed.absolute()),
             "nnUNet_results": str(self.results.absolute()),
-            "nnUNet_extTrainer": os.pathsep.join(dict.fromkeys([*trainers, *others])),
+            "nnUNet_extTrainer": os.pathsep.join(dict.fromkeys([str(TRAINERS), *others])),
         }
 
     def dataset(self, name: str) -> "NnunetDataset":
