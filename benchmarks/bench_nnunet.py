@@ -43,7 +43,7 @@ def network(num_axes: int, num_stages: int) -> torch.nn.Module:
     conv = torch.nn.Conv2d if num_axes == 2 else torch.nn.Conv3d
     norm = torch.nn.InstanceNorm2d if num_axes == 2 else torch.nn.InstanceNorm3d
     features = [min(32 * 2**stage, 512 if num_axes == 2 else 320) for stage in range(num_stages)]
-    return PlainConvUNet(
+    model: torch.nn.Module = PlainConvUNet(
         1,
         num_stages,
         features,
@@ -60,6 +60,7 @@ def network(num_axes: int, num_stages: int) -> torch.nn.Module:
         nonlin_kwargs={"inplace": True},
         deep_supervision=True,
     )
+    return model
 
 
 def losses(num_outputs: int) -> dict[str, torch.nn.Module]:

@@ -99,7 +99,7 @@ def _write_picture(path: Path, values: np.ndarray, _: Case) -> None:
 
 def _write_volume(path: Path, values: np.ndarray, case: Case) -> None:
     affine = np.eye(4) if case.scan.affine is None else np.array(case.scan.affine)
-    image = nibabel.Nifti1Image(values, affine)
+    image: Any = nibabel.Nifti1Image(values, affine)  # type: ignore[no-untyped-call]
     with atomic_write(path) as temp_path:
         # mtime 0: the same volume gives the same bytes
         temp_path.write_bytes(gzip.compress(image.to_bytes(), compresslevel=1, mtime=0))

@@ -55,10 +55,11 @@ class RatersLoss(nn.Module):
     def forward(self, outputs: Any, target: list[Tensor]) -> Tensor:
         soft, valid = self.label(*target)
         if self.teacher is None or self.image is None:
-            return self.mix(outputs, soft, valid)
-        teacher_prob = self.teacher(self.image, soft, valid)
-        loss: Tensor = self.distillation(outputs, soft, teacher_prob, valid)
-        return loss
+            total: Tensor = self.mix(outputs, soft, valid)
+        else:
+            teacher_prob = self.teacher(self.image, soft, valid)
+            total = self.distillation(outputs, soft, teacher_prob, valid)
+        return total
 
     @torch.no_grad()
     def label(self, label: Tensor, raters: Tensor) -> tuple[Tensor, Tensor]:
@@ -93,6 +94,10 @@ class SemidiceTrainer(nnUNetTrainer):  # type: ignore[misc]
     """nnU-Net's trainer with the options of `options.TrainerOptions`, stored under the name of the class."""
 
     semidice: TrainerOptions
+    num_raters: int
+    # of nnU-Net
+    num_epochs: int
+    save_every: int
 
     # no __init__ of our own: nnU-Net reads the names of its arguments
 
@@ -129,9 +134,9 @@ class SemidiceTrainer(nnUNetTrainer):  # type: ignore[misc]
 
     def _build_loss(self) -> nn.Module:
         options = self.semidice.loss
-        own: nn.Module = super()._build_loss()
+        own: Any = super()._build_loss()
         if options is None:
-            return own
+            return own  # type: ignore[no-any-return]
         over = "batch" if self.configuration_manager.batch_dice else "image"
         mix = options.model_copy(update={"over": over}).build(sync=self.is_ddp)
         # weights of the outputs of deep supervision as in nnU-Net
