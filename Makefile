@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := src tests benchmarks docs conftest.py
 
-.PHONY: help demo test test-slow test-gpu lint format figures bench bench-gpu clean
+.PHONY: help demo test test-slow test-gpu test-nnunet lint format figures bench bench-gpu clean
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
@@ -42,6 +42,17 @@ test-slow: $(VENV)/.dev  ## the tests that take minutes
 
 test-gpu: $(VENV)/.dev  ## the tests that need a CUDA device
 	$(BIN)/pytest -q -m gpu
+
+# nnU-Net needs an older timm than the one that is tested, so it has an environment of its own on top of the first one
+$(VENV)/.nnunet: $(VENV)/.dev
+	$(PYTHON) -m venv $(VENV)/nnunet
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$($(VENV)/nnunet/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/parent.pth
+	grep -v '^timm==' constraints.txt > $(VENV)/nnunet/constraints.txt
+	$(VENV)/nnunet/bin/pip install --disable-pip-version-check -c $(VENV)/nnunet/constraints.txt 'nnunetv2==2.8.1'
+	@touch $@
+
+test-nnunet: $(VENV)/.nnunet  ## our trainer in the real nnU-Net; ten minutes
+	$(VENV)/nnunet/bin/python -m pytest -q -m nnunet tests/nnunet
 
 format: $(VENV)/.dev  ## rewrite the sources in the project's format
 	$(BIN)/ruff format $(SOURCES)

@@ -1,5 +1,6 @@
 """Settings for every test: checked shapes, NaN in uninitialised memory, a fixed seed, one thread."""
 
+import importlib.util
 import os
 from pathlib import Path
 
@@ -21,6 +22,10 @@ _CHECKED = [
     f"semidice.{path.stem}" for path in _PACKAGE.iterdir() if path.stem not in ("kernels", "cli", "__init__")
 ]
 install_import_hook(_CHECKED, "shapecheck.check")
+
+# modules that are classes of nnU-Net; `make test-nnunet` has it
+if importlib.util.find_spec("nnunetv2") is None:
+    collect_ignore_glob = ["src/semidice/nnunet/raters.py", "src/semidice/nnunet/trainer*"]
 
 # Tensors in tests are tiny: a second thread slows tests down, up to a hundredfold on a busy machine.
 torch.set_num_threads(1)

@@ -36,6 +36,11 @@ ROOMS: dict[str, Room] = {
         "Runs the tables of the paper and checks its conclusions.",
         "a method of the paper: `recipes/shipped/paper_*.yaml`; a conclusion: `reproduce/conclusions.py`",
     ),
+    "nnunet": Room(
+        "nnU-Net with raters",
+        "Gives nnU-Net the raters' masks, a label and a loss, and collects its predictions.",
+        "an option of the trainer: `nnunet/options.py`",
+    ),
     "compare": Room("semidice compare", "Trains the variants of a grid and compares them case by case.", ""),
     "report": Room(
         "report page, figures, check of a dataset",

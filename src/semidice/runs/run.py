@@ -86,6 +86,13 @@ class TrainedRun:
         if fold not in range(num_folds):
             folds = ", ".join(map(str, range(num_folds)))
             raise ValueError(f"{self.folder.path} has no fold {fold}; its folds are {folds}")
+        if self.recipe.model.architecture == "nnunet":
+            options = self.recipe.model.options
+            raise ValueError(
+                f"{self.folder.path} was collected from nnU-Net, which has its networks: predict with "
+                f"nnUNetv2_predict -tr {options.get('trainer')} -c {options.get('configuration')}, see "
+                "docs/nnunet.md"
+            )
         kind = self.recipe.validation.checkpoint
         path = self.folder.fold(fold).last if kind == "last" else self.folder.fold(fold).best
         if not path.is_file():

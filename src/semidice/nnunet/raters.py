@@ -1,0 +1,159 @@
+"""The raters' masks, preprocessed as nnU-Net preprocesses its label, and loaded beside it.
+
+    semidice_raters/CONFIGURATION/CASE_seg.b2nd   integers (1 + R, *space): nnU-Net's label, then each rater;
+                                                  -1 everywhere for a rater who did not look at the case
+                                  raters.json     names of the raters; written last
+
+nnU-Net's own files stay as they are. Axes, crop and resampling are those that nnU-Net used for the image, as
+it stored them with the case.
+"""
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import blosc2
+import numpy as np
+from nnunetv2.training.dataloading.nnunet_dataset import (
+    comp_blosc2_params,
+    infer_dataset_class,
+    nnUNetDatasetBlosc2,
+)
+from nnunetv2.utilities.plans_handling.plans_handler import ConfigurationManager, PlansManager
+
+from ..paths import write_text
+from .folders import NnunetDataset, rater_segmentations
+
+_NAMES = "raters.json"
+
+
+class RatersDataset(nnUNetDatasetBlosc2):  # type: ignore[misc]
+    """nnU-Net's dataset with segmentations of 1 + R channels."""
+
+    def load_case(self, identifier: str) -> tuple[Any, Any, Any, Any]:
+        data, _, previous, properties = super().load_case(identifier)
+        source = Path(self.source_folder)
+        path = rater_segmentations(source.parent, source.name) / f"{identifier}_seg.b2nd"
+        both = blosc2.open(urlpath=str(path), mode="r", dparams={"nthreads": 1}, **self.mmap_kwargs)
+        return data, both, previous, properties
+
+
+def read_rater_names(folder: Path) -> tuple[str, ...]:
+    """Names of the raters whose preprocessed masks are in the folder; a ValueError if there are none."""
+    try:
+        names = json.loads((folder / _NAMES).read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"{folder} has no preprocessed raters: run `semidice nnunet preprocess` for this configuration"
+        ) from error
+    return tuple(map(str, names))
+
+
+def preprocess_raters(
+    dataset: NnunetDataset,
+    plans: str,
+    configuration: str,
+    *,
+    num_processes: int = 2,
+    on_case: Callable[[], object] = lambda: None,
+) -> tuple[str, ...]:
+    """Preprocess the masks of all raters for one configuration; returns the names of the raters.
+
+    Cases that are finished are skipped, so the work can be continued after an interrupt.
+    """
+    manager = PlansManager(str(dataset.preprocessed / f"{plans}.json"))
+    identifier = manager.get_configuration(configuration).data_identifier
+    source = dataset.preprocessed / identifier
+    if not source.is_dir():
+        raise ValueError(f"{source} is missing: nnU-Net has not preprocessed {configuration}")
+    if not issubclass(infer_dataset_class(str(source)), nnUNetDatasetBlosc2):
+        raise ValueError(
+            f"{source} was preprocessed by an older nnU-Net (.npz files): preprocess it again with "
+            "nnU-Net 2.8"
+        )
+    raters = _find_raters(dataset)
+    target = rater_segmentations(dataset.preprocessed, identifier)
+    target.mkdir(parents=True, exist_ok=True)
+    cases = sorted(nnUNetDatasetBlosc2.get_identifiers(str(source)))
+    work = partial(_preprocess_case, dataset, plans, configuration, raters, target)
+    with get_context("spawn").Pool(max(1, min(num_processes, len(cases)))) as pool:
+        for _ in pool.imap_unordered(work, cases):
+            on_case()
+    write_text(target / _NAMES, json.dumps(raters, indent=1) + "\n")
+    return tuple(raters)
+
+
+def _find_raters(dataset: NnunetDataset) -> list[str]:
+    raters = (
+        sorted(path.name for path in dataset.raters.iterdir() if path.is_dir())
+        if dataset.raters.is_dir()
+        else []
+    )
+    if not raters:
+        raise ValueError(
+            f"{dataset.raters} has no folders of raters: write the dataset with `semidice nnunet export`, or "
+            "put the masks of each rater into ratersTr/RATER, named as in labelsTr"
+        )
+    return raters
+
+
+def _preprocess_case(
+    dataset: NnunetDataset, plans: str, configuration: str, raters: Sequence[str], target: Path, case: str
+) -> None:
+    path = target / f"{case}_seg.b2nd"
+    if path.is_file():
+        return
+    manager = PlansManager(str(dataset.preprocessed / f"{plans}.json"))
+    options = manager.get_configuration(configuration)
+    own = nnUNetDatasetBlosc2(str(dataset.preprocessed / options.data_identifier), [case])
+    _, label, _, properties = own.load_case(case)
+    both = np.full((1 + len(raters), *label.shape[1:]), -1, dtype=np.int16)
+    both[0] = label[0]
+    ending = json.loads((dataset.preprocessed / "dataset.json").read_text())["file_ending"]
+    files = [dataset.raters / rater / f"{case}{ending}" for rater in raters]
+    present = [number for number, file in enumerate(files) if file.is_file()]
+    if not present:
+        raise ValueError(f"case {case} has no mask of any rater in {dataset.raters}")
+    masks = np.concatenate([_read_mask(manager, files[number], properties) for number in present])
+    both[[1 + number for number in present]] = _on_grid(masks, manager, options, properties, label.shape[1:])
+    blocks, chunks = comp_blosc2_params(both.shape, tuple(options.patch_size), both.itemsize)
+    temp_path = path.with_name(f".{path.name}.{os.getpid()}.part")
+    # blosc2 refuses to overwrite what an interrupted process left
+    temp_path.unlink(missing_ok=True)
+    blosc2.asarray(both, urlpath=str(temp_path), chunks=chunks, blocks=blocks)
+    temp_path.replace(path)
+
+
+def _read_mask(manager: PlansManager, path: Path, properties: dict[str, Any]) -> np.ndarray:
+    """A rater's mask (1, *space), read as nnU-Net reads its label, with nnU-Net's order of the axes."""
+    mask, _ = manager.image_reader_writer_class().read_seg(str(path))
+    mask = mask.transpose([0, *(axis + 1 for axis in manager.transpose_forward)])
+    if mask.shape[1:] != tuple(properties["shape_before_cropping"]):
+        raise ValueError(
+            f"{path} has shape {mask.shape[1:]}, but its image has "
+            f"{tuple(properties['shape_before_cropping'])} (in nnU-Net's order of the axes)"
+        )
+    return np.asarray(mask)
+
+
+def _on_grid(
+    masks: np.ndarray,
+    manager: PlansManager,
+    options: ConfigurationManager,
+    properties: dict[str, Any],
+    shape: Sequence[int],
+) -> np.ndarray:
+    """Cropped and resampled as the label of the same case."""
+    crop = tuple(slice(low, high) for low, high in properties["bbox_used_for_cropping"])
+    masks = masks[(slice(None), *crop)]
+    spacing = [properties["spacing"][axis] for axis in manager.transpose_forward]
+    target = list(options.spacing)
+    if len(target) < len(spacing):
+        # 2d keeps the distance of the slices
+        target = [spacing[0], *target]
+    resampled = options.resampling_fn_seg(masks.astype(np.float32), list(shape), spacing, target)
+    return np.asarray(resampled)

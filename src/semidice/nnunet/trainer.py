@@ -1,0 +1,224 @@
+"""nnU-Net's trainer with the masks of all raters, a label of them, and one of our losses.
+
+nnU-Net loads, crops and augments segmentations of 1 + R channels: its own label, then one channel per rater.
+Every rater's mask stays hard on the way. The label is made from the augmented masks on the device, so it is a
+probability at every voxel, and is averaged to the size of each output of deep supervision. What lies outside
+of the image is -1 for every rater and does not count; nnU-Net itself takes it as background.
+
+A batch's target is [nnU-Net's label (N, 1, *space), raters (N, R, *space)]. nnU-Net's online validation takes
+the first one, as always.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from batchgeneratorsv2.transforms.base.basic_transform import SegOnlyTransform
+from batchgeneratorsv2.transforms.nnunet.seg_to_onehot import MoveSegAsOneHotToDataTransform
+from batchgeneratorsv2.transforms.utils.compose import ComposeTransforms
+from batchgeneratorsv2.transforms.utils.remove_label import RemoveLabelTransform
+from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
+from torch import Tensor, nn
+
+from ..data.label_making import LabelOptions, make_labels
+from ..losses.distillation import DistillationLoss, Teacher
+from ..losses.segmentation import SegmentationLoss
+from .folders import TRAINER_PREFIX, rater_segmentations
+from .options import NnunetTeacher, TrainerOptions, read_options
+from .raters import RatersDataset, read_rater_names
+
+
+class RatersLoss(nn.Module):
+    """The loss of nnU-Net's outputs against the label of the raters.
+
+    forward(outputs, [label, raters]): finest output first. `image` is the batch that a teacher sees.
+    """
+
+    def __init__(
+        self,
+        mix: SegmentationLoss,
+        options: LabelOptions,
+        *,
+        num_classes: int,
+        ignore_label: int | None = None,
+        teacher: Teacher | None = None,
+        teacher_weight: float = 0.5,
+    ) -> None:
+        super().__init__()
+        self.mix, self.options, self.num_classes, self.ignore_label = mix, options, num_classes, ignore_label
+        self.teacher = teacher
+        self.distillation = DistillationLoss(
+            mix, label_weight=1 - teacher_weight, teacher_weight=teacher_weight
+        )
+        self.image: Tensor | None = None
+
+    def forward(self, outputs: Any, target: list[Tensor]) -> Tensor:
+        soft, valid = self.label(*target)
+        if self.teacher is None or self.image is None:
+            total: Tensor = self.mix(outputs, soft, valid)
+        else:
+            teacher_prob = self.teacher(self.image, soft, valid)
+            total = self.distillation(outputs, soft, teacher_prob, valid)
+        return total
+
+    @torch.no_grad()
+    def label(self, label: Tensor, raters: Tensor) -> tuple[Tensor, Tensor]:
+        """The label of the raters, (N, C, *space), and the voxels that count, (N, *space)."""
+        seen = raters >= 0
+        valid = seen.any(1)
+        if self.ignore_label is not None:
+            valid &= label[:, 0] != self.ignore_label
+        present = seen.flatten(2).any(2)
+        # a patch that nobody annotated has no valid voxel; any rater will do for it
+        present |= ~present.any(1, keepdim=True)
+        rater = None
+        if self.options.maker == "random":
+            rater = torch.multinomial(present.float(), 1)[:, 0]
+        masks = raters.clamp(min=0).to(torch.uint8)
+        # nnU-Net computes losses under autocast, and a probability needs float32
+        with torch.autocast(masks.device.type, enabled=False):
+            soft = make_labels(
+                masks, present, self.options, num_classes=self.num_classes, rater=rater, valid=valid
+            )
+        return soft, valid
+
+
+class SplitRaters(SegOnlyTransform):  # type: ignore[misc]
+    """The last transform: segmentations (1 + R, *space) to [nnU-Net's label, raters]."""
+
+    def _apply_to_segmentation(self, segmentation: Tensor, **_: Any) -> list[Tensor]:
+        return [segmentation[:1], segmentation[1:]]
+
+
+class SemidiceTrainer(nnUNetTrainer):  # type: ignore[misc]
+    """nnU-Net's trainer with the options of `options.TrainerOptions`, stored under the name of the class."""
+
+    semidice: TrainerOptions
+    num_raters: int
+    # of nnU-Net
+    num_epochs: int
+    save_every: int
+
+    # no __init__ of our own: nnU-Net reads the names of its arguments
+
+    def initialize(self) -> None:
+        if self.was_initialized:
+            return
+        self.semidice = read_options(Path(self.preprocessed_dataset_folder_base), type(self).__name__)
+        self.num_epochs = self.semidice.epochs or self.num_epochs
+        if self.semidice.iterations is not None:
+            # nnU-Net's own ratio of steps of training and of online validation
+            self.num_iterations_per_epoch = self.semidice.iterations
+            self.num_val_iterations_per_epoch = max(1, self.semidice.iterations // 5)
+        # in a short training, ten checkpoints to continue from
+        self.save_every = min(self.save_every, max(1, self.num_epochs // 10))
+        if self._uses_raters:
+            if self.label_manager.has_regions:
+                raise ValueError(
+                    "this dataset has regions, whose classes overlap, but a label of raters needs classes "
+                    "that exclude each other: list plain classes in dataset.json, or train nnU-Net's own loss"
+                )
+            self.num_raters = len(read_rater_names(self._raters_folder))
+        super().initialize()
+        if self._uses_raters:
+            self.dataset_class = RatersDataset
+
+    @property
+    def _uses_raters(self) -> bool:
+        return self.semidice.loss is not None
+
+    @property
+    def _raters_folder(self) -> Path:
+        base = Path(self.preprocessed_dataset_folder_base)
+        return rater_segmentations(base, self.configuration_manager.data_identifier)
+
+    def _build_loss(self) -> nn.Module:
+        options = self.semidice.loss
+        own: Any = super()._build_loss()
+        if options is None:
+            return own  # type: ignore[no-any-return]
+        over = "batch" if self.configuration_manager.batch_dice else "image"
+        mix = options.model_copy(update={"over": over}).build(sync=self.is_ddp)
+        # weights of the outputs of deep supervision as in nnU-Net
+        mix.scale_weights = tuple(float(weight) for weight in own.weight_factors)
+        teacher = self.semidice.teacher
+        return RatersLoss(
+            mix,
+            self.semidice.label,
+            num_classes=self.label_manager.num_segmentation_heads,
+            ignore_label=self.label_manager.ignore_label,
+            teacher=None if teacher is None else self._teacher(teacher),
+            teacher_weight=0.0 if teacher is None else teacher.weight,
+        )
+
+    def _teacher(self, options: NnunetTeacher) -> Teacher:
+        """The network of this fold by a finished training of the same configuration."""
+        own = Path(self.output_folder_base)
+        path = own.with_name(own.name.replace(type(self).__name__, options.trainer, 1))
+        path = path / f"fold_{self.fold}" / "checkpoint_final.pth"
+        if not path.is_file():
+            raise ValueError(
+                f"the teacher {options.trainer} has no {path}: train fold {self.fold} of it first, on the "
+                "same configuration"
+            )
+        # written by nnU-Net on this machine, in nnU-Net's own format, which holds more than tensors
+        weights = torch.load(path, map_location=self.device, weights_only=False)["network_weights"]
+        network = self.build_network_architecture(
+            self.plans_manager,
+            self.configuration_manager,
+            self.num_input_channels,
+            self.label_manager.num_segmentation_heads,
+            enable_deep_supervision=False,
+        )
+        network.load_state_dict(weights)
+        return Teacher(
+            network.to(self.device),
+            calibration=options.calibration,
+            bandwidth=options.bandwidth,
+            temperature=options.temperature,
+        )
+
+    def train_step(self, batch: dict[str, Any]) -> dict[str, Any]:
+        if self._uses_raters and self.semidice.teacher is not None:
+            self.loss.image = batch["data"].to(self.device, non_blocking=True)
+        result: dict[str, Any] = super().train_step(batch)
+        if self._uses_raters:
+            self.loss.image = None
+        return result
+
+    def get_training_transforms(self, *args: Any, **options: Any) -> Any:
+        return self._with_raters(super().get_training_transforms, args, options, scales_position=2)
+
+    def get_validation_transforms(self, *args: Any, **options: Any) -> Any:
+        return self._with_raters(super().get_validation_transforms, args, options, scales_position=0)
+
+    def _with_raters(
+        self, make: Any, args: tuple[Any, ...], options: dict[str, Any], *, scales_position: int
+    ) -> Any:
+        """nnU-Net's transforms for 1 + R channels, without its downsampling of labels."""
+        if not self._uses_raters:
+            return make(*args, **options)
+        # deep_supervision_scales comes by position: None keeps the target at full size
+        args = (*args[:scales_position], None, *args[scales_position + 1 :])
+        transforms = make(*args, **options).transforms
+        previous_stage = 1 + self.num_raters
+        num_removals = 0
+        for transform in transforms:
+            if isinstance(transform, RemoveLabelTransform):
+                num_removals += 1
+                transform.segmentation_channels = [0, previous_stage] if self.is_cascaded else [0]
+            elif isinstance(transform, MoveSegAsOneHotToDataTransform):
+                transform.source_channel_idx = previous_stage
+        if num_removals != 1:
+            raise RuntimeError(
+                "this version of nnU-Net augments in another way than 2.8, which semidice knows: install "
+                "'semidice[nnunet]'"
+            )
+        return ComposeTransforms([*transforms, SplitRaters()])
+
+
+def trainer_class(name: str) -> type[SemidiceTrainer]:
+    """The trainer class of a name `SemidiceTrainer_NAME`; an AttributeError for any other name."""
+    if not name.startswith(TRAINER_PREFIX) or name == TRAINER_PREFIX:
+        raise AttributeError(name)
+    return type(name, (SemidiceTrainer,), {"__module__": __name__})
