@@ -44,7 +44,8 @@ class ScoredBatch:
 
     target: the decided reference, such as the majority of the raters. soft_target: the mean of the raters.
     masks, present: the mask of each rater, and who looked at the case. truth: the probability that the masks
-    are drawn from, which only a phantom knows.
+    are drawn from, which only a phantom knows. decided: the masks (N, C, *space) that a rule made from prob,
+    bool, for the scores of masks; None takes the most probable class.
     """
 
     prob: Tensor
@@ -55,6 +56,7 @@ class ScoredBatch:
     spacing_mm: Sequence[float] | Tensor | None = None
     valid: Tensor | None = None
     truth: Tensor | None = None
+    decided: Tensor | None = None
 
     def need(self, name: str) -> Any:
         """The named reference; a ValueError if it is missing."""
@@ -75,7 +77,8 @@ class Score:
     function: of prob and the reference, with `valid`, and what else the reference or `needs_spacing` implies.
     unit "percent": a fraction of 1 that is shown in percent. short_name: as the paper writes it. package: an
     optional package that the function imports. of_confidence: whether it says nothing about a mask,
-    whose probabilities are all 0 or 1.
+    whose probabilities are all 0 or 1. of_mask: whether it is a score of the decided mask, so that the rule
+    that decides changes it.
     """
 
     function: Callable[..., Tensor]
@@ -87,6 +90,7 @@ class Score:
     needs_spacing: bool = False
     package: str | None = None
     of_confidence: bool = False
+    of_mask: bool = False
 
     def __call__(self, batch: ScoredBatch) -> Tensor:
         """One value per case, (N,), or per case and class, (N, C)."""
@@ -95,7 +99,10 @@ class Score:
             options |= {"num_classes": max(2, batch.prob.shape[1]), "present": batch.present}
         if self.needs_spacing:
             options["spacing_mm"] = batch.need("spacing_mm")
-        return self.function(batch.prob, batch.need(self.reference), **options)
+        prediction = batch.prob
+        if self.of_mask and batch.decided is not None:
+            prediction = batch.decided.to(batch.prob.dtype)
+        return self.function(prediction, batch.need(self.reference), **options)
 
 
 def higher_is_better(metric: str) -> bool:
@@ -226,9 +233,14 @@ SCORES: dict[str, Score] = {
         _UP,
         "overlap of the decided mask with the raters' majority: 2 tp / (2 tp + fp + fn)",
         short_name="Dice",
+        of_mask=True,
     ),
     "iou_score": Score(
-        iou_score, "target", _UP, "overlap of the decided mask with the raters' majority: tp / (tp + fp + fn)"
+        iou_score,
+        "target",
+        _UP,
+        "overlap of the decided mask with the raters' majority: tp / (tp + fp + fn)",
+        of_mask=True,
     ),
     "binarized_dice_score": Score(
         binarized_dice_score,
@@ -294,6 +306,7 @@ SCORES: dict[str, Score] = {
         "difference of the volumes of the decided mask and of the majority",
         "ml",
         needs_spacing=True,
+        of_mask=True,
     ),
     "hausdorff_error_mm": Score(
         _in_plane(hausdorff_error_mm),
@@ -303,6 +316,7 @@ SCORES: dict[str, Score] = {
         "mm",
         needs_spacing=True,
         package="monai",
+        of_mask=True,
     ),
     "surface_dice_score": Score(
         _in_plane(surface_dice_score),
@@ -311,6 +325,7 @@ SCORES: dict[str, Score] = {
         "share of the surfaces that lie within a tolerance of each other",
         needs_spacing=True,
         package="monai",
+        of_mask=True,
     ),
     "generalised_energy_distance": Score(
         _energy_distance,
@@ -324,6 +339,7 @@ SCORES: dict[str, Score] = {
         "masks",
         _UP,
         "overlap of the decided mask with each rater, averaged over the raters",
+        of_mask=True,
     ),
     "truth_error": Score(
         truth_error, "truth", _DOWN, "mean distance from the true probabilities, which only phantoms have"
