@@ -188,6 +188,16 @@ def score_name(metric: str) -> str:
     return name if name in SCORES else metric
 
 
+def tolerance_of(metric: str) -> float:
+    """The tolerance in the name of a surface Dice in a case table; 1, the default, of another score.
+
+    >>> tolerance_of("surface_dice_score_2mm"), tolerance_of("dice_score")
+    (2.0, 1.0)
+    """
+    found = _TOLERANCE.match(metric)
+    return float(found[1]) if found else 1.0
+
+
 def meaning(metric: str) -> str | None:
     """What a score of a case table is, in words; None for a score of your own.
 
@@ -198,7 +208,7 @@ def meaning(metric: str) -> str | None:
         return None
     name = metric.removesuffix(PER_SLICE)
     words = SCORES[score_name(metric)].meaning
-    if tolerance := re.fullmatch("surface_dice_score_(.*?)(mm|voxels)", name):
+    if tolerance := _TOLERANCE.fullmatch(name):
         words += f", {tolerance[1]} {tolerance[2]}"
     elif SCORES[score_name(metric)].needs_spacing:
         words += f", in {name.rpartition('_')[2]}"
@@ -221,6 +231,7 @@ def _in_plane(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 PER_SLICE = "_per_slice"
+_TOLERANCE = re.compile("surface_dice_score_(.*?)(mm|voxels)")
 _IN_VOXELS = {
     "volume_error_voxels": "volume_error_ml",
     "hausdorff_error_voxels": "hausdorff_error_mm",

@@ -1,7 +1,7 @@
 """`semidice predict RUN INPUT... -o OUT`: probabilities, masks and volumes of new images with a trained run.
 
     files --inputs--> slices --mean and std of a fold, windows, its network--> mean probability of the folds
-         --resample--> the file's grid --threshold or argmax--> mask --outputs--> OUT
+         --resample--> the file's grid --rule over the whole volume--> mask --outputs--> OUT
 
 If the dataset was resized, the input is resized too, and its probabilities are resized back linearly. If
 not, an image with more than `window` pixels per side is predicted in windows. An input that fails does not
@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float32
+from jaxtyping import Float32, UInt8
 from rich.console import Console
 from torch import nn
 
@@ -28,12 +28,17 @@ from ..data.dataset import Dataset
 from ..data.folds import read_folds
 from ..data.integrity import enumerated
 from ..data.resample import resize_probability
+from ..decisions.conformal import ConformalInterval
+from ..decisions.decision import Decision
 from ..decisions.masks import decided_classes
+from ..decisions.volumes import check_level
 from ..networks.systems import network_probability
 from ..paths import file_hash
+from ..recipes.options import FITTED, checked_rule
+from ..runs.decision_file import ALL_FOLDS, current_fits
 from ..runs.run import TrainedRun, manifest_digest, mirrored_axes, open_run
 from .inputs import InputCase, InputImage, find_inputs, read_input
-from .outputs import OutputFolder
+from .outputs import IntervalOptions, OutputFolder
 from .windows import windowed_probability
 
 
@@ -42,14 +47,17 @@ class PredictOptions:
     """How files are predicted.
 
     fold: use the network of one fold; None averages all finished folds. flips: mean over mirrored images;
-    None takes `validation.flips` of the recipe. threshold: see `decided_classes`.
+    None takes `validation.flips` of the recipe. decide: the rule that makes masks; None takes that of the
+    recipe. interval: level of the intervals of volumes, such as 0.9; None for none. uncertainty: write a map.
     window, overlap, batch_size: see `windows.windowed_probability`. slice_axis: of volumes; None takes the
     axis of the dataset. device: None takes a GPU if there is one. overwrite: predict finished inputs again.
     """
 
     fold: int | None = None
     flips: bool | None = None
-    threshold: float | None = None
+    decide: str | None = None
+    interval: float | None = None
+    uncertainty: bool = False
     window: int = 1024
     overlap: float = 0.25
     batch_size: int = 8
@@ -58,8 +66,10 @@ class PredictOptions:
     overwrite: bool = False
 
     def __post_init__(self) -> None:
-        if self.threshold is not None and not 0 <= self.threshold < 1:
-            raise ValueError(f"threshold must lie in [0, 1); got {self.threshold}")
+        if self.decide is not None:
+            checked_rule(self.decide)
+        if self.interval is not None:
+            check_level(self.interval)
 
 
 @dataclass(frozen=True)
@@ -108,8 +118,11 @@ def run_predict(
     trained = open_run(run)
     cases = find_inputs(inputs, out, trained.facts)
     folds = _chosen_folds(trained, options.fold, console)
-    folder = OutputFolder(out, trained.facts.class_names)
-    folder.check_settings(_settings(trained, folds, options), overwrite=options.overwrite)
+    decision, interval = _decision(trained, options), _interval(trained, options, console)
+    class_names = trained.facts.class_names
+    folder = OutputFolder(out, class_names, interval=interval, uncertainty=options.uncertainty)
+    settings = _settings(trained, folds, options) | {"decision": str(decision)} | _interval_settings(interval)
+    folder.check_settings(settings, overwrite=options.overwrite)
     remaining = [case for case in cases if options.overwrite or not folder.is_done(case)]
     if len(remaining) < len(cases):
         say(console, f"{len(cases) - len(remaining)} of {len(cases)} inputs are predicted already")
@@ -124,7 +137,8 @@ def run_predict(
         )
     device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     networks = {fold: trained.network(fold, device=device) for fold in folds}
-    errors = _predict_all(Ensemble(trained, networks, device, options), remaining, folder, console)
+    ensemble = Ensemble(trained, networks, device, options)
+    errors = _predict_all(ensemble, decision, remaining, folder, console)
     say(console, f"predicted {len(remaining) - len(errors)} of {len(remaining)} inputs into {out}")
     if errors:
         heading = f"{len(errors)} of {len(remaining)} inputs could not be predicted:"
@@ -133,7 +147,11 @@ def run_predict(
 
 
 def _predict_all(
-    ensemble: Ensemble, cases: Sequence[InputCase], folder: OutputFolder, console: Console
+    ensemble: Ensemble,
+    decision: Decision,
+    cases: Sequence[InputCase],
+    folder: OutputFolder,
+    console: Console,
 ) -> list[str]:
     """Predict and write the inputs behind a progress bar; the messages of those that failed."""
     facts, options = ensemble.run.facts, ensemble.options
@@ -146,8 +164,7 @@ def _predict_all(
                 try:
                     image = read_input(case, facts, slice_axis=options.slice_axis)
                     prob = ensemble.predict(image, lambda share: progress.advance(bar, share))
-                    classes = decided_classes(torch.from_numpy(prob)[None], threshold=options.threshold)
-                    folder.write(image, prob, classes[0].numpy())
+                    folder.write(image, prob, _class_map(decision, prob))
                 except torch.OutOfMemoryError:
                     errors.append(
                         f"{case.path}: the device's memory is too small; lower --batch-size or --window"
@@ -157,6 +174,56 @@ def _predict_all(
     finally:
         folder.close()
     return errors
+
+
+def _class_map(decision: Decision, prob: Float32[np.ndarray, "C *space"]) -> UInt8[np.ndarray, "*space"]:
+    """The class of each voxel, decided on the whole input."""
+    if decision == Decision():
+        # the same, with less memory
+        return decided_classes(torch.from_numpy(prob)[None])[0].numpy()
+    classes = np.zeros(prob.shape[1:], dtype=np.uint8)
+    for number, mask in enumerate(decision.masks(torch.from_numpy(prob)[None])[0]):
+        classes[mask.numpy()] = number
+    return classes
+
+
+def _decision(run: TrainedRun, options: PredictOptions) -> Decision:
+    """The rule that the options, or else the recipe, ask for; `fitted` is that for new scans."""
+    rule = run.recipe.decision if options.decide is None else options.decide
+    if rule != FITTED:
+        return Decision.parse(rule)
+    fits = current_fits(run)
+    if fits is None or ALL_FOLDS not in fits.rules:
+        raise ValueError(
+            f"the rule of {run.folder.path} is not fitted to its predictions: run "
+            f"`semidice evaluate {shlex.quote(str(run.folder.path))} --decide fitted`, or name another rule "
+            "with --decide"
+        )
+    return Decision.parse(fits.rules[ALL_FOLDS].decision)
+
+
+def _interval(run: TrainedRun, options: PredictOptions, console: Console) -> IntervalOptions | None:
+    """The interval that the options ask for, corrected if the run has a correction of its level."""
+    level = options.interval
+    if level is None:
+        return None
+    fits = current_fits(run)
+    stored = None if fits is None else fits.intervals.get(f"{level:g}", {}).get(ALL_FOLDS)
+    if stored is not None:
+        return IntervalOptions(level, ConformalInterval.from_dict(stored))
+    say(
+        console,
+        f"intervals of volumes are not corrected: `semidice evaluate {shlex.quote(str(run.folder.path))} "
+        f"--interval {level:g}` fits the correction",
+    )
+    return IntervalOptions(level)
+
+
+def _interval_settings(interval: IntervalOptions | None) -> dict[str, Any]:
+    if interval is None:
+        return {"interval": None}
+    correction = None if interval.correction is None else interval.correction.to_dict()
+    return {"interval": {"level": interval.level, "correction": correction}}
 
 
 def _chosen_folds(run: TrainedRun, fold: int | None, console: Console) -> tuple[int, ...]:
@@ -212,7 +279,7 @@ def _settings(run: TrainedRun, folds: Sequence[int], options: PredictOptions) ->
         "checkpoints": {str(fold): file_hash(run.checkpoint_path(fold)) for fold in folds},
         # of slices, which have two axes
         "flips": mirrored_axes(run.recipe, 2, flips=options.flips) != (),
-        "threshold": options.threshold,
+        "uncertainty": options.uncertainty,
         "window": options.window,
         "overlap": options.overlap,
         "slice_axis": options.slice_axis,

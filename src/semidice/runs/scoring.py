@@ -36,7 +36,7 @@ from .predictions import UNITS, read_case
 # values of a batch, probabilities and masks together: tens of megabytes with the copies that scores make
 _MAX_VALUES = 1 << 22
 # sides in mm that make one voxel 1 ml, so that a volume in ml is the number of voxels
-_ONE_ML = (10.0, 10.0, 10.0)
+ONE_ML = (10.0, 10.0, 10.0)
 
 
 def _stored_likelihood(batch: ScoredBatch) -> Tensor:
@@ -106,7 +106,7 @@ def score_fold(
 
 @dataclass(frozen=True)
 class PredictedBatch:
-    """Scans or slices of equal shape: probabilities (N, C, *space), and the raters' class maps (N, R, *space).
+    """Scans or slices of equal shape: probabilities (N, C, *space), raters' class maps (N, R, *space).
 
     valid: False in slices that were not kept; None if all were. spacing_mm: (N, 3), or (N, 2) of images; None
     if it is not known.
@@ -253,7 +253,7 @@ def _function(metric: str, *, in_voxels: bool, tolerance: float) -> ScoreFunctio
     if not in_voxels:
         return score
     # as many sides as any score of an image or volume takes
-    sides = _ONE_ML if score.unit == "ml" else (1.0, 1.0, 1.0)
+    sides = ONE_ML if score.unit == "ml" else (1.0, 1.0, 1.0)
     return lambda batch: score(replace(batch, spacing_mm=sides))
 
 
