@@ -115,7 +115,7 @@ def check_target(
             f"target is on {target.device} but prediction on {prediction.device}: move one of them"
         )
     if valid is not None:
-        _check_valid(prediction, valid)
+        check_valid(prediction, valid)
     target, counted = read_target(
         prediction, target, activation=activation, valid=valid, ignore_index=ignore_index
     )
@@ -186,7 +186,7 @@ def _check_zeros_and_ones(target: Tensor, valid: Tensor | None, *, one_hot: bool
     On a device other than the CPU this waits for the device, so only the first target of a kind is read.
     """
     if valid is not None:
-        _check_valid(target, valid)
+        check_valid(target, valid)
     kind = (target.shape, target.dtype, target.device, one_hot)
     if not values_are_readable(target) and (kind in _read_kinds or not _may_wait_for(target)):
         return
@@ -235,7 +235,7 @@ def fold_ignored(target: Tensor, valid: Tensor | None, ignore_index: int | None)
     return counted if valid is None else valid & counted
 
 
-def _check_valid(channels: Tensor, valid: Tensor) -> None:
+def check_valid(channels: Tensor, valid: Tensor) -> None:
     """Raise unless `valid` is bool (N, *space), for a prediction or target (N, C, *space)."""
     space_shape = (channels.shape[0], *channels.shape[2:])
     if valid.dtype != torch.bool or tuple(valid.shape) != space_shape:
