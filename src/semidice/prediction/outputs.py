@@ -188,7 +188,7 @@ def volumes_of(
         in_voxels = [f"{voxels[0]:.0f}", *(_cell(n, ".3f") for n in voxels[1:])]
         name = "" if interval is None else interval.name
         spacing = " x ".join(f"{side:.6g}" for side in sides)
-        rows.append(Volume(image.case.name, class_name, *in_ml, *in_voxels, name, spacing))
+        rows.append(Volume._make((image.case.name, class_name, *in_ml, *in_voxels, name, spacing)))
     return rows
 
 
