@@ -14,10 +14,10 @@ from torch import Tensor
 
 from ..arrays import check_choice, check_prediction, one_hot
 
-Decision = Literal["argmax", "threshold"]
+PlainRule = Literal["argmax", "threshold"]
 
 
-def chosen_rule(decision: Decision | None, num_channels: int) -> Decision:
+def chosen_rule(decision: PlainRule | None, num_channels: int) -> PlainRule:
     """The rule that applies: `decision`, or if it is None threshold for one channel and argmax for several.
 
     >>> chosen_rule(None, 1), chosen_rule(None, 3)
@@ -25,7 +25,7 @@ def chosen_rule(decision: Decision | None, num_channels: int) -> Decision:
     """
     if decision is None:
         return "threshold" if num_channels == 1 else "argmax"
-    check_choice("decision", decision, Decision)
+    check_choice("decision", decision, PlainRule)
     if decision == "argmax" and num_channels == 1:
         raise ValueError("decision='argmax' of one channel is 0 everywhere: use decision='threshold'")
     return decision
@@ -61,14 +61,14 @@ def decided_classes(
     return torch.where(foreground > threshold, classes, 0)
 
 
-def decided_masks(prob: Tensor, *, rule: Decision, threshold: float) -> Iterator[Tensor]:
+def decided_masks(prob: Tensor, *, rule: PlainRule, threshold: float) -> Iterator[Tensor]:
     """The decided mask, bool (N, *space), of each channel in turn; one mask is in memory at a time."""
     classes = decided_classes(prob) if rule == "argmax" else None
     for channel in range(prob.shape[1]):
         yield prob[:, channel] > threshold if classes is None else classes == channel
 
 
-def decide(prob: Tensor, *, decision: Decision | None = None, threshold: float = 0.5) -> Tensor:
+def decide(prob: Tensor, *, decision: PlainRule | None = None, threshold: float = 0.5) -> Tensor:
     """Float32 masks (N, C, *space) of 0 and 1, as hard metrics compare them.
 
     >>> decide(torch.tensor([[0.2, 0.5, 0.3]])), decide(torch.tensor([[0.5]]))

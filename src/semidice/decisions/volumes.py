@@ -18,7 +18,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from ..arrays import check_choice, check_prediction, check_valid, describe, nan_without_voxels
-from .masks import Decision, chosen_rule, decided_masks
+from .masks import PlainRule, chosen_rule, decided_masks
 
 VolumeOf = Literal["mask", "probability"]
 
@@ -28,7 +28,7 @@ def volume_ml(
     *,
     spacing_mm: Sequence[float] | Tensor,
     of: VolumeOf = "mask",
-    decision: Decision | None = None,
+    decision: PlainRule | None = None,
     threshold: float = 0.5,
     valid: Tensor | None = None,
 ) -> Float[Tensor, "N C"]:

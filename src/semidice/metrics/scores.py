@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..arrays import nan_without_voxels, one_hot
-from ..decisions.masks import Decision, chosen_rule, decided_masks
+from ..decisions.masks import PlainRule, chosen_rule, decided_masks
 from ..decisions.volumes import VolumeOf, sum_voxels, volume_ml, voxel_ml
 from ..losses.cross_entropy import soft_cross_entropy
 from ..overlap.stats import OverlapStats, tversky_index, unchecked_overlap_stats
@@ -29,7 +29,7 @@ _AT_THRESHOLD = 1e-6
 class HardOptions(TypedDict, total=False):
     """Options of scores of decided masks; meanings and defaults as in `dice_score`."""
 
-    decision: Decision | None
+    decision: PlainRule | None
     threshold: float
     empty: float
     valid: Tensor | None
@@ -196,7 +196,7 @@ def volume_error_ml(
     *,
     spacing_mm: Sequence[float] | Tensor,
     of: VolumeOf = "mask",
-    decision: Decision | None = None,
+    decision: PlainRule | None = None,
     threshold: float = 0.5,
     valid: Tensor | None = None,
     ignore_index: int | None = None,
@@ -236,7 +236,7 @@ def _decided_index(
     target: Tensor,
     *,
     alpha: float,
-    decision: Decision | None = None,
+    decision: PlainRule | None = None,
     threshold: float = 0.5,
     empty: float = 1.0,
     valid: Tensor | None = None,

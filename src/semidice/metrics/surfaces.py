@@ -24,7 +24,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..arrays import nan_without_voxels
-from ..decisions.masks import Decision, chosen_rule, decided_masks
+from ..decisions.masks import PlainRule, chosen_rule, decided_masks
 from .checks import check_hard_target, check_scored
 
 
@@ -36,7 +36,7 @@ def hausdorff_error_mm(
     percentile: float = 95.0,
     empty: float = 0.0,
     missed: float | None = None,
-    decision: Decision | None = None,
+    decision: PlainRule | None = None,
     threshold: float = 0.5,
     valid: Tensor | None = None,
     ignore_index: int | None = None,
@@ -62,7 +62,7 @@ def surface_dice_score(
     spacing_mm: Sequence[float] | Tensor,
     tolerance_mm: float = 1.0,
     empty: float = 1.0,
-    decision: Decision | None = None,
+    decision: PlainRule | None = None,
     threshold: float = 0.5,
     valid: Tensor | None = None,
     ignore_index: int | None = None,
@@ -91,7 +91,7 @@ def _each_class(
     spacing_mm: Sequence[float] | Tensor,
     empty: float,
     missed: float | None,
-    decision: Decision | None,
+    decision: PlainRule | None,
     threshold: float,
     valid: Tensor | None,
     ignore_index: int | None,

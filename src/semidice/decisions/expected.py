@@ -1,0 +1,200 @@
+"""Expected Dice and Jaccard of a set of voxels, if p is the share of raters who include each voxel.
+
+Two couplings of the voxels of a rater have a closed form. Z is the number of voxels of the rater, I of those
+in the set, k the size of the set, R = Z - I:
+  independent   each voxel Y_i ~ Bernoulli(p_i) on its own: E[2I / (k + Z)] and E[I / (k + R)]
+  nested        one offset t ~ U(0, 1) for all voxels, the rater's mask is M_t = {p >= t}
+A set and a rater that are both empty have the score 1, so the empty set scores P(the rater is empty).
+
+Independent voxels need no table of Poisson-binomial probabilities. With 1/x = sum_q w_q exp(-s_q x),
+
+    E[1 / (k + Z)] = sum_q w_q exp(-s_q k) prod_i (1 - p_i + p_i exp(-s_q)),
+
+a sum of positive terms, so nothing cancels. The same sum makes the kernel k / (k + j) of nested raters
+separable. Everything is float64. docs/theory.md has the derivation.
+"""
+
+import math
+from collections.abc import Iterator
+from functools import lru_cache
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+# The trapezoidal rule with this step has a relative error of 2 |Γ(1 + 2πi / step)| < 2e-14.
+_STEP = 0.28
+# exp(-36) is the rounding error of 1: larger nodes add nothing, and 1 - p + p exp(-s) would be 0 at p = 1
+_LARGEST_NODE = 36.0
+# elements of one temporary array
+_BLOCK_ELEMENTS = 2**21
+# Thresholds that are compared in large sets: multiples of 1 / NUM_LEVELS. A power of two keeps them exact.
+NUM_LEVELS = 2**14
+
+
+@lru_cache(maxsize=32)
+def reciprocal_nodes(max_log2: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Nodes s and weights w with sum_q w_q exp(-s_q x) = 1/x to a relative 5e-14, for x from 1 to 2^max_log2.
+
+    The trapezoidal rule of 1/x = ∫ exp(u - x e^u) du. Below the lowest node, where x e^u < 1e-5, the infinite
+    rest of the sum is a geometric series: one node with its weight and mean replaces it.
+    """
+    num = math.ceil((math.log(1e5 * _LARGEST_NODE) + max_log2 * math.log(2)) / _STEP) + 1
+    nodes = [_LARGEST_NODE * math.exp(-_STEP * number) for number in range(num)]
+    weights = [_STEP * node for node in nodes]
+    rest = nodes[-1] / (math.exp(_STEP) + 1)
+    return (*nodes, rest), (*weights, weights[-1] / math.expm1(_STEP))
+
+
+def _blocks(largest: float, num_elements: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    """Nodes and weights for x up to `largest`, (q, 1, 1) each, few enough for arrays of `num_elements`."""
+    nodes, weights = reciprocal_nodes(max(1, math.ceil(math.log2(largest))))
+    size = max(1, _BLOCK_ELEMENTS // num_elements)
+    for start in range(0, len(nodes), size):
+        yield tuple(  # type: ignore[misc]
+            torch.tensor(values[start : start + size], dtype=torch.float64, device=device).view(-1, 1, 1)
+            for values in (nodes, weights)
+        )
+
+
+def _log_generating(p: Tensor, s: Tensor) -> Tensor:
+    """log(1 - p + p exp(-s)) of each voxel, (q, rows, m)."""
+    return torch.log1p(p * torch.expm1(-s))
+
+
+def _with_empty(empty: Tensor, scores: Tensor) -> Tensor:
+    return torch.cat([empty.unsqueeze(1), scores], 1)
+
+
+def empty_probability(p: Float[Tensor, "R m"]) -> Float[Tensor, " R"]:
+    """Probability that independent voxels are all 0: the expected score of the empty set."""
+    return torch.log1p(-p).sum(1, dtype=torch.float64).exp()
+
+
+def dice_of_likeliest(p: Float[Tensor, "R m"]) -> Float[Tensor, "R m+1"]:
+    """Expected Dice of the k first voxels for k = 0 ... m, independent voxels; p is sorted, largest first."""
+    k = torch.arange(1, p.shape[1] + 1, dtype=torch.float64, device=p.device)
+    scores = torch.zeros_like(p)
+    for s, w in _blocks(2 * p.shape[1] + 2, p.numel(), p.device):
+        logs = _log_generating(p, s)
+        others = (p * torch.exp(logs.sum(2, keepdim=True) - logs)).cumsum(2)
+        scores += (2 * w * torch.exp(-s * (k + 1)) * others).sum(0)
+    return _with_empty(empty_probability(p), scores)
+
+
+def jaccard_of_likeliest(p: Float[Tensor, "R m"]) -> Float[Tensor, "R m+1"]:
+    """Expected Jaccard of the k first voxels for k = 0 ... m, independent voxels; p is sorted, largest first.
+
+    The union k + R does not depend on the voxels in the set, so E[I / (k + R)] = E[I] E[1 / (k + R)].
+    """
+    k = torch.arange(1, p.shape[1] + 1, dtype=torch.float64, device=p.device)
+    reciprocal = torch.zeros_like(p)
+    for s, w in _blocks(2 * p.shape[1] + 2, p.numel(), p.device):
+        logs = _log_generating(p, s).cumsum(2)
+        reciprocal += (w * torch.exp(-s * k + logs[..., -1:] - logs)).sum(0)
+    return _with_empty(empty_probability(p), p.cumsum(1) * reciprocal)
+
+
+def nested_dice_of_volumes(
+    volumes: Float[Tensor, "R m"], weights: Float[Tensor, "R m"]
+) -> Float[Tensor, "R m"]:
+    """Expected Dice of each volume against raters with these volumes: sum_j w_j 2 min(v, v_j) / (v + v_j).
+
+    volumes: increasing, 1 or more. weights: the share of raters with each volume.
+    """
+    scores = torch.zeros_like(volumes)
+    largest = 2 * float(volumes.max())
+    for s, w in _blocks(largest, volumes.numel(), volumes.device):
+        decay = torch.exp(-s * volumes)
+        mass = weights * decay
+        larger = mass.flip(2).cumsum(2).flip(2)
+        smaller = (mass * volumes).cumsum(2) - mass * volumes
+        scores += (2 * w * decay * (volumes * larger + smaller)).sum(0)
+    return scores
+
+
+def nested_dice_of_likeliest(p: Float[Tensor, "R m"]) -> Float[Tensor, "R m+1"]:
+    """Expected Dice of the k first voxels for k = 0 ... m, nested raters; p is sorted, largest first."""
+    volumes = torch.arange(1, p.shape[1] + 1, dtype=torch.float64, device=p.device).expand_as(p)
+    weights = p - torch.nn.functional.pad(p[:, 1:], (0, 1))
+    return _with_empty(1 - p[:, 0], nested_dice_of_volumes(volumes, weights))
+
+
+def level_counts(p: Float[Tensor, " n"], inside: Bool[Tensor, " n"] | None = None) -> Int64[Tensor, " L"]:
+    """Number of voxels, or of those `inside`, with p > b / NUM_LEVELS, for b = 0 ... NUM_LEVELS - 1."""
+    levels = (p * NUM_LEVELS).ceil_().int()
+    counts = torch.bincount(levels if inside is None else levels[inside], minlength=NUM_LEVELS + 1)
+    return counts.flip(0).cumsum(0).flip(0)[1:]
+
+
+def level_weights(num_occupied: int, largest: Tensor) -> Float[Tensor, " L"]:
+    """Share of the offsets t that belongs to each occupied level b / NUM_LEVELS, by the trapezoidal rule.
+
+    |M_t| falls from the volume of level b to that of level b + 1 while t crosses the bin between them. The
+    bin of the largest p ends there; raters with a larger t are empty.
+    """
+    weights = torch.full((num_occupied,), 1 / NUM_LEVELS, dtype=torch.float64, device=largest.device)
+    weights[-1] = largest.double() - (num_occupied - 1) / NUM_LEVELS
+    ends = weights.clone()
+    # the top bin has the volume of its level throughout: there is no level above
+    halves = weights[:-1] / 2
+    ends[:-1] -= halves
+    ends[1:] += halves
+    return ends
+
+
+def expected_dice(p: Float[Tensor, "R n"], mask: Bool[Tensor, "R n"], *, exact: bool) -> Float[Tensor, " R"]:
+    """Expected Dice of any masks, independent voxels; if not `exact`, 2 E[I] / (k + E[Z])."""
+    size, overlap = mask.sum(1), torch.where(mask, p, 0).sum(1, dtype=torch.float64)
+    if exact:
+        p = p.double()
+        scores = torch.zeros_like(overlap)
+        for s, w in _blocks(2 * p.shape[1] + 2, p.numel(), p.device):
+            logs = _log_generating(p, s)
+            others = torch.where(mask, p * torch.exp(logs.sum(2, keepdim=True) - logs), 0).sum(2)
+            scores += (2 * w[..., 0] * torch.exp(-s[..., 0] * (size + 1)) * others).sum(0)
+    else:
+        scores = 2 * overlap / (size + p.sum(1, dtype=torch.float64)).clamp_min(1)
+    return torch.where(size > 0, scores, empty_probability(p))
+
+
+def expected_jaccard(
+    p: Float[Tensor, "R n"], mask: Bool[Tensor, "R n"], *, exact: bool
+) -> Float[Tensor, " R"]:
+    """Expected Jaccard of any masks, independent voxels; if not `exact`, E[I] / (k + E[R])."""
+    size, overlap = mask.sum(1), torch.where(mask, p, 0).sum(1, dtype=torch.float64)
+    if exact:
+        p = p.double()
+        reciprocal = torch.zeros_like(overlap)
+        for s, w in _blocks(2 * p.shape[1] + 2, p.numel(), p.device):
+            logs = torch.where(mask, 0, _log_generating(p, s)).sum(2)
+            reciprocal += (w[..., 0] * torch.exp(-s[..., 0] * size + logs)).sum(0)
+    else:
+        reciprocal = 1 / (size + p.sum(1, dtype=torch.float64) - overlap).clamp_min(1)
+    return torch.where(size > 0, overlap * reciprocal, empty_probability(p))
+
+
+def expected_nested_dice(
+    p: Float[Tensor, "R n"], mask: Bool[Tensor, "R n"], *, exact: bool
+) -> Float[Tensor, " R"]:
+    """Expected Dice of any masks, nested raters; if not `exact`, from the volumes at NUM_LEVELS offsets."""
+    size, empty = mask.sum(1), 1 - p.amax(1).double()
+    if exact:
+        ordered, order = p.double().sort(dim=1, descending=True, stable=True)
+        weights = ordered - torch.nn.functional.pad(ordered[:, 1:], (0, 1))
+        common = mask.gather(1, order).cumsum(1)
+        volumes = torch.arange(1, p.shape[1] + 1, device=p.device)
+        scores = (weights * 2 * common / (size.unsqueeze(1) + volumes)).sum(1)
+    else:
+        scores = torch.stack([_nested_dice_at_levels(*row) for row in zip(p, mask, strict=True)])
+    return torch.where(size > 0, scores, empty)
+
+
+def _nested_dice_at_levels(p: Float[Tensor, " n"], mask: Bool[Tensor, " n"]) -> Float[Tensor, ""]:
+    volumes, common = level_counts(p), level_counts(p, mask)
+    num_occupied = int((volumes > 0).sum())
+    if num_occupied == 0:
+        return torch.zeros((), dtype=torch.float64, device=p.device)
+    weights = level_weights(num_occupied, p.amax())
+    volumes, common = volumes[:num_occupied], common[:num_occupied]
+    return (weights * 2 * common / (mask.sum() + volumes)).sum()

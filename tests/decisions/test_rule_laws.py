@@ -1,0 +1,199 @@
+"""Laws that every public decision rule obeys."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from rules import OPTIMAL, RULES, expected_scores, masks_of, public_rules, random_prob
+
+from semidice.decisions import (
+    Decision,
+    argmax_mask,
+    decision,
+    dice_optimal_mask,
+    mix_optimal_mask,
+    nested_optimal_mask,
+    threshold_mask,
+)
+
+each_rule = pytest.mark.parametrize("text", RULES.values())
+# below and above the limit of exact expected scores
+SHAPES = [(2, 1, 6, 7), (2, 3, 5, 4), (1, 1, 70, 80), (1, 3, 70, 80)]
+each_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
+
+
+def prob_of(shape, seed=0):
+    """Random probabilities: each channel on its own if there is one, softmax of several."""
+    if shape[1] == 1:
+        return random_prob(*shape, seed=seed, power=3).float()
+    logits = torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+    return (2 * logits).softmax(1)
+
+
+def test_the_table_lists_every_public_rule_and_every_rule_of_a_decision():
+    assert public_rules() == set(RULES)
+    functions = {function.__name__ for function in decision.RULES.values()}
+    assert functions == set(RULES)
+    assert {Decision.parse(text).rule for text in RULES.values()} == set(decision.RULES)
+
+
+def test_a_rule_missing_from_the_table_is_detected(monkeypatch):
+    monkeypatch.setattr("semidice.decisions.__all__", ["decide", "new_mask", *RULES])
+    assert public_rules() - set(RULES) == {"new_mask"}
+
+
+@each_rule
+@each_shape
+def test_a_permutation_of_voxels_permutes_the_masks(text, shape):
+    prob = prob_of(shape).flatten(2)
+    order = torch.randperm(prob.shape[2], generator=torch.Generator().manual_seed(1))
+    assert torch.equal(masks_of(text, prob)[..., order], masks_of(text, prob[..., order]))
+
+
+@each_rule
+@each_shape
+def test_the_shape_of_space_does_not_matter(text, shape):
+    prob = prob_of(shape)
+    volume = prob.unflatten(2, (shape[2] // 2 if shape[2] % 2 == 0 else shape[2], -1))
+    assert torch.equal(masks_of(text, prob), masks_of(text, volume).view(prob.shape))
+
+
+@each_rule
+@each_shape
+def test_a_case_does_not_depend_on_the_rest_of_its_batch(text, shape):
+    first, second = prob_of(shape), prob_of(shape, seed=5)
+    both = masks_of(text, torch.cat([second, first]))
+    assert torch.equal(both, torch.cat([masks_of(text, second), masks_of(text, first)]))
+
+
+@each_rule
+@each_shape
+def test_voxels_that_are_not_valid_are_in_no_mask_and_do_not_count(text, shape):
+    prob = prob_of(shape).flatten(2)
+    valid = torch.rand(shape[0], prob.shape[2], generator=torch.Generator().manual_seed(2)) < 0.7
+    # NaN would reveal that a voxel was read
+    masks = masks_of(text, torch.where(valid.unsqueeze(1), prob, torch.nan), valid)
+    for case in range(shape[0]):
+        kept = valid[case]
+        assert torch.equal(masks[case : case + 1, :, kept], masks_of(text, prob[case : case + 1, :, kept]))
+        assert not masks[case, :, ~kept].any()
+
+
+@each_rule
+@each_shape
+def test_hard_probabilities_are_their_own_masks(text, shape):
+    prob = argmax_mask(prob_of(shape)).float()
+    assert torch.equal(masks_of(text, prob), prob.bool())
+
+
+@each_rule
+@pytest.mark.parametrize("shape", [(2, 3, 5, 4), (1, 4, 70, 80)], ids=str)
+def test_exactly_one_of_several_classes_has_each_voxel(text, shape):
+    assert (masks_of(text, prob_of(shape)).sum(1) == 1).all()
+
+
+@each_rule
+def test_two_classes_are_the_rule_of_the_foreground_channel(text):
+    prob = prob_of((2, 2, 6, 7))
+    masks = masks_of(text, prob)
+    assert torch.equal(masks[:, 1:], masks_of(text, prob[:, 1:]))
+    assert torch.equal(masks[:, 0], ~masks[:, 1])
+
+
+@each_rule
+def test_channels_that_are_not_exclusive_are_decided_one_by_one(text):
+    prob = random_prob(2, 3, 6, 7)
+    chosen = Decision.parse(text)
+    parameter = () if chosen.parameter is None else (chosen.parameter,)
+    masks = decision.RULES[chosen.rule](prob, *parameter, exclusive=False)
+    for channel in range(3):
+        part = slice(channel, channel + 1)
+        assert torch.equal(masks[:, part], masks_of(text, prob[:, part]))
+
+
+@each_rule
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_any_float_type_is_accepted(text, dtype):
+    prob = prob_of((1, 1, 70, 80)).to(dtype)
+    assert torch.equal(masks_of(text, prob), masks_of(text, prob.double()))
+
+
+@each_rule
+def test_a_prediction_without_voxel_axes_is_accepted(text):
+    prob = prob_of((4, 3, 1)).squeeze(2)
+    assert torch.equal(masks_of(text, prob), masks_of(text, prob.unsqueeze(2)).squeeze(2))
+
+
+@pytest.mark.parametrize("text", OPTIMAL)
+@given(
+    logits=arrays.arrays("float64", (3, 6), elements=st.floats(-4, 4, allow_nan=False)),
+    sharpness=st.floats(0.1, 3),
+)
+def test_the_expected_score_of_several_classes_is_never_below_that_of_argmax(text, logits, sharpness):
+    prob = (torch.from_numpy(logits) * sharpness).softmax(0)[None]
+    ours, plain = (
+        sum(expected_scores(text, prob[0, number].numpy(), masks[:, number].numpy())[0] for number in (1, 2))
+        for masks in (masks_of(text, prob), argmax_mask(prob))
+    )
+    assert ours >= plain - 1e-12
+
+
+@pytest.mark.parametrize("text", OPTIMAL)
+def test_several_classes_lose_less_than_half_of_what_argmax_loses_to_the_best_assignment(text):
+    assignments = np.array(list(product(range(3), repeat=6)))
+    lost = []
+    for seed in range(20):
+        prob = (torch.randn(1, 3, 6, generator=torch.Generator().manual_seed(seed)) * (1 + seed % 2)).softmax(
+            1
+        )
+        prob = prob.double()
+
+        def score(masks, prob=prob):
+            """Mean over the foreground classes; masks: (assignments, voxels) of each class."""
+            return sum(expected_scores(text, prob[0, n].numpy(), masks(n)) for n in (1, 2)) / 2
+
+        best = score(lambda n: assignments == n).max()
+        ours, plain = masks_of(text, prob), argmax_mask(prob)
+        lost.append([best - score(lambda n, masks=masks: masks[:, n].numpy())[0] for masks in (ours, plain)])
+    mean_ours, mean_argmax = np.mean(lost, axis=0)
+    assert mean_ours < mean_argmax / 2
+
+
+def test_a_mix_without_a_share_of_one_coupling_is_the_rule_of_the_other():
+    for shape in ((2, 1, 6, 7), (2, 3, 5, 4)):
+        prob = prob_of(shape)
+        assert torch.equal(mix_optimal_mask(prob, 0), dice_optimal_mask(prob))
+        assert torch.equal(mix_optimal_mask(prob, 1), nested_optimal_mask(prob))
+
+
+class TestWrongInput:
+    @each_rule
+    @pytest.mark.parametrize(
+        ("prob", "valid", "message"),
+        [
+            (torch.full((1, 1, 4), 1.5), None, r"must lie in \[0, 1\]; got values from 1.5 to 1.5"),
+            (torch.full((1, 1, 4), torch.nan), None, "holds NaN in 4 of 4 values"),
+            (torch.ones(4), None, r"prediction must be a float tensor \(N, C, \*space\)"),
+            (torch.ones(1, 1, 4, dtype=torch.int64), None, "prediction must be a float tensor"),
+            (torch.ones(1, 1, 0), None, "prediction is empty"),
+            (torch.ones(1, 1, 4), torch.ones(1, 4), r"valid must be bool \(1, 4\)"),
+            (torch.ones(1, 1, 4), torch.ones(1, 5, dtype=torch.bool), r"valid must be bool \(1, 4\)"),
+        ],
+    )
+    def test_a_wrong_array_is_named(self, text, prob, valid, message):
+        chosen = Decision.parse(text)
+        parameter = () if chosen.parameter is None else (chosen.parameter,)
+        # the functions behind the check of shapes, which only tests have
+        function = getattr(decision.RULES[chosen.rule], "__wrapped__", decision.RULES[chosen.rule])
+        with pytest.raises((ValueError, TypeError), match=message):
+            function(prob, *parameter, valid=valid)
+
+    def test_a_parameter_outside_the_unit_interval_is_named(self):
+        with pytest.raises(ValueError, match=r"threshold must lie in \[0, 1\]; got 1.5"):
+            threshold_mask(torch.ones(1, 1, 4), 1.5)
+        with pytest.raises(ValueError, match=r"weight must lie in \[0, 1\].*; got -0.1"):
+            mix_optimal_mask(torch.ones(1, 1, 4), -0.1)
