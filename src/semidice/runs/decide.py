@@ -77,9 +77,9 @@ def scored_rules(
 ) -> CaseTable:
     """`score_rules` behind a progress bar; the fitted rules are printed."""
     if FITTED in rules:
-        with counting_bar(console, doing="fitting the rule", unit="fits") as progress:
-            bar = progress.add_task("", total=len(run.finished_folds) + 1)
-            fitted = fitted_rules(run, dataset, on_fit=lambda _: progress.advance(bar))
+        with counting_bar(console, doing="fitting the rule", unit="scans") as progress:
+            bar = progress.add_task("", total=run.num_predicted(dataset, run.recipe.validation.unit))
+            fitted = fitted_rules(run, dataset, on_scan=lambda: progress.advance(bar))
         of_folds = [f"fold {fold}: {fit.decision}" for fold, fit in fitted.items() if fold != ALL_FOLDS]
         say(console, f"fitted for {', '.join(of_folds)}; for new scans: {fitted[ALL_FOLDS].decision}")
     with counting_bar(console, doing="scoring", unit="cases") as progress:

@@ -12,12 +12,11 @@ from itertools import groupby
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ..data.dataset import Dataset, Unit
 from ..data.folds import fold_cases, read_folds
 from ..decisions.decision import Decision
-from ..decisions.fitting import CANDIDATES, fit_decision
+from ..decisions.fitting import CANDIDATES, Case, ScoredCase, choose_decision, score_candidates
 from ..labels.raters import read_raters
 from ..metrics.cases import CaseTable, concatenate, read_cases, with_scores, write_cases
 from ..metrics.registry import PER_SLICE, SCORES, score_name, tolerance_of
@@ -54,11 +53,12 @@ def mask_metrics(dataset: Dataset, metrics: Sequence[str], *, asked: bool = Fals
 
 
 def fitted_rules(
-    run: TrainedRun, dataset: Dataset, *, on_fit: Callable[[str], object] = lambda _: None
+    run: TrainedRun, dataset: Dataset, *, on_scan: Callable[[], object] = lambda: None
 ) -> Mapping[str, FittedRule]:
     """The fitted rule of each finished fold, and "all"; fitted now unless decision.json has them.
 
-    on_fit(fold) is called before each fit. decision.json is written if all folds are finished.
+    on_scan() is called after each scan that all candidates were scored on. decision.json is written if all
+    folds are finished.
     """
     fits, folds = stored_fits(run, dataset), run.finished_folds
     names = [str(fold) for fold in folds]
@@ -68,10 +68,15 @@ def fitted_rules(
     ):
         return fits.rules
     check_can_fit(run, "a fitted rule")
+    # each case is scored once, and has a part in the fits of all folds but its own
+    scored: dict[str, list[ScoredCase]] = {name: [] for name in names}
+    for fold in folds:
+        for case in score_candidates(_held_out(run, dataset, fold)):
+            scored[str(fold)].append(case)
+            on_scan()
     rules = {}
     for name in (*names, ALL_FOLDS):
-        on_fit(name)
-        fitted = fit_decision(_held_out(run, dataset, [fold for fold in folds if str(fold) != name]))
+        fitted = choose_decision(case for fold in names if fold != name for case in scored[fold])
         rules[name] = FittedRule(
             decision=str(fitted.decision), scores=dict(fitted.scores), num_cases=fitted.num_cases
         )
@@ -89,19 +94,15 @@ def check_can_fit(run: TrainedRun, what: str) -> None:
         )
 
 
-def _held_out(
-    run: TrainedRun, dataset: Dataset, folds: Sequence[int]
-) -> Iterator[tuple[Tensor, Tensor, Tensor | None, str]]:
-    """Probabilities, majority, valid and patient of every case of the folds, each by its own network."""
-    fold_of_case = read_folds(run.folder.folds, dataset)
-    for fold in folds:
-        cases = fold_cases(fold_of_case, fold)[1]
-        unit = run.recipe.validation.unit
-        for batch in predicted_batches(dataset, cases, run.folder.fold(fold), unit=unit):
-            target = read_raters(batch.masks, dataset.num_classes, batch.present, batched=True).majority()
-            for row, patient in enumerate(batch.patients):
-                valid = None if batch.valid is None else batch.valid[row]
-                yield batch.prob[row], target[row], valid, patient
+def _held_out(run: TrainedRun, dataset: Dataset, fold: int) -> Iterator[Case]:
+    """Probabilities, majority, valid and patient of the held-out cases of a fold, in the unit of scores."""
+    cases = fold_cases(read_folds(run.folder.folds, dataset), fold)[1]
+    unit = run.recipe.validation.unit
+    for batch in predicted_batches(dataset, cases, run.folder.fold(fold), unit=unit):
+        target = read_raters(batch.masks, dataset.num_classes, batch.present, batched=True).majority()
+        for row, patient in enumerate(batch.patients):
+            valid = None if batch.valid is None else batch.valid[row]
+            yield batch.prob[row], target[row], valid, patient
 
 
 def rule_of_fold(rule: str, fitted: Mapping[str, FittedRule], fold: int | str) -> Decision:
@@ -118,7 +119,6 @@ def score_rules(
     unit: Unit | None = None,
     tolerance: float | None = None,
     device: torch.device | str = "cpu",
-    on_fit: Callable[[str], object] = lambda _: None,
     on_cases: Callable[[int], object] = lambda _: None,
 ) -> CaseTable:
     """Scores of masks of the finished folds by each rule; the methods are the rules.
@@ -127,7 +127,7 @@ def score_rules(
     """
     validation = run.recipe.validation
     fold_of_case = read_folds(run.folder.folds, dataset)
-    fitted = fitted_rules(run, dataset, on_fit=on_fit) if FITTED in rules else {}
+    fitted = fitted_rules(run, dataset) if FITTED in rules else {}
     tables = [
         score_fold(
             dataset,

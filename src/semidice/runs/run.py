@@ -19,7 +19,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import nn
 
-from ..data.dataset import Dataset
+from ..data.dataset import Dataset, Unit
 from ..data.folds import fold_cases, read_folds
 from ..data.intensities import MeanStd
 from ..data.manifest import Manifest, PrepareOptions
@@ -82,10 +82,10 @@ class TrainedRun:
         """Folds that the recipe asks for and that are not finished."""
         return tuple(fold for fold in self.recipe.data.fold_numbers if fold not in self.finished_folds)
 
-    def num_predicted(self, dataset: Dataset) -> int:
-        """The number of cases of the finished folds."""
-        finished = self.finished_folds
-        return sum(fold in finished for fold in read_folds(self.folder.folds, dataset))
+    def num_predicted(self, dataset: Dataset, unit: Unit = "slice") -> int:
+        """The number of cases, or of scans, of the finished folds."""
+        finished, folds = self.finished_folds, read_folds(self.folder.folds, dataset)
+        return len(dataset.units([n for n in range(len(dataset)) if folds[n] in finished], unit))
 
     @property
     def has_fitted_decision(self) -> bool:
