@@ -1,8 +1,8 @@
 """Scores of the distribution of a volume against the volumes of the raters.
 
 The distribution is that of nested raters (`decisions.volumes`), from one probability map; each class is
-judged on its own. Masks are bool (N, R, *space), or class maps of integers with `num_classes`. `present`, bool
-(N, R), is False for a rater who did not look at the case. A case without a valid voxel has NaN.
+judged on its own. Masks are bool (N, R, *space), or class maps of integers with `num_classes`. `present`,
+bool (N, R), is False for a rater who did not look at the case. A case without a valid voxel has NaN.
 Left out: the error of a decided volume (`scores.volume_error_ml`), and corrected intervals
 (`decisions.conformal`).
 """
