@@ -7,7 +7,8 @@ Each table is such a function in `TABLES`, by page. It is written into the page 
     <!-- end -->
 
 Everything shown is computed by the package itself, with fixed seeds. Figures of the theory are drawn below or
-in `landing`; those of labels, calibration and rooms in `label_study`, `calibration_study` and `rooms`.
+in `landing`; those of labels, calibration, volumes and rooms in `label_study`, `calibration_study`,
+`volume_study` and `rooms`.
 """
 
 import argparse
@@ -21,6 +22,7 @@ import calibration_study
 import label_study
 import rooms
 import torch
+import volume_study
 from jaxtyping import Float
 from landing import Loss, draw_focal_curves, draw_landing, landing_table
 from matplotlib.figure import Figure
@@ -132,12 +134,14 @@ FIGURES: Mapping[str, Callable[[], Figure]] = {
     "rooms": rooms.draw_rooms,
     **label_study.FIGURES,
     **calibration_study.FIGURES,
+    **volume_study.FIGURES,
 }
 
 # rows of cells; the first row is the header. None if the data of the table are not on this machine
 TABLES: Mapping[str, Mapping[str, Callable[[], list[Sequence[str]] | None]]] = {
     "labels.md": label_study.TABLES,
     "calibration.md": calibration_study.TABLES,
+    "volumes.md": volume_study.TABLES,
     "landing.md": {"landed_predictions": landing_table},
     "where.md": {"rooms_and_imports": rooms.rooms_table},
 }

@@ -676,12 +676,16 @@ def test_autograd_of_the_norms_is_not_0_at_the_label_when_alpha_and_beta_differ(
 # The page itself
 
 
-def test_the_page_names_every_test_of_this_file_and_no_other():
-    tree = ast.parse(Path(__file__).read_text(encoding="utf-8"))
+def tests_in(path):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
     functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-    tests = {name for name in functions if name.startswith("test_")}
-    about_the_page = {name for name in tests if name.startswith("test_the_page_")}
-    assert set(re.findall(r"`(test_\w+)`", PAGE)) == tests - about_the_page
+    return {name for name in functions if name.startswith("test_") and not name.startswith("test_the_page_")}
+
+
+def test_the_page_names_every_test_of_this_file_and_no_other_but_those_of_decisions():
+    of_decisions = set().union(*map(tests_in, (Path(__file__).parents[1] / "decisions").glob("test_*.py")))
+    named = set(re.findall(r"`(test_\w+)`", PAGE))
+    assert tests_in(Path(__file__)) <= named <= tests_in(Path(__file__)) | of_decisions
 
 
 def test_the_page_numbers_its_statements_and_gives_each_a_test():

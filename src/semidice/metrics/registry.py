@@ -33,6 +33,7 @@ from .scores import (
     volume_error_ml,
 )
 from .surfaces import hausdorff_error_mm, surface_dice_score
+from .volumes import volume_coverage_score, volume_crps_error_ml, volume_width_ml
 
 Unit = Literal["percent", "ml", "mm", "nats", "none"]
 Reference = Literal["target", "soft_target", "masks", "truth"]
@@ -232,10 +233,6 @@ def _in_plane(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 PER_SLICE = "_per_slice"
 _TOLERANCE = re.compile("surface_dice_score_(.*?)(mm|voxels)")
-_IN_VOXELS = {
-    "volume_error_voxels": "volume_error_ml",
-    "hausdorff_error_voxels": "hausdorff_error_mm",
-}
 _UP, _DOWN = True, False
 SCORES: dict[str, Score] = {
     "dice_score": Score(
@@ -352,7 +349,33 @@ SCORES: dict[str, Score] = {
         "overlap of the decided mask with each rater, averaged over the raters",
         of_mask=True,
     ),
+    "volume_crps_error_ml": Score(
+        volume_crps_error_ml,
+        "masks",
+        _DOWN,
+        "CRPS: distance of the distribution of the volume from the volume of each rater, averaged",
+        "ml",
+        needs_spacing=True,
+    ),
+    "volume_coverage_score": Score(
+        volume_coverage_score,
+        "masks",
+        _UP,
+        "share of the raters whose volume lies in the 90 % interval of the prediction; the aim is 90 %",
+        of_confidence=True,
+    ),
+    "volume_width_ml": Score(
+        volume_width_ml,
+        "masks",
+        _DOWN,
+        "width of the 90 % interval of the volume, to be compared where the coverage is the same",
+        "ml",
+        needs_spacing=True,
+        of_confidence=True,
+    ),
     "truth_error": Score(
         truth_error, "truth", _DOWN, "mean distance from the true probabilities, which only phantoms have"
     ),
 }
+# the name in a table of a score whose own name ends in mm or ml
+_IN_VOXELS = {f"{name[:-3]}_voxels": name for name in SCORES if name.endswith(("_mm", "_ml"))}
