@@ -177,7 +177,8 @@ def intervals_table(
             covered = coverage(low[:, number], high[:, number], volumes.raters[:, number])
             width = float(np.nanmean(high[:, number] - low[:, number]))
             share = f"{100 * float(np.nanmean(covered)):.1f}"
-            table.add_row(class_name, name, share, f"{width:.3g}", str(int((~np.isnan(covered)).sum())))
+            shown = f"{width:.0f}" if width >= 100 else f"{width:.3g}"
+            table.add_row(class_name, name, share, shown, str(int((~np.isnan(covered)).sum())))
     return table
 
 
