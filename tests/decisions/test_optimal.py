@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rules import OPTIMAL, all_sets, expected_scores, masks_of, random_prob
 
-from semidice.decisions import dice_optimal_mask, jaccard_optimal_mask, nested_optimal_mask, optimal
+from semidice.decisions import dice_optimal_mask, jaccard_optimal_mask, nested_optimal_mask, thresholds
 from semidice.decisions.expected import (
     NUM_LEVELS,
     dice_of_likeliest,
@@ -107,7 +107,7 @@ class TestExpectedScores:
 
 
 class TestFirstOrder:
-    """Large sets: forms of first order, with the bounds in the docstring of `optimal`."""
+    """Large sets: forms of first order, with the bounds in the docstring of `thresholds`."""
 
     @given(p=st.lists(unit, min_size=1, max_size=40))
     def test_the_error_of_the_first_order_dice_is_within_its_bounds(self, p):
@@ -139,7 +139,7 @@ class TestFirstOrder:
     def test_exact_and_first_order_choices_of_a_large_set_are_as_close_as_the_bounds_say(self, monkeypatch):
         prob = random_prob(1, 1, 3000, power=3)
         exact = dice_optimal_mask(prob)
-        monkeypatch.setattr(optimal, "MAX_EXACT_VOXELS", 100)
+        monkeypatch.setattr(thresholds, "MAX_EXACT_VOXELS", 100)
         first_order = dice_optimal_mask(prob)
         scores = [expected_dice(prob[:, 0], mask[:, 0], exact=True) for mask in (exact, first_order)]
         v = float((prob * (1 - prob)).sum())
@@ -162,7 +162,7 @@ class TestFirstOrder:
         p = prob[0].sort(descending=True).values
         scores = share * nested_dice_of_likeliest(p) + (1 - share) * dice_of_likeliest(p)
         mask = masks_of(text, prob)
-        assert optimal.MAX_EXACT_VOXELS < 5000
+        assert thresholds.MAX_EXACT_VOXELS < 5000
         # first-order terms of the independent part: V / (k (k + mu))
         slack = 4 / NUM_LEVELS + (1 - share) * 2e-3
         assert float(scores.max() - scores[0, int(mask.sum())]) <= slack

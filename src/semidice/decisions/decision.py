@@ -90,7 +90,8 @@ class Decision:
     ) -> Bool[Tensor, "N C *space"]:
         """The decided masks.
 
-        Several channels are exclusive classes: exactly one of them has each valid voxel. A voxel that is not valid is in no mask, and the other masks do not depend on it.
+        Several channels are exclusive classes: exactly one of them has each valid voxel. A voxel
+        that is not valid is in no mask, and does not change the masks elsewhere.
         """
         parameter = () if self.parameter is None else (self.parameter,)
         return RULES[self.rule](prob, *parameter, valid=valid)

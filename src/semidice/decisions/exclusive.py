@@ -8,7 +8,7 @@ No fast algorithm finds the best masks without overlaps. The rule here:
      Repeated while the expected score rises.
   3. A case whose expected score is higher with the most probable class has that.
 So the expected mean score over the foreground classes is never below that of argmax. It is exact in images of
-up to `optimal.MAX_EXACT_VOXELS` voxels, and of first order in larger ones.
+up to `thresholds.MAX_EXACT_VOXELS` voxels, and of first order in larger ones.
 """
 
 import torch

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
@@ -29,7 +30,7 @@ _LARGEST_NODE = 36.0
 # elements of one temporary array
 _BLOCK_ELEMENTS = 2**21
 # Thresholds that are compared in large sets: multiples of 1 / NUM_LEVELS. A power of two keeps them exact.
-NUM_LEVELS = 2**14
+NUM_LEVELS = 2**12
 
 
 @lru_cache(maxsize=32)
@@ -107,16 +108,16 @@ def nested_dice_of_volumes(
     for s, w in _blocks(largest, volumes.numel(), volumes.device):
         decay = torch.exp(-s * volumes)
         mass = weights * decay
-        larger = mass.flip(2).cumsum(2).flip(2)
-        smaller = (mass * volumes).cumsum(2) - mass * volumes
-        scores += (2 * w * decay * (volumes * larger + smaller)).sum(0)
+        larger = mass.sum(2, keepdim=True) - mass.cumsum(2)
+        up_to = (mass * volumes).cumsum(2)
+        scores += (2 * w * decay * (volumes * larger + up_to)).sum(0)
     return scores
 
 
 def nested_dice_of_likeliest(p: Float[Tensor, "R m"]) -> Float[Tensor, "R m+1"]:
     """Expected Dice of the k first voxels for k = 0 ... m, nested raters; p is sorted, largest first."""
     volumes = torch.arange(1, p.shape[1] + 1, dtype=torch.float64, device=p.device).expand_as(p)
-    weights = p - torch.nn.functional.pad(p[:, 1:], (0, 1))
+    weights = p - F.pad(p[:, 1:], (0, 1))
     return _with_empty(1 - p[:, 0], nested_dice_of_volumes(volumes, weights))
 
 
@@ -181,7 +182,7 @@ def expected_nested_dice(
     size, empty = mask.sum(1), 1 - p.amax(1).double()
     if exact:
         ordered, order = p.double().sort(dim=1, descending=True, stable=True)
-        weights = ordered - torch.nn.functional.pad(ordered[:, 1:], (0, 1))
+        weights = ordered - F.pad(ordered[:, 1:], (0, 1))
         common = mask.gather(1, order).cumsum(1)
         volumes = torch.arange(1, p.shape[1] + 1, device=p.device)
         scores = (weights * 2 * common / (size.unsqueeze(1) + volumes)).sum(1)

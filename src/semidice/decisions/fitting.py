@@ -11,11 +11,14 @@ from itertools import chain
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Integer
 from torch import Tensor
 
 from ..arrays import check_prediction, check_target
 from .decision import Decision
+from .objective import Objective
+from .thresholds import thresholds
 
 PLAIN = Decision("argmax")
 CANDIDATES: tuple[str, ...] = (
@@ -28,6 +31,8 @@ CANDIDATES: tuple[str, ...] = (
     "mix:0.75",
     *(f"threshold:{percent / 100:g}" for percent in range(10, 91, 5)),
 )
+
+_PLAIN_THRESHOLDS = ("argmax", "threshold")
 
 Case = tuple[Tensor, Tensor, Tensor | None, str]
 # the patient, and the score of each candidate by its text, argmax first
@@ -46,9 +51,9 @@ class FittedDecision:
 def fit_decision(cases: Iterable[Case], candidates: Sequence[str] = CANDIDATES) -> FittedDecision:
     """The candidate with the best mean Dice, or argmax unless the gain exceeds its standard error.
 
-    cases: (prob (C, *space), target class map (*space), valid (*space) or None, patient name), one at a time in
-    memory. One channel is the foreground, class 1. At equal scores the earlier candidate is chosen;
-    argmax comes first, and is scored also if it is not a candidate. A case without a valid voxel is skipped.
+    cases: (prob (C, *space), target class map (*space), valid (*space) or None, patient name); one case is
+    in memory at a time. One channel is the foreground, class 1. At equal scores the earlier candidate is
+    chosen; argmax comes first, and is scored also if it is not a candidate. A case without a valid voxel is skipped.
     With one patient there is no standard error, and argmax is kept.
 
     >>> prob, target = torch.tensor([[0.9, 0.4, 0.4, 0.1]]), torch.tensor([1, 1, 1, 0])
@@ -98,16 +103,47 @@ def _case_scores(
     valid = None if valid is None else valid.unsqueeze(0)
     check_prediction(prob)
     check_target(prob, target, valid=valid, has_ignore_index=False)
-    first = 0 if prob.shape[1] == 1 else 1
-    wanted = torch.stack([target == number + 1 - first for number in range(first, prob.shape[1])], 1)
+    if prob.shape[1] <= 2:
+        return _binary_scores(prob[0, -1], target[0] == 1, valid, decisions)
+    wanted = torch.stack([target == number for number in range(1, prob.shape[1])], 1)
     if valid is not None:
         wanted &= valid.unsqueeze(1)
-    scores = [_mean_dice(decision.masks(prob, valid=valid)[:, first:], wanted) for decision in decisions]
-    return torch.stack(scores).cpu().numpy()
+    masks = (decision.masks(prob, valid=valid)[:, 1:] for decision in decisions)
+    return np.array([_mean_dice(mask, wanted) for mask in masks])
 
 
-def _mean_dice(masks: Bool[Tensor, "1 F *space"], wanted: Bool[Tensor, "1 F *space"]) -> Float[Tensor, ""]:
-    masks, wanted = masks.flatten(2), wanted.flatten(2)
-    total = (masks.sum(2) + wanted.sum(2)).double()
-    dice = 2 * (masks & wanted).sum(2) / total.clamp_min(1)
-    return torch.where(total > 0, dice, 1.0).mean()
+def _mean_dice(masks: Bool[Tensor, "1 F *space"], wanted: Bool[Tensor, "1 F *space"]) -> float:
+    common, first, second = (part.flatten(2).sum(2) for part in (masks & wanted, masks, wanted))
+    return float(_dice(common, first, second).mean())
+
+
+def _binary_scores(
+    p: Float[Tensor, "*space"],
+    wanted: Bool[Tensor, "*space"],
+    valid: Bool[Tensor, "1 *space"] | None,
+    decisions: Sequence[Decision],
+) -> np.ndarray:
+    """Dice of each decision: all of them choose {p > t}, so the voxels are sorted once."""
+    if valid is not None:
+        p, wanted = p[valid[0]], wanted[valid[0]]
+    p = p.flatten().to(torch.promote_types(p.dtype, torch.float32))
+    ordered, order = p.sort(descending=True)
+    true_positive = F.pad(wanted.flatten()[order].cumsum(0), (1, 0))
+    sizes = len(p) - torch.searchsorted(ordered.flip(0), _thresholds(ordered, decisions), right=True)
+    return _dice(true_positive[sizes], sizes, true_positive[-1]).cpu().numpy()
+
+
+def _thresholds(p: Float[Tensor, " n"], decisions: Sequence[Decision]) -> Float[Tensor, " D"]:
+    """The threshold of each decision for one foreground channel."""
+    optimal = [decision for decision in decisions if decision.rule not in _PLAIN_THRESHOLDS]
+    objectives = [Objective(decision.rule, decision.parameter or 0.0) for decision in optimal]
+    found = dict(zip(optimal, thresholds(p[None], objectives)[0] if objectives else (), strict=True))
+    for decision in set(decisions) - set(optimal):
+        found[decision] = p.new_tensor(0.5 if decision.parameter is None else decision.parameter)
+    return torch.stack([found[decision] for decision in decisions])
+
+
+def _dice(common: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """Float64 Dice from the sizes of two sets and of their intersection; 1 if both are empty."""
+    total = (first + second).double()
+    return torch.where(total > 0, 2 * common / total.clamp_min(1), 1.0)

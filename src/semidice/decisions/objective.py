@@ -1,7 +1,7 @@
 """What an optimal mask maximises: an expected score under one coupling, or a mix of two."""
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -9,9 +9,9 @@ from .expected import expected_dice, expected_jaccard, expected_nested_dice
 
 
 class Objective(NamedTuple):
-    """The expected score of a rule. weight: the share of nested raters in a mix."""
+    """The expected score of a rule: dice, jaccard, nested or mix. weight: the share of nested in a mix."""
 
-    name: Literal["dice", "jaccard", "nested", "mix"]
+    name: str
     weight: float = 0.0
 
     def mixture(self, independent: Callable[[], Tensor], nested: Callable[[], Tensor]) -> Tensor:

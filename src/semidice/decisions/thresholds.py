@@ -1,0 +1,173 @@
+"""The threshold whose set {p > t} has the best expected score, in each image and class.
+
+Up to MAX_EXACT_VOXELS voxels with p above 0, the expected score of every set is exact, to about 1e-13. Voxels
+with the same p are in a set together. In larger sets, with k voxels in the set, S the sum of p in it, mu the
+sum of p everywhere, V_in and V_out the sums of p (1 - p) in the set and outside:
+  independent   the best first-order score 2S / (k + mu), or S / (k + mu - S) for Jaccard. Both have the
+                threshold D / 2, half the best first-order Dice. The exact score minus its first-order form lies
+                  for Dice      between -2 V_in / ((k+1)(k+mu)) and V_out / ((k+1)(k+mu)),
+                  for Jaccard   between 0 and S V_out / (k (k+1) (k+mu-S)).
+  nested        the best of NUM_LEVELS thresholds: its expected Dice is at most 4 / NUM_LEVELS below the best.
+  mix           the best of NUM_LEVELS thresholds, with the first-order Dice for independent voxels.
+docs/theory.md has the proofs. On a GPU the number of voxels that remain is read a few times per image.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from .expected import (
+    NUM_LEVELS,
+    dice_of_likeliest,
+    empty_probability,
+    jaccard_of_likeliest,
+    level_counts,
+    level_weights,
+    nested_dice_of_likeliest,
+    nested_dice_of_volumes,
+)
+from .objective import Objective
+
+MAX_EXACT_VOXELS = 4096
+# Voxels below this total probability change an expected score by less than it.
+_NEGLIGIBLE_MASS = 1e-13
+# expected scores are sums of many terms in float64
+_ROUNDING = 1e-12
+# exp(-50) is below the expected score of any other set of 2^32 voxels or fewer
+_MAX_MEAN_OF_EMPTY = 50.0
+
+
+def thresholds(p: Float[Tensor, "R n"], objectives: Sequence[Objective]) -> Float[Tensor, "R O"]:
+    """The threshold t of each row and objective: the best set is {p > t}, the empty one for t = 1."""
+    if p.shape[1] <= MAX_EXACT_VOXELS:
+        return _exact_thresholds(p, objectives)
+    negligible = _NEGLIGIBLE_MASS / p.shape[1]
+    found = []
+    # rows are long here: one after the other needs less memory, and takes no longer
+    for row in p:
+        likely = row > negligible
+        small = int(likely.sum()) <= MAX_EXACT_VOXELS
+        found.append(
+            _exact_thresholds(row[likely][None], objectives)[0] if small else _large(row, objectives)
+        )
+    return torch.stack(found)
+
+
+def _exact_thresholds(p: Float[Tensor, "R m"], objectives: Sequence[Objective]) -> Float[Tensor, "R O"]:
+    if p.shape[1] == 0:
+        return p.new_ones(len(p), len(objectives))
+    ordered = p.sort(1, descending=True).values
+    below = F.pad(ordered[:, 1:], (0, 1))
+    # voxels with the same p are in the set together, and those with p = 0 are not
+    is_set = F.pad(ordered > below, (1, 0), value=True)
+    limits = F.pad(below, (1, 0), value=1.0)
+    independent = cache(partial(dice_of_likeliest, ordered.double()))
+    nested = cache(partial(nested_dice_of_likeliest, ordered.double()))
+    found = []
+    for objective in objectives:
+        if objective.name == "jaccard":
+            scores = jaccard_of_likeliest(ordered.double())
+        else:
+            scores = objective.mixture(independent, nested)
+        best = _smallest_best(torch.where(is_set, scores, -1))
+        found.append(limits.gather(1, best.unsqueeze(1)))
+    return torch.cat(found, 1)
+
+
+def _large(p: Float[Tensor, " n"], objectives: Sequence[Objective]) -> Float[Tensor, " O"]:
+    """Thresholds of one row with many likely voxels: of first order, or from levels."""
+    mean = p.sum(dtype=torch.float64)
+    is_rare = bool(mean < _MAX_MEAN_OF_EMPTY)
+    empty = empty_probability(p[None])[0] if is_rare else mean.new_zeros(())
+    first_order = cache(partial(_first_order_dice, p, mean))
+    levels = cache(partial(_Levels.of, p, mean, empty))
+    found = []
+    for objective in objectives:
+        if objective.name in ("dice", "jaccard"):
+            dice = first_order()
+            score = dice if objective.name == "dice" else dice / (2 - dice)
+            found.append(torch.where(empty < score, _round_down(dice / 2, p.dtype), 1))
+        else:
+            found.append(levels().threshold(objective).to(p.dtype))
+    return torch.stack(found)
+
+
+def _smallest_best(scores: Float[Tensor, "R m"]) -> Int64[Tensor, " R"]:
+    """Number of the first score that equals the best one up to rounding; larger sets come later."""
+    return (scores >= scores.amax(1, keepdim=True) - _ROUNDING).int().argmax(1)
+
+
+def _first_order_dice(p: Float[Tensor, " n"], mean: Float[Tensor, ""]) -> Float[Tensor, ""]:
+    """The largest 2S / (k + mean) over the sets {p > t}, for the t that is half of it.
+
+    Dinkelbach's iteration: the set {p > t} has the first-order Dice 2 t' with t' >= t until t is the best. So
+    t only rises, and voxels that are once out stay out.
+    """
+    stride = len(p) >> 15
+    start = p.new_zeros(())
+    if stride > 1:
+        # a sample gives a threshold slightly below the best, so that the first set is small and complete
+        sample = p[::stride]
+        start = 0.45 * _first_order_dice(sample, sample.sum(dtype=torch.float64))
+    inside = p[p > start]
+    best = _ratio(inside, mean)
+    if best / 2 < start:
+        inside = p[p > best / 2]
+        best = _ratio(inside, mean)
+    while True:
+        smaller = inside[inside > best / 2]
+        if len(smaller) == len(inside):
+            return best
+        inside, best = smaller, _ratio(smaller, mean)
+
+
+def _ratio(inside: Float[Tensor, " k"], mean: Float[Tensor, ""]) -> Float[Tensor, ""]:
+    """First-order Dice 2S / (k + mean) of a set; 0 if there is nothing."""
+    total = (len(inside) + mean).clamp_min(torch.finfo(torch.float64).tiny)
+    return 2 * inside.sum(dtype=torch.float64) / total
+
+
+def _round_down(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """The largest number of `dtype` up to `value`: p > it means p > value for each p of that type."""
+    rounded = value.to(dtype)
+    return torch.where(rounded.double() > value, torch.nextafter(rounded, rounded.new_zeros(())), rounded)
+
+
+class _Levels:
+    """Expected scores of the sets {p > b / NUM_LEVELS}, first the empty one and then growing ones."""
+
+    def __init__(self, independent: Callable[[], Tensor], nested: Callable[[], Tensor]) -> None:
+        self._scores = cache(independent), cache(nested)
+
+    @classmethod
+    def of(cls, p: Float[Tensor, " n"], mean: Float[Tensor, ""], empty: Float[Tensor, ""]) -> "_Levels":
+        """The levels of voxels whose sum is `mean` and which are all 0 with probability `empty`."""
+        largest = p.amax()
+        counts = level_counts(p)
+        # growing sets: the highest occupied level first
+        volumes = counts[: int((counts > 0).sum())].flip(0).double()
+        weights = level_weights(len(volumes), largest).flip(0)
+
+        def independent() -> Tensor:
+            levels = torch.arange(len(volumes), device=p.device).flip(0) / NUM_LEVELS
+            # sum of p above t = t V(t) + the integral of V above t, by the same trapezoidal rule
+            half = volumes / (2 * NUM_LEVELS)
+            half[-1] = 0
+            sums = levels * volumes + (weights * volumes).cumsum(0) - half
+            return torch.cat([empty[None], 2 * sums / (volumes + mean)])
+
+        def nested() -> Tensor:
+            scores = nested_dice_of_volumes(volumes[None], weights[None])[0]
+            return torch.cat([1 - largest.double()[None], scores])
+
+        return cls(independent, nested)
+
+    def threshold(self, objective: Objective) -> Float[Tensor, ""]:
+        """Threshold of the best set, 1 for the empty one."""
+        scores = objective.mixture(*self._scores)
+        best = _smallest_best(scores[None])[0]
+        return torch.where(best > 0, (len(scores) - 1 - best) / NUM_LEVELS, 1)
