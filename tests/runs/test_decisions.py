@@ -383,11 +383,13 @@ def test_a_fitted_recipe_scores_folds_by_argmax_and_the_finished_run_by_the_fitt
     np.testing.assert_array_equal(read_cases(run.cases).columns["value"], added.columns["value"])
 
 
-def test_a_fitted_recipe_is_scored_by_argmax_until_two_folds_are_finished(run):
+def test_a_fitted_recipe_is_scored_by_argmax_until_all_folds_are_finished(run):
     before = read_cases(run.cases)
     set_decision(run, "fitted")
     without_fold(run, 2)
-    table = run_evaluate(run.path, metrics=METRICS, console=Console(file=io.StringIO()))
+    console = Console(file=io.StringIO(), width=200)
+    table = run_evaluate(run.path, metrics=METRICS, console=console)
+    assert "masks are by argmax: the rule is fitted when all folds" in console.file.getvalue()
     kept = before.columns["fold"] < 2
     assert table.columns["value"].tolist() == pytest.approx(before.columns["value"][kept].tolist())
     assert not run.decision.exists()

@@ -85,6 +85,8 @@ def run_evaluate(
     console.print(scores_table(table, title=f"{trained.recipe.name}: {len(finished)} folds"))
     if missing:
         say(console, f"not finished and not in these scores: fold {', '.join(missing)}")
+    if trained.recipe.decision == FITTED and not trained.has_fitted_decision:
+        say(console, "masks are by argmax: the rule is fitted when all folds, two or more, are finished")
     if missing and out is None:
         say(console, f"{trained.folder.cases} is written when all folds are finished; name a file with -o")
         return table
