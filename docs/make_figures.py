@@ -7,8 +7,8 @@ Each table is such a function in `TABLES`, by page. It is written into the page 
     <!-- end -->
 
 Everything shown is computed by the package itself, with fixed seeds. Figures of the theory are drawn below or
-in `landing`; those of labels, calibration, volumes and rooms in `label_study`, `calibration_study`,
-`volume_study` and `rooms`.
+in `landing`; those of labels, calibration, decisions, volumes and rooms in `label_study`,
+`calibration_study`, `decision_study`, `volume_study` and `rooms`.
 """
 
 import argparse
@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 
 import calibration_study
+import decision_study
 import label_study
 import rooms
 import torch
@@ -134,6 +135,7 @@ FIGURES: Mapping[str, Callable[[], Figure]] = {
     "rooms": rooms.draw_rooms,
     **label_study.FIGURES,
     **calibration_study.FIGURES,
+    **decision_study.FIGURES,
     **volume_study.FIGURES,
 }
 
@@ -141,6 +143,7 @@ FIGURES: Mapping[str, Callable[[], Figure]] = {
 TABLES: Mapping[str, Mapping[str, Callable[[], list[Sequence[str]] | None]]] = {
     "labels.md": label_study.TABLES,
     "calibration.md": calibration_study.TABLES,
+    "decisions.md": decision_study.TABLES,
     "volumes.md": volume_study.TABLES,
     "landing.md": {"landed_predictions": landing_table},
     "where.md": {"rooms_and_imports": rooms.rooms_table},

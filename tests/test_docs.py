@@ -14,6 +14,7 @@ DOCS = ROOT / "docs"
 sys.path.insert(0, str(DOCS))
 
 import calibration_study  # noqa: E402
+import decision_study  # noqa: E402
 import label_study  # noqa: E402
 import make_figures  # noqa: E402
 import rooms  # noqa: E402
@@ -110,7 +111,7 @@ def test_every_benchmark_is_listed_with_existing_rooms():
         assert set(re.findall(r"`(\w+)`", names)) <= set(rooms.ROOMS), names
 
 
-@pytest.mark.parametrize("name", ["label_makers", "reliability", "bias_bound"])
+@pytest.mark.parametrize("name", ["label_makers", "reliability", "bias_bound", "decisions"])
 def test_a_figure_is_drawn_and_small_enough_for_a_page(name, tmp_path):
     make_figures.save_compact(make_figures.FIGURES[name](), tmp_path / "figure.png")
     assert 10_000 < (tmp_path / "figure.png").stat().st_size <= make_figures.MAX_BYTES
@@ -242,3 +243,10 @@ class TestStatementsInThePages:
             "20 % overlook it, a mistake": "STAPLE",
             "25 % of drawings careless": "majority, spatially smoothed, σ 1",
         }
+
+    def test_each_decision_rule_is_best_for_the_raters_it_assumes(self):
+        best = {kind: decision_study.best_rules(by_rule) for kind, by_rule in decision_study.scores().items()}
+        assert "dice" in best["independent voxels"]
+        assert "nested" in best["nested raters"]
+        assert "argmax" not in best["raters of the phantom"]
+        assert best["their majority"] == {"argmax"}

@@ -678,7 +678,7 @@ def test_autograd_of_the_norms_is_not_0_at_the_label_when_alpha_and_beta_differ(
 
 def tests_in(path):
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    functions = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
     return {name for name in functions if name.startswith("test_") and not name.startswith("test_the_page_")}
 
 

@@ -11,7 +11,7 @@ A quantile c of the scores moves the ends to low - c s_low and high + c s_high: 
 patients, as cases and raters of one patient are alike. Each of K patients has weight 1 / (K + 1), shared by
 its observations, and the new patient has the rest, at infinity. If patients are exchangeable, a random
 observation of a new patient lies in the interval with probability `level` or more, however wrong predictions
-are (docs/theory.md, section 7). Left out: a guarantee for each case.
+are (docs/theory.md, section 8). Left out: a guarantee for each case.
 """
 
 import math

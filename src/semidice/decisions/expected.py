@@ -58,9 +58,9 @@ def _blocks(largest: float, num_elements: int, device: torch.device) -> Iterator
         )
 
 
-def _log_generating(p: Tensor, s: Tensor) -> Tensor:
-    """log(1 - p + p exp(-s)) of each voxel, (q, rows, m)."""
-    return torch.log1p(p * torch.expm1(-s))
+def _generating(p: Tensor, s: Tensor) -> Tensor:
+    """E[exp(-s Y)] = 1 - p + p exp(-s) of each voxel, (q, rows, m)."""
+    return torch.addcmul(torch.ones_like(s), p, torch.expm1(-s))
 
 
 def _with_empty(empty: Tensor, scores: Tensor) -> Tensor:
@@ -77,9 +77,10 @@ def dice_of_likeliest(p: Float[Tensor, "R m"]) -> Float[Tensor, "R m+1"]:
     k = torch.arange(1, p.shape[1] + 1, dtype=torch.float64, device=p.device)
     scores = torch.zeros_like(p)
     for s, w in _blocks(2 * p.shape[1] + 2, p.numel(), p.device):
-        logs = _log_generating(p, s)
-        others = (p * torch.exp(logs.sum(2, keepdim=True) - logs)).cumsum(2)
-        scores += (2 * w * torch.exp(-s * (k + 1)) * others).sum(0)
+        of_voxel = _generating(p, s)
+        of_all = of_voxel.log().sum(2, keepdim=True).exp()
+        share = (p / of_voxel).cumsum(2)
+        scores += (share * torch.exp(-s * (k + 1)) * (2 * w * of_all)).sum(0)
     return _with_empty(empty_probability(p), scores)
 
 
@@ -91,7 +92,7 @@ def jaccard_of_likeliest(p: Float[Tensor, "R m"]) -> Float[Tensor, "R m+1"]:
     k = torch.arange(1, p.shape[1] + 1, dtype=torch.float64, device=p.device)
     reciprocal = torch.zeros_like(p)
     for s, w in _blocks(2 * p.shape[1] + 2, p.numel(), p.device):
-        logs = _log_generating(p, s).cumsum(2)
+        logs = _generating(p, s).log().cumsum(2)
         reciprocal += (w * torch.exp(-s * k + logs[..., -1:] - logs)).sum(0)
     return _with_empty(empty_probability(p), p.cumsum(1) * reciprocal)
 
@@ -151,9 +152,10 @@ def expected_dice(p: Float[Tensor, "R n"], mask: Bool[Tensor, "R n"], *, exact: 
         p = p.double()
         scores = torch.zeros_like(overlap)
         for s, w in _blocks(2 * p.shape[1] + 2, p.numel(), p.device):
-            logs = _log_generating(p, s)
-            others = torch.where(mask, p * torch.exp(logs.sum(2, keepdim=True) - logs), 0).sum(2)
-            scores += (2 * w[..., 0] * torch.exp(-s[..., 0] * (size + 1)) * others).sum(0)
+            of_voxel = _generating(p, s)
+            of_all = of_voxel.log().sum(2).exp()
+            share = torch.where(mask, p / of_voxel, 0).sum(2)
+            scores += (2 * w[..., 0] * torch.exp(-s[..., 0] * (size + 1)) * of_all * share).sum(0)
     else:
         scores = 2 * overlap / (size + p.sum(1, dtype=torch.float64)).clamp_min(1)
     return torch.where(size > 0, scores, empty_probability(p))
@@ -168,7 +170,7 @@ def expected_jaccard(
         p = p.double()
         reciprocal = torch.zeros_like(overlap)
         for s, w in _blocks(2 * p.shape[1] + 2, p.numel(), p.device):
-            logs = torch.where(mask, 0, _log_generating(p, s)).sum(2)
+            logs = torch.where(mask, 1, _generating(p, s)).log().sum(2)
             reciprocal += (w[..., 0] * torch.exp(-s[..., 0] * size + logs)).sum(0)
     else:
         reciprocal = 1 / (size + p.sum(1, dtype=torch.float64) - overlap).clamp_min(1)

@@ -7,7 +7,7 @@ that of nested raters, who differ by one shared level t ~ U(0, 1): a rater marks
 
 So its q-quantile is the number of voxels with p > 1 - q, its mean is the sum of p, and its CRPS is a squared
 error of the sorted p. Each channel is a distribution of its own, of this class against all others.
-docs/theory.md, section 7, has the proofs.
+docs/theory.md, section 8, has the proofs.
 """
 
 from collections.abc import Iterable, Sequence
