@@ -167,8 +167,11 @@ def cross_validate(
             _score(fold_run, fabric)
             fabric.barrier()
         on_phase(fold, "finished")
+    is_fitted = run.has_fitted_decision
+    if not fabric.is_global_zero and not is_fitted:
+        return None
     table = concatenate(read_cases(run.folder.fold(fold).cases) for fold in run.finished_folds).sorted()
-    if run.has_fitted_decision:
+    if is_fitted:
         # the first process fits and stores the rules; then all of them score, because scores are exchanged
         if fabric.is_global_zero:
             fitted_rules(run, dataset)
