@@ -43,12 +43,12 @@ def time_table(device: str) -> Iterator[str]:
     """Milliseconds of each rule, and as a share of torch.sort."""
     sizes = SIZES if device == "cpu" else (*SIZES, (512, 512, 512))
     where = f"{torch.get_num_threads()} threads" if device == "cpu" else torch.cuda.get_device_name()
-    memory = "" if device == "cpu" else " | extra memory / input"
+    memory, rule_of_memory = ("", "") if device == "cpu" else (" | extra memory / input", " ---: |")
     yield f"{where}, torch {torch.__version__}.\n"
-    yield f"| voxels | rule | ms | of a sort{memory} |\n| --- | --- | ---: | ---: |{' ---: |' if memory else ''}"
+    yield f"| voxels | rule | ms | of a sort{memory} |\n| --- | --- | ---: | ---: |{rule_of_memory}"
     for size in sizes:
         prob = ball(size, device)
-        sort = seconds_of(lambda flat=prob.flatten(): flat.sort(), device)  # type: ignore[misc]
+        sort = seconds_of(lambda prob=prob: prob.flatten().sort(), device)  # type: ignore[misc]
         name = " x ".join(map(str, size))
         yield f"| {name} | a sort | {1000 * sort:.3g} | 1.00 |{' |' if memory else ''}"
         for text in RULES:

@@ -79,7 +79,7 @@ def draw_decisions() -> Figure:
     p = prob[0, 1]
     figure = new_figure(width=8.2, height=3.6)
     image, axes = figure.subplots(1, 2, width_ratios=(1, 1.5))
-    shown = image.imshow(p, cmap="gray", vmin=0, vmax=1)
+    shown = image.imshow(p.numpy(), cmap="gray", vmin=0, vmax=1)
     figure.colorbar(shown, ax=image, shrink=0.8, label="probability")
     ordered = p.flatten().double().sort(descending=True).values
     for (name, scores_of), colour, line in zip(
@@ -88,11 +88,13 @@ def draw_decisions() -> Figure:
         LINES,
         strict=False,
     ):
-        axes.plot(ordered, scores_of(ordered[None])[0, 1:], color=colour, linestyle=line, label=name)
+        axes.plot(
+            ordered.numpy(), scores_of(ordered[None])[0, 1:].numpy(), color=colour, linestyle=line, label=name
+        )
     for rule, colour, line in zip(SHOWN, COLOURS, LINES, strict=False):
         mask = Decision.parse(rule).masks(prob)[0, 1]
         lowest = float(p[mask].min())
-        image.contour(mask.double(), [0.5], colors=[colour], linestyles=[line], linewidths=1.5)
+        image.contour(mask.double().numpy(), [0.5], colors=[colour], linestyles=[line], linewidths=1.5)
         axes.axvline(lowest, color=colour, linestyle=line, linewidth=1.2, label=f"{rule}: p ≥ {lowest:.2f}")
     image.set(xlim=(16, 52), ylim=(50, 14))
     image.set_axis_off()

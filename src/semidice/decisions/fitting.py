@@ -53,8 +53,8 @@ def fit_decision(cases: Iterable[Case], candidates: Sequence[str] = CANDIDATES) 
 
     cases: (prob (C, *space), target class map (*space), valid (*space) or None, patient name); one case is
     in memory at a time. One channel is the foreground, class 1. At equal scores the earlier candidate is
-    chosen; argmax comes first, and is scored also if it is not a candidate. A case without a valid voxel is skipped.
-    With one patient there is no standard error, and argmax is kept.
+    chosen; argmax comes first, and is scored also if it is not a candidate. A case without a valid
+    voxel is skipped. With one patient there is no standard error, and argmax is kept.
 
     >>> prob, target = torch.tensor([[0.9, 0.4, 0.4, 0.1]]), torch.tensor([1, 1, 1, 0])
     >>> fit_decision([(prob, target, None, "a"), (prob, target, None, "b")], ["dice"]).scores

@@ -4,7 +4,7 @@ Up to MAX_EXACT_VOXELS voxels with p above 0, the expected score of every set is
 with the same p are in a set together. In larger sets, with k voxels in the set, S the sum of p in it, mu the
 sum of p everywhere, V_in and V_out the sums of p (1 - p) in the set and outside:
   independent   the best first-order score 2S / (k + mu), or S / (k + mu - S) for Jaccard. Both have the
-                threshold D / 2, half the best first-order Dice. The exact score minus its first-order form lies
+                threshold D / 2, half the best first-order Dice. The exact score minus the first-order one is
                   for Dice      between -2 V_in / ((k+1)(k+mu)) and V_out / ((k+1)(k+mu)),
                   for Jaccard   between 0 and S V_out / (k (k+1) (k+mu-S)).
   nested        the best of NUM_LEVELS thresholds: its expected Dice is at most 4 / NUM_LEVELS below the best.
@@ -49,11 +49,14 @@ def thresholds(p: Float[Tensor, "R n"], objectives: Sequence[Objective]) -> Floa
     found = []
     # rows are long here: one after the other needs less memory, and takes no longer
     for row in p:
-        likely = row > negligible
-        small = int(likely.sum()) <= MAX_EXACT_VOXELS
-        found.append(
-            _exact_thresholds(row[likely][None], objectives)[0] if small else _large(row, objectives)
-        )
+        likely = _sample(row)
+        # a sample with too many likely voxels saves the search in the whole row
+        if int((likely > negligible).sum()) <= MAX_EXACT_VOXELS:
+            likely = row[row > negligible]
+        if len(likely) <= MAX_EXACT_VOXELS:
+            found.append(_exact_thresholds(likely[None], objectives)[0])
+        else:
+            found.append(_large(row, objectives))
     return torch.stack(found)
 
 
@@ -80,7 +83,7 @@ def _exact_thresholds(p: Float[Tensor, "R m"], objectives: Sequence[Objective]) 
 
 def _large(p: Float[Tensor, " n"], objectives: Sequence[Objective]) -> Float[Tensor, " O"]:
     """Thresholds of one row with many likely voxels: of first order, or from levels."""
-    mean = p.sum(dtype=torch.float64)
+    mean = _sum(p)
     is_rare = bool(mean < _MAX_MEAN_OF_EMPTY)
     empty = empty_probability(p[None])[0] if is_rare else mean.new_zeros(())
     first_order = cache(partial(_first_order_dice, p, mean))
@@ -107,12 +110,10 @@ def _first_order_dice(p: Float[Tensor, " n"], mean: Float[Tensor, ""]) -> Float[
     Dinkelbach's iteration: the set {p > t} has the first-order Dice 2 t' with t' >= t until t is the best. So
     t only rises, and voxels that are once out stay out.
     """
-    stride = len(p) >> 15
-    start = p.new_zeros(())
-    if stride > 1:
-        # a sample gives a threshold slightly below the best, so that the first set is small and complete
-        sample = p[::stride]
-        start = 0.45 * _first_order_dice(sample, sample.sum(dtype=torch.float64))
+    start, sample = p.new_zeros(()), _sample(p)
+    if len(sample) < len(p):
+        # slightly below the threshold of the sample, so that the first set is small and complete
+        start = 0.45 * _first_order_dice(sample, _sum(sample))
     inside = p[p > start]
     best = _ratio(inside, mean)
     if best / 2 < start:
@@ -128,7 +129,19 @@ def _first_order_dice(p: Float[Tensor, " n"], mean: Float[Tensor, ""]) -> Float[
 def _ratio(inside: Float[Tensor, " k"], mean: Float[Tensor, ""]) -> Float[Tensor, ""]:
     """First-order Dice 2S / (k + mean) of a set; 0 if there is nothing."""
     total = (len(inside) + mean).clamp_min(torch.finfo(torch.float64).tiny)
-    return 2 * inside.sum(dtype=torch.float64) / total
+    return 2 * _sum(inside) / total
+
+
+def _sample(p: Float[Tensor, " n"]) -> Float[Tensor, " m"]:
+    """Every q-th value, up to 2^16 of them; all values of a row that is not longer."""
+    return p[:: max(1, len(p) >> 15)]
+
+
+def _sum(p: Float[Tensor, " n"]) -> Float[Tensor, ""]:
+    """Float64 sum; on a CPU in blocks, because a sum with another type than its input is slow there."""
+    if p.device.type != "cpu":
+        return p.sum(dtype=torch.float64)
+    return torch.stack([block.double().sum() for block in p.split(2**15)]).sum()
 
 
 def _round_down(value: Tensor, dtype: torch.dtype) -> Tensor:
