@@ -135,7 +135,7 @@ def _equal(scale: Callable[[Volumes], np.ndarray]) -> Callable[[Volumes], Ends]:
 
 
 def _own(scale: Callable[[Volumes], np.ndarray]) -> Callable[[Volumes], Ends]:
-    return lambda volumes: tuple(side + scale(volumes) for side in _sides(volumes))  # type: ignore[return-value]
+    return lambda volumes: tuple(side + scale(volumes) for side in _sides(volumes))
 
 
 SCALES: Mapping[str, Callable[[Volumes], Ends]] = {

@@ -105,7 +105,7 @@ def simulated(rng, num_patients, *, num_raters=3):
 def test_a_random_observation_of_a_new_patient_is_covered_at_the_nominal_level(num_patients, level):
     """Patients of unequal numbers of cases and raters, exchangeable; the guarantee is exact on average."""
     coverages = []
-    for seed in range(2000):
+    for seed in range(1000):
         rng = np.random.default_rng((seed, num_patients))
         owner, expected, low, high, volumes = simulated(rng, num_patients + 1)
         known, new = owner > 0, owner == 0

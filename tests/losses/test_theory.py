@@ -676,16 +676,18 @@ def test_autograd_of_the_norms_is_not_0_at_the_label_when_alpha_and_beta_differ(
 # The page itself
 
 
-def tests_in(path):
+def names_of_tests(path):
     tree = ast.parse(path.read_text(encoding="utf-8"))
     functions = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
     return {name for name in functions if name.startswith("test_") and not name.startswith("test_the_page_")}
 
 
 def test_the_page_names_every_test_of_this_file_and_no_other_but_those_of_decisions():
-    of_decisions = set().union(*map(tests_in, (Path(__file__).parents[1] / "decisions").glob("test_*.py")))
+    of_decisions = set().union(
+        *map(names_of_tests, (Path(__file__).parents[1] / "decisions").glob("test_*.py"))
+    )
     named = set(re.findall(r"`(test_\w+)`", PAGE))
-    assert tests_in(Path(__file__)) <= named <= tests_in(Path(__file__)) | of_decisions
+    assert names_of_tests(Path(__file__)) <= named <= names_of_tests(Path(__file__)) | of_decisions
 
 
 def test_the_page_numbers_its_statements_and_gives_each_a_test():

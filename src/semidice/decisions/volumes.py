@@ -73,14 +73,10 @@ def volume_quantiles(
     if valid is not None:
         check_valid(prob, valid)
     per_voxel = voxel_ml(spacing_mm, num_cases=len(prob)).to(prob.device)
-    counts = []
-    for level in levels:
-        # 1 - 0.9 is 0.1 less a rounding error, which must not decide about a voxel with p = 0.1
-        exceeds = prob > round(1 - level, 12)
-        if valid is not None:
-            exceeds &= valid.unsqueeze(1)
-        counts.append(exceeds.reshape(*prob.shape[:2], -1).sum(2))
-    return nan_without_voxels(torch.stack(counts, 2) * per_voxel.unsqueeze(2), valid)
+    # 1 - 0.9 is 0.1 less a rounding error, which must not decide about a voxel with p = 0.1
+    cuts = [round(1 - level, 12) for level in levels]
+    counts = [torch.stack([sum_voxels(p > cut, valid) for cut in cuts], 1) for p in prob.unbind(1)]
+    return nan_without_voxels(torch.stack(counts, 1) * per_voxel.unsqueeze(2), valid)
 
 
 def volume_interval(
@@ -191,6 +187,9 @@ def rater_volumes_ml(
         check_valid(masks, valid)
     per_voxel = voxel_ml(spacing_mm, num_cases=len(masks)).to(masks.device)
     classes = (1,) if num_channels == 1 else range(num_channels)
+    if masks.dtype == torch.bool:
+        # bytes are compared with a number without a copy as int64
+        masks = masks.view(torch.uint8)
     raters = [
         torch.stack([sum_voxels(mask == number, valid) for number in classes], 1) * per_voxel
         for mask in masks.unbind(1)
@@ -201,6 +200,10 @@ def rater_volumes_ml(
 
 def sum_voxels(mass: Tensor, valid: Tensor | None) -> Float[Tensor, " N"]:
     """Float64 sum over the valid voxels of a mask, or of probabilities, (N, *space)."""
+    if mass.dtype == torch.bool:
+        counted = mass if valid is None else mass & valid
+        # to count a whole tensor is ten times as fast as to sum along an axis
+        return torch.stack([case.count_nonzero() for case in counted]).double()
     mass = mass if valid is None else torch.where(valid, mass, 0)
     return mass.reshape(len(mass), -1).sum(1, dtype=torch.float64)
 
