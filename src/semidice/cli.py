@@ -103,8 +103,9 @@ def demo(
     """Compare four methods on simulated images in a few minutes.
 
     The methods differ in label and loss. They are cross-validated on phantoms, for which the true probability
-    of each voxel is known. Prints a table of scores with significance marks, and writes overlays, reliability
-    curves and a report page. After an interrupt, the same command continues.
+    of each voxel is known. Prints tables of scores with significance marks, of the rules that make masks, and
+    of intervals of volumes; writes overlays, reliability curves and a report page. After an interrupt, the
+    same command continues.
 
     Example: **semidice demo -o demo_out**
     """
