@@ -479,7 +479,7 @@ def probe_training(record: Record) -> None:
     make_folder("scans", 64, 64, 5, suffix=".nii")
     semidice_command("prepare folder scans slices --workers 1")
     semidice_command(f"train quick --set data.dataset=slices {options} -o runs/slices")
-    semidice_command("predict runs/slices scans/images -o volumes --fold 1 --threshold 0.4 --device cpu")
+    semidice_command("predict runs/slices scans/images -o volumes --fold 1 --device cpu")
     make_folder("pictures", 100, 80, suffix=".png")
     semidice_command("predict runs/slices pictures/images -o predicted --window 64 --device cpu")
 

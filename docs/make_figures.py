@@ -23,6 +23,7 @@ import decision_study
 import label_study
 import rooms
 import torch
+import volume_study
 from jaxtyping import Float
 from landing import Loss, draw_focal_curves, draw_landing, landing_table
 from matplotlib.figure import Figure
@@ -136,6 +137,7 @@ FIGURES: Mapping[str, Callable[[], Figure]] = {
     **calibration_study.FIGURES,
     **decision_study.FIGURES,
     **calibrator_study.FIGURES,
+    **volume_study.FIGURES,
 }
 
 # rows of cells; the first row is the header. None if the data of the table are not on this machine
@@ -143,6 +145,7 @@ TABLES: Mapping[str, Mapping[str, Callable[[], list[Sequence[str]] | None]]] = {
     "labels.md": label_study.TABLES,
     "decisions.md": decision_study.TABLES,
     "calibration.md": {**calibration_study.TABLES, **calibrator_study.TABLES},
+    "volumes.md": volume_study.TABLES,
     "landing.md": {"landed_predictions": landing_table},
     "where.md": {"rooms_and_imports": rooms.rooms_table},
 }

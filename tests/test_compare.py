@@ -402,3 +402,38 @@ def test_a_table_of_another_dataset_and_a_method_that_is_there_twice_are_errors(
     done = CliRunner().invoke(app, ["compare", str(tmp_path / "data"), "-o", str(tmp_path / "out")])
     assert done.exit_code == 1
     assert "name a grid or recipe" in done.stderr
+
+
+def test_each_run_is_compared_by_each_rule_without_another_training(compared, dataset, tmp_path, console):
+    out = copy_comparison(compared, tmp_path / "out")
+    weights = {path: path.read_bytes() for path in out.rglob("*.safetensors")}
+    own = {path: path.read_bytes() for path in out.glob("*/cases.parquet")}
+    comparisons = compare_again(
+        out, dataset, tmp_path, console, rules=["dice", "threshold:0.4", "fitted"], interval=0.5
+    )
+    rules = ("argmax", "dice", "threshold:0.4", "fitted")
+    methods = {f"{name}, {rule}" for name in ("uniform", "student", "majority") for rule in rules}
+    assert list(comparisons) == ["dice_score"]
+    assert set(comparisons["dice_score"].methods) == methods
+    assert set(read_cases(out / "cases.parquet").methods) == methods
+    assert verdict(comparisons) in console.file.getvalue()
+    assert {path: path.read_bytes() for path in weights} == weights
+    assert {path: path.read_bytes() for path in own} == own
+    for name in ("uniform", "student", "majority"):
+        table = read_cases(out / name / "decisions.parquet")
+        assert set(table.methods) == set(rules)
+        plain = read_cases(out / name / "cases.parquet").select(metric="dice_score")
+        argmax = table.select(method="argmax", metric="dice_score")
+        np.testing.assert_array_equal(argmax.columns["value"], plain.columns["value"])
+        assert (out / name / "volumes.csv").is_file()
+        assert (out / name / "decision.json").is_file()
+
+
+def test_a_wrong_rule_or_level_is_named_before_the_training(dataset, tmp_path, console, monkeypatch):
+    monkeypatch.setattr("semidice.compare.run_variants", lambda *_: pytest.fail("was trained"))
+    for options, message in (
+        ({"rules": ["dise"]}, "did you mean 'dice'"),
+        ({"interval": 90.0}, "level must lie between 0 and 1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            compare_again(tmp_path / "out", dataset, tmp_path, console, **options)

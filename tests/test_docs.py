@@ -23,6 +23,7 @@ import decision_study  # noqa: E402
 import label_study  # noqa: E402
 import make_figures  # noqa: E402
 import rooms  # noqa: E402
+import volume_study  # noqa: E402
 
 TABLES = [(page, name) for page, makers in make_figures.TABLES.items() for name in makers]
 # a cell that contains only a number: 0.62, -0.0539, 5e-03
@@ -207,6 +208,18 @@ class TestRooms:
 
 
 class TestStatementsInThePages:
+    @pytest.mark.parametrize("scale", volume_study.SCALES)
+    def test_corrected_intervals_keep_the_level_with_every_scale_and_distortion(self, scale):
+        interval = volume_study.scaled(scale)
+        for name in volume_study.DISTORTIONS:
+            assert volume_study.judged(name, interval).coverage >= 0.89, name
+
+    def test_the_scale_called_ours_is_that_of_the_package(self):
+        ours = volume_study.scaled("own side + volume / 10 (ours)")
+        for name in volume_study.DISTORTIONS:
+            first, second = (volume_study.judged(name, way) for way in (ours, volume_study.corrected))
+            np.testing.assert_allclose(first, second, rtol=1e-6)
+
     def test_the_bias_of_a_teacher_never_exceeds_its_calibration_error(self):
         points = [point for group in calibration_study.many_distortions().values() for point in group]
         assert len(points) == 23

@@ -34,6 +34,20 @@ Source = Annotated[
     ),
 ]
 PreparedDataset = Annotated[Path, typer.Argument(help="Folder written by `semidice prepare`.")]
+Rules = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--decide",
+        metavar="RULE",
+        help="Rule that makes masks: argmax, threshold:T, dice, jaccard, nested, mix:W, fitted. Repeatable.",
+    ),
+]
+Interval = Annotated[
+    float | None,
+    typer.Option(
+        metavar="LEVEL", help="Volumes with intervals that cover this share of raters, such as 0.9."
+    ),
+]
 MovedDataset = Annotated[Path | None, typer.Option(help="Folder of the dataset, if it was moved.")]
 
 
@@ -89,8 +103,9 @@ def demo(
     """Compare four methods on simulated images in a few minutes.
 
     The methods differ in label and loss. They are cross-validated on phantoms, for which the true probability
-    of each voxel is known. Prints a table of scores with significance marks, and writes overlays, reliability
-    curves and a report page. After an interrupt, the same command continues.
+    of each voxel is known. Prints tables of scores with significance marks, of the rules that make masks, and
+    of intervals of volumes; writes overlays, reliability curves and a report page. After an interrupt, the
+    same command continues.
 
     Example: **semidice demo -o demo_out**
     """
@@ -277,6 +292,8 @@ def evaluate(
     ignore_placement: Annotated[
         bool, typer.Option("--ignore-placement", help="Do not check that headers align --predictions.")
     ] = False,
+    decide: Rules = None,
+    interval: Interval = None,
 ) -> None:
     """Score the stored predictions of a run again, also with other metrics, or files of another tool.
 
@@ -284,6 +301,10 @@ def evaluate(
     scored. Files of --predictions, which need --dataset, have the names and shapes of the raw images:
     CASE.nii.gz or CASE.png with class numbers, or CASE.npz with probabilities (C, *space), as nnU-Net writes
     them.
+
+    With --decide, only scores of masks are computed, by each rule and by argmax, and compared; fitted chooses
+    the rule of each fold on the other folds. They are written to decisions.parquet of the run. With
+    --interval, volumes.csv of the run gets the volume of every case, an interval, and the raters' volumes.
 
     Example: **semidice evaluate runs/first --metric dice_score --metric hausdorff_error_mm -o scores.csv**
     """
@@ -297,6 +318,8 @@ def evaluate(
         if predictions is not None:
             if dataset is None:
                 raise ValueError("--predictions needs --dataset DATA, which has the raters' masks")
+            if interval is not None:
+                raise ValueError("--interval needs a run: its folds tell how far intervals must be corrected")
             run_evaluate_files(
                 predictions,
                 dataset,
@@ -307,10 +330,26 @@ def evaluate(
                 tolerance=tolerance,
                 skip_missing=skip_missing,
                 ignore_placement=ignore_placement,
+                rules=decide or (),
                 console=Console(),
             )
             return
         assert run is not None
+        if decide or interval is not None:
+            from .runs.decide import run_decide
+
+            run_decide(
+                run,
+                rules=decide or (),
+                interval=interval,
+                metrics=metrics,
+                out=out,
+                unit=unit,  # type: ignore[arg-type]
+                tolerance=tolerance,
+                dataset_path=dataset,
+                console=Console(),
+            )
+            return
         run_evaluate(
             run,
             metrics=metrics,
@@ -365,10 +404,21 @@ def predict(
         bool | None,
         typer.Option("--flips/--no-flips", help="Mean over mirrored images. Default: as in the recipe."),
     ] = None,
-    threshold: Annotated[
-        float | None,
-        typer.Option(min=0, max=1, help="Threshold of the foreground. Default: most likely class."),
+    decide: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RULE",
+            help="Rule that makes masks: argmax, threshold:T, dice, jaccard, nested, mix:W or fitted. "
+            "Default: as in the recipe.",
+        ),
     ] = None,
+    interval: Annotated[
+        float | None,
+        typer.Option(metavar="LEVEL", help="Add intervals that cover this share of raters, such as 0.9."),
+    ] = None,
+    uncertainty: Annotated[
+        bool, typer.Option("--uncertainty", help="Also write a map of uncertainty, from 0 to 1.")
+    ] = False,
     window: Annotated[
         int, typer.Option(min=64, help="Larger images are predicted in overlapping windows of this size.")
     ] = 1024,
@@ -390,7 +440,8 @@ def predict(
 
     NIfTI input gives NIfTI output with the same affine; PNG input gives PNG output. Several channels are in
     one file, or in files CASE_0000, CASE_0001, ...: name any one of them. volumes.csv also has the expected
-    volumes, computed from the probabilities. Existing output is kept.
+    volumes, computed from the probabilities, and with --interval where the volume of a rater would lie.
+    Existing output is kept. `semidice evaluate RUN --decide fitted --interval 0.9` fits rule and intervals.
 
     Example: **semidice predict runs/first new_scans -o predictions**
     """
@@ -400,7 +451,9 @@ def predict(
         options = PredictOptions(
             fold=fold,
             flips=flips,
-            threshold=threshold,
+            decide=decide,
+            interval=interval,
+            uncertainty=uncertainty,
             window=window,
             overlap=overlap,
             batch_size=batch_size,
@@ -432,6 +485,8 @@ def compare(
     pairs: Annotated[
         bool, typer.Option("--pairs", help="Also print the difference of every pair of methods.")
     ] = False,
+    decide: Rules = None,
+    interval: Interval = None,
     accelerator: Accelerator = "auto",
 ) -> None:
     """Find out which label and loss are best on your data, by how much, and whether it is significant.
@@ -439,6 +494,9 @@ def compare(
     Trains every recipe on the same folds; finished folds are kept. Then compares the recipes case by case,
     and prints the verdict and the mean of each method and score. Files in OUT also have the difference of
     each pair with confidence interval and p-value. If a recipe fails, the others continue.
+
+    With --decide, every run is scored by each rule and by argmax, without another training, and the methods
+    are NAME, RULE. With --interval, volumes.csv of each run gets the volumes of its cases.
 
     Example: **semidice compare data labels -o comparison --set schedule.epochs=50**
     """
@@ -458,6 +516,8 @@ def compare(
             dataset=dataset,
             case_tables=cases or (),
             metrics=metrics,
+            rules=decide or (),
+            interval=interval,
             show_pairs=pairs,
             accelerator=accelerator,
         )

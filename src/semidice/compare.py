@@ -7,18 +7,23 @@
 Prints a verdict of one or two sentences, then the means; pairs on request. A variant that fails does not stop
 the others; its error is reported at the end. A second call skips the finished folds. Methods of other tools
 are compared by the case tables that `semidice evaluate --predictions` writes.
+
+With rules of --decide, methods are NAME, RULE: every run is scored by every rule, without another training,
+and only scores of masks are compared, because no other score depends on the rule.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 from lightning_fabric import Fabric
 from rich.console import Console
 
 from .console import say, training_bars
 from .data.dataset import Dataset
 from .data.integrity import enumerated
+from .decisions.volumes import check_level
 from .metrics.cases import CaseTable, concatenate, read_cases, write_cases
 from .metrics.registry import score_name
 from .metrics.statistics import Comparison, compare_cases
@@ -26,6 +31,8 @@ from .metrics.tables import means_table, pairs_table
 from .paths import ComparisonFolder
 from .recipes.grid import Variant
 from .report.verdict import raters_of, raters_warning, verdict
+from .runs.decide import run_intervals, scored_rules
+from .runs.decisions import add_decisions, mask_metrics, rule_names
 from .runs.run import TrainedRun
 from .training.command import RunBar, start_fabric
 from .training.crossvalidation import cross_validate, start_run
@@ -80,6 +87,23 @@ def run_variants(variants: Sequence[Variant], fabric: Fabric, console: Console) 
     return outcome
 
 
+def decided_tables(
+    runs: Mapping[str, TrainedRun], dataset: Dataset, rules: Sequence[str], console: Console
+) -> dict[str, CaseTable]:
+    """The scores of masks of each run by each rule, as methods NAME, RULE; also added to the run's table."""
+    tables = {}
+    for name, run in runs.items():
+        metrics = mask_metrics(dataset, run.recipe.validation.metrics)
+        scores = scored_rules(run, dataset, rules, console, metrics=metrics)
+        if not run.missing_folds:
+            add_decisions(run, scores)
+        for rule in rules:
+            method = f"{name}, {rule}"
+            columns = scores.select(method=rule).columns
+            tables[method] = CaseTable({**columns, "method": np.full(len(columns["method"]), method)})
+    return tables
+
+
 def comparisons_of(table: CaseTable, metrics: Sequence[str] | None = None) -> dict[str, Comparison]:
     """The comparison of all methods by each metric; None takes all metrics that all methods have.
 
@@ -114,6 +138,8 @@ def run_compare(
     dataset: Path | None = None,
     case_tables: Sequence[Path] = (),
     metrics: Sequence[str] | None = None,
+    rules: Sequence[str] = (),
+    interval: float | None = None,
     show_pairs: bool = False,
     accelerator: str = "auto",
 ) -> Mapping[str, Comparison]:
@@ -121,14 +147,24 @@ def run_compare(
 
     dataset: None takes that of the first variant.
     case_tables: files of `semidice evaluate` with scores of other methods, which are compared, too.
+    rules: that make masks, such as dice or fitted; argmax is added. interval: level of the intervals of
+    volumes that are written for each run, such as 0.9.
     show_pairs: also print the difference of every pair of methods, which is always written.
     """
     prepared = Dataset(dataset or variants[0].recipe.data.dataset)
     # before the training, which takes long
+    names = rule_names(rules) if rules else []
+    if interval is not None:
+        check_level(interval)
     others = _other_methods(case_tables, prepared, [variant.name for variant in variants])
     outcome = Outcome()
     if variants:
         outcome = run_variants(variants, start_fabric(accelerator=accelerator), console)
+    if names:
+        outcome.tables = decided_tables(outcome.runs, prepared, names, console)
+    if interval is not None:
+        for run in outcome.runs.values():
+            run_intervals(run, prepared, interval, console)
     outcome.tables.update(others)
     comparisons: dict[str, Comparison] = {}
     if outcome.tables:

@@ -1,8 +1,8 @@
 """The demonstration: the paper's main result on phantoms, whose true probability is known.
 
 The shipped grid `demo` trains a small UNet with four combinations of label and loss over the same folds.
-Their predictions of cases that they never saw are compared case by case. An interrupted demo can be started
-again; it skips the finished folds.
+Their predictions of cases that they never saw are compared case by case. Then the rules that make masks are
+compared, and volumes get intervals. An interrupted demo can be started again; it skips the finished folds.
 """
 
 from collections.abc import Sequence
@@ -29,10 +29,13 @@ from .report.case_figures import CaseOverlay, draw_overlays, draw_reliability
 from .report.figures import save_figure
 from .report.page import PageOptions, build_page
 from .report.page.content import StoredPredictions, count_bins
+from .runs.decide import run_decide
 from .training.command import start_fabric
 
 # the two variants of the grid that are compared in words
 BASELINE, METHOD = "majority + SDL", "uniform + DML1"
+# rules that make masks, besides argmax
+RULES = ("dice", "fitted")
 # Three raters, as in the smaller tasks of QUBIQ. They differ more from case to case than by habit, so nobody
 # can predict their majority, and a network that is certain of it is wrong (docs/metrics.md, "against whom").
 PHANTOM = PhantomOptions(num_raters=3, bias=0.6, offset=1.6, wobble=1.2, miss=0.02)
@@ -68,6 +71,10 @@ def run_demo(out: Path, console: Console, *, num_cases: int, epochs: int, num_fo
     console.print(means_table(list(comparisons.values()), intervals=False, title=title).rich())
     for comparison in comparisons.values():
         say(console, _difference_text(comparison))
+    for name, run in outcome.runs.items():
+        # the report shows all of them
+        shown = console if name == METHOD else Console(quiet=True)
+        run_decide(run.folder.path, rules=RULES, interval=0.9, console=shown)
     fold_of_case = dict(zip(table.columns["case"].tolist(), table.columns["fold"].tolist(), strict=True))
     predictions = StoredPredictions(dataset, outcome.runs, fold_of_case)
     save_figure(draw_overlays(_overlays(predictions)), folder.overlays)

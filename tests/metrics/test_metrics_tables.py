@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from semidice.metrics import CaseRow, CaseTable, calibration_bins, compare_cases, means_table, pairs_table
+from semidice.metrics.tables import baseline_table
 
 METHODS = ("uniform_DML1 & 50%", "majority|SDL", "soft")
 
@@ -43,6 +44,27 @@ def test_markdown_marks_the_best_set_and_names_the_test(comparisons):
         "p < 0.05, paired bootstrap and permutation over 40 cases of 20 patients, Holm-corrected over pairs"
         in lines[-1]
     )
+
+
+def test_a_table_against_a_baseline_has_differences_and_p_values_corrected_for_the_other_methods(comparisons):
+    table = baseline_table(comparisons, METHODS[1], title="t")
+    assert [row[0].text for row in table.rows] == [METHODS[1], METHODS[0], "soft"]
+    assert [record["method"] for record in table.records[:3]] == [METHODS[1], METHODS[0], "soft"]
+    for comparison, records in zip(comparisons, (table.records[:3], table.records[3:]), strict=True):
+        baseline = comparison.methods.index(METHODS[1])
+        others = [comparison.methods.index(record["method"]) for record in records[1:]]
+        assert [record["difference"] for record in records[1:]] == comparison.difference[
+            others, baseline
+        ].tolist()
+        p = comparison.p[others, baseline]
+        # Holm's correction of two: the smaller one counts twice
+        expected = np.where(p == p.min(), np.minimum(2 * p, 1), np.maximum(p, 2 * p.min()))
+        assert [record["p_holm"] for record in records[1:]] == pytest.approx(expected.tolist())
+    marked = [[cell.best for cell in row] for row in table.rows]
+    # both are better than the baseline: Dice is higher, and the distance lower
+    assert marked == [[False] * 7, *[[False, False, True, False, False, True, False]] * 2]
+    assert "Holm-corrected over methods" in table.note
+    assert table.rows[0][2].text == "–"
 
 
 def test_latex_is_escaped_and_every_row_has_the_same_number_of_cells(comparisons):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from laws import class_map, soft_label
 
+from semidice.arrays import one_hot
 from semidice.metrics.registry import SCORES, ScoredBatch, display_scale, higher_is_better
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -46,6 +47,19 @@ def test_an_invalid_voxel_does_not_change_the_score(name, score):
     changed = torch.where(valid.unsqueeze(1), prob, prob.flip(1))
     first, second = (score(ScoredBatch(p, **REFERENCES, valid=valid)) for p in (prob, changed))
     torch.testing.assert_close(first, second, equal_nan=True)
+
+
+@each_score
+def test_decided_masks_replace_the_prediction_in_scores_of_masks_and_in_no_other(name, score):
+    if score.package is not None:
+        pytest.importorskip(score.package)
+    prob = soft_label(2, 3, 8, 8)
+    decided = one_hot(class_map((2, 8, 8), 3).flip(2), 3).bool()
+    plain, of_mask = (score(ScoredBatch(each, **REFERENCES)) for each in (prob, decided.float()))
+    found = score(ScoredBatch(prob, **REFERENCES, decided=decided))
+    torch.testing.assert_close(found, of_mask if score.of_mask else plain, rtol=0, atol=0, equal_nan=True)
+    # or the test could not fail
+    assert not torch.equal(plain, of_mask)
 
 
 @each_score

@@ -356,9 +356,9 @@ def test_a_volume_is_predicted_slice_by_slice_and_its_outputs_keep_its_grid(run,
     (row,) = volumes(out)
     voxel_ml = np.prod(original.header.get_zooms()) / 1000
     assert (row["case"], row["class"]) == ("scan.1", "class1")
-    assert float(row["mask_ml"]) == pytest.approx((expected > 0.5).sum() * voxel_ml, rel=1e-5)
+    assert float(row["volume_ml"]) == pytest.approx((expected > 0.5).sum() * voxel_ml, rel=1e-5)
     assert float(row["expected_ml"]) == pytest.approx(expected.sum() * voxel_ml, rel=1e-5)
-    assert int(row["mask_voxels"]) == (expected > 0.5).sum()
+    assert int(row["volume_voxels"]) == (expected > 0.5).sum()
     assert float(row["expected_voxels"]) == pytest.approx(expected.sum(), abs=1e-2)
 
 
@@ -384,7 +384,7 @@ def test_a_single_image_in_a_nifti_keeps_the_axes_of_its_file(run, dataset, tmp_
         prob.get_fdata().reshape(40, 36), expected_prob(run, dataset, image[None])[0, 1], atol=2e-6
     )
     (row,) = volumes(tmp_path / "out")
-    assert (row["mask_ml"] == "") == (len(shape) == 2)
+    assert (row["volume_ml"] == "") == (len(shape) == 2)
     assert len(row["spacing_mm"].split(" x ")) == len(space)
 
 
@@ -415,8 +415,8 @@ def test_the_outputs_of_a_picture_are_pictures(run, dataset, tmp_path):
     ]
     rows = volumes(out)
     assert [row["case"] for row in rows] == ["other", "photo"]
-    assert [(row["mask_ml"], row["expected_ml"], row["spacing_mm"]) for row in rows] == [("", "", "")] * 2
-    assert int(rows[1]["mask_voxels"]) == (mask > 0).sum()
+    assert [(row["volume_ml"], row["expected_ml"], row["spacing_mm"]) for row in rows] == [("", "", "")] * 2
+    assert int(rows[1]["volume_voxels"]) == (mask > 0).sum()
 
 
 def test_the_pages_of_a_tiff_are_predicted_as_slices(run, dataset, tmp_path):
@@ -450,13 +450,11 @@ def test_without_a_chosen_fold_the_prediction_is_the_mean_over_folds(run, datase
 
 def test_a_threshold_replaces_the_choice_of_the_most_probable_class(run, tmp_path):
     source = write_nifti(tmp_path / "one.nii.gz", np.random.default_rng(0).uniform(0, 1, (32, 32)))
-    predict(run, [source], tmp_path / "out", threshold=0.3)
+    predict(run, [source], tmp_path / "out", decide="threshold:0.3")
     prob, mask = (
         np.asarray(nibabel.load(tmp_path / "out" / f"one_{kind}.nii.gz").dataobj) for kind in ("prob", "mask")
     )
     np.testing.assert_array_equal(mask, prob > np.float32(0.3))
-    with pytest.raises(ValueError, match=r"threshold must lie in \[0, 1\); got 1.5"):
-        predict(run, [source], tmp_path / "out", threshold=1.5)
 
 
 def test_three_classes_are_stored_along_the_last_axis_or_in_one_picture_each(tmp_path):
@@ -491,7 +489,7 @@ def test_three_classes_are_stored_along_the_last_axis_or_in_one_picture_each(tmp
     np.testing.assert_array_equal(np.array(Image.open(out / "photo_mask.png")), mask[:, :, 0])
     rows = [row for row in volumes(out) if row["case"] == "volume"]
     assert [row["class"] for row in rows] == ["class1", "class2"]
-    assert [int(row["mask_voxels"]) for row in rows] == [(mask == 1).sum(), (mask == 2).sum()]
+    assert [int(row["volume_voxels"]) for row in rows] == [(mask == 1).sum(), (mask == 2).sum()]
 
 
 def test_an_image_is_resized_like_the_dataset_and_its_probabilities_are_resized_back(dataset, tmp_path):
@@ -717,7 +715,7 @@ def test_predictions_with_other_settings_are_not_mixed(run, tmp_path):
 def test_predictions_with_other_settings_do_not_count_as_finished_even_if_the_next_run_is_killed(tmp_path):
     folder = OutputFolder(tmp_path, ("background", "lesion"))
     folder.check_settings({"threshold": None}, overwrite=False)
-    folder.volumes = {"a": [Volume("a", "lesion", "", "", "1", "1.0", "")]}
+    folder.volumes = {"a": [Volume("a", "lesion", "", "", "", "", "1", "1.0", "", "", "", "")]}
     folder.close()
     assert OutputFolder(tmp_path, ("background", "lesion")).volumes == folder.volumes
     folder.check_settings({"threshold": 0.3}, overwrite=True)

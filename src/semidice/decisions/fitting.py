@@ -5,7 +5,7 @@ The score of a case is its mean Dice over the foreground classes; a class that i
 candidate is better by more than one standard error of the paired difference between patients.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -35,6 +35,8 @@ CANDIDATES: tuple[str, ...] = (
 _PLAIN_THRESHOLDS = ("argmax", "threshold")
 
 Case = tuple[Tensor, Tensor, Tensor | None, str]
+# the patient, and the score of each candidate by its text, argmax first
+ScoredCase = tuple[str, Mapping[str, float]]
 
 
 @dataclass(frozen=True)
@@ -58,12 +60,26 @@ def fit_decision(cases: Iterable[Case], candidates: Sequence[str] = CANDIDATES) 
     >>> fit_decision([(prob, target, None, "a"), (prob, target, None, "b")], ["dice"]).scores
     {'argmax': 0.5, 'dice': 1.0}
     """
+    return choose_decision(score_candidates(cases, candidates))
+
+
+def score_candidates(cases: Iterable[Case], candidates: Sequence[str] = CANDIDATES) -> Iterator[ScoredCase]:
+    """The scores of each case, for `choose_decision`: a case may have a part in several fits."""
     names = list(dict.fromkeys(chain([str(PLAIN)], (str(Decision.parse(text)) for text in candidates))))
     decisions = [Decision.parse(name) for name in names]
-    of_patient: dict[str, list[np.ndarray]] = {}
     for prob, target, valid, patient in cases:
         if valid is None or bool(valid.any()):
-            of_patient.setdefault(patient, []).append(_case_scores(prob, target, valid, decisions))
+            scores = _case_scores(prob, target, valid, decisions)
+            yield patient, dict(zip(names, scores.tolist(), strict=True))
+
+
+def choose_decision(scored: Iterable[ScoredCase]) -> FittedDecision:
+    """The decision that `fit_decision` chooses, from the scores of its cases, all by the same candidates."""
+    of_patient: dict[str, list[list[float]]] = {}
+    names: list[str] = []
+    for patient, of_case in scored:
+        names = list(of_case)
+        of_patient.setdefault(patient, []).append(list(of_case.values()))
     if not of_patient:
         raise ValueError("no case to fit a decision on; give predictions and targets with a valid voxel")
     scores = np.stack([np.mean(rows, axis=0) for rows in of_patient.values()])
@@ -71,7 +87,7 @@ def fit_decision(cases: Iterable[Case], candidates: Sequence[str] = CANDIDATES) 
     best = int(means.argmax())
     gain = scores[:, best] - scores[:, 0]
     error = gain.std(ddof=1) / np.sqrt(len(gain)) if len(gain) > 1 else np.inf
-    chosen = decisions[best] if gain.mean() > error else PLAIN
+    chosen = Decision.parse(names[best]) if gain.mean() > error else PLAIN
     num_cases = sum(len(rows) for rows in of_patient.values())
     return FittedDecision(chosen, dict(zip(names, means.tolist(), strict=True)), num_cases)
 

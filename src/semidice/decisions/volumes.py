@@ -1,16 +1,23 @@
-"""Volumes in millilitres, of a decided mask or expected from probabilities.
+"""Volumes in millilitres: of a decided mask, expected from probabilities, and their distribution.
 
-A volume is a number of voxels, or a sum of probabilities, times the volume of a voxel.
+A volume is a number of voxels, or a sum of probabilities, times the volume of a voxel. The distribution is
+that of nested raters, who differ by one shared level t ~ U(0, 1): a rater marks {p >= t} and has the volume
+
+    V = |{p >= t}|,    P(V <= k) = 1 - p_(k+1),    p_(1) >= p_(2) >= ... the sorted probabilities.
+
+So its q-quantile is the number of voxels with p > 1 - q, its mean is the sum of p, and its CRPS is a squared
+error of the sorted p. Each channel is a distribution of its own, of this class against all others.
+docs/theory.md, section 8, has the proofs.
 """
 
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 from torch import Tensor
 
-from ..arrays import check_choice, check_prediction, nan_without_voxels
+from ..arrays import check_choice, check_prediction, check_valid, describe, nan_without_voxels
 from .masks import PlainRule, chosen_rule, decided_masks
 
 VolumeOf = Literal["mask", "probability"]
@@ -44,8 +51,159 @@ def volume_ml(
     return nan_without_voxels((torch.stack(voxels, 1) * per_voxel).float(), valid)
 
 
+def volume_quantiles(
+    prob: Tensor,
+    levels: Sequence[float],
+    *,
+    spacing_mm: Sequence[float] | Tensor,
+    valid: Tensor | None = None,
+) -> Float64[Tensor, "N C L"]:
+    """Quantiles of the volume of each case and class in ml, if raters are nested; exact.
+
+    levels: of the quantiles, from 0 to 1. The quantile q is the smallest volume that is not exceeded with
+    probability q or more. spacing_mm as in `volume_ml`. A case without a valid voxel has NaN.
+
+    >>> prob = torch.tensor([[[1.0, 0.75, 0.25, 0.0]]])
+    >>> volume_quantiles(prob, [0.25, 0.5, 0.9], spacing_mm=(10, 10, 10))
+    tensor([[[1., 2., 3.]]], dtype=torch.float64)
+    """
+    check_prediction(prob)
+    if not levels or not all(0 <= level <= 1 for level in levels):
+        raise ValueError(f"levels must be one or more numbers from 0 to 1; got {tuple(levels)}")
+    if valid is not None:
+        check_valid(prob, valid)
+    per_voxel = voxel_ml(spacing_mm, num_cases=len(prob)).to(prob.device)
+    # 1 - 0.9 is 0.1 less a rounding error, which must not decide about a voxel with p = 0.1
+    cuts = [round(1 - level, 12) for level in levels]
+    counts = [torch.stack([sum_voxels(p > cut, valid) for cut in cuts], 1) for p in prob.unbind(1)]
+    return nan_without_voxels(torch.stack(counts, 1) * per_voxel.unsqueeze(2), valid)
+
+
+def volume_interval(
+    prob: Tensor,
+    level: float = 0.9,
+    *,
+    spacing_mm: Sequence[float] | Tensor,
+    valid: Tensor | None = None,
+) -> tuple[Float64[Tensor, "N C"], Float64[Tensor, "N C"]]:
+    """The two ends, in ml, of the interval that has the volume of a nested rater with probability `level`.
+
+    As much probability, (1 - level) / 2 or less, lies below it as above. `conformal` corrects it with cases
+    whose raters are known.
+
+    >>> low, high = volume_interval(torch.linspace(0, 1, 101).view(1, 1, 101), spacing_mm=(10, 10, 10))
+    >>> float(low), float(high)
+    (5.0, 95.0)
+    """
+    check_level(level)
+    ends = volume_quantiles(prob, [(1 - level) / 2, (1 + level) / 2], spacing_mm=spacing_mm, valid=valid)
+    return ends[..., 0], ends[..., 1]
+
+
+def check_level(level: float) -> None:
+    """Raise unless `level` can be the probability of an interval."""
+    if not 0 < level < 1:
+        raise ValueError(f"level must lie between 0 and 1, such as 0.9; got {level}")
+
+
+def volume_crps(
+    prob: Tensor,
+    volumes_ml: Tensor,
+    *,
+    spacing_mm: Sequence[float] | Tensor,
+    valid: Tensor | None = None,
+) -> Float64[Tensor, "N C"]:
+    """CRPS in ml of the distribution of nested raters, mean over the volumes v: E|V - v| - E|V - V'| / 2.
+
+    volumes_ml: (N, C, R), NaN for an absent rater, as `rater_volumes_ml` returns them. Of a prediction of 0
+    and 1 it is the mean of |V - v|. If raters disagree, no prediction reaches 0; the least is half the mean
+    difference between two of them. A case without a valid voxel or without a rater has NaN.
+
+    >>> prob, volumes = torch.tensor([[[1.0, 0.5]]]), torch.tensor([[[1.0, 2.0]]])
+    >>> volume_crps(prob, volumes, spacing_mm=(10, 10, 10))
+    tensor([[0.2500]], dtype=torch.float64)
+    """
+    check_prediction(prob)
+    if not isinstance(volumes_ml, Tensor) or volumes_ml.ndim != 3 or volumes_ml.shape[:2] != prob.shape[:2]:
+        raise ValueError(
+            f"volumes_ml must be (N, C, R) with the cases and channels of prob {describe(prob)}; "
+            f"got {describe(volumes_ml)}"
+        )
+    if not bool(((volumes_ml >= 0) & volumes_ml.isfinite() | volumes_ml.isnan()).all()):
+        raise ValueError("volumes_ml must be 0 or more, or NaN for an absent rater; got others")
+    if valid is not None:
+        check_valid(prob, valid)
+    per_voxel = voxel_ml(spacing_mm, num_cases=len(prob)).to(prob.device)
+    voxels = volumes_ml.to(prob.device, torch.float64) / per_voxel.unsqueeze(2)
+    scores = []
+    for case, of_classes in enumerate(prob):
+        counted = None if valid is None else valid[case]
+        for p, volumes in zip(of_classes, voxels[case], strict=True):
+            scores.append(_crps_voxels(p.flatten() if counted is None else p[counted], volumes))
+    return nan_without_voxels(torch.stack(scores).view(prob.shape[:2]) * per_voxel, valid)
+
+
+def _crps_voxels(p: Float[Tensor, " n"], volumes: Float64[Tensor, " R"]) -> Float64[Tensor, ""]:
+    """Mean CRPS against volumes in voxels: sum of (1 - p)^2 of the v largest p and of p^2 of the others."""
+    volumes = volumes[~volumes.isnan()]
+    if len(volumes) == 0:
+        return volumes.new_tensor(torch.nan)
+    # only the largest p are sorted, as many as the largest volume has voxels
+    top = p.topk(min(len(p), int(volumes.max().ceil()))).values.double()
+    sums = torch.cat([top.new_zeros(1), (1 - 2 * top).cumsum(0)])
+    # a volume between two numbers of voxels lies on the line between their scores
+    inside = volumes.clamp(max=len(p))
+    below = inside.floor().long()
+    above = inside.ceil().long()
+    extra = torch.lerp(sums[below], sums[above], inside - below)
+    squares = p.to(torch.promote_types(p.dtype, torch.float32)).square()
+    score = squares.sum(dtype=torch.float64) + extra + (volumes - inside)
+    # the sums cancel where the score is 0, up to rounding
+    return score.clamp(min=0).mean()
+
+
+def rater_volumes_ml(
+    masks: Tensor,
+    *,
+    num_channels: int,
+    spacing_mm: Sequence[float] | Tensor,
+    present: Tensor | None = None,
+    valid: Tensor | None = None,
+) -> Float64[Tensor, "N C R"]:
+    """Volume in ml of each rater's mask (N, R, *space), for each channel of a prediction.
+
+    masks: bool, or class maps of integers. num_channels: 1 is the foreground, class 1; channel c of several
+    is class c. An absent rater has NaN, and so has a case without a valid voxel.
+
+    >>> masks = torch.tensor([[[0, 1, 1], [0, 0, 2]]])
+    >>> rater_volumes_ml(masks, num_channels=3, spacing_mm=(10, 10, 10))[0].tolist()
+    [[1.0, 2.0], [2.0, 0.0], [0.0, 1.0]]
+    """
+    if not isinstance(masks, Tensor) or masks.ndim < 2 or masks.is_floating_point() or masks.is_complex():
+        raise ValueError(f"masks must be bool or integers (N, R, *space); got {describe(masks)}")
+    if present is not None and (present.dtype != torch.bool or present.shape != masks.shape[:2]):
+        raise ValueError(f"present must be bool {tuple(masks.shape[:2])}; got {describe(present)}")
+    if valid is not None:
+        check_valid(masks, valid)
+    per_voxel = voxel_ml(spacing_mm, num_cases=len(masks)).to(masks.device)
+    classes = (1,) if num_channels == 1 else range(num_channels)
+    if masks.dtype == torch.bool:
+        # bytes are compared with a number without a copy as int64
+        masks = masks.view(torch.uint8)
+    raters = [
+        torch.stack([sum_voxels(mask == number, valid) for number in classes], 1) * per_voxel
+        for mask in masks.unbind(1)
+    ]
+    volumes = nan_without_voxels(torch.stack(raters, 2), valid)
+    return volumes if present is None else volumes.masked_fill(~present.unsqueeze(1), torch.nan)
+
+
 def sum_voxels(mass: Tensor, valid: Tensor | None) -> Float[Tensor, " N"]:
     """Float64 sum over the valid voxels of a mask, or of probabilities, (N, *space)."""
+    if mass.dtype == torch.bool:
+        counted = mass if valid is None else mass & valid
+        # to count a whole tensor is ten times as fast as to sum along an axis
+        return torch.stack([case.count_nonzero() for case in counted]).double()
     mass = mass if valid is None else torch.where(valid, mass, 0)
     return mass.reshape(len(mass), -1).sum(1, dtype=torch.float64)
 

@@ -1,6 +1,6 @@
 """Scores of predictions, tables of them, and tests of which method is better.
 
-    prob, target --scores, bins, density, raters, surfaces--> one number per case (and class)
+    prob, target --scores, bins, density, raters, surfaces, volumes--> one number per case (and class)
     batches, processes --accumulators--> case table --statistics--> comparison --tables--> text
 
 `registry` lists all scores: name, function, direction, unit, meaning.
@@ -28,6 +28,7 @@ from .scores import (
 from .statistics import Comparison, compare_cases, compare_scores, holm
 from .surfaces import hausdorff_error_mm, surface_dice_score
 from .tables import means_table, pairs_table
+from .volumes import volume_coverage_score, volume_crps_error_ml, volume_width_ml
 
 __all__ = [
     "CalibrationBins",
@@ -61,6 +62,9 @@ __all__ = [
     "read_cases",
     "soft_dice_score",
     "surface_dice_score",
+    "volume_coverage_score",
+    "volume_crps_error_ml",
     "volume_error_ml",
+    "volume_width_ml",
     "write_cases",
 ]

@@ -73,6 +73,7 @@ class CaseScores(Metric):
         spacing_mm: Sequence[float] | Tensor | None = None,
         valid: Tensor | None = None,
         truth: Tensor | None = None,
+        decided: Tensor | None = None,
     ) -> None:
         """Score N cases. Pass the references that the scores need; `ScoredBatch` says what they are."""
         if len(case) != len(prob) or (patient is not None and len(patient) != len(prob)):
@@ -84,7 +85,7 @@ class CaseScores(Metric):
             raise ValueError(
                 f"class_names needs one name for each of {prob.shape[1]} channels; got {self.class_names}"
             )
-        batch = ScoredBatch(prob, target, soft_target, masks, present, spacing_mm, valid, truth)
+        batch = ScoredBatch(prob, target, soft_target, masks, present, spacing_mm, valid, truth, decided)
         rows = []
         for metric in self.metrics:
             scores = (self.own_scores.get(metric) or SCORES[metric])(batch).double()

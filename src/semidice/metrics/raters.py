@@ -38,14 +38,14 @@ def generalised_energy_distance(
     >>> generalised_energy_distance(raters, raters), generalised_energy_distance(raters[:, :1], raters)
     (tensor([0.]), tensor([0.2500]))
     """
-    _check_masks("samples", samples, num_classes)
-    _check_masks("masks", masks, num_classes)
+    check_masks("samples", samples, num_classes)
+    check_masks("masks", masks, num_classes)
     if samples.shape[:1] + samples.shape[2:] != masks.shape[:1] + masks.shape[2:]:
         raise ValueError(
             f"samples (N, S, *space) and masks (N, R, *space) differ in cases or space: "
             f"got {describe(samples)} and {describe(masks)}"
         )
-    present = _check_present(masks, present)
+    present = check_present(masks, present)
     if valid is not None and (valid.dtype != torch.bool or valid.shape != masks.shape[:1] + masks.shape[2:]):
         raise ValueError(
             f"valid must be bool (N, *space) as the masks {describe(masks)}; got {describe(valid)}"
@@ -107,8 +107,8 @@ def rater_dice_score(
     >>> rater_dice_score(torch.tensor([[[0.9, 0.7]]]), raters)
     tensor([[1.0000, 0.6667]])
     """
-    _check_masks("masks", masks, num_classes)
-    present = _check_present(masks, present)
+    check_masks("masks", masks, num_classes)
+    present = check_present(masks, present)
     scores = []
     for mask in masks.unbind(1):
         target = mask.unsqueeze(1).float() if prob.shape[1] == 1 else mask.long()
@@ -133,7 +133,8 @@ def _mean_distance(first: Tensor, second: Tensor, num_classes: int | None) -> Fl
     return torch.stack(distances).mean()
 
 
-def _check_masks(name: str, masks: Tensor, num_classes: int | None) -> None:
+def check_masks(name: str, masks: Tensor, num_classes: int | None) -> None:
+    """Raise unless masks are bool, or class maps of `num_classes` classes."""
     integers = isinstance(masks, Tensor) and not masks.is_floating_point() and not masks.is_complex()
     if not integers or masks.ndim < 2 or masks.numel() == 0:
         raise ValueError(
@@ -153,7 +154,8 @@ def _check_masks(name: str, masks: Tensor, num_classes: int | None) -> None:
         )
 
 
-def _check_present(masks: Tensor, present: Tensor | None) -> Bool[Tensor, "N R"]:
+def check_present(masks: Tensor, present: Tensor | None) -> Bool[Tensor, "N R"]:
+    """`present`, all True for None; raise unless it fits the masks and each case has a rater."""
     if present is None:
         return torch.ones(masks.shape[:2], dtype=torch.bool, device=masks.device)
     if present.dtype != torch.bool or present.shape != masks.shape[:2]:

@@ -33,6 +33,7 @@ from .scores import (
     volume_error_ml,
 )
 from .surfaces import hausdorff_error_mm, surface_dice_score
+from .volumes import volume_coverage_score, volume_crps_error_ml, volume_width_ml
 
 Unit = Literal["percent", "ml", "mm", "nats", "none"]
 Reference = Literal["target", "soft_target", "masks", "truth"]
@@ -44,7 +45,8 @@ class ScoredBatch:
 
     target: the decided reference, such as the majority of the raters. soft_target: the mean of the raters.
     masks, present: the mask of each rater, and who looked at the case. truth: the probability that the masks
-    are drawn from, which only a phantom knows.
+    are drawn from, which only a phantom knows. decided: the masks (N, C, *space) that a rule made from prob,
+    bool, for the scores of masks; None takes the most probable class.
     """
 
     prob: Tensor
@@ -55,6 +57,7 @@ class ScoredBatch:
     spacing_mm: Sequence[float] | Tensor | None = None
     valid: Tensor | None = None
     truth: Tensor | None = None
+    decided: Tensor | None = None
 
     def need(self, name: str) -> Any:
         """The named reference; a ValueError if it is missing."""
@@ -75,7 +78,8 @@ class Score:
     function: of prob and the reference, with `valid`, and what else the reference or `needs_spacing` implies.
     unit "percent": a fraction of 1 that is shown in percent. short_name: as the paper writes it. package: an
     optional package that the function imports. of_confidence: whether it says nothing about a mask,
-    whose probabilities are all 0 or 1.
+    whose probabilities are all 0 or 1. of_mask: whether it is a score of the decided mask, so that the rule
+    that decides changes it.
     """
 
     function: Callable[..., Tensor]
@@ -87,6 +91,7 @@ class Score:
     needs_spacing: bool = False
     package: str | None = None
     of_confidence: bool = False
+    of_mask: bool = False
 
     def __call__(self, batch: ScoredBatch) -> Tensor:
         """One value per case, (N,), or per case and class, (N, C)."""
@@ -95,7 +100,10 @@ class Score:
             options |= {"num_classes": max(2, batch.prob.shape[1]), "present": batch.present}
         if self.needs_spacing:
             options["spacing_mm"] = batch.need("spacing_mm")
-        return self.function(batch.prob, batch.need(self.reference), **options)
+        prediction = batch.prob
+        if self.of_mask and batch.decided is not None:
+            prediction = batch.decided.to(batch.prob.dtype)
+        return self.function(prediction, batch.need(self.reference), **options)
 
 
 def higher_is_better(metric: str) -> bool:
@@ -181,6 +189,16 @@ def score_name(metric: str) -> str:
     return name if name in SCORES else metric
 
 
+def tolerance_of(metric: str) -> float:
+    """The tolerance in the name of a surface Dice in a case table; 1, the default, of another score.
+
+    >>> tolerance_of("surface_dice_score_2mm"), tolerance_of("dice_score")
+    (2.0, 1.0)
+    """
+    found = _TOLERANCE.match(metric)
+    return float(found[1]) if found else 1.0
+
+
 def meaning(metric: str) -> str | None:
     """What a score of a case table is, in words; None for a score of your own.
 
@@ -191,7 +209,7 @@ def meaning(metric: str) -> str | None:
         return None
     name = metric.removesuffix(PER_SLICE)
     words = SCORES[score_name(metric)].meaning
-    if tolerance := re.fullmatch("surface_dice_score_(.*?)(mm|voxels)", name):
+    if tolerance := _TOLERANCE.fullmatch(name):
         words += f", {tolerance[1]} {tolerance[2]}"
     elif SCORES[score_name(metric)].needs_spacing:
         words += f", in {name.rpartition('_')[2]}"
@@ -214,10 +232,7 @@ def _in_plane(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 PER_SLICE = "_per_slice"
-_IN_VOXELS = {
-    "volume_error_voxels": "volume_error_ml",
-    "hausdorff_error_voxels": "hausdorff_error_mm",
-}
+_TOLERANCE = re.compile("surface_dice_score_(.*?)(mm|voxels)")
 _UP, _DOWN = True, False
 SCORES: dict[str, Score] = {
     "dice_score": Score(
@@ -226,9 +241,14 @@ SCORES: dict[str, Score] = {
         _UP,
         "overlap of the decided mask with the raters' majority: 2 tp / (2 tp + fp + fn)",
         short_name="Dice",
+        of_mask=True,
     ),
     "iou_score": Score(
-        iou_score, "target", _UP, "overlap of the decided mask with the raters' majority: tp / (tp + fp + fn)"
+        iou_score,
+        "target",
+        _UP,
+        "overlap of the decided mask with the raters' majority: tp / (tp + fp + fn)",
+        of_mask=True,
     ),
     "binarized_dice_score": Score(
         binarized_dice_score,
@@ -309,6 +329,7 @@ SCORES: dict[str, Score] = {
         "difference of the volumes of the decided mask and of the majority",
         "ml",
         needs_spacing=True,
+        of_mask=True,
     ),
     "hausdorff_error_mm": Score(
         _in_plane(hausdorff_error_mm),
@@ -318,6 +339,7 @@ SCORES: dict[str, Score] = {
         "mm",
         needs_spacing=True,
         package="monai",
+        of_mask=True,
     ),
     "surface_dice_score": Score(
         _in_plane(surface_dice_score),
@@ -326,6 +348,7 @@ SCORES: dict[str, Score] = {
         "share of the surfaces that lie within a tolerance of each other",
         needs_spacing=True,
         package="monai",
+        of_mask=True,
     ),
     "generalised_energy_distance": Score(
         _energy_distance,
@@ -339,8 +362,35 @@ SCORES: dict[str, Score] = {
         "masks",
         _UP,
         "overlap of the decided mask with each rater, averaged over the raters",
+        of_mask=True,
+    ),
+    "volume_crps_error_ml": Score(
+        volume_crps_error_ml,
+        "masks",
+        _DOWN,
+        "CRPS: distance of the distribution of the volume from the volume of each rater, averaged",
+        "ml",
+        needs_spacing=True,
+    ),
+    "volume_coverage_score": Score(
+        volume_coverage_score,
+        "masks",
+        _UP,
+        "share of the raters whose volume lies in the 90 % interval of the prediction; the aim is 90 %",
+        of_confidence=True,
+    ),
+    "volume_width_ml": Score(
+        volume_width_ml,
+        "masks",
+        _DOWN,
+        "width of the 90 % interval of the volume, to be compared where the coverage is the same",
+        "ml",
+        needs_spacing=True,
+        of_confidence=True,
     ),
     "truth_error": Score(
         truth_error, "truth", _DOWN, "mean distance from the true probabilities, which only phantoms have"
     ),
 }
+# the name in a table of a score whose own name ends in mm or ml
+_IN_VOXELS = {f"{name[:-3]}_voxels": name for name in SCORES if name.endswith(("_mm", "_ml"))}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..paths import write_text
 from .registry import display_scale
-from .statistics import Comparison, Correction
+from .statistics import Comparison, Correction, holm
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -230,6 +230,45 @@ def pairs_table(comparison: Comparison, *, level: float = 0.05, correction: Corr
             "the other p are of one comparison alone."
         )
     return Table(title, header, tuple(rows), note, tuple(records))
+
+
+def baseline_table(
+    comparisons: Sequence[Comparison], baseline: str, *, title: str, level: float = 0.05
+) -> Table:
+    """The mean of each method and metric, its difference to a baseline, and the p-value of the difference.
+
+    The p-values are corrected for the number of methods, because only the baseline is compared with the
+    others. Marked: significantly better than the baseline. The baseline comes first.
+    """
+    first = comparisons[0].methods.index(baseline)
+    order = [first, *(number for number in range(len(comparisons[0].methods)) if number != first)]
+    rows = [[Cell(comparisons[0].methods[number])] for number in order]
+    header, records = ["method"], []
+    for each in comparisons:
+        scale = display_scale(each.metric)
+        corrected = [1.0, *holm(each.p[order[1:], first]).tolist()]
+        header += [each.heading, f"minus {baseline}", "p"]
+        for cells, number, p in zip(rows, order, corrected, strict=True):
+            mean, difference = float(each.mean[number]), float(each.difference[number, first])
+            is_better = p < level and (difference > 0) == each.higher_is_better
+            texts = ("–", "–")
+            if number != first:
+                texts = number_text(difference * scale, signed=True), p_text(p)
+            cells += [Cell(number_text(mean * scale)), Cell(texts[0], is_better), Cell(texts[1])]
+            records.append(
+                {
+                    "method": each.methods[number],
+                    "metric": each.metric,
+                    "class": each.class_name,
+                    "num_cases": each.num_cases,
+                    "mean": mean,
+                    "difference": difference,
+                    "p_holm": p,
+                }
+            )
+    test = _test(comparisons, level, "holm").replace("pairs", "methods")
+    note = f"Marked: significantly better than {baseline} {test}"
+    return Table(title, tuple(header), tuple(map(tuple, rows)), note, tuple(records))
 
 
 def p_text(p: float) -> str:

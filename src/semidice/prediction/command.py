@@ -2,7 +2,7 @@
 
     files --inputs--> slices --mean and std of a fold, windows, its network--> mean probability of the folds
          --calibrator of the run, if it has one--> probabilities
-         --resample--> the file's grid --threshold or argmax--> mask --outputs--> OUT
+         --resample--> the file's grid --rule over the whole volume--> mask --outputs--> OUT
 
 If the dataset was resized, the input is resized too, and its probabilities are resized back linearly. If
 not, an image with more than `window` pixels per side is predicted in windows. An input that fails does not
@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float32
+from jaxtyping import Float32, UInt8
 from rich.console import Console
 from torch import nn
 
@@ -29,13 +29,18 @@ from ..data.dataset import Dataset
 from ..data.folds import read_folds
 from ..data.integrity import enumerated
 from ..data.resample import resize_probability
+from ..decisions.conformal import ConformalInterval
+from ..decisions.decision import Decision
 from ..decisions.masks import decided_classes
+from ..decisions.volumes import check_level
 from ..networks.systems import network_probability
 from ..paths import file_hash
+from ..recipes.options import FITTED, checked_rule
 from ..runs.calibration import KeptCalibrator, kept_calibrator
+from ..runs.decision_file import ALL_FOLDS, current_fits
 from ..runs.run import TrainedRun, manifest_digest, mirrored_axes, open_run
 from .inputs import InputCase, InputImage, find_inputs, read_input
-from .outputs import OutputFolder
+from .outputs import IntervalOptions, OutputFolder
 from .windows import windowed_probability
 
 
@@ -44,7 +49,8 @@ class PredictOptions:
     """How files are predicted.
 
     fold: use the network of one fold; None averages all finished folds. flips: mean over mirrored images;
-    None takes `validation.flips` of the recipe. threshold: see `decided_classes`.
+    None takes `validation.flips` of the recipe. decide: the rule that makes masks; None takes that of the
+    recipe. interval: level of the intervals of volumes, such as 0.9; None for none. uncertainty: write a map.
     window, overlap, batch_size: see `windows.windowed_probability`. slice_axis: of volumes; None takes the
     axis of the dataset. calibrate: use the calibrator that `semidice calibrate` kept with the run, if there
     is one. device: None takes a GPU if there is one. overwrite: predict finished inputs again.
@@ -52,7 +58,9 @@ class PredictOptions:
 
     fold: int | None = None
     flips: bool | None = None
-    threshold: float | None = None
+    decide: str | None = None
+    interval: float | None = None
+    uncertainty: bool = False
     window: int = 1024
     overlap: float = 0.25
     batch_size: int = 8
@@ -62,8 +70,10 @@ class PredictOptions:
     overwrite: bool = False
 
     def __post_init__(self) -> None:
-        if self.threshold is not None and not 0 <= self.threshold < 1:
-            raise ValueError(f"threshold must lie in [0, 1); got {self.threshold}")
+        if self.decide is not None:
+            checked_rule(self.decide)
+        if self.interval is not None:
+            check_level(self.interval)
 
 
 @dataclass(frozen=True)
@@ -115,8 +125,13 @@ def run_predict(
     cases = find_inputs(inputs, out, trained.facts)
     folds = _chosen_folds(trained, options.fold, console)
     calibrator = kept_calibrator(trained, console) if options.calibrate else None
-    folder = OutputFolder(out, trained.facts.class_names)
-    folder.check_settings(_settings(trained, folds, options, calibrator), overwrite=options.overwrite)
+    decision = _decision(trained, options, calibrator)
+    interval = _interval(trained, options, calibrator, console)
+    class_names = trained.facts.class_names
+    folder = OutputFolder(out, class_names, interval=interval, uncertainty=options.uncertainty)
+    settings = _settings(trained, folds, options, calibrator)
+    settings |= {"decision": str(decision)} | _interval_settings(interval)
+    folder.check_settings(settings, overwrite=options.overwrite)
     remaining = [case for case in cases if options.overwrite or not folder.is_done(case)]
     if len(remaining) < len(cases):
         say(console, f"{len(cases) - len(remaining)} of {len(cases)} inputs are predicted already")
@@ -134,7 +149,7 @@ def run_predict(
     if calibrator is not None:
         say(console, f"calibrating by {calibrator.name}, as kept with the run; --no-calibrate leaves it out")
     ensemble = Ensemble(trained, networks, device, options, calibrator)
-    errors = _predict_all(ensemble, remaining, folder, console)
+    errors = _predict_all(ensemble, decision, remaining, folder, console)
     say(console, f"predicted {len(remaining) - len(errors)} of {len(remaining)} inputs into {out}")
     if errors:
         heading = f"{len(errors)} of {len(remaining)} inputs could not be predicted:"
@@ -143,7 +158,11 @@ def run_predict(
 
 
 def _predict_all(
-    ensemble: Ensemble, cases: Sequence[InputCase], folder: OutputFolder, console: Console
+    ensemble: Ensemble,
+    decision: Decision,
+    cases: Sequence[InputCase],
+    folder: OutputFolder,
+    console: Console,
 ) -> list[str]:
     """Predict and write the inputs behind a progress bar; the messages of those that failed."""
     facts, options = ensemble.run.facts, ensemble.options
@@ -156,8 +175,7 @@ def _predict_all(
                 try:
                     image = read_input(case, facts, slice_axis=options.slice_axis)
                     prob = ensemble.predict(image, lambda share: progress.advance(bar, share))
-                    classes = decided_classes(torch.from_numpy(prob)[None], threshold=options.threshold)
-                    folder.write(image, prob, classes[0].numpy())
+                    folder.write(image, prob, _class_map(decision, prob))
                 except torch.OutOfMemoryError:
                     errors.append(
                         f"{case.path}: the device's memory is too small; lower --batch-size or --window"
@@ -167,6 +185,71 @@ def _predict_all(
     finally:
         folder.close()
     return errors
+
+
+def _class_map(decision: Decision, prob: Float32[np.ndarray, "C *space"]) -> UInt8[np.ndarray, "*space"]:
+    """The class of each voxel, decided on the whole input."""
+    if decision == Decision():
+        # the same, with less memory
+        return decided_classes(torch.from_numpy(prob)[None])[0].numpy()
+    classes = np.zeros(prob.shape[1:], dtype=np.uint8)
+    for number, mask in enumerate(decision.masks(torch.from_numpy(prob)[None])[0]):
+        classes[mask.numpy()] = number
+    return classes
+
+
+def _decision(run: TrainedRun, options: PredictOptions, calibrator: KeptCalibrator | None) -> Decision:
+    """The rule that the options, or else the recipe, ask for; `fitted` is that for new scans."""
+    rule = run.recipe.decision if options.decide is None else options.decide
+    if rule != FITTED:
+        return Decision.parse(rule)
+    if calibrator is not None:
+        raise ValueError(
+            f"the rule of {run.folder.path} is fitted to its predictions as they are, but they would be "
+            f"calibrated by {calibrator.name}: leave that out with --no-calibrate, or name another rule, such "
+            "as --decide dice"
+        )
+    fits = current_fits(run)
+    if fits is None or ALL_FOLDS not in fits.rules:
+        raise ValueError(
+            f"the rule of {run.folder.path} is not fitted to its predictions: run "
+            f"`semidice evaluate {shlex.quote(str(run.folder.path))} --decide fitted`, or name another rule "
+            "with --decide"
+        )
+    return Decision.parse(fits.rules[ALL_FOLDS].decision)
+
+
+def _interval(
+    run: TrainedRun, options: PredictOptions, calibrator: KeptCalibrator | None, console: Console
+) -> IntervalOptions | None:
+    """The interval that the options ask for, corrected if the run has a correction of its level."""
+    level = options.interval
+    if level is None:
+        return None
+    if calibrator is not None:
+        say(
+            console,
+            "intervals of volumes are not corrected: corrections are fitted to predictions that are not "
+            "calibrated; --no-calibrate uses them",
+        )
+        return IntervalOptions(level)
+    fits = current_fits(run)
+    stored = None if fits is None else fits.intervals.get(f"{level:g}", {}).get(ALL_FOLDS)
+    if stored is not None:
+        return IntervalOptions(level, ConformalInterval.from_dict(stored))
+    say(
+        console,
+        f"intervals of volumes are not corrected: `semidice evaluate {shlex.quote(str(run.folder.path))} "
+        f"--interval {level:g}` fits the correction",
+    )
+    return IntervalOptions(level)
+
+
+def _interval_settings(interval: IntervalOptions | None) -> dict[str, Any]:
+    if interval is None:
+        return {"interval": None}
+    correction = None if interval.correction is None else interval.correction.to_dict()
+    return {"interval": {"level": interval.level, "correction": correction}}
 
 
 def _chosen_folds(run: TrainedRun, fold: int | None, console: Console) -> tuple[int, ...]:
@@ -224,7 +307,7 @@ def _settings(
         "checkpoints": {str(fold): file_hash(run.checkpoint_path(fold)) for fold in folds},
         # of slices, which have two axes
         "flips": mirrored_axes(run.recipe, 2, flips=options.flips) != (),
-        "threshold": options.threshold,
+        "uncertainty": options.uncertainty,
         "window": options.window,
         "overlap": options.overlap,
         "slice_axis": options.slice_axis,

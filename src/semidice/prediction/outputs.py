@@ -8,9 +8,12 @@ NIfTI      NAME_prob.nii.gz         float32. Two classes: the foreground's proba
 picture    NAME_prob.png            16-bit grey, 65535 is 1. More classes: one NAME_prob_CLASS.png each
            NAME_mask.png            8-bit. Two classes: 0 and 255. More classes: class numbers
            .tif instead, with one page per slice, if the input has several pages
-volumes.csv                         for each input and foreground class: the volume of the mask, and the
-                                    expected volume, sum p. In ml if a voxel has three known sides, and
-                                    always in voxels (pixels of a 2D image)
+both       NAME_uncertainty         if asked for: entropy of the probabilities, divided by its largest value,
+                                    log C: 0 is certain, 1 is undecided (of two classes, entropy in bits).
+                                    Like the probabilities: float32 in a NIfTI, 65535 is 1 in a picture
+volumes.csv                         for each input and foreground class: the volume of the mask, the expected
+                                    volume, sum p, and if asked for an interval from low to high. In ml if a
+                                    voxel has three known sides, and always in voxels (pixels of a 2D image)
 prediction.json                     the run and options of all predictions in the folder
 """
 
@@ -19,17 +22,21 @@ import gzip
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import nibabel
 import numpy as np
+import torch
 from jaxtyping import Float32, UInt8
 from PIL import Image
 
 from ..data.sources.readers import NIFTI_SUFFIXES, suffix_of
-from ..decisions.volumes import voxel_ml
+from ..decisions.conformal import ConformalInterval
+from ..decisions.volumes import volume_interval, voxel_ml
 from ..paths import PredictionFolder, atomic_write, write_text
+from ..runs.scoring import ONE_ML
 from .inputs import InputCase, InputImage
 
 
@@ -38,30 +45,59 @@ class Volume(NamedTuple):
 
     case: str
     class_name: str
-    mask_ml: str
+    volume_ml: str
     expected_ml: str
-    mask_voxels: str
+    low_ml: str
+    high_ml: str
+    volume_voxels: str
     expected_voxels: str
+    low_voxels: str
+    high_voxels: str
+    interval: str
     spacing_mm: str
 
 
 _COLUMNS = tuple("class" if name == "class_name" else name for name in Volume._fields)
 
 
-class OutputFolder:
-    """The folder of predictions: file names, settings, and the rows of volumes.csv by case."""
+@dataclass(frozen=True)
+class IntervalOptions:
+    """Intervals of volumes: their level, such as 0.9, and the correction, None for those of nested raters."""
 
-    def __init__(self, path: Path, class_names: Sequence[str]) -> None:
+    level: float
+    correction: ConformalInterval | None = None
+
+    @property
+    def name(self) -> str:
+        """As volumes.csv names them."""
+        return f"{'nested' if self.correction is None else 'conformal'} {self.level:g}"
+
+
+class OutputFolder:
+    """The folder of predictions: file names, settings, and the rows of volumes.csv by case.
+
+    interval: of the volumes; None writes none. uncertainty: whether to write maps of it.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        class_names: Sequence[str],
+        *,
+        interval: IntervalOptions | None = None,
+        uncertainty: bool = False,
+    ) -> None:
         self.folder, self.class_names = PredictionFolder(path), tuple(class_names)
+        self.interval, self.uncertainty = interval, uncertainty
         self.volumes = read_volumes(self.folder.volumes)
 
     def files(self, case: InputCase) -> list[Path]:
-        """The mask, then the probabilities: a picture has one file for each foreground class."""
+        """The mask, the probabilities (a picture has one file per foreground class), and the uncertainty."""
         suffix, parts = ".nii.gz", [""]
         if suffix_of(case.path) not in NIFTI_SUFFIXES:
             suffix = ".tif" if _num_pages(case.path) > 1 else ".png"
             parts = self._class_parts()
-        names = ["mask", *(f"prob{part}" for part in parts)]
+        names = ["mask", *(f"prob{part}" for part in parts), *(["uncertainty"] if self.uncertainty else [])]
         return [self.folder.path / f"{case.name}_{name}{suffix}" for name in names]
 
     def _class_parts(self) -> list[str]:
@@ -97,16 +133,21 @@ class OutputFolder:
     def write(
         self, image: InputImage, prob: Float32[np.ndarray, "C *space"], mask: UInt8[np.ndarray, "*space"]
     ) -> None:
-        """Write the probabilities and the mask of an input; its volumes are written by `close`."""
+        """Write the files of an input; its volumes are written by `close`."""
         mask_path, *prob_paths = self.files(image.case)
+        uncertainty_path = prob_paths.pop() if self.uncertainty else None
         if suffix_of(image.case.path) in NIFTI_SUFFIXES:
             _write_nifti(prob_paths[0], image, prob[1] if len(prob) == 2 else prob, highest=1)
             _write_nifti(mask_path, image, mask, highest=len(prob) - 1)
+            if uncertainty_path is not None:
+                _write_nifti(uncertainty_path, image, uncertainty_of(prob), highest=1)
         else:
             for path, foreground in zip(prob_paths, prob[1:], strict=True):
-                _write_picture(path, np.rint(foreground * np.float32(65535)).astype(np.uint16))
+                _write_picture(path, _in_16_bits(foreground))
             _write_picture(mask_path, mask * np.uint8(255) if len(prob) == 2 else mask)
-        self.volumes[image.case.name] = volumes_of(image, prob, mask, self.class_names)
+            if uncertainty_path is not None:
+                _write_picture(uncertainty_path, _in_16_bits(uncertainty_of(prob)))
+        self.volumes[image.case.name] = volumes_of(image, prob, mask, self.class_names, self.interval)
 
     def close(self) -> None:
         """Write volumes.csv, sorted by case."""
@@ -127,26 +168,51 @@ def volumes_of(
     prob: Float32[np.ndarray, "C *space"],
     mask: UInt8[np.ndarray, "*space"],
     class_names: Sequence[str],
+    interval: IntervalOptions | None = None,
 ) -> list[Volume]:
     """One row per foreground class."""
     sides = image.spacing_mm or ()
     per_voxel = float(voxel_ml(sides)) if len(sides) == 3 else None
+    expected = np.array([part.sum(dtype=np.float64) for part in prob[1:]])
+    low, high = np.full((2, len(expected)), np.nan)
+    if interval is not None:
+        # in voxels: a correction is relative to the volume, so it is the same in ml
+        ends = volume_interval(torch.from_numpy(prob)[None], interval.level, spacing_mm=ONE_ML)
+        low, high = (end[0, 1:].numpy() for end in ends)
+        if interval.correction is not None:
+            low, high = interval.correction.apply(low, high, expected=expected)
     rows = []
-    for number, class_name in enumerate(class_names[1:], 1):
-        voxels = float((mask == number).sum()), float(prob[number].sum(dtype=np.float64))
-        mask_ml, expected_ml = ("" if per_voxel is None else f"{n * per_voxel:.6g}" for n in voxels)
-        rows.append(
-            Volume(
-                case=image.case.name,
-                class_name=class_name,
-                mask_ml=mask_ml,
-                expected_ml=expected_ml,
-                mask_voxels=f"{voxels[0]:.0f}",
-                expected_voxels=f"{voxels[1]:.3f}",
-                spacing_mm=" x ".join(f"{side:.6g}" for side in sides),
-            )
-        )
+    for number, class_name in enumerate(class_names[1:]):
+        voxels = (float((mask == number + 1).sum()), expected[number], low[number], high[number])
+        in_ml = ["" if per_voxel is None else _cell(n * per_voxel, ".6g") for n in voxels]
+        in_voxels = [f"{voxels[0]:.0f}", *(_cell(n, ".3f") for n in voxels[1:])]
+        name = "" if interval is None else interval.name
+        spacing = " x ".join(f"{side:.6g}" for side in sides)
+        rows.append(Volume._make((image.case.name, class_name, *in_ml, *in_voxels, name, spacing)))
     return rows
+
+
+def _cell(number: float, layout: str) -> str:
+    return "" if np.isnan(number) else f"{number:{layout}}"
+
+
+def uncertainty_of(prob: Float32[np.ndarray, "C *space"]) -> Float32[np.ndarray, "*space"]:
+    """Entropy of the class probabilities of each voxel divided by log C: 0 is certain, 1 is undecided.
+
+    >>> uncertainty_of(np.array([[1, 0.5, 0.11], [0, 0.5, 0.89]], dtype=np.float32)).round(2).tolist()
+    [0.0, 1.0, 0.5]
+    """
+    # one class after the other: the copies of all classes of a volume would not fit
+    entropy = np.zeros(prob.shape[1:], dtype=np.float32)
+    for part in prob:
+        # 0 log 0 is 0
+        entropy -= part * np.log(np.maximum(part, np.finfo(np.float32).tiny))
+    share: np.ndarray = np.clip(entropy / np.float32(np.log(len(prob))), 0, 1)
+    return share
+
+
+def _in_16_bits(share: Float32[np.ndarray, "*space"]) -> np.ndarray:
+    return np.rint(share * np.float32(65535)).astype(np.uint16)
 
 
 def read_volumes(path: Path) -> dict[str, list[Volume]]:

@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 from ..arrays import SIZE_MULTIPLE
 from ..data.augment import AugmentOptions
 from ..data.label_making import LabelOptions
+from ..decisions.decision import Decision
 from ..losses.calibration_error import Binning, CalibrationOptions
 from ..losses.distillation import Calibration, KeySource, Term
 from ..losses.segmentation import SegmentationLoss
@@ -30,7 +31,25 @@ from ..overlap.options import (
 Family = Literal["dice", "jaccard", "tversky"]
 SystemName = Literal["standard", "mc_dropout", "multi_head", "softseg", "mrnet", "learned_reliability"]
 
+# the rule that `semidice evaluate --decide fitted` chooses from the out-of-fold predictions of a run
+FITTED = "fitted"
+
 AbsolutePath = Annotated[Path, AfterValidator(lambda path: Path(os.path.abspath(path.expanduser())))]
+
+
+def checked_rule(text: str) -> str:
+    """The rule as tables and files name it; a ValueError if it is neither `fitted` nor a `Decision`.
+
+    >>> checked_rule("threshold:0.40"), checked_rule("fitted")
+    ('threshold:0.4', 'fitted')
+    """
+    if text == FITTED:
+        return text
+    try:
+        return str(Decision.parse(text))
+    except ValueError as error:
+        close = get_close_matches(text, [FITTED], n=1)
+        raise ValueError(f"{error}" + (f"; did you mean {FITTED}?" if close else f", or {FITTED}")) from None
 
 
 class _Section(BaseModel):
@@ -342,6 +361,11 @@ class Recipe(_Section):
     schedule: ScheduleOptions = ScheduleOptions()
     precision: PrecisionOptions = PrecisionOptions()
     validation: ValidationOptions = ValidationOptions()
+    decision: Annotated[str, AfterValidator(checked_rule)] = Field(
+        default=str(Decision()),
+        description="rule that makes masks from probabilities: argmax, dice, jaccard, nested, mix:W, "
+        "threshold:T, or fitted, which chooses one of them; see decisions.md",
+    )
     batch_size: int = Field(default=8, ge=1, description="images per batch, over all processes")
     log_every: int = Field(default=10, ge=1, description="steps between lines of the log")
     workers: int = Field(

@@ -2,7 +2,8 @@
 
 Folds are scored as at the end of training, so the same metrics give the same bits. The scores are added to
 the tables of the folds and of the run, where they replace the rows of the same score, but only if all folds
-are finished. Otherwise another file must be named, which holds these scores alone.
+are finished. Otherwise another file must be named, which holds these scores alone. If the recipe has
+`decision: fitted`, scores of masks are by argmax in the tables of folds, and by the fitted rule in the run's.
 The scores of files are written to the file that is named. Their fold is -1: which cases a network was trained
 on is not known here.
 """
@@ -20,11 +21,14 @@ from ..console import counting_bar, say
 from ..data.dataset import Dataset, Unit
 from ..data.folds import fold_cases, read_folds
 from ..data.integrity import enumerated
+from ..decisions.decision import Decision
 from ..metrics.cases import CaseTable, concatenate, read_cases, with_scores, write_cases
 from ..metrics.registry import SCORES, display_scale, heading, higher_is_better
 from ..metrics.resampling import paired_bootstrap
-from ..metrics.statistics import possible_means, resampling_unit
-from ..recipes.options import ValidationOptions
+from ..metrics.statistics import compare_cases, possible_means, resampling_unit
+from ..metrics.tables import baseline_table
+from ..recipes.options import FITTED, ValidationOptions
+from .decisions import mask_metrics, mask_scores, rule_names, with_fitted
 from .prediction_files import PredictionFiles
 from .run import TrainedRun, manifest_digest, open_run
 from .scoring import inapplicable_metrics, metric_name, named_units, score_fold
@@ -72,14 +76,17 @@ def run_evaluate(
                 unit=unit,
                 tolerance=tolerance,
                 device=device,
+                decision=trained.recipe_decision,
                 on_cases=lambda number: progress.advance(bar, number),
             )
             for fold in finished
         }
-    table = concatenate(tables.values()).sorted()
+    table = with_fitted(trained, dataset, concatenate(tables.values()).sorted())
     console.print(scores_table(table, title=f"{trained.recipe.name}: {len(finished)} folds"))
     if missing:
         say(console, f"not finished and not in these scores: fold {', '.join(missing)}")
+    if trained.recipe.decision == FITTED and not trained.has_fitted_decision:
+        say(console, "masks are by argmax: the rule is fitted when all folds, two or more, are finished")
     if missing and out is None:
         say(console, f"{trained.folder.cases} is written when all folds are finished; name a file with -o")
         return table
@@ -99,6 +106,7 @@ def _add_to_run(
         path = trained.folder.fold(fold).cases
         write_cases(with_scores(named_units(read_cases(path), dataset), scores), path)
     whole = concatenate(read_cases(trained.folder.fold(fold).cases) for fold in tables).sorted()
+    whole = with_fitted(trained, dataset, whole)
     write_cases(whole, trained.folder.cases)
     added = {metric for scores in tables.values() for metric in scores.metrics}
     kept = [name for name in whole.metrics if name not in added]
@@ -116,6 +124,7 @@ def run_evaluate_files(
     tolerance: float | None = None,
     skip_missing: bool = False,
     ignore_placement: bool = False,
+    rules: Sequence[str] = (),
     device: torch.device | str = "cpu",
     console: Console,
 ) -> CaseTable:
@@ -123,7 +132,11 @@ def run_evaluate_files(
 
     name: the method in the table; None takes the name of the folder. metrics, unit, tolerance: None takes the
     defaults of a recipe. skip_missing: score the scans that have a prediction, although others have none.
+    rules: score masks alone, by these rules and argmax; the methods are then NAME, RULE.
     """
+    names = rule_names(rules) if rules else []
+    if FITTED in names:
+        raise ValueError("the rule fitted needs a run, whose folds it is fitted to: name another one")
     defaults = ValidationOptions()
     unit, tolerance = unit or defaults.unit, defaults.tolerance if tolerance is None else tolerance
     metrics = defaults.metrics if metrics is None else tuple(metrics)
@@ -135,24 +148,37 @@ def run_evaluate_files(
     if files.are_masks:
         of_masks = [metric for metric in metrics if SCORES[metric].of_confidence]
         left_out |= dict.fromkeys(of_masks, "the files are masks, and it needs probabilities")
+        if names:
+            raise ValueError(f"--decide makes masks from probabilities, but the files in {folder} are masks")
+    if names:
+        metrics = mask_metrics(dataset, metrics)
     metrics = _applicable(dataset, metrics, left_out, unit, console)
+    methods: dict[str, Decision | None] = {f"{method}, {rule}": Decision.parse(rule) for rule in names}
+    methods = methods or {method: None}
     with counting_bar(console, doing="scoring", unit="cases") as progress:
-        bar = progress.add_task("", total=len(files.cases))
-        table = score_fold(
-            dataset,
-            files.cases,
-            files.read,
-            metrics=metrics,
-            method=method,
-            fold=-1,
-            unit=unit,
-            tolerance=tolerance,
-            device=device,
-            on_cases=lambda number: progress.advance(bar, number),
-        )
-    table = table.sorted()
-    kind = "masks" if files.are_masks else "probabilities"
-    console.print(scores_table(table, title=f"{method}: {kind} of {folder}"))
+        bar = progress.add_task("", total=len(files.cases) * len(methods))
+        tables = [
+            score_fold(
+                dataset,
+                files.cases,
+                files.read,
+                metrics=metrics,
+                method=of_rule,
+                fold=-1,
+                unit=unit,
+                tolerance=tolerance,
+                device=device,
+                decision=decision,
+                on_cases=lambda number: progress.advance(bar, number),
+            )
+            for of_rule, decision in methods.items()
+        ]
+    table = concatenate(tables).sorted()
+    if names:
+        table = mask_scores(table)
+    title = f"{method}: {'masks' if files.are_masks else 'probabilities'} of {folder}"
+    first = next(iter(methods))
+    console.print(rules_table(table, first, title=title) if names else scores_table(table, title=title))
     if out is not None:
         _write(table, out, console)
     else:
@@ -228,6 +254,13 @@ def scores_table(table: CaseTable, *, title: str) -> Table:
         for class_name in classes[-1:] if len(classes) == 3 else classes:
             rows.add_row(*_score_cells(of_metric.select(class_name=class_name), metric, class_name))
     return rows
+
+
+def rules_table(table: CaseTable, baseline: str, *, title: str) -> Table:
+    """One row per method: the mean of each score, its difference to the baseline, and the p-value."""
+    methods = [baseline, *(method for method in table.methods if method != baseline)]
+    comparisons = [compare_cases(table, name, methods=methods, missing="drop") for name in table.metrics]
+    return baseline_table(comparisons, baseline, title=title).rich()
 
 
 def _score_cells(rows: CaseTable, metric: str, class_name: str) -> tuple[str, ...]:

@@ -19,15 +19,17 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import nn
 
-from ..data.dataset import Dataset
-from ..data.folds import fold_cases
+from ..data.dataset import Dataset, Unit
+from ..data.folds import fold_cases, read_folds
 from ..data.intensities import MeanStd
 from ..data.manifest import Manifest, PrepareOptions
 from ..data.storage import Storage
+from ..decisions.decision import Decision
 from ..networks.checkpoint import Checkpoint
 from ..networks.systems import build_network
 from ..paths import FoldFolder, RunFolder, write_text
 from ..recipes import Recipe, read_recipe
+from ..recipes.options import FITTED
 
 
 class DatasetFacts(BaseModel):
@@ -79,6 +81,22 @@ class TrainedRun:
     def missing_folds(self) -> tuple[int, ...]:
         """Folds that the recipe asks for and that are not finished."""
         return tuple(fold for fold in self.recipe.data.fold_numbers if fold not in self.finished_folds)
+
+    def num_predicted(self, dataset: Dataset, unit: Unit = "slice") -> int:
+        """The number of cases, or of scans, of the finished folds."""
+        finished, folds = self.finished_folds, read_folds(self.folder.folds, dataset)
+        return len(dataset.units([n for n in range(len(dataset)) if folds[n] in finished], unit))
+
+    @property
+    def has_fitted_decision(self) -> bool:
+        """Whether the recipe asks for a fitted rule, and the folds to fit it to are finished."""
+        return self.recipe.decision == FITTED and not self.missing_folds and len(self.finished_folds) > 1
+
+    @property
+    def recipe_decision(self) -> Decision | None:
+        """The rule of the recipe for the scores of a fold; None is argmax, also until a rule is fitted."""
+        text = self.recipe.decision
+        return None if text in (str(Decision()), FITTED) else Decision.parse(text)
 
     def checkpoint_path(self, fold: int) -> Path:
         """The checkpoint that the recipe scores, `validation.checkpoint`; a ValueError if there is none."""

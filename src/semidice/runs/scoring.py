@@ -14,7 +14,7 @@ takes it as half a unit, 11.8 nats, and not as probability zero.
 import importlib.util
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -24,6 +24,7 @@ from torch import Tensor
 
 from ..data.dataset import Dataset, ScoredUnit, Unit
 from ..data.manifest import Scan
+from ..decisions.decision import Decision
 from ..labels.raters import read_raters
 from ..metrics.accumulators import CaseScores
 from ..metrics.cases import CaseTable
@@ -35,7 +36,7 @@ from .predictions import UNITS, read_case
 # values of a batch, probabilities and masks together: tens of megabytes with the copies that scores make
 _MAX_VALUES = 1 << 22
 # sides in mm that make one voxel 1 ml, so that a volume in ml is the number of voxels
-_ONE_ML = (10.0, 10.0, 10.0)
+ONE_ML = (10.0, 10.0, 10.0)
 
 
 def _stored_likelihood(batch: ScoredBatch, *, reference: Reference) -> Tensor:
@@ -57,6 +58,7 @@ def score_fold(
     unit: Unit = "scan",
     tolerance: float = 1.0,
     device: torch.device | str = "cpu",
+    decision: Decision | None = None,
     on_cases: Callable[[int], object] = lambda _: None,
 ) -> CaseTable:
     """The case table of a fold's validation cases, sorted; its cases are scans, or slices if `unit` says so.
@@ -64,48 +66,91 @@ def score_fold(
     predictions: stored by a run, or a function from a case number to probabilities (C, *space).
     metrics: names of `metrics.registry.SCORES`. `inapplicable_metrics` are left out; scores that need the
     truth are added where it is known. tolerance: of surface Dice, in mm, or in voxels without spacing.
+    decision: the rule that makes the masks, from each scan (or slice) as a whole; None is argmax.
     on_cases(number) is called after every batch of `number` cases.
     """
-    read_prob = (
-        partial(read_case, predictions, dataset) if isinstance(predictions, FoldFolder) else predictions
-    )
     names = dict.fromkeys((*metrics, *_TRUTH_SCORES))
     left_out = inapplicable_metrics(dataset, tuple(names))
     wanted = [name for name in names if name not in left_out]
     functions = {
         metric_name(dataset, name, unit=unit, tolerance=tolerance): _function(
-            name, in_voxels=_in_voxels(dataset, name, unit), tolerance=tolerance
+            name, in_voxels=in_voxels(dataset, name, unit), tolerance=tolerance
         )
         for name in wanted
     }
     scores = CaseScores(functions, class_names=dataset.manifest.class_names, method=method).to(device)
     references = {SCORES[name].reference for name in wanted}
-    for batch in _batches_of_equal_shape(dataset, dataset.units(cases, unit)):
-        scans = [dataset.cases[each.cases[0]].scan for each in batch]
-
-        read = partial(_read_batch, dataset, batch, device)
-        prob, masks = read(read_prob), read(dataset.masks)
-        present = torch.from_numpy(dataset.present[[each.cases[0] for each in batch]]).to(device)
-        reference = read_raters(masks, dataset.num_classes, present, batched=True)
-        kept = kept_slices(scan_slices(dataset, batch[0]))
-        sides = [_sides(scan, unit) for scan in scans]
+    for batch in predicted_batches(dataset, cases, predictions, unit=unit, device=device):
+        reference = read_raters(batch.masks, dataset.num_classes, batch.present, batched=True)
         scores.update(
-            prob,
+            batch.prob,
             reference.majority() if "target" in references else None,
-            case=[each.name for each in batch],
-            patient=[scan.patient for scan in scans],
+            case=[each.name for each in batch.units],
+            patient=batch.patients,
             fold=fold,
             soft_target=reference.mean() if "soft_target" in references else None,
-            masks=masks,
-            present=present,
-            spacing_mm=None if () in sides else torch.tensor(sides, dtype=torch.float64, device=device),
-            valid=None if kept is None else _valid(kept, prob),
-            truth=read(lambda number: np.array(dataset.stored("truth", number)))
+            masks=batch.masks,
+            present=batch.present,
+            spacing_mm=batch.spacing_mm,
+            valid=batch.valid,
+            truth=_read_batch(
+                dataset, batch.units, device, lambda number: np.array(dataset.stored("truth", number))
+            )
             if "truth" in references
             else None,
+            decided=None if decision is None else decision.masks(batch.prob, valid=batch.valid),
         )
-        on_cases(sum(len(each.cases) for each in batch))
+        on_cases(batch.num_cases)
     return scores.table()
+
+
+@dataclass(frozen=True)
+class PredictedBatch:
+    """Scans or slices of equal shape: probabilities (N, C, *space), raters' class maps (N, R, *space).
+
+    valid: False in slices that were not kept; None if all were. spacing_mm: (N, 3), or (N, 2) of images; None
+    if it is not known.
+    """
+
+    units: Sequence[ScoredUnit]
+    patients: Sequence[str]
+    prob: Tensor
+    masks: Tensor
+    present: Tensor
+    valid: Tensor | None
+    spacing_mm: Tensor | None
+
+    @property
+    def num_cases(self) -> int:
+        return sum(len(each.cases) for each in self.units)
+
+
+def predicted_batches(
+    dataset: Dataset,
+    cases: Sequence[int],
+    predictions: FoldFolder | Callable[[int], np.ndarray],
+    *,
+    unit: Unit,
+    device: torch.device | str = "cpu",
+) -> Iterator[PredictedBatch]:
+    """Predictions of all cases with the masks of the raters; the slices of a scan are put together."""
+    read_prob = (
+        partial(read_case, predictions, dataset) if isinstance(predictions, FoldFolder) else predictions
+    )
+    for units in _batches_of_equal_shape(dataset, dataset.units(cases, unit)):
+        scans = [dataset.cases[each.cases[0]].scan for each in units]
+        prob = _read_batch(dataset, units, device, read_prob)
+        kept = kept_slices(scan_slices(dataset, units[0]))
+        sides = [_sides(scan, unit) for scan in scans]
+        yield PredictedBatch(
+            units,
+            patients=[scan.patient for scan in scans],
+            prob=prob,
+            masks=_read_batch(dataset, units, device, dataset.masks),
+            present=torch.from_numpy(dataset.present[[each.cases[0] for each in units]]).to(device),
+            valid=None if kept is None else _valid(kept, prob),
+            spacing_mm=None if () in sides else torch.tensor(sides, dtype=torch.float64, device=device),
+        )
 
 
 def _read_batch(
@@ -169,7 +214,7 @@ def _sides(scan: Scan, unit: Unit) -> tuple[float, ...]:
     return (sides[2], *sides[:2]) if len(sides) == 3 else ()
 
 
-def _in_voxels(dataset: Dataset, metric: str, unit: Unit) -> bool:
+def in_voxels(dataset: Dataset, metric: str, unit: Unit) -> bool:
     """Whether the score has a length or volume, and a scan does not tell how large its voxels are."""
     if not SCORES[metric].needs_spacing:
         return False
@@ -193,7 +238,7 @@ def metric_name(dataset: Dataset, metric: str, *, unit: Unit = "scan", tolerance
     """The name of a score in the case table of the dataset, see `metrics.registry`."""
     return table_name(
         metric,
-        in_voxels=_in_voxels(dataset, metric, unit),
+        in_voxels=in_voxels(dataset, metric, unit),
         tolerance=tolerance,
         per_slice=unit == "slice" and dataset.has_slices,
     )
@@ -208,7 +253,7 @@ def _function(metric: str, *, in_voxels: bool, tolerance: float) -> ScoreFunctio
     if not in_voxels:
         return score
     # as many sides as any score of an image or volume takes
-    sides = _ONE_ML if score.unit == "ml" else (1.0, 1.0, 1.0)
+    sides = ONE_ML if score.unit == "ml" else (1.0, 1.0, 1.0)
     return lambda batch: score(replace(batch, spacing_mm=sides))
 
 

@@ -1,7 +1,8 @@
 """A run: train every fold, predict every case with the network that never saw its patient, score all cases.
 
 The run folder is the state. A fold that has scores is finished and is not trained again. A fold that has a
-checkpoint continues from it. The case table of the run joins the tables of its finished folds.
+checkpoint continues from it. The case table of the run joins the tables of its finished folds. If the recipe
+has `decision: fitted`, its scores of masks are by the rule of each fold as soon as all folds are finished.
 """
 
 import json
@@ -26,6 +27,7 @@ from ..metrics.cases import CaseTable, concatenate, read_cases, write_cases
 from ..networks.systems import network_probability
 from ..paths import RunFolder, write_text
 from ..recipes import Recipe, differing_keys, read_recipe, with_stored_choices, write_recipe
+from ..runs.decisions import fitted_rules, with_fitted
 from ..runs.predictions import write_prediction
 from ..runs.run import (
     FoldRun,
@@ -165,9 +167,18 @@ def cross_validate(
             _score(fold_run, fabric)
             fabric.barrier()
         on_phase(fold, "finished")
-    if not fabric.is_global_zero:
+    is_fitted = run.has_fitted_decision
+    if not fabric.is_global_zero and not is_fitted:
         return None
     table = concatenate(read_cases(run.folder.fold(fold).cases) for fold in run.finished_folds).sorted()
+    if is_fitted:
+        # the first process fits and stores the rules; then all of them score, because scores are exchanged
+        if fabric.is_global_zero:
+            fitted_rules(run, dataset)
+        fabric.barrier()
+        table = with_fitted(run, dataset, table)
+    if not fabric.is_global_zero:
+        return None
     write_cases(table, run.folder.cases)
     return table
 
@@ -222,6 +233,7 @@ def _score(fold_run: FoldRun, fabric: Fabric) -> None:
         fold=fold_run.fold,
         unit=recipe.validation.unit,
         tolerance=recipe.validation.tolerance,
+        decision=fold_run.run.recipe_decision,
     )
     if fabric.is_global_zero:
         write_cases(table, fold_run.folder.cases)

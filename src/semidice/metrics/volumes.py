@@ -1,0 +1,114 @@
+"""Scores of the distribution of a volume against the volumes of the raters.
+
+The distribution is that of nested raters (`decisions.volumes`), from one probability map; each class is
+judged on its own. Masks are bool (N, R, *space), or class maps of integers with `num_classes`. `present`,
+bool (N, R), is False for a rater who did not look at the case. A case without a valid voxel has NaN.
+Left out: the error of a decided volume (`scores.volume_error_ml`), and corrected intervals
+(`decisions.conformal`).
+"""
+
+from collections.abc import Sequence
+
+from jaxtyping import Float
+from torch import Tensor
+
+from ..arrays import check_prediction, describe
+from ..decisions.volumes import rater_volumes_ml, volume_crps, volume_interval
+from .raters import check_masks, check_present
+
+# sides in mm that make a voxel 1 ml
+_ONE_ML = (10.0, 10.0, 10.0)
+
+
+def volume_crps_error_ml(
+    prob: Tensor,
+    masks: Tensor,
+    *,
+    spacing_mm: Sequence[float] | Tensor,
+    num_classes: int | None = None,
+    present: Tensor | None = None,
+    valid: Tensor | None = None,
+) -> Float[Tensor, "N C"]:
+    """CRPS of the volume in ml, mean over the raters: E|V - v| - E|V - V'| / 2; see `decisions.volume_crps`.
+
+    Lower is better. It is the volume error of a hard mask, and lowest, but not 0, if V is distributed as the
+    raters' volumes are.
+
+    >>> raters = torch.tensor([[[True, True], [True, False]]])
+    >>> volume_crps_error_ml(torch.tensor([[[1.0, 0.5]]]), raters, spacing_mm=(10, 10, 10))
+    tensor([[0.2500]])
+    """
+    volumes = _volumes(prob, masks, spacing_mm, num_classes, present, valid)
+    return volume_crps(prob, volumes, spacing_mm=spacing_mm, valid=valid).float()
+
+
+def volume_coverage_score(
+    prob: Tensor,
+    masks: Tensor,
+    *,
+    level: float = 0.9,
+    num_classes: int | None = None,
+    present: Tensor | None = None,
+    valid: Tensor | None = None,
+) -> Float[Tensor, "N C"]:
+    """Share of the raters whose volume lies in the interval of `level`, its ends included.
+
+    The mean over cases should be `level`: more means that the intervals are too wide.
+
+    >>> raters = torch.tensor([[[True, True], [False, False]]])
+    >>> volume_coverage_score(torch.tensor([[[1.0, 0.5]]]), raters)
+    tensor([[0.5000]])
+    """
+    volumes = _volumes(prob, masks, _ONE_ML, num_classes, present, valid)
+    low, high = volume_interval(prob, level, spacing_mm=_ONE_ML, valid=valid)
+    covered = ((volumes >= low.unsqueeze(2)) & (volumes <= high.unsqueeze(2))).double()
+    return covered.masked_fill(volumes.isnan(), float("nan")).nanmean(2).float()
+
+
+def volume_width_ml(
+    prob: Tensor,
+    masks: Tensor,
+    *,
+    spacing_mm: Sequence[float] | Tensor,
+    level: float = 0.9,
+    num_classes: int | None = None,
+    present: Tensor | None = None,
+    valid: Tensor | None = None,
+) -> Float[Tensor, "N C"]:
+    """Width in ml of the interval of `level`. Of two methods with the same coverage, the narrower is better.
+
+    The masks are only checked, so that all scores of raters are called alike.
+
+    >>> raters = torch.tensor([[[True, True], [True, False]]])
+    >>> volume_width_ml(torch.tensor([[[1.0, 0.5]]]), raters, spacing_mm=(10, 10, 10))
+    tensor([[1.]])
+    """
+    _check(prob, masks, num_classes, present)
+    low, high = volume_interval(prob, level, spacing_mm=spacing_mm, valid=valid)
+    return (high - low).float()
+
+
+def _volumes(
+    prob: Tensor,
+    masks: Tensor,
+    spacing_mm: Sequence[float] | Tensor,
+    num_classes: int | None,
+    present: Tensor | None,
+    valid: Tensor | None,
+) -> Float[Tensor, "N C R"]:
+    present = _check(prob, masks, num_classes, present)
+    return rater_volumes_ml(
+        masks, num_channels=prob.shape[1], spacing_mm=spacing_mm, present=present, valid=valid
+    )
+
+
+def _check(prob: Tensor, masks: Tensor, num_classes: int | None, present: Tensor | None) -> Tensor:
+    """`present`, checked with all else."""
+    check_prediction(prob)
+    check_masks("masks", masks, num_classes)
+    if masks.shape[:1] + masks.shape[2:] != prob.shape[:1] + prob.shape[2:]:
+        raise ValueError(
+            f"prob (N, C, *space) and masks (N, R, *space) differ in cases or space: "
+            f"got {describe(prob)} and {describe(masks)}"
+        )
+    return check_present(masks, present)

@@ -1,0 +1,113 @@
+"""decision.json of a run: the rules and corrections that were fitted to its out-of-fold predictions.
+
+Everything is fitted once for each fold, to the predictions of all other folds, and once to all folds, for new
+scans ("all"). The file also says which predictions and masks these were. Results that were fitted to others
+are not used.
+"""
+
+import hashlib
+import zipfile
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from ..data.dataset import Dataset
+from ..paths import RunFolder, write_text
+from .run import TrainedRun, manifest_digest
+
+ALL_FOLDS = "all"
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class FittedRule(_Record):
+    """The chosen rule, and the mean score of every rule that it was chosen from."""
+
+    decision: str
+    scores: dict[str, float]
+    num_cases: int
+
+
+class DecisionFile(_Record):
+    """The content of decision.json.
+
+    rules: by fold, or "all". intervals: by level, such as "0.9", then by fold, or "all"; each is what
+    `ConformalInterval.to_dict` returns, of the foreground classes.
+    """
+
+    version: Literal[1] = 1
+    predictions: str
+    manifest_sha256: str
+    unit: Literal["scan", "slice"]
+    rules: dict[str, FittedRule] = {}
+    intervals: dict[str, dict[str, dict[str, Any]]] = {}
+
+
+def stored_fits(run: TrainedRun, dataset: Dataset) -> DecisionFile:
+    """The fits of the run's present predictions and masks; empty if none were stored, or for others."""
+    new = DecisionFile(
+        predictions=predictions_digest(run),
+        manifest_sha256=manifest_digest(dataset.manifest),
+        unit=run.recipe.validation.unit,
+    )
+    if not run.folder.decision.is_file():
+        return new
+    try:
+        stored = read_fits(run.folder)
+    except ValueError:
+        return new
+    same = all(
+        getattr(stored, name) == getattr(new, name) for name in ("predictions", "manifest_sha256", "unit")
+    )
+    return stored if same else new
+
+
+def current_fits(run: TrainedRun) -> DecisionFile | None:
+    """What predictions of new scans may use: None if nothing was stored, or for other predictions.
+
+    A run without stored predictions, as it may be moved to another machine, is taken at its word.
+    """
+    if not run.folder.decision.is_file():
+        return None
+    stored = read_fits(run.folder)
+    has_predictions = run.folder.has_predictions()
+    return stored if not has_predictions or stored.predictions == predictions_digest(run) else None
+
+
+def read_fits(folder: RunFolder) -> DecisionFile:
+    """The content of decision.json; a ValueError if it is missing or of another semidice."""
+    try:
+        return DecisionFile.model_validate_json(folder.decision.read_bytes())
+    except FileNotFoundError:
+        raise ValueError(f"there is no {folder.decision}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the file"
+        raise ValueError(
+            f"{folder.decision} was not written by this version of semidice: {where}: {first['msg']}; "
+            "remove it"
+        ) from error
+
+
+def write_fits(folder: RunFolder, fits: DecisionFile) -> None:
+    """Write decision.json."""
+    write_text(folder.decision, fits.model_dump_json(indent=1) + "\n")
+
+
+def predictions_digest(run: TrainedRun) -> str:
+    """SHA-256 of fold, case and checksum of every stored prediction of the finished folds.
+
+    The checksum is the CRC-32 in the file, so that no prediction has to be read as a whole.
+    """
+    digest = hashlib.sha256()
+    for fold in run.finished_folds:
+        for path in sorted(run.folder.fold(fold).predictions.glob("*.npz")):
+            try:
+                with zipfile.ZipFile(path) as archive:
+                    checksums = [(info.filename, info.CRC, info.file_size) for info in archive.infolist()]
+            except (OSError, zipfile.BadZipFile) as error:
+                raise ValueError(f"{path} is not a complete stored prediction: {error}") from error
+            digest.update(f"{fold} {path.stem} {checksums}\n".encode())
+    return digest.hexdigest()

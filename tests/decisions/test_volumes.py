@@ -1,0 +1,263 @@
+"""The distribution of a volume: brute force over the raters' levels, laws, raters of phantoms."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from laws import class_map, soft_label
+
+from semidice.data.phantom import make_phantom
+from semidice.decisions import rater_volumes_ml, volume_crps, volume_interval, volume_ml, volume_quantiles
+
+VOXELS = (10.0, 10.0, 10.0)
+# few values, so that ties are common; all are exact in binary
+eighths = st.lists(st.integers(0, 8).map(lambda k: k / 8), min_size=1, max_size=12)
+
+
+def levels_of_raters(num=1024):
+    """Levels t in the middle of equal cells: none equals a multiple of 1/8."""
+    return (np.arange(num) + 0.5) / num
+
+
+def brute_force_volumes(p):
+    """|{p >= t}| of many nested raters, sorted."""
+    return np.sort([(np.asarray(p) >= t).sum() for t in levels_of_raters()])
+
+
+def one_channel(p):
+    return torch.tensor(p, dtype=torch.float32).view(1, 1, -1)
+
+
+@given(p=eighths, level=st.integers(1, 16).map(lambda k: k / 16))
+def test_a_quantile_is_that_of_nested_raters_by_brute_force(p, level):
+    volumes = brute_force_volumes(p)
+    # the smallest volume that a share `level` of the raters or more do not exceed
+    expected = volumes[int(np.ceil(level * len(volumes))) - 1]
+    assert volume_quantiles(one_channel(p), [level], spacing_mm=VOXELS).item() == expected
+
+
+@given(p=eighths)
+def test_the_quantiles_at_0_and_1_are_0_and_the_number_of_possible_voxels(p):
+    ends = volume_quantiles(one_channel(p), [0, 1], spacing_mm=VOXELS)
+    assert ends.flatten().tolist() == [0, np.count_nonzero(p)]
+
+
+@given(p=eighths)
+def test_the_mean_of_the_distribution_is_the_expected_volume(p):
+    prob, num = one_channel(p), 64
+    # the quantile function is constant between multiples of 1/8, so the mean of its middles is its integral
+    middles = (np.arange(num) + 0.5) / num
+    mean = volume_quantiles(prob, middles.tolist(), spacing_mm=VOXELS).mean().item()
+    assert mean == pytest.approx(volume_ml(prob, spacing_mm=VOXELS, of="probability").item())
+
+
+@given(p=eighths, level=st.sampled_from([0.1, 0.5, 0.8, 0.9, 0.95]))
+def test_an_interval_has_at_least_its_level_of_nested_raters_and_no_tail_has_more_than_half_the_rest(
+    p, level
+):
+    low, high = (end.item() for end in volume_interval(one_channel(p), level, spacing_mm=VOXELS))
+    volumes = brute_force_volumes(p)
+    cell = 1 / len(volumes)
+    assert ((volumes >= low) & (volumes <= high)).mean() >= level - 2 * cell
+    assert max((volumes < low).mean(), (volumes > high).mean()) <= (1 - level) / 2 + cell
+
+
+@given(p=eighths, first=st.floats(0.01, 0.99), second=st.floats(0.01, 0.99))
+def test_an_interval_of_a_higher_level_contains_that_of_a_lower_one(p, first, second):
+    narrow, wide = (
+        volume_interval(one_channel(p), level, spacing_mm=VOXELS) for level in sorted((first, second))
+    )
+    assert wide[0] <= narrow[0] <= narrow[1] <= wide[1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_rounding_of_a_level_does_not_count_a_voxel_whose_probability_ties_with_it(dtype):
+    # 1 - 0.9 is less than 0.1 in floating point
+    prob = torch.tensor([[[0.1, 0.1, 0.3]]], dtype=dtype)
+    assert volume_quantiles(prob, [0.9], spacing_mm=VOXELS).item() == 1
+
+
+def ensemble_crps(samples, observed):
+    """E|V - v| - E|V - V'| / 2 of an ensemble, pair by pair."""
+    return np.abs(samples - observed).mean() - np.abs(samples[:, None] - samples).mean() / 2
+
+
+@given(p=eighths, volumes=st.lists(st.floats(0, 15), min_size=1, max_size=4))
+def test_the_crps_is_that_of_an_ensemble_of_nested_raters(p, volumes):
+    samples = np.array([(np.asarray(p) >= t).sum() for t in levels_of_raters(64)])
+    expected = np.mean([ensemble_crps(samples, volume) for volume in volumes])
+    score = volume_crps(one_channel(p), torch.tensor([[volumes]]), spacing_mm=VOXELS)
+    assert score.item() == pytest.approx(expected, abs=1e-5)
+
+
+def test_the_crps_of_many_distinct_probabilities_is_the_integral_of_the_squared_difference_of_distributions():
+    p = np.random.default_rng(0).random(400)
+    # P(V <= k) = 1 - p_(k+1), on the integers from 0 to 399
+    cdf = 1 - np.sort(p)[::-1]
+    for volume in (0, 57, 400):
+        step = np.arange(400) >= volume
+        expected = np.square(cdf - step).sum()
+        score = volume_crps(
+            torch.from_numpy(p).view(1, 1, -1), torch.tensor([[[float(volume)]]]), spacing_mm=VOXELS
+        )
+        assert score.item() == pytest.approx(expected)
+
+
+@given(seed=st.integers(0, 10_000))
+def test_the_crps_of_a_hard_mask_is_the_mean_volume_error(seed):
+    rng = np.random.default_rng(seed)
+    p, volumes = rng.integers(0, 2, 9).astype(float), rng.integers(0, 10, 3).astype(float)
+    score = volume_crps(one_channel(p), torch.from_numpy(volumes).view(1, 1, 3), spacing_mm=VOXELS)
+    assert score.item() == pytest.approx(np.abs(p.sum() - volumes).mean())
+
+
+def test_no_other_map_has_a_lower_expected_crps_than_the_one_that_raters_are_drawn_from():
+    rng = np.random.default_rng(1)
+    p = np.sort(rng.random(60))[::-1].copy()
+    raters = torch.tensor([(p >= t).sum() for t in levels_of_raters()], dtype=torch.float64).view(1, 1, -1)
+    best = volume_crps(torch.from_numpy(p).view(1, 1, -1), raters, spacing_mm=VOXELS).item()
+    volumes = raters.flatten()
+    assert best == pytest.approx((volumes[:, None] - volumes).abs().mean().item() / 2, rel=1e-3)
+    for other in (p**1.2, p**0.8, p.round(), np.clip(p + 0.05, 0, 1), np.full(60, p.mean())):
+        assert volume_crps(torch.from_numpy(other).view(1, 1, -1), raters, spacing_mm=VOXELS).item() > best
+
+
+def test_volumes_scale_with_the_voxel_and_each_case_has_its_own():
+    prob, masks = torch.rand(2, 1, 4, 5), torch.rand(2, 3, 4, 5) < 0.5
+    spacing = torch.tensor([[1.0, 1, 1], [2, 1, 5]])
+    sizes = torch.tensor([0.001, 0.01], dtype=torch.float64)
+    voxels = rater_volumes_ml(masks, num_channels=1, spacing_mm=VOXELS)
+    in_ml = rater_volumes_ml(masks, num_channels=1, spacing_mm=spacing)
+    torch.testing.assert_close(in_ml, voxels * sizes.view(2, 1, 1))
+    torch.testing.assert_close(
+        volume_quantiles(prob, [0.3, 0.7], spacing_mm=spacing),
+        volume_quantiles(prob, [0.3, 0.7], spacing_mm=VOXELS) * sizes.view(2, 1, 1),
+    )
+    torch.testing.assert_close(
+        volume_crps(prob, in_ml, spacing_mm=spacing),
+        volume_crps(prob, voxels, spacing_mm=VOXELS) * sizes.view(2, 1),
+    )
+
+
+def test_the_volume_of_a_rater_is_the_number_of_voxels_of_each_class():
+    maps = class_map((2, 3, 4, 5), 3)
+    volumes = rater_volumes_ml(maps, num_channels=3, spacing_mm=VOXELS)
+    for case in range(2):
+        for rater in range(3):
+            expected = np.bincount(maps[case, rater].flatten(), minlength=3)
+            assert volumes[case, :, rater].tolist() == expected.tolist()
+    foreground = rater_volumes_ml(maps == 1, num_channels=1, spacing_mm=VOXELS)
+    torch.testing.assert_close(foreground, volumes[:, 1:2])
+
+
+def test_each_class_is_a_distribution_of_its_own():
+    prob, volumes = soft_label(2, 3, 6, 7), 42 * torch.rand(2, 3, 4)
+    quantiles = volume_quantiles(prob, [0.2, 0.9], spacing_mm=VOXELS)
+    crps = volume_crps(prob, volumes, spacing_mm=VOXELS)
+    for channel in range(3):
+        alone, own = prob[:, channel : channel + 1], volumes[:, channel : channel + 1]
+        torch.testing.assert_close(
+            volume_quantiles(alone, [0.2, 0.9], spacing_mm=VOXELS), quantiles[:, channel : channel + 1]
+        )
+        torch.testing.assert_close(volume_crps(alone, own, spacing_mm=VOXELS), crps[:, channel : channel + 1])
+
+
+def test_invalid_voxels_and_absent_raters_do_not_count():
+    prob, masks = soft_label(2, 2, 30), torch.rand(2, 3, 30) < 0.5
+    valid = torch.rand(2, 30) < 0.6
+    present = torch.tensor([[True, False, True], [True, True, True]])
+    volumes = rater_volumes_ml(masks, num_channels=2, spacing_mm=VOXELS, present=present, valid=valid)
+    quantiles = volume_quantiles(prob, [0.5, 0.9], spacing_mm=VOXELS, valid=valid)
+    crps = volume_crps(prob, volumes, spacing_mm=VOXELS, valid=valid)
+    assert volumes[0, :, 1].isnan().all()
+    for case in range(2):
+        kept, raters = prob[case : case + 1, :, valid[case]], masks[case : case + 1, present[case]]
+        alone = rater_volumes_ml(raters[..., valid[case]], num_channels=2, spacing_mm=VOXELS)
+        torch.testing.assert_close(volumes[case : case + 1, :, present[case]], alone)
+        torch.testing.assert_close(
+            volume_quantiles(kept, [0.5, 0.9], spacing_mm=VOXELS)[0], quantiles[case], rtol=0, atol=0
+        )
+        torch.testing.assert_close(volume_crps(kept, alone, spacing_mm=VOXELS)[0], crps[case])
+
+
+def test_a_case_without_a_valid_voxel_or_without_a_rater_is_nan():
+    prob, masks = soft_label(2, 2, 6), torch.rand(2, 3, 6) < 0.5
+    options = {"spacing_mm": VOXELS, "valid": torch.tensor([[False] * 6, [True] * 6])}
+    volumes = rater_volumes_ml(masks, num_channels=2, **options)
+    for score in (volumes, volume_quantiles(prob, [0.5], **options), volume_crps(prob, volumes, **options)):
+        assert score[0].isnan().all()
+        assert score[1].isfinite().all()
+    volumes[1] = torch.nan
+    assert volume_crps(prob, volumes, spacing_mm=VOXELS).isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: volume_quantiles(torch.randn(1, 2, 5), [0.5], spacing_mm=VOXELS), r"must lie in \[0, 1\]"),
+        (lambda: volume_quantiles(torch.rand(1, 1, 5), [], spacing_mm=VOXELS), "levels must be one or more"),
+        (lambda: volume_quantiles(torch.rand(1, 1, 5), [1.5], spacing_mm=VOXELS), r"from 0 to 1; got \(1.5"),
+        (lambda: volume_quantiles(torch.rand(1, 1, 5), [0.5], spacing_mm=(1, 1)), "three positive sides"),
+        (
+            lambda: volume_quantiles(
+                torch.rand(1, 1, 5), [0.5], spacing_mm=VOXELS, valid=torch.ones(1, 4, dtype=torch.bool)
+            ),
+            r"valid must be bool \(1, 5\)",
+        ),
+        (
+            lambda: volume_interval(torch.rand(1, 1, 5), 1.0, spacing_mm=VOXELS),
+            "between 0 and 1, such as 0.9",
+        ),
+        (
+            lambda: volume_crps(torch.rand(1, 1, 5), torch.ones(1, 2, 3), spacing_mm=VOXELS),
+            r"volumes_ml must be \(N, C, R\)",
+        ),
+        (
+            lambda: volume_crps(torch.rand(1, 1, 5), -torch.ones(1, 1, 3), spacing_mm=VOXELS),
+            "volumes_ml must be 0 or more",
+        ),
+        (
+            lambda: rater_volumes_ml(torch.rand(1, 2, 5), num_channels=1, spacing_mm=VOXELS),
+            "masks must be bool or integers",
+        ),
+        (
+            lambda: rater_volumes_ml(
+                torch.ones(1, 2, 5, dtype=torch.bool),
+                num_channels=1,
+                spacing_mm=VOXELS,
+                present=torch.ones(1, 3, dtype=torch.bool),
+            ),
+            r"present must be bool \(1, 2\)",
+        ),
+    ],
+)
+def test_the_error_names_invalid_input(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+@pytest.fixture(scope="module")
+def nested_phantom():
+    """Raters who differ by an offset of the outline, which is a level of the true probability."""
+    only_offset = {"bias": 0.0, "wobble": 0.0, "miss": 0.0, "offset": 1.5}
+    return make_phantom(100, size=(96, 96), num_raters=40, seed=2, **only_offset)
+
+
+@pytest.mark.parametrize("level", [0.5, 0.8, 0.9])
+def test_intervals_of_the_true_probability_cover_raters_who_differ_by_an_offset_at_the_nominal_level(
+    nested_phantom, level
+):
+    low, high = volume_interval(nested_phantom.prob[:, 1:], level, spacing_mm=VOXELS)
+    volumes = rater_volumes_ml(nested_phantom.masks, num_channels=1, spacing_mm=VOXELS)
+    coverage = ((volumes >= low.unsqueeze(2)) & (volumes <= high.unsqueeze(2))).double().mean().item()
+    # 4000 independent offsets: a standard deviation of 0.8 points or less
+    assert coverage == pytest.approx(level, abs=0.02)
+
+
+def test_raters_of_a_phantom_who_differ_by_an_offset_are_nested(nested_phantom):
+    sizes = nested_phantom.masks.flatten(2).sum(2)
+    for masks, order in zip(nested_phantom.masks, sizes.argsort(1), strict=True):
+        ordered = masks[order]
+        assert (ordered[:-1] <= ordered[1:]).all()
+    assert (sizes.amax(1) > sizes.amin(1)).all()

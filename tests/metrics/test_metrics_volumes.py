@@ -1,0 +1,118 @@
+"""Scores of the distribution of a volume: their definition, absent raters, names in a table."""
+
+import numpy as np
+import pytest
+import torch
+from laws import class_map, soft_label
+
+from semidice.data.phantom import make_phantom
+from semidice.metrics import volume_coverage_score, volume_crps_error_ml, volume_width_ml
+from semidice.metrics.registry import SCORES, ScoredBatch, higher_is_better, meaning, score_name, table_name
+
+SPACING = (1.0, 2.0, 5.0)
+EACH = {
+    "crps": lambda *a, **k: volume_crps_error_ml(*a, spacing_mm=SPACING, **k),
+    "coverage": volume_coverage_score,
+    "width": lambda *a, **k: volume_width_ml(*a, spacing_mm=SPACING, **k),
+}
+each_score = pytest.mark.parametrize("score", EACH.values(), ids=list(EACH))
+
+
+def nested_volumes(prob, num=20_000):
+    """Volumes in voxels of many nested raters, by definition."""
+    levels = (np.arange(num) + 0.5) / num
+    return (np.asarray(prob).ravel()[None] >= levels[:, None]).sum(1)
+
+
+def test_the_scores_of_a_class_are_those_of_sampled_nested_raters():
+    prob, masks = soft_label(2, 3, 5, 6), class_map((2, 4, 5, 6), 3)
+    scores = {name: score(prob, masks, num_classes=3) for name, score in EACH.items()}
+    for case, number in np.ndindex(2, 3):
+        sampled = nested_volumes(prob[case, number])
+        volumes = (masks[case] == number).flatten(1).sum(1).numpy()
+        low, high = np.quantile(sampled, [0.05, 0.95], method="inverted_cdf")
+        pair = np.abs(np.subtract.outer(sampled[::20], sampled[::20])).mean() / 2
+        crps = np.mean([np.abs(sampled - volume).mean() for volume in volumes]) - pair
+        inside = (volumes >= low) & (volumes <= high)
+        assert scores["coverage"][case, number].item() == pytest.approx(inside.mean())
+        assert scores["width"][case, number].item() == pytest.approx((high - low) * 0.01)
+        assert scores["crps"][case, number].item() == pytest.approx(crps * 0.01, abs=1e-4)
+
+
+def test_a_higher_level_covers_more_raters_and_is_wider():
+    phantom = make_phantom(10, size=(32, 32))
+    prob, masks = phantom.prob[:, 1:], phantom.masks
+    coverage = [volume_coverage_score(prob, masks, level=level).mean() for level in (0.3, 0.6, 0.9)]
+    width = [
+        volume_width_ml(prob, masks, spacing_mm=SPACING, level=level).mean() for level in (0.3, 0.6, 0.9)
+    ]
+    assert coverage[0] < coverage[1] < coverage[2]
+    assert width[0] < width[1] < width[2]
+
+
+def test_the_true_probability_of_a_phantom_has_a_lower_crps_than_its_decided_mask():
+    phantom = make_phantom(40, size=(32, 32), seed=3)
+    prob = phantom.prob[:, 1:]
+    truth, mask = (EACH["crps"](p, phantom.masks).mean() for p in (prob, (prob > 0.5).float()))
+    assert truth < 0.9 * mask
+
+
+@each_score
+def test_an_absent_rater_does_not_count_and_bool_masks_are_class_1(score):
+    prob, masks = soft_label(2, 2, 20), torch.rand(2, 3, 20) < 0.5
+    present = torch.tensor([[True, False, True]] * 2)
+    expected = score(prob, masks[:, [0, 2]])
+    torch.testing.assert_close(score(prob, masks, present=present), expected)
+    torch.testing.assert_close(score(prob, masks.long(), present=present, num_classes=2), expected)
+    torch.testing.assert_close(score(prob[:, 1:], masks, present=present), expected[:, 1:])
+
+
+@each_score
+def test_invalid_voxels_do_not_count_and_a_case_without_voxels_is_nan(score):
+    prob, masks = soft_label(2, 2, 20), torch.rand(2, 3, 20) < 0.5
+    valid = torch.rand(2, 20) < 0.6
+    scores = score(prob, masks, valid=valid)
+    for case in range(2):
+        alone = score(prob[case : case + 1, :, valid[case]], masks[case : case + 1, :, valid[case]])
+        torch.testing.assert_close(alone[0], scores[case])
+    valid[0] = False
+    again = score(prob, masks, valid=valid)
+    assert again[0].isnan().all()
+    torch.testing.assert_close(again[1], scores[1])
+
+
+@each_score
+@pytest.mark.parametrize(
+    ("prob", "masks", "options", "message"),
+    [
+        (torch.randn(1, 1, 5), torch.ones(1, 2, 5, dtype=torch.bool), {}, r"must lie in \[0, 1\]"),
+        (torch.rand(1, 1, 5), torch.rand(1, 2, 5), {}, "masks must be bool or integers"),
+        (torch.rand(1, 1, 5), torch.ones(1, 2, 5, dtype=torch.long), {}, "need num_classes"),
+        (torch.rand(1, 1, 5), torch.ones(1, 2, 6, dtype=torch.bool), {}, "differ in cases or space"),
+        (
+            torch.rand(1, 1, 5),
+            torch.ones(1, 2, 5, dtype=torch.bool),
+            {"present": torch.zeros(1, 2, dtype=torch.bool)},
+            "a case without a rater",
+        ),
+    ],
+)
+def test_the_error_names_invalid_input(score, prob, masks, options, message):
+    with pytest.raises(ValueError, match=message):
+        score(prob, masks, **options)
+
+
+@pytest.mark.parametrize("name", ["volume_crps_error_ml", "volume_width_ml"])
+def test_a_volume_in_voxels_keeps_its_record(name):
+    in_voxels = table_name(name, in_voxels=True)
+    assert in_voxels == name.removesuffix("_ml") + "_voxels"
+    assert score_name(in_voxels) == name
+    assert not higher_is_better(in_voxels)
+    assert meaning(in_voxels).endswith(", in voxels")
+
+
+def test_the_coverage_needs_no_spacing_and_has_one_name():
+    assert table_name("volume_coverage_score", in_voxels=True) == "volume_coverage_score"
+    phantom = make_phantom(3, size=(16, 16))
+    scores = SCORES["volume_coverage_score"](ScoredBatch(phantom.prob, masks=phantom.masks))
+    torch.testing.assert_close(scores[:, 1:], volume_coverage_score(phantom.prob[:, 1:], phantom.masks))

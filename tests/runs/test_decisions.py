@@ -1,0 +1,451 @@
+"""Rules that make masks and intervals of volumes, fitted and scored on the stored predictions of a run."""
+
+import csv
+import io
+import json
+import shutil
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from lightning_fabric import Fabric
+from PIL import Image
+from prepared import make_prepared
+from rich.console import Console
+from sklearn.metrics import f1_score
+from synthetic_runs import write_runs
+from typer.testing import CliRunner
+
+from semidice.cli import app
+from semidice.data.dataset import Dataset
+from semidice.data.folds import fold_cases, read_folds
+from semidice.decisions.decision import Decision
+from semidice.decisions.fitting import CANDIDATES
+from semidice.metrics.cases import read_cases
+from semidice.paths import FoldFolder, RunFolder
+from semidice.recipes import Recipe, read_recipe, write_recipe
+from semidice.runs.decide import run_decide
+from semidice.runs.decision_file import read_fits
+from semidice.runs.decisions import fitted_rules, score_rules
+from semidice.runs.evaluate import run_evaluate, run_evaluate_files
+from semidice.runs.predictions import read_prediction, write_prediction
+from semidice.runs.run import open_run
+from semidice.runs.scoring import score_fold
+from semidice.training.crossvalidation import cross_validate
+
+METHOD = "majority + SDL"
+METRICS = ("dice_score", "iou_score", "brier_error")
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    """36 images of 18 patients, small enough that every rule is fast."""
+    return make_prepared(tmp_path_factory.mktemp("data") / "dataset", num_cases=36, size=(16, 16))
+
+
+@pytest.fixture(scope="module")
+def finished(dataset, tmp_path_factory):
+    path = tmp_path_factory.mktemp("runs")
+    return write_runs(dataset, path, methods=[METHOD], metrics=METRICS, num_folds=3)[METHOD].path
+
+
+@pytest.fixture
+def run(finished, tmp_path):
+    shutil.copytree(finished, tmp_path / "run")
+    return RunFolder(tmp_path / "run")
+
+
+def decide(run, **options):
+    console = Console(file=io.StringIO(), width=200)
+    run_decide(run.path, console=console, **options)
+    return console.file.getvalue()
+
+
+def change_predictions(run, dataset, fold, *, seed=0):
+    """Replace the stored predictions of the held-out cases of a fold by noise."""
+    rng = np.random.default_rng(seed)
+    for number in fold_cases(read_folds(run.folds, dataset), fold)[1]:
+        case = dataset.cases[number]
+        prob = rng.uniform(0, 0.2, case.shape).astype(np.float32)
+        write_prediction(run.fold(fold).prediction(case.name), np.stack([1 - prob, prob]))
+
+
+def without_fold(run, fold):
+    """The run as if a fold were not finished."""
+    run.fold(fold).cases.unlink()
+    run.cases.unlink()
+
+
+def set_decision(run, rule):
+    recipe = read_recipe(run.recipe, accelerator=None)
+    write_recipe(Recipe.model_validate({**recipe.model_dump(mode="json"), "decision": rule}), run.recipe)
+
+
+def values(table, **wanted):
+    return table.select(**wanted).sorted().columns["value"]
+
+
+def test_scores_of_masks_are_of_the_decided_masks_and_others_of_the_probabilities(run, dataset):
+    cases = fold_cases(read_folds(run.folds, dataset), 0)[1]
+    options = {"metrics": METRICS, "method": "m", "fold": 0}
+    plain = score_fold(dataset, cases, run.fold(0), **options)
+    decided = score_fold(dataset, cases, run.fold(0), **options, decision=Decision("threshold", 0.2))
+    expected = {}
+    for number in cases:
+        prob = read_prediction(run.fold(0).prediction(dataset.cases[number].name))[1]
+        majority = dataset.masks(number).mean(0) > 0.5
+        expected[dataset.cases[number].name] = f1_score(majority.ravel(), (prob > 0.2).ravel())
+    dice = decided.select(metric="dice_score", class_name="class1")
+    found = dict(zip(dice.columns["case"].tolist(), dice.columns["value"], strict=True))
+    assert found.keys() == expected.keys()
+    np.testing.assert_allclose(list(found.values()), [expected[name] for name in found], rtol=1e-6)
+    assert (values(plain, metric="iou_score") != values(decided, metric="iou_score")).any()
+    for metric in ("brier_error", "truth_error"):
+        np.testing.assert_array_equal(values(plain, metric=metric), values(decided, metric=metric))
+
+
+def test_argmax_gives_the_bits_of_no_rule(run, dataset):
+    table = score_rules(open_run(run), dataset, ["argmax"], metrics=["dice_score", "iou_score"])
+    stored = read_cases(run.cases)
+    for metric in ("dice_score", "iou_score"):
+        np.testing.assert_array_equal(values(table, metric=metric), values(stored, metric=metric))
+    assert set(table.metrics) == {"dice_score", "iou_score"}
+
+
+@pytest.mark.parametrize("rule", ["dice", "threshold:0.3"])
+def test_a_rule_sees_a_scan_as_a_whole_and_not_the_slices_that_were_not_kept(tmp_path, rule):
+    whole = make_prepared(tmp_path / "data", num_cases=4, size=(16, 16), slices_per_scan=4)
+    manifest = json.loads(whole.folder.manifest.read_text())
+    manifest["scans"][0]["slices"] = [3, 5, 6, 7]
+    whole.folder.manifest.write_text(json.dumps(manifest))
+    gaps, folder = Dataset(whole.folder.path), FoldFolder(tmp_path / "fold_0")
+    names = [case.name for case in gaps.cases]
+    for row, name in enumerate(names):
+        prob = np.linspace(0.05, 0.95, 256).reshape(16, 16) ** (row + 1)
+        write_prediction(folder.prediction(name), np.stack([1 - prob, prob]))
+    table = score_fold(
+        gaps, range(4), folder, metrics=["dice_score"], method="m", fold=0, decision=Decision.parse(rule)
+    )
+    # the oracle: the kept slices alone, as one image
+    stored = np.stack([read_prediction(folder.prediction(name)) for name in names], 1)
+    masks = Decision.parse(rule).masks(torch.from_numpy(stored)[None])[0, 1].numpy()
+    majority = np.stack([gaps.masks(number).mean(0) > 0.5 for number in range(4)])
+    assert float(values(table, metric="dice_score", class_name="class1")[0]) == pytest.approx(
+        f1_score(majority.ravel(), masks.ravel())
+    )
+
+
+def test_a_fitted_rule_is_chosen_by_the_scores_of_the_other_folds(run, dataset):
+    trained = open_run(run)
+    rules = fitted_rules(trained, dataset)
+    assert set(rules) == {"0", "1", "2", "all"}
+    # the oracle: Dice of a case table, averaged within patients and then over patients
+    for rule in ("argmax", "threshold:0.3", "dice"):
+        table = score_rules(trained, dataset, [rule], metrics=["dice_score"]).select(class_name="mean")
+        for name, fit in rules.items():
+            used = table.columns["fold"] != (-1 if name == "all" else int(name))
+            patients, scores = table.columns["patient"][used], table.columns["value"][used]
+            mean = np.mean([scores[patients == patient].mean() for patient in np.unique(patients)])
+            assert fit.scores[rule] == pytest.approx(mean, abs=1e-6)
+            assert fit.num_cases == used.sum()
+    for fit in rules.values():
+        assert set(fit.scores) == set(CANDIDATES)
+        best = max(fit.scores, key=lambda rule: fit.scores[rule])
+        assert fit.decision in ("argmax", best)
+    # the synthetic outlines are shifted outwards
+    assert {fit.decision for fit in rules.values()} != {"argmax"}
+
+
+def test_the_fitted_rule_and_interval_of_a_fold_do_not_depend_on_its_own_predictions_and_masks(
+    run, dataset, tmp_path
+):
+    decide(run, rules=["fitted"], interval=0.8)
+    before = read_fits(run)
+    shutil.copytree(dataset.folder.path, tmp_path / "data")
+    changed = Dataset(tmp_path / "data")
+    change_predictions(run, changed, 0)
+    for number in fold_cases(read_folds(run.folds, changed), 0)[1]:
+        path = changed.folder.array("masks", changed.cases[number].scan.name)
+        np.save(path, ~np.load(path))
+    decide(run, rules=["fitted"], interval=0.8, dataset_path=tmp_path / "data")
+    after = read_fits(run)
+    assert after.rules["0"] == before.rules["0"]
+    assert after.intervals["0.8"]["0"] == before.intervals["0.8"]["0"]
+    # all others were fitted to the changed fold
+    for name in ("1", "2", "all"):
+        assert after.rules[name].scores != before.rules[name].scores
+        assert after.intervals["0.8"][name] != before.intervals["0.8"][name]
+
+
+def test_a_rule_is_fitted_once_and_again_if_a_prediction_has_changed(run, dataset):
+    calls = []
+    first = fitted_rules(open_run(run), dataset, on_scan=lambda: calls.append(1))
+    assert len(calls) == 36
+    assert fitted_rules(open_run(run), dataset, on_scan=lambda: calls.append(1)) == first
+    assert len(calls) == 36
+    change_predictions(run, dataset, 1)
+    fitted_rules(open_run(run), dataset, on_scan=lambda: calls.append(1))
+    assert len(calls) == 72
+
+
+def test_scores_of_rules_are_added_to_the_run_and_its_own_table_is_left_alone(run):
+    own = run.cases.read_bytes()
+    printed = decide(run, rules=["threshold:0.70", "dice"], metrics=["dice_score", "iou_score"])
+    table = read_cases(run.decisions)
+    assert set(table.methods) == {"argmax", "threshold:0.7", "dice"}
+    assert set(table.metrics) == {"dice_score", "iou_score"}
+    assert len(set(table.columns["case"].tolist())) == 36
+    for word in ("dice_score", "iou_score", "minus argmax", "threshold:0.7"):
+        assert word in printed
+    printed = decide(run, rules=["nested", "dice"], metrics=["dice_score"])
+    assert "which also has threshold:0.7" in printed
+    after = read_cases(run.decisions)
+    assert set(after.methods) == {"argmax", "threshold:0.7", "dice", "nested"}
+    np.testing.assert_array_equal(
+        values(after, method="dice", metric="iou_score"), values(table, method="dice", metric="iou_score")
+    )
+    assert run.cases.read_bytes() == own
+
+
+def test_scores_of_other_predictions_are_dropped(run, dataset):
+    decide(run, rules=["nested"])
+    change_predictions(run, dataset, 1)
+    decide(run, rules=["dice"])
+    assert set(read_cases(run.decisions).methods) == {"argmax", "dice"}
+
+
+def test_the_difference_and_its_p_value_are_those_of_the_pair(run):
+    from semidice.metrics import compare_cases
+
+    printed = decide(run, rules=["threshold:0.7"], metrics=["dice_score"])
+    comparison = compare_cases(read_cases(run.decisions), "dice_score", methods=["argmax", "threshold:0.7"])
+    row = next(line for line in printed.splitlines() if line.strip().startswith("threshold:0.7"))
+    assert f"{100 * comparison.difference[1, 0]:+.2f}".replace("-", "−") in row
+    p = float(comparison.p[1, 0])
+    assert ("< 0.001" if p < 0.001 else f"{p:.3f}") in row
+    assert ("★" in row) == (p < 0.05 and comparison.difference[1, 0] > 0)
+
+
+def test_a_run_with_unfinished_folds_is_scored_but_nothing_is_written_to_it(run, tmp_path):
+    without_fold(run, 2)
+    printed = decide(run, rules=["fitted"], interval=0.8)
+    assert "not finished and not in these scores: fold 2" in printed
+    assert f"{run.decisions} is written when all folds are finished; name a file with -o" in printed
+    assert not any(path.exists() for path in (run.decisions, run.decision, run.volumes))
+    decide(run, rules=["fitted"], out=tmp_path / "scores.csv")
+    table = read_cases(tmp_path / "scores.csv")
+    assert set(table.columns["fold"].tolist()) == {0, 1}
+    assert set(table.methods) == {"argmax", "fitted"}
+
+
+def test_one_finished_fold_cannot_be_fitted_and_says_so(run):
+    without_fold(run, 2)
+    run.fold(1).cases.unlink()
+    with pytest.raises(ValueError, match=r"a fitted rule of a fold is chosen on the other folds.*1 finished"):
+        decide(run, rules=["fitted"])
+    printed = decide(run, interval=0.8)
+    assert "intervals are not corrected: the correction of intervals of a fold is chosen" in printed
+    assert "nested 0.8" in printed
+    assert "conformal" not in printed
+
+
+def test_too_few_patients_for_a_correction_leave_the_nested_interval(run):
+    # 12 patients in the other folds; 0.99 needs 99
+    printed = decide(run, interval=0.99)
+    assert "intervals are not corrected" in printed
+    assert "needs 99 patients" in printed
+    with run.volumes.open() as file:
+        assert all(row["conformal_low"] == "" and row["low"] for row in csv.DictReader(file))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rules": ["dise"]}, "there is no decision 'dise'.*did you mean 'dice'"),
+        ({"rules": ["fited"]}, "did you mean fitted"),
+        ({"rules": ["threshold"]}, "needs a number"),
+        ({"rules": ["dice"], "metrics": ["brier_error"]}, "no rule changes brier_error: scores of masks are"),
+        ({"rules": ["dice"], "metrics": ["brier"]}, "there is no metric 'brier'"),
+        ({"interval": 1.5}, "level must lie between 0 and 1.*1.5"),
+        ({"interval": 0.9, "out": Path("scores.csv")}, "-o names the file for scores of --decide"),
+    ],
+)
+def test_wrong_options_are_named(run, options, message):
+    with pytest.raises(ValueError, match=message):
+        decide(run, **options)
+
+
+def test_volumes_and_intervals_of_a_run_equal_counts_of_voxels(run, dataset):
+    printed = decide(run, interval=0.8)
+    with run.volumes.open(newline="") as file:
+        rows = {row["case"]: row for row in csv.DictReader(file)}
+    folds = read_folds(run.folds, dataset)
+    covered, widths = [], []
+    for number, case in enumerate(dataset.cases):
+        row = rows[case.name]
+        prob = read_prediction(run.fold(folds[number]).prediction(case.name))[1]
+        assert (row["patient"], row["fold"], row["class"], row["unit"]) == (
+            case.patient,
+            str(folds[number]),
+            "class1",
+            "voxels",
+        )
+        assert float(row["expected"]) == pytest.approx(prob.sum(), rel=1e-5)
+        # a nested rater of level t marks p > t; levels 0.9 and 0.1 are the ends
+        assert (float(row["low"]), float(row["high"])) == ((prob > 0.9).sum(), (prob > 0.1).sum())
+        masks = dataset.masks(number).reshape(3, -1).sum(1)
+        assert [float(row[f"rater rater{r}"]) for r in range(3)] == masks.tolist()
+        ends = float(row["conformal_low"]), float(row["conformal_high"])
+        covered.append(np.mean([ends[0] <= volume <= ends[1] for volume in masks]))
+        widths.append(ends[1] - ends[0])
+    line = next(line for line in printed.splitlines() if "conformal 0.8" in line)
+    assert f" {100 * np.mean(covered):.1f} " in line
+    width = np.mean(widths)
+    assert (f" {width:.0f} " if width >= 100 else f" {width:.3g} ") in line
+    assert np.mean(covered) > 0.75
+
+
+def test_volumes_are_in_ml_if_the_spacing_is_known_and_an_absent_rater_has_an_empty_cell(tmp_path):
+    dataset = make_prepared(
+        tmp_path / "data", num_cases=16, size=(16, 16), slices_per_scan=4, absent=True, cases_per_patient=1
+    )
+    (run,) = write_runs(dataset, tmp_path / "runs", methods=[METHOD], metrics=["dice_score"]).values()
+    decide(run, interval=0.5)
+    with run.volumes.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["case"] for row in rows] == [scan.name for scan in dataset.manifest.scans]
+    assert {row["unit"] for row in rows} == {"ml"}
+    voxel_ml = 0.7 * 0.7 * 2.5 / 1000
+    masks = np.stack([dataset.masks(number) for number in range(4, 8)])
+    assert float(rows[1]["rater rater0"]) == pytest.approx((masks[:, 0] == 1).sum() * voxel_ml, rel=1e-5)
+    # scan 1 lacks rater 1
+    assert rows[1]["rater rater1"] == ""
+    assert rows[0]["rater rater1"] != ""
+
+
+def test_one_rater_has_a_coverage(tmp_path):
+    dataset = make_prepared(tmp_path / "data", num_cases=12, size=(16, 16), num_raters=1, cases_per_patient=1)
+    (run,) = write_runs(dataset, tmp_path / "runs", methods=[METHOD], metrics=["dice_score"]).values()
+    assert "nested 0.5" in decide(run, rules=["dice"], interval=0.5)
+
+
+# The key `decision` of a recipe
+
+
+def score_as_trained(run):
+    """What `train --resume` does with finished folds."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return cross_validate(open_run(run), Fabric(accelerator="cpu", devices=1))
+
+
+def test_a_recipe_with_argmax_keeps_every_bit(run):
+    before = run.cases.read_bytes()
+    score_as_trained(run)
+    assert run.cases.read_bytes() == before
+
+
+def test_the_rule_of_the_recipe_scores_the_masks_of_a_run(run, dataset):
+    before = read_cases(run.cases)
+    set_decision(run, "threshold:0.7")
+    run_evaluate(run.path, metrics=METRICS, console=Console(file=io.StringIO()))
+    after = read_cases(run.cases)
+    rule = score_rules(open_run(run), dataset, ["threshold:0.7"], metrics=["dice_score"])
+    np.testing.assert_array_equal(values(after, metric="dice_score"), values(rule, metric="dice_score"))
+    np.testing.assert_array_equal(values(after, metric="brier_error"), values(before, metric="brier_error"))
+    assert (values(after, metric="dice_score") != values(before, metric="dice_score")).any()
+
+
+def test_a_fitted_recipe_scores_folds_by_argmax_and_the_finished_run_by_the_fitted_rule(run, dataset):
+    folds = {fold: run.fold(fold).cases.read_bytes() for fold in range(3)}
+    set_decision(run, "fitted")
+    table = score_as_trained(run)
+    fitted = score_rules(open_run(run), dataset, ["fitted"], metrics=["dice_score", "iou_score"])
+    for metric in ("dice_score", "iou_score"):
+        np.testing.assert_array_equal(values(table, metric=metric), values(fitted, metric=metric))
+    assert table.methods == (METHOD,)
+    assert {fold: run.fold(fold).cases.read_bytes() for fold in range(3)} == folds
+    written = run.cases.read_bytes()
+    # resumed, and evaluated with the metrics of the recipe and with others
+    score_as_trained(run)
+    assert run.cases.read_bytes() == written
+    run_evaluate(run.path, metrics=METRICS, console=Console(file=io.StringIO()))
+    assert run.cases.read_bytes() == written
+    run_evaluate(run.path, metrics=["rater_dice_score"], unit="scan", console=Console(file=io.StringIO()))
+    added = read_cases(run.cases)
+    by_rule = score_rules(open_run(run), dataset, ["fitted"], metrics=["rater_dice_score"])
+    np.testing.assert_array_equal(
+        values(added, metric="rater_dice_score"), values(by_rule, metric="rater_dice_score")
+    )
+    score_as_trained(run)
+    np.testing.assert_array_equal(read_cases(run.cases).columns["value"], added.columns["value"])
+
+
+def test_a_fitted_recipe_is_scored_by_argmax_until_all_folds_are_finished(run):
+    before = read_cases(run.cases)
+    set_decision(run, "fitted")
+    without_fold(run, 2)
+    console = Console(file=io.StringIO(), width=200)
+    table = run_evaluate(run.path, metrics=METRICS, console=console)
+    assert "masks are by argmax: the rule is fitted when all folds" in console.file.getvalue()
+    kept = before.columns["fold"] < 2
+    assert table.columns["value"].tolist() == pytest.approx(before.columns["value"][kept].tolist())
+    assert not run.decision.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("ficted", "did you mean fitted"), ("nestd", "did you mean 'nested'"), ("mix", "needs a number")],
+)
+def test_a_wrong_rule_of_a_recipe_is_named(text, message):
+    with pytest.raises(ValueError, match=f"--set decision: .*{message}"):
+        read_recipe("quick", ["data.dataset=data", f"decision={text}"])
+
+
+def test_a_rule_of_a_recipe_is_stored_as_tables_name_it():
+    assert read_recipe("quick", ["data.dataset=data"]).decision == "argmax"
+    assert read_recipe("quick", ["data.dataset=data", "decision=threshold:0.40"]).decision == "threshold:0.4"
+
+
+# Files of other tools
+
+
+def test_rules_decide_the_probabilities_of_other_tools(dataset, tmp_path):
+    rng = np.random.default_rng(0)
+    (tmp_path / "probs").mkdir()
+    for case in dataset.cases:
+        prob = rng.uniform(0, 1, case.shape).astype(np.float32)
+        Image.fromarray(np.rint(prob * 65535).astype(np.uint16)).save(
+            tmp_path / "probs" / f"{case.name}_prob.png"
+        )
+    console = Console(file=io.StringIO(), width=200)
+    options = {"metrics": ["dice_score", "brier_error"], "console": console}
+    table = run_evaluate_files(
+        tmp_path / "probs", dataset.folder.path, name="other", rules=["threshold:0.7"], **options
+    )
+    assert set(table.methods) == {"other, argmax", "other, threshold:0.7"}
+    assert set(table.metrics) == {"dice_score"}
+    plain = run_evaluate_files(tmp_path / "probs", dataset.folder.path, name="other", **options)
+    np.testing.assert_array_equal(values(table, method="other, argmax"), values(plain, metric="dice_score"))
+    assert "other, threshold:0.7" in console.file.getvalue()
+    with pytest.raises(ValueError, match="the rule fitted needs a run"):
+        run_evaluate_files(tmp_path / "probs", dataset.folder.path, rules=["fitted"], **options)
+    (tmp_path / "masks").mkdir()
+    for number, case in enumerate(dataset.cases):
+        Image.fromarray(dataset.masks(number)[0]).save(tmp_path / "masks" / f"{case.name}.png")
+    with pytest.raises(ValueError, match=r"makes masks from probabilities, but the files in .* are masks"):
+        run_evaluate_files(tmp_path / "masks", dataset.folder.path, rules=["dice"], **options)
+
+
+def test_the_command_takes_rules_and_an_interval(run):
+    done = CliRunner().invoke(
+        app, ["evaluate", str(run.path), "--decide", "dice", "--decide", "jaccard", "--interval", "0.8"]
+    )
+    assert done.exit_code == 0, done.output
+    assert set(read_cases(run.decisions).methods) == {"argmax", "dice", "jaccard"}
+    assert run.volumes.is_file()
+    done = CliRunner().invoke(app, ["evaluate", str(run.path), "--decide", "dise"])
+    assert done.exit_code == 1
+    assert "there is no decision 'dise'" in done.output
