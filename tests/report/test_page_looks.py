@@ -4,7 +4,7 @@ import re
 from itertools import pairwise
 
 import pytest
-from browser import column, column_titles, find_chromium, open_browser, open_page, press
+from browser import axe_violations, column, column_titles, find_chromium, open_browser, open_page, press
 from pages import NAMES, build, embedded
 from prepared import make_prepared
 from synthetic_runs import write_runs
@@ -163,6 +163,27 @@ def many(request, tmp_path_factory):
     runs = write_runs(dataset, root / "runs", methods=styles, metrics=metrics)
     build(runs, dataset, root / "report.html")
     return root / "report.html"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_no_violation(chromium, many, classes, scheme):
+    for path in (many, classes.out):
+        for width in (400, 1400):
+            watched = open_page(chromium, path, width=width, color_scheme=scheme)
+            assert axe_violations(watched.page) == []
+            watched.close()
+
+
+def test_axe_finds_the_violations_of_a_bad_page(chromium, tmp_path):
+    bad = tmp_path / "bad.html"
+    bad.write_text(
+        "<html><body><img src='data:,'><button></button>"
+        "<p style='color: #aaa; background: #fff'>pale</p></body></html>"
+    )
+    watched = open_page(chromium, bad)
+    found = {name for name, _ in axe_violations(watched.page)}
+    assert {"image-alt", "button-name", "color-contrast", "html-has-lang", "document-title"} <= found
+    watched.close()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -22,7 +22,7 @@ from rich.console import Console
 from ... import __version__
 from ...console import counting_bar, say
 from ...data.dataset import Dataset
-from ...metrics.cases import write_cases
+from ...metrics.cases import CaseTable, write_cases
 from ...metrics.registry import PER_SLICE, display_scale, meaning, spoken_name
 from ...metrics.tables import Table, means_table, number_text, p_text, pairs_table
 from ...paths import ReportFolder, write_text
@@ -30,6 +30,7 @@ from ...runs.run import TrainedRun
 from ..case_figures import draw_case_scores, draw_reliability, draw_significance
 from ..curves import draw_curves
 from ..figures import COLOURS, save_figure
+from ..other_methods import compared_methods, read_other_methods
 from .answer import LEVEL, Score, abbreviations_in, answer_of, headline
 from .content import DEFAULT_OPTIONS, OnStep, PageContent, PageOptions, gather_content, main_cases
 from .records import embedded_json, page_records
@@ -54,20 +55,34 @@ def run_report(
     console: Console,
     options: PageOptions = DEFAULT_OPTIONS,
     *,
+    case_tables: Sequence[Path] = (),
     dataset: Path | None = None,
 ) -> Report:
     """`build_page` of run folders, or of folders of run folders, behind a progress bar.
 
-    dataset: where the dataset of the runs is now, if it was moved.
+    case_tables: files of `semidice evaluate` with scores of other methods. dataset: where the dataset of the
+    runs is now, if it was moved; needed without a run.
     """
     found = find_runs(paths)
+    where = dataset or found.dataset
+    if where is None:
+        raise ValueError(
+            "there is no run that tells which dataset the scores are of: name it with --dataset"
+            if paths or case_tables
+            else "name a run folder, or tables of scores with --cases and their dataset with --dataset"
+        )
+    prepared = Dataset(where)
+    others = read_other_methods(case_tables, prepared, found.runs)
+    for table in found.tables:
+        others |= compared_methods(table, prepared, [*found.runs, *others])
     with counting_bar(console, doing="report:", unit="done") as progress:
         bar = progress.add_task("opening runs", total=1)
         report = build_page(
             found.runs,
-            Dataset(dataset or found.dataset),
+            prepared,
             out,
             options,
+            others=others,
             notices=found.notices,
             on_step=lambda step, done, total: progress.update(
                 bar, description=step, completed=done, total=total
@@ -87,20 +102,23 @@ def build_page(
     out: Path,
     options: PageOptions = DEFAULT_OPTIONS,
     *,
+    others: Mapping[str, CaseTable] | None = None,
     notices: Sequence[str] = (),
     on_step: OnStep = lambda _, __, ___: None,
 ) -> Report:
     """Write the report of finished runs on one dataset to `out`, an .html file, and to a folder next to it.
 
-    runs: by the name of their method, one or more. notices: more sentences for the top of the page.
+    runs: by the name of their method. others: scores of methods without a run, by the same name as in their
+    column `method`; there must be one method or more. notices: more sentences for the top of the page.
     on_step(name of the step, done, total) is called during the work.
     """
     if out.suffix.lower() not in (".html", ".htm"):
         raise ValueError(f"the report is a page: give it a name that ends in .html; got {out}")
-    if not runs:
-        raise ValueError("a report needs one run or more; got none")
+    others = others or {}
+    if not runs and not others:
+        raise ValueError("a report needs one method or more: a finished run or a case table; got none")
     check_comparable(runs, dataset)
-    content = gather_content(runs, dataset, options, notices=notices, on_step=on_step)
+    content = gather_content(runs, others, dataset, options, notices=notices, on_step=on_step)
     out.parent.mkdir(parents=True, exist_ok=True)
     folder = ReportFolder.of(out)
     folder.path.mkdir(exist_ok=True)
@@ -112,7 +130,8 @@ def build_page(
     if options.figures:
         files += _write_figures(content, folder.path, on_step)
     dataset_name = dataset.folder.path.resolve().name
-    subject = next(iter(runs)) if len(runs) == 1 else f"{len(runs)} methods"
+    methods = content.methods
+    subject = methods[0] if len(methods) == 1 else f"{len(methods)} methods"
     title = options.title or f"{subject} on {dataset_name}"
     page = _render(content, tables, title=title, dataset_name=dataset_name, files_folder=folder.path.name)
     write_text(out, page)
@@ -213,6 +232,7 @@ def _render(content: PageContent, tables: Mapping[str, Table], **names: str) -> 
         bins=content.bins,
         curves=list(content.curves),
         options=content.options,
+        runs=content.runs,
         meanings={spoken_name(metric): words for metric in metrics if (words := meaning(metric))},
         units=_units_text(content),
         notices=content.notices,

@@ -4,7 +4,7 @@ Scores are those of the case tables, to the last bit. Calibration bins are count
 predictions; a calibration error that differs from the one in the table is an error.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,7 +20,7 @@ from ...runs.predictions import read_case
 from ...runs.run import TrainedRun
 from ..curves import Curve, read_curves
 from ..images import MAX_CHARACTERS, Picture, PictureLayout, make_pictures, picture_of_scan, shown_case
-from ..verdict import raters_of, raters_warning
+from ..verdict import listed, raters_of, raters_warning
 from .answer import Score, compare_all
 from .runs import differing_options, joined_cases
 
@@ -58,6 +58,7 @@ DEFAULT_OPTIONS = PageOptions()
 class PageContent:
     """What the page shows.
 
+    runs: names of the methods that are runs; the others have only scores.
     raters: their own scores by metric and class; empty if there is one rater. options: one row per option in
     which the recipes differ. bins: of the methods with stored predictions; the pictures show the same
     methods.
@@ -65,6 +66,7 @@ class PageContent:
 
     dataset: Dataset
     table: CaseTable
+    runs: tuple[str, ...]
     scores: Sequence[Score]
     raters: Mapping[tuple[str, str], float]
     bins: Mapping[str, CalibrationBins]
@@ -100,17 +102,18 @@ class StoredPredictions:
 
 def gather_content(
     runs: Mapping[str, TrainedRun],
+    others: Mapping[str, CaseTable],
     dataset: Dataset,
     options: PageOptions,
     *,
     notices: Sequence[str],
     on_step: OnStep,
 ) -> PageContent:
-    """The content of the page from the files of the runs."""
-    table = joined_cases(runs, dataset)
+    """The content of the page from the files of the runs and the tables of other methods."""
+    table = joined_cases(runs, others, dataset)
     scores, left_out = compare_all(
         table,
-        list(runs),
+        [*runs, *others],
         dataset.manifest.class_names,
         num_resamples=options.num_resamples,
         on_metric=partial(on_step, "comparing methods"),
@@ -121,10 +124,16 @@ def gather_content(
         for method in runs
         if method not in stored
     ]
+    if others:
+        without.append(
+            f"Of {listed(list(others))}, only scores are known: no curves, options, images or calibration, "
+            "and not which patients the training saw."
+        )
     raters = raters_of(dataset, set(table.columns["case"].tolist()), table.metrics)
     warning = raters_warning([score.comparison for score in scores if score.is_main], raters)
-    units = _units_of(dataset, table) if stored else {}
-    fold_of_unit = dict(zip(table.columns["case"].tolist(), table.columns["fold"].tolist(), strict=True))
+    folds = zip(*(table.columns[name].tolist() for name in ("case", "method", "fold")), strict=True)
+    fold_of_unit = {case: fold for case, method, fold in folds if method in stored}
+    units = _units_of(dataset, fold_of_unit)
     fold_of_case = {
         dataset.cases[number].name: fold_of_unit[name]
         for name, unit in units.items()
@@ -147,6 +156,7 @@ def gather_content(
     return PageContent(
         dataset=dataset,
         table=table,
+        runs=tuple(runs),
         scores=scores,
         raters=raters,
         bins=bins,
@@ -237,11 +247,11 @@ def main_cases(table: CaseTable) -> list[str]:
     return names
 
 
-def _units_of(dataset: Dataset, table: CaseTable) -> dict[str, ScoredUnit]:
-    """The scans and slices of the dataset that the table has scores of, by name, sorted."""
+def _units_of(dataset: Dataset, cases: Collection[str]) -> dict[str, ScoredUnit]:
+    """The scans and slices of the dataset with these names, sorted."""
     numbers = range(len(dataset))
     units = {each.name: each for unit in ("slice", "scan") for each in dataset.units(numbers, unit)}
-    names = sorted(set(table.columns["case"].tolist()))
+    names = sorted(cases)
     # an error that names cases which the dataset does not have
     dataset.numbers_of([name for name in names if name not in units])
     return {name: units[name] for name in names}
