@@ -165,6 +165,9 @@ class RunFolder(_Folder):
     folds = _File("folds.json")  # the validation fold of every case
     dataset = _File("dataset.json")  # the part of the manifest that prediction needs
     cases = _File("cases.parquet")  # scores of every case, by the model that never saw its patient
+    decision = _File("decision.json")  # fitted rules and corrections of intervals, per fold and for new scans
+    decisions = _File("decisions.parquet")  # scores of masks by several rules, which are the methods
+    volumes = _File("volumes.csv")  # volume of every case with its interval, and the raters' volumes
 
     def fold(self, fold: int) -> FoldFolder:
         return FoldFolder(self.path / f"fold_{fold}")

@@ -29,15 +29,20 @@ from ...paths import ReportFolder, write_text
 from ...runs.run import TrainedRun
 from ..case_figures import draw_case_scores, draw_reliability, draw_significance
 from ..curves import draw_curves
+from ..decision_figures import draw_rules, draw_volumes
 from ..figures import COLOURS, save_figure
 from ..other_methods import compared_methods, read_other_methods
+from ..rules import COMMAND as RULES_COMMAND
+from ..rules import PLAIN, RuleDifference, RuleScore, differences, rules_sentences, rules_table
+from ..volumes import COMMAND as VOLUMES_COMMAND
+from ..volumes import volumes_sentence, volumes_table
 from .answer import LEVEL, Score, abbreviations_in, answer_of, headline
 from .content import DEFAULT_OPTIONS, OnStep, PageContent, PageOptions, gather_content, main_cases
 from .records import embedded_json, page_records
 from .runs import check_comparable, find_runs
 
 _MAX_NAME_LENGTH = 24
-_SCRIPTS = ("dom.js", "charts.js", "cases.js", "pictures.js", "browser.js", "main.js")
+_SCRIPTS = ("dom.js", "charts.js", "cases.js", "volumes.js", "pictures.js", "browser.js", "main.js")
 
 
 @dataclass(frozen=True)
@@ -150,6 +155,10 @@ def _tables(content: PageContent) -> dict[str, Table]:
     if len(content.methods) > 1:
         for score in content.scores:
             tables[f"pairs_{score.file_name}"] = pairs_table(score.comparison, level=LEVEL)
+    for rule_score in content.rules:
+        tables[f"decisions_{rule_score.metric}"] = rules_table(rule_score, level=LEVEL)
+    if content.volumes:
+        tables["volumes"] = volumes_table(content.volumes)
     return tables
 
 
@@ -174,6 +183,7 @@ def _write_figures(content: PageContent, folder: Path, on_step: OnStep) -> list[
             for series, of_methods in content.curves.items()
         }
         drawings["curves"] = partial(draw_curves, curves)
+    drawings |= _decision_drawings(content, label_of)
     files = []
     for done, (name, draw) in enumerate(drawings.items(), start=1):
         figure = draw()
@@ -182,6 +192,27 @@ def _write_figures(content: PageContent, folder: Path, on_step: OnStep) -> list[
             save_figure(figure, files[-1])
         on_step("drawing figures", done, len(drawings))
     return files
+
+
+def _decision_drawings(content: PageContent, label_of: Mapping[str, str]) -> dict[str, Callable[[], Figure]]:
+    drawings: dict[str, Callable[[], Figure]] = {}
+    for score in content.rules:
+        labelled = RuleScore(
+            score.metric,
+            {label_of[method]: comparison for method, comparison in score.comparisons.items()},
+            {label_of[method]: best for method, best in score.best.items()},
+        )
+        drawings[f"decisions_{score.metric}"] = partial(draw_rules, labelled, level=LEVEL)
+    classes = dict.fromkeys(each.class_name for of_method in content.volumes.values() for each in of_method)
+    for number, class_name in enumerate(classes, start=1):
+        of_class = {
+            label_of[method]: each
+            for method, of_method in content.volumes.items()
+            for each in of_method
+            if each.class_name == class_name
+        }
+        drawings["volumes" if len(classes) == 1 else f"volumes_{number}"] = partial(draw_volumes, of_class)
+    return drawings
 
 
 def _figure_labels(methods: Sequence[str]) -> dict[str, str]:
@@ -235,6 +266,13 @@ def _render(content: PageContent, tables: Mapping[str, Table], **names: str) -> 
         runs=content.runs,
         meanings={spoken_name(metric): words for metric in metrics if (words := meaning(metric))},
         units=_units_text(content),
+        decisions=[_rules_of(score, content.methods) for score in content.rules],
+        decisions_command=RULES_COMMAND,
+        volumes=tables.get("volumes"),
+        volumes_sentence=volumes_sentence(content.volumes) if content.volumes else "",
+        volume_methods=[(content.methods.index(method), method) for method in content.volumes],
+        volume_classes=_volume_classes(content),
+        volumes_command=VOLUMES_COMMAND,
         notices=content.notices,
         raters=content.raters,
         level=LEVEL,
@@ -267,6 +305,40 @@ def _matrix(score: Score) -> list[list[dict[str, Any] | None]]:
         }
 
     return [[None if row == column else cell(row, column) for column in numbers] for row in numbers]
+
+
+def _rules_of(score: RuleScore, methods: Sequence[str]) -> dict[str, Any]:
+    """The table "Which decision?" of one score: a row per method, a cell per rule, None if it is missing."""
+
+    def cell(each: RuleDifference) -> dict[str, Any]:
+        p = p_text(each.p)
+        return {
+            "mean": number_text(each.mean),
+            "interval": f"[{number_text(each.mean_low)}, {number_text(each.mean_high)}]",
+            "best": each.best,
+            "difference": None if each.rule == PLAIN else number_text(each.difference, signed=True),
+            "ends": f"[{number_text(each.low, signed=True)}, {number_text(each.high, signed=True)}]",
+            "p": f"p {p}" if p.startswith("<") else f"p = {p}",
+            "kind": "" if not each.significant else "better" if each.better else "worse",
+        }
+
+    rows = []
+    for method in score.comparisons:
+        of_rules = differences(score, method, level=LEVEL)
+        cells = [cell(of_rules[rule]) if rule in of_rules else None for rule in score.rules]
+        rows.append({"number": methods.index(method), "method": method, "cells": cells})
+    first = next(iter(score.comparisons.values()))
+    return {
+        "heading": score.heading,
+        "sentences": rules_sentences(score, level=LEVEL),
+        "rules": score.rules,
+        "rows": rows,
+        "num_cases": first.num_cases,
+    }
+
+
+def _volume_classes(content: PageContent) -> list[str]:
+    return list(dict.fromkeys(each.class_name for classes in content.volumes.values() for each in classes))
 
 
 def _breakable(name: str) -> Markup:

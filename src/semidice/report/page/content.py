@@ -4,7 +4,7 @@ Scores are those of the case tables, to the last bit. Calibration bins are count
 predictions; a calibration error that differs from the one in the table is an error.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,8 +20,10 @@ from ...runs.predictions import read_case
 from ...runs.run import TrainedRun
 from ..curves import Curve, read_curves
 from ..images import MAX_CHARACTERS, Picture, PictureLayout, make_pictures, picture_of_scan, shown_case
+from ..rules import RuleScore, compare_rules, read_rules
 from ..verdict import listed, raters_of, raters_warning
-from .answer import Score, compare_all
+from ..volumes import ClassVolumes, read_volumes
+from .answer import LEVEL, Score, compare_all
 from .runs import differing_options, joined_cases
 
 # in the smallest images, one voxel in another bin changes the error by less than this
@@ -61,7 +63,7 @@ class PageContent:
     runs: names of the methods that are runs; the others have only scores.
     raters: their own scores by metric and class; empty if there is one rater. options: one row per option in
     which the recipes differ. bins: of the methods with stored predictions; the pictures show the same
-    methods.
+    methods. rules, volumes: of the runs that have them.
     """
 
     dataset: Dataset
@@ -74,6 +76,8 @@ class PageContent:
     options: Mapping[str, Sequence[str]]
     layout: PictureLayout | None
     pictures: Sequence[Picture]
+    rules: Sequence[RuleScore]
+    volumes: Mapping[str, Sequence[ClassVolumes]]
     notices: tuple[str, ...]
 
     @property
@@ -92,6 +96,25 @@ class StoredPredictions:
     dataset: Dataset
     runs: Mapping[str, TrainedRun]
     fold_of_case: Mapping[str, int]
+
+    @classmethod
+    def of_units(
+        cls,
+        dataset: Dataset,
+        runs: Mapping[str, TrainedRun],
+        units: Mapping[str, ScoredUnit],
+        fold_of_unit: Mapping[str, int],
+    ) -> "StoredPredictions":
+        """Those of all cases of scans and slices."""
+        return cls(
+            dataset,
+            runs,
+            {
+                dataset.cases[number].name: fold_of_unit[name]
+                for name, unit in units.items()
+                for number in unit.cases
+            },
+        )
 
     def of(self, number: int) -> list[np.ndarray]:
         """Probabilities (C, *space) of a case by each run; a ValueError if their shape is not the case's."""
@@ -119,27 +142,15 @@ def gather_content(
         on_metric=partial(on_step, "comparing methods"),
     )
     stored = {method: run for method, run in runs.items() if run.folder.has_predictions()}
-    without = [
-        f"{method} has no stored predictions: its pictures and reliability are left out."
-        for method in runs
-        if method not in stored
-    ]
-    if others:
-        without.append(
-            f"Of {listed(list(others))}, only scores are known: no curves, options, images or calibration, "
-            "and not which patients the training saw."
-        )
+    folders = {method: run.folder for method, run in runs.items()}
+    rule_tables, without_rules = read_rules(folders, dataset)
+    volumes = {method: read_volumes(folder, dataset) for method, folder in folders.items()}
     raters = raters_of(dataset, set(table.columns["case"].tolist()), table.metrics)
     warning = raters_warning([score.comparison for score in scores if score.is_main], raters)
     folds = zip(*(table.columns[name].tolist() for name in ("case", "method", "fold")), strict=True)
     fold_of_unit = {case: fold for case, method, fold in folds if method in stored}
     units = _units_of(dataset, fold_of_unit)
-    fold_of_case = {
-        dataset.cases[number].name: fold_of_unit[name]
-        for name, unit in units.items()
-        for number in unit.cases
-    }
-    predictions = StoredPredictions(dataset, stored, fold_of_case)
+    predictions = StoredPredictions.of_units(dataset, stored, units, fold_of_unit)
     bins = count_bins(
         predictions,
         sorted({number for unit in units.values() for number in unit.cases}),
@@ -160,12 +171,32 @@ def gather_content(
         scores=scores,
         raters=raters,
         bins=bins,
-        curves=read_curves({method: run.folder for method, run in runs.items()}),
+        curves=read_curves(folders),
         options=differing_options(runs),
         layout=layout,
         pictures=pictures,
-        notices=(*([warning] if warning else []), *notices, *left_out, *without),
+        rules=compare_rules(rule_tables, num_resamples=options.num_resamples, level=LEVEL),
+        volumes={method: classes for method, classes in volumes.items() if classes},
+        notices=(
+            *([warning] if warning else []),
+            *notices,
+            *left_out,
+            *_missing_parts(runs, stored, others),
+            *without_rules,
+        ),
     )
+
+
+def _missing_parts(runs: Collection[str], stored: Collection[str], others: Collection[str]) -> Iterator[str]:
+    """What the page does not show of some methods."""
+    for method in runs:
+        if method not in stored:
+            yield f"{method} has no stored predictions: its pictures and reliability are left out."
+    if others:
+        yield (
+            f"Of {listed(list(others))}, only scores are known: no curves, options, images or calibration, "
+            "and not which patients the training saw."
+        )
 
 
 def _pictures(
