@@ -384,14 +384,14 @@ OPACITY = """number => {
 
 
 def test_disagreement_is_the_entropy_of_the_raters_and_of_the_prediction_side_by_side(opened, built):
-    opened.get_by_role("button", name=f"expected disagreement, {NAMES[0]}").click()
+    opened.get_by_role("button", name=f"disagreement, {NAMES[0]}").click()
     name = opened.locator("#case-status").text_content().partition(",")[0]
     number = next(at for at, case in enumerate(built.dataset.cases) if case.name == name)
     masks = built.dataset.masks(number)[built.dataset.present[number]]
     fold = next(case["fold"] for case in built.data["cases"] if case["name"] == name)
     raters = entropy(np.stack([(masks == index).mean(0) for index in range(2)]))
     captions = opened.locator("#stage .pair figcaption").all_text_contents()
-    assert captions == ["disagreement of the raters", f"expected disagreement, {NAMES[0]}"]
+    assert captions == ["disagreement of the raters", f"disagreement, {NAMES[0]}"]
     # a probability has steps of 1/255 on the page
     own, *_ = shown = [
         np.round(read_prediction(run.fold(fold).prediction(name))[1] * 255) / 255
@@ -413,7 +413,7 @@ def test_disagreement_is_the_entropy_of_the_raters_and_of_the_prediction_side_by
 def test_the_key_d_walks_from_the_prediction_over_the_difference_to_the_disagreement(opened):
     opened.locator("#panels .panel").filter(has=opened.get_by_text(NAMES[1], exact=True)).first.click()
     pressed = "#panels .panel[aria-pressed=true] span"
-    for words in (f"difference, {NAMES[1]}", f"expected disagreement, {NAMES[1]}", NAMES[1]):
+    for words in (f"difference, {NAMES[1]}", f"disagreement, {NAMES[1]}", NAMES[1]):
         press(opened, "d")
         assert opened.locator(pressed).text_content() == words
 

@@ -125,11 +125,10 @@ def differences(score: RuleScore, method: str, *, level: float = 0.05) -> dict[s
     corrected, superior = comparison.corrected(), comparison.superior(level=level)
     return {
         rule: RuleDifference(
-            rule,
-            *(
-                float(part[at] * scale)
-                for part in (comparison.mean, comparison.mean_low, comparison.mean_high)
-            ),
+            rule=rule,
+            mean=float(comparison.mean[at] * scale),
+            mean_low=float(comparison.mean_low[at] * scale),
+            mean_high=float(comparison.mean_high[at] * scale),
             difference=float(corrected.value[at, plain] * scale),
             low=_unbounded(float(corrected.low[at, plain]), scale),
             high=_unbounded(float(corrected.high[at, plain]), scale),

@@ -208,7 +208,8 @@ def level_text(level: float | None) -> str:
 
 def volumes_table(volumes: Mapping[str, Sequence[ClassVolumes]]) -> Table:
     """Coverage of the raters and mean width of each method and class, before and after the correction."""
-    rows, records = [], []
+    rows: list[tuple[Cell, ...]] = []
+    records: list[dict[str, object]] = []
     for method, classes in volumes.items():
         for each in classes:
             shares = [coverage(interval, each.raters) for interval in (each.nested, each.conformal)]

@@ -106,15 +106,8 @@ class StoredPredictions:
         fold_of_unit: Mapping[str, int],
     ) -> "StoredPredictions":
         """Those of all cases of scans and slices."""
-        return cls(
-            dataset,
-            runs,
-            {
-                dataset.cases[number].name: fold_of_unit[name]
-                for name, unit in units.items()
-                for number in unit.cases
-            },
-        )
+        pairs = [(number, name) for name, unit in units.items() for number in unit.cases]
+        return cls(dataset, runs, {dataset.cases[number].name: fold_of_unit[name] for number, name in pairs})
 
     def of(self, number: int) -> list[np.ndarray]:
         """Probabilities (C, *space) of a case by each run; a ValueError if their shape is not the case's."""
@@ -160,10 +153,8 @@ def gather_content(
     shown = [name for name in main_cases(table) if name in units]
     chosen = choose_pictures(scores, shown, max_cases=options.max_cases)
     layout = PictureLayout.of(dataset, len(stored)) if chosen else None
-    pictures: list[Picture] = []
-    if layout is not None:
-        of_chosen = [units[name] for name in chosen]
-        pictures = _pictures(predictions, of_chosen, layout, options, partial(on_step, "making pictures"))
+    of_chosen = [units[name] for name in chosen]
+    pictures = _pictures(predictions, of_chosen, layout, options, partial(on_step, "making pictures"))
     return PageContent(
         dataset=dataset,
         table=table,
@@ -202,11 +193,13 @@ def _missing_parts(runs: Collection[str], stored: Collection[str], others: Colle
 def _pictures(
     predictions: StoredPredictions,
     units: Sequence[ScoredUnit],
-    layout: PictureLayout,
+    layout: PictureLayout | None,
     options: PageOptions,
     on_case: Callable[[int, int], object],
 ) -> list[Picture]:
-    """One picture per scan or slice; of a volume, one of its slices."""
+    """One picture per scan or slice; of a volume, one of its slices. layout: None if there is none."""
+    if layout is None:
+        return []
     dataset = predictions.dataset
     pictures = make_pictures(
         dataset,

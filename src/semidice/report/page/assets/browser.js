@@ -4,7 +4,7 @@ const viewer = { order: [], at: 0, layer: 0, shown: null, turn: 0 };
 const RATERS_DISAGREE = { kind: "disagreement", place: null, name: "disagreement of the raters" };
 
 function layersOf() {
-  const prefix = { prediction: "", difference: "difference, ", disagreement: "expected disagreement, " };
+  const prefix = { prediction: "", difference: "difference, ", disagreement: "disagreement, " };
   const ofMethods = (kind) => LAYOUT.methods.map((method, place) => ({ kind, place, name: `${prefix[kind]}${DATA.methods[method].name}` }));
   return [
     { kind: "image", name: "image and raters" },

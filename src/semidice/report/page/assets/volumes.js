@@ -48,7 +48,7 @@ function drawVolumes(width) {
   if (one === null) return [el("p", {}, "This method has no volumes of this class.")];
   const count = one.names.length;
   const [left, top, height] = [58, 22, 340];
-  const step = Math.min(30, Math.max(7, (width - left - 16) / count));
+  const step = Math.min(40, Math.max(7, (width - left - 16) / count));
   const full = Math.ceil(left + count * step + 12);
   const bottom = height - 40;
   const all = [...one.expected, ...one.high, ...one.conformal_high, ...one.raters.flat()].filter((value) => value !== null);
