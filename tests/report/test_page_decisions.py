@@ -258,6 +258,20 @@ def test_a_level_that_the_run_does_not_tell_is_not_invented(small):
     assert volumes_sentence({"a": [volumes]}).startswith("The intervals cover")
 
 
+def test_a_column_of_the_level_counts_before_the_file_of_fits(small):
+    dataset, run = small
+    text = run.volumes.read_text()
+    run.volumes.write_text(text.replace(",unit,", ",unit,level,").replace(",voxels,", ",voxels,0.5,"))
+    (volumes,) = read_volumes(run, dataset)
+    assert volumes.level == 0.5
+    run.volumes.write_text(run.volumes.read_text().replace(",0.5,", ",0.6,", 1))
+    with pytest.raises(ValueError, match="intervals of different levels"):
+        read_volumes(run, dataset)
+    run.volumes.write_text(run.volumes.read_text().replace(",0.6,", ",90,", 1))
+    with pytest.raises(ValueError, match="line 2: level must be between 0 and 1; got '90'"):
+        read_volumes(run, dataset)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

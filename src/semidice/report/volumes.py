@@ -5,6 +5,7 @@ RUN/volumes.csv, which `semidice evaluate RUN --interval LEVEL` writes, has one 
     expected                       volume that the probabilities add up to
     low, high                      interval of raters who differ by one shared offset (nested)
     conformal_low, conformal_high  the same after a correction that was fitted on other folds; may be empty
+    level                          optional, before expected: the nominal share of raters in the intervals
     rater NAME                     the volume that this rater drew; empty if the rater did not look
 
 A rater is covered if the volume lies in the interval, ends included. Coverage is the mean over cases of the
@@ -89,7 +90,11 @@ def read_volumes(folder: RunFolder, dataset: Dataset) -> list[ClassVolumes]:
         return []
     rows, rater_names = _read_rows(path, dataset)
     check_cases({row.case: row.patient for row in rows}, dataset, path, COMMAND)
-    level = _level(folder)
+    levels = {row.level for row in rows}
+    if len(levels) > 1:
+        raise ValueError(f"{path} has intervals of different levels: write it again with `{COMMAND}`")
+    (level,) = levels
+    level = _stored_level(folder) if level is None else level
     records = []
     for class_name in dataset.manifest.class_names[1:]:
         of_class = sorted((row for row in rows if row.class_name == class_name), key=lambda row: row.key)
@@ -118,6 +123,7 @@ class _Row:
     patient: str
     class_name: str
     unit: str
+    level: float | None
     numbers: tuple[float, ...]
     raters: tuple[float, ...]
 
@@ -127,12 +133,13 @@ class _Row:
 
 
 def _read_rows(path: Path, dataset: Dataset) -> tuple[list[_Row], tuple[str, ...]]:
-    fixed = (*_NAMES, *_NUMBERS)
     rows: dict[tuple[str, str], _Row] = {}
     try:
         with path.open(newline="", encoding="utf-8") as file:
             reader = csv.reader(file, strict=True)
             header = tuple(next(reader, ()))
+            has_level = "level" in header
+            fixed = (*_NAMES, *(["level"] if has_level else []), *_NUMBERS)
             raters = header[len(fixed) :]
             if header[: len(fixed)] != fixed or not all(name.startswith(_RATER) for name in raters):
                 raise ValueError(
@@ -143,7 +150,7 @@ def _read_rows(path: Path, dataset: Dataset) -> tuple[list[_Row], tuple[str, ...
                 where = f"{path}, line {reader.line_num}"
                 if len(cells) != len(header):
                     raise ValueError(f"{where}: expected {len(header)} cells, got {len(cells)}")
-                row = _row(cells, len(fixed), dataset, where)
+                row = _row(cells, len(fixed), dataset, where, has_level=has_level)
                 if (row.case, row.class_name) in rows:
                     raise ValueError(f"{where}: a second row of case {row.case} and class {row.class_name}")
                 if any(
@@ -158,20 +165,24 @@ def _read_rows(path: Path, dataset: Dataset) -> tuple[list[_Row], tuple[str, ...
     return list(rows.values()), tuple(name.removeprefix(_RATER) for name in raters)
 
 
-def _row(cells: Sequence[str], num_fixed: int, dataset: Dataset, where: str) -> _Row:
+def _row(cells: Sequence[str], num_fixed: int, dataset: Dataset, where: str, *, has_level: bool) -> _Row:
     case, patient, _, class_name, unit = cells[: len(_NAMES)]
     if class_name not in dataset.manifest.class_names[1:]:
         classes = ", ".join(dataset.manifest.class_names[1:])
         raise ValueError(f"{where}: class must be one of {classes}; got {class_name!r}")
     if unit not in UNITS:
         raise ValueError(f"{where}: unit must be {' or '.join(UNITS)}; got {unit!r}")
-    numbers = tuple(_number(cell, where) for cell in cells[len(_NAMES) : num_fixed])
+    level = _number(cells[len(_NAMES)], where) if has_level else None
+    if level is not None and not 0 < level < 1:
+        raise ValueError(f"{where}: level must be between 0 and 1; got {cells[len(_NAMES)][:40]!r}")
+    numbers = tuple(_number(cell, where) for cell in cells[len(_NAMES) + has_level : num_fixed])
     if math.isnan(numbers[0]):
         raise ValueError(f"{where}: expected must be a volume; it is empty")
     for low, high in (numbers[1:3], numbers[3:5]):
         if low > high or math.isnan(low) != math.isnan(high):
             raise ValueError(f"{where}: an interval must end above its start; got {low:g} to {high:g}")
-    return _Row(case, patient, class_name, unit, numbers, tuple(_number(c, where) for c in cells[num_fixed:]))
+    raters = tuple(_number(cell, where) for cell in cells[num_fixed:])
+    return _Row(case, patient, class_name, unit, level, numbers, raters)
 
 
 def _number(cell: str, where: str) -> float:
@@ -187,7 +198,7 @@ def _number(cell: str, where: str) -> float:
     return value
 
 
-def _level(folder: RunFolder) -> float | None:
+def _stored_level(folder: RunFolder) -> float | None:
     """The nominal level of the intervals, from decision.json; None if it does not have exactly one."""
     try:
         levels = list(json.loads(folder.decision.read_text(encoding="utf-8"))["intervals"])
