@@ -363,6 +363,26 @@ def test_the_chart_of_volumes_is_read_and_left_by_keyboard(opened, built):
     )
 
 
+def test_a_chart_that_is_wider_than_the_page_is_scrolled_and_in_print_shrunk(chromium, tmp_path):
+    dataset = make_prepared(tmp_path / "data", num_cases=120, size=(8, 8), cases_per_patient=1)
+    (run,) = write_runs(dataset, tmp_path / "runs", methods=NAMES[2:3], metrics=["dice_score"]).values()
+    write_decision_files(dataset, run)
+    page_of(dataset, run, tmp_path, max_cases=1)
+    watched = open_page(chromium, tmp_path / "report.html", width=718)
+    page = watched.page
+    box = page.locator("#volume-chart .scroll")
+    chart = box.locator("svg")
+    assert chart.bounding_box()["width"] > 800
+    page.wait_for_function("document.querySelector('#volume-chart .scroll').matches('.more')")
+    assert page.evaluate("document.documentElement.scrollWidth") == 718
+    box.focus()
+    page.keyboard.press("End")
+    assert page.evaluate("document.querySelector('#volume-chart .scroll').scrollLeft") > 80
+    page.emulate_media(media="print")
+    assert chart.bounding_box()["width"] <= 718
+    watched.close()
+
+
 def test_the_chart_of_volumes_is_also_a_table(chromium, classes):
     watched = open_page(chromium, classes.out)
     page = watched.page

@@ -58,7 +58,7 @@ function drawVolumes(width) {
   const y = (value) => scaled(bend(value));
   const x = (at) => left + (at + 0.5) * step;
   const label = `Volume of ${one.class_name} of ${count} cases by ${methodName(one)}, sorted: expected from ${volumeText(one.expected[0])} to ${volumeText(one.expected.at(-1))} ${one.unit}. The ${one.is_corrected ? "corrected" : "nested"} intervals, nominal ${one.level}, cover ${one.coverage === null ? "–" : fixed(100 * one.coverage)} % of the raters`;
-  const root = svg("svg", { width: full, height, viewBox: `0 0 ${full} ${height}`, role: "img", "aria-label": label, style: "max-width: none" });
+  const root = svg("svg", { width: full, height, viewBox: `0 0 ${full} ${height}`, role: "img", "aria-label": label, class: "wide" });
   const marker = svg("rect", { y: top - 6, height: bottom - top + 6, width: step, class: "chosen-case", visibility: "hidden" });
   root.append(
     marker,
