@@ -91,11 +91,11 @@ def draw_decisions() -> Figure:
         axes.plot(
             ordered.numpy(), scores_of(ordered[None])[0, 1:].numpy(), color=colour, linestyle=line, label=name
         )
-    for rule, colour, line in zip(SHOWN, COLOURS, LINES, strict=False):
+    for rule, colour, style in zip(SHOWN, COLOURS, LINES, strict=False):
         mask = Decision.parse(rule).masks(prob)[0, 1]
         lowest = float(p[mask].min())
-        image.contour(mask.double().numpy(), [0.5], colors=[colour], linestyles=[line], linewidths=1.5)
-        axes.axvline(lowest, color=colour, linestyle=line, linewidth=1.2, label=f"{rule}: p ≥ {lowest:.2f}")
+        image.contour(mask.double().numpy(), [0.5], colors=[colour], linestyles=[style], linewidths=1.5)
+        axes.axvline(lowest, color=colour, linestyle=style, linewidth=1.2, label=f"{rule}: p ≥ {lowest:.2f}")
     image.set(xlim=(16, 52), ylim=(50, 14))
     image.set_axis_off()
     image.set_title("outlines of three rules")

@@ -385,7 +385,7 @@ def test_tables_of_other_tools_are_compared_without_a_training(tmp_path):
     means = (out / "means.md").read_text()
     assert f"{100 * sum(low) / 6:.2f}" in means
     assert f"{100 * sum(high) / 6:.2f}" in means
-    assert "semidice report" not in done.output
+    assert f"next: semidice report {out} --dataset {tmp_path / 'data'} -o report.html" in done.output
 
 
 def test_a_table_of_another_dataset_and_a_method_that_is_there_twice_are_errors(tmp_path):

@@ -15,7 +15,7 @@ from PIL import Image
 # the phrase of each command that says what to do next
 NEXT = {
     "prepare": "next: semidice check data",
-    "check": "next: semidice train auto --set data.dataset=data",
+    "check": "next: semidice train auto --set data.dataset=data -o runs/first",
     "train": "next: semidice predict runs/first IMAGE... -o predictions",
     "predict": "next: semidice report runs/first -o report.html",
     "report": "next: open report.html in a browser",

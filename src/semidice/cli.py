@@ -526,10 +526,17 @@ def compare(
 @app.command()
 def report(
     paths: Annotated[
-        list[Path], typer.Argument(help="Run folders, or a folder written by `semidice compare`.")
-    ],
+        list[Path] | None, typer.Argument(help="Run folders, or a folder written by `semidice compare`.")
+    ] = None,
     out: Annotated[Path, typer.Option("-o", "--out", help="HTML file to write.")] = Path("report.html"),
-    dataset: MovedDataset = None,
+    cases: Annotated[
+        list[Path] | None,
+        typer.Option(help="Also report this table of `evaluate --predictions -o`. Repeatable."),
+    ] = None,
+    dataset: Annotated[
+        Path | None,
+        typer.Option(help="Prepared dataset: without a run, or if it was moved since the training."),
+    ] = None,
     title: Annotated[str | None, typer.Option(help="Heading of the page.")] = None,
     max_cases: Annotated[
         int, typer.Option(min=1, help="Number of cases with images; best and worst first.")
@@ -538,6 +545,7 @@ def report(
     """Write one HTML page about runs: scores, significance, calibration, curves, and images of the cases.
 
     The page works offline. Figures (PNG, SVG) and tables (CSV, Markdown, LaTeX) are written next to it.
+    Methods of other tools are shown with their scores.
 
     Example: **semidice report comparison -o report.html**
     """
@@ -545,7 +553,7 @@ def report(
         from .report.page import PageOptions, run_report
 
         options = PageOptions(title=title, max_cases=max_cases)
-        run_report(paths, out, Console(), options, dataset=dataset)
+        run_report(paths or (), out, Console(), options, case_tables=cases or (), dataset=dataset)
 
 
 @app.command()

@@ -12,6 +12,7 @@ With rules of --decide, methods are NAME, RULE: every run is scored by every rul
 and only scores of masks are compared, because no other score depends on the rule.
 """
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,14 +23,14 @@ from rich.console import Console
 
 from .console import say, training_bars
 from .data.dataset import Dataset
-from .data.integrity import enumerated
 from .decisions.volumes import check_level
-from .metrics.cases import CaseTable, concatenate, read_cases, write_cases
+from .metrics.cases import CaseTable, concatenate, write_cases
 from .metrics.registry import score_name
 from .metrics.statistics import Comparison, compare_cases
 from .metrics.tables import means_table, pairs_table
 from .paths import ComparisonFolder
 from .recipes.grid import Variant
+from .report.other_methods import read_other_methods
 from .report.verdict import raters_of, raters_warning, verdict
 from .runs.decide import run_intervals, scored_rules
 from .runs.decisions import add_decisions, mask_metrics, rule_names
@@ -156,7 +157,7 @@ def run_compare(
     names = rule_names(rules) if rules else []
     if interval is not None:
         check_level(interval)
-    others = _other_methods(case_tables, prepared, [variant.name for variant in variants])
+    others = read_other_methods(case_tables, prepared, [variant.name for variant in variants])
     outcome = Outcome()
     if variants:
         outcome = run_variants(variants, start_fabric(accelerator=accelerator), console)
@@ -177,33 +178,12 @@ def run_compare(
         if partial:
             say(console, f"not compared, because not every method has it: {', '.join(partial)}")
         _show_and_write(comparisons, table, prepared, folder, console, show_pairs)
-        next_command = f"; next: semidice report {out} -o report.html" if outcome.runs else ""
-        say(console, f"tables and every score: {out}{next_command}")
-        if outcome.runs and others:
-            say(console, f"the report shows runs, hence not {', '.join(others)}")
+        # a run knows its dataset
+        of_dataset = "" if outcome.runs else f" --dataset {shlex.quote(str(prepared.folder.path))}"
+        command = f"semidice report {shlex.quote(str(out))}{of_dataset} -o report.html"
+        say(console, f"tables and every score: {out}; next: {command}")
     outcome.raise_if_failed()
     return comparisons
-
-
-def _other_methods(paths: Sequence[Path], dataset: Dataset, variants: Sequence[str]) -> dict[str, CaseTable]:
-    """The table of each method in the files; a ValueError for a name that is taken or a foreign case."""
-    known = {case.name for case in dataset.cases} | {scan.name for scan in dataset.manifest.scans}
-    tables: dict[str, CaseTable] = {}
-    for path in paths:
-        table = read_cases(path)
-        foreign = sorted(set(table.columns["case"].tolist()) - known)
-        if foreign:
-            raise ValueError(
-                f"{path} has {enumerated(foreign, 'case')} that {dataset.folder.path} does not have"
-            )
-        for method in table.methods:
-            if method in tables or method in variants:
-                raise ValueError(
-                    f"{path} has scores of {method}, but another method has this name: choose another one "
-                    "with `semidice evaluate --name`"
-                )
-            tables[method] = table.select(method=method)
-    return tables
 
 
 def _show_and_write(

@@ -356,6 +356,26 @@ def test_corrected_intervals_are_bonferroni_s_unless_holm_finds_more():
     assert kinds == {True, False}
 
 
+def test_with_a_baseline_only_its_pairs_are_compared_and_corrected():
+    rng = np.random.default_rng(5)
+    values = 0.5 + 0.1 * rng.random((20, 4)) + [0.0, 0.05, 0.03, 0.01]
+    names = tuple(f"c{number}" for number in range(20))
+    scores = PairedScores("dice_score", "mean", names, names, ("a", "b", "c", "d"), values, 0)
+    everything, against = compare_scores(scores), compare_scores(scores, baseline="c")
+    others = [0, 1, 3]
+    np.testing.assert_array_equal(against.p[2, others], everything.p[2, others])
+    np.testing.assert_array_equal(against.p_holm[others, 2], holm(everything.p[others, 2]))
+    assert (against.p_holm[2, others] <= everything.p_holm[2, others]).all()
+    np.testing.assert_array_equal(against.difference[2], everything.difference[2])
+    np.testing.assert_array_equal(against.mean, everything.mean)
+    excludes_0 = (against.low_holm[2, others] > 0) | (against.high_holm[2, others] < 0)
+    np.testing.assert_array_equal(excludes_0, against.p_holm[2, others] < 0.05)
+    assert np.isnan(against.p[0, 1])
+    assert not against.superior()[np.ix_(others, others)].any()
+    with pytest.raises(ValueError, match="baseline must be one of a, b, c, d; got 'e'"):
+        compare_scores(scores, baseline="e")
+
+
 def test_the_interval_of_a_difference_of_shares_stays_between_minus_1_and_1():
     rng = np.random.default_rng(25)
     values = np.stack([rng.uniform(0.9, 1, 5), rng.uniform(0, 0.1, 5), rng.uniform(0, 1, 5)], 1)

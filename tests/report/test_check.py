@@ -535,10 +535,10 @@ class TestTables:
         # case b: organ 0, tumour 1 because nobody drew one
         carl = ((2 / 3 + 1) / 2 + (0 + 1) / 2 + 1) / 3
         assert cells(rater_table(check_dataset(tmp_path / "data"))) == [
-            ["anna", "3", "0", "1.000", f"{(1 + carl) / 2:.3f}"],
-            ["ben", "3", "0", "1.000", f"{(1 + carl) / 2:.3f}"],
-            ["[red]carl", "3", "1", f"{carl:.3f}", f"{carl:.3f}"],
-            ["mean over raters", "", "", f"{(2 + carl) / 3:.3f}", f"{(1 + 2 * carl) / 3:.3f}"],
+            ["anna", "3", "0", "100.00", f"{50 * (1 + carl):.2f}"],
+            ["ben", "3", "0", "100.00", f"{50 * (1 + carl):.2f}"],
+            ["[red]carl", "3", "1", f"{100 * carl:.2f}", f"{100 * carl:.2f}"],
+            ["mean over raters", "", "", f"{100 * (2 + carl) / 3:.2f}", f"{100 * (1 + 2 * carl) / 3:.2f}"],
         ]
 
     def test_the_agreement_of_a_single_rater_is_undefined(self, tmp_path):
@@ -559,7 +559,7 @@ class TestCommand:
         before = {path: (sha256(path), path.stat().st_mtime_ns) for path in folder.rglob("*.*")}
         text = printed(folder)
         assert text.rstrip().endswith(
-            f"no problems, no warnings; next: semidice train auto --set data.dataset={folder}"
+            f"no problems, no warnings; next: semidice train auto --set data.dataset={folder} -o runs/first"
         )
         assert f"wrote {folder.parent / 'data_check.png'}" in text
         assert {path: (sha256(path), path.stat().st_mtime_ns) for path in folder.rglob("*.*")} == before
@@ -641,8 +641,8 @@ def test_the_agreement_of_the_lidc_raters_equals_an_independent_computation(tmp_
     np.testing.assert_allclose(report.agreement_with_others().numpy(), scores_with_others, atol=1e-6)
     means = np.stack([np.mean(scores, axis=0), np.mean(scores_with_others, axis=0)])
     rater_rows = [
-        [rater, "573", "0", *(f"{mean:.3f}" for mean in column)]
+        [rater, "573", "0", *(f"{100 * mean:.2f}" for mean in column)]
         for rater, column in zip("1234", means.T, strict=True)
     ]
-    mean_row = ["mean over raters", "", "", *(f"{mean:.3f}" for mean in means.mean(1))]
+    mean_row = ["mean over raters", "", "", *(f"{100 * mean:.2f}" for mean in means.mean(1))]
     assert cells(rater_table(report)) == [*rater_rows, mean_row]

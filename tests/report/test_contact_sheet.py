@@ -83,7 +83,7 @@ def test_titles_and_legend_name_every_case_and_rater():
         SheetPanel("b", np.nan, image, masks),
     ]
     figure = draw_contact_sheet(panels, ["_anna", "a$b$c", "carl"], num_cases=7)
-    assert [axes.get_title() for axes in figure.axes] == ["aaaaaaaa…aaaaaaa_slice0012\nDice 0.512", "b"]
+    assert [axes.get_title() for axes in figure.axes] == ["aaaaaaaa…aaaaaaa_slice0012\nDice 51.2 %", "b"]
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == [" _anna", r" a\$b\$c", " carl"]
     assert figure.get_suptitle().startswith("2 of 7 cases, the most contested first")

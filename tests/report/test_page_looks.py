@@ -4,7 +4,8 @@ import re
 from itertools import pairwise
 
 import pytest
-from browser import column, column_titles, find_chromium, open_browser, open_page, press
+from browser import axe_violations, column, column_titles, find_chromium, open_browser, open_page, press
+from decision_files import write_decision_files
 from pages import NAMES, build, embedded
 from prepared import make_prepared
 from synthetic_runs import write_runs
@@ -134,14 +135,14 @@ def test_every_control_has_a_name_and_shows_its_focus(opened):
     assert all(below <= above + 1 for above, below in pairwise(order))
     assert opened.evaluate("document.documentElement.lang") == "en"
     focused = set()
-    for _ in range(60):
+    for _ in range(72):
         opened.keyboard.press("Tab")
         name, outline = opened.evaluate(
             "(at => [at.id || at.className, getComputedStyle(at).outlineStyle])(document.activeElement)"
         )
         assert outline == "solid", name
         focused.add(name)
-    assert {"theme", "filter-text", "viewer", "opacity", "outlines", "zoom"} <= focused
+    assert {"theme", "filter-text", "viewer", "opacity", "outlines", "zoom", "volume-method"} <= focused
 
 
 # the names that `semidice compare DATASET labels` gives, and three more
@@ -161,8 +162,31 @@ def many(request, tmp_path_factory):
     }
     metrics = ("dice_score", "binarized_dice_score", "calibration_error", "brier_error")
     runs = write_runs(dataset, root / "runs", methods=styles, metrics=metrics)
+    for run in runs.values():
+        write_decision_files(dataset, run)
     build(runs, dataset, root / "report.html")
     return root / "report.html"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_no_violation(chromium, many, classes, scheme):
+    for path in (many, classes.out):
+        for width in (400, 1400):
+            watched = open_page(chromium, path, width=width, color_scheme=scheme)
+            assert axe_violations(watched.page) == []
+            watched.close()
+
+
+def test_axe_finds_the_violations_of_a_bad_page(chromium, tmp_path):
+    bad = tmp_path / "bad.html"
+    bad.write_text(
+        "<html><body><img src='data:,'><button></button>"
+        "<p style='color: #aaa; background: #fff'>pale</p></body></html>"
+    )
+    watched = open_page(chromium, bad)
+    found = {name for name, _ in axe_violations(watched.page)}
+    assert {"image-alt", "button-name", "color-contrast", "html-has-lang", "document-title"} <= found
+    watched.close()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -201,7 +201,7 @@ def test_keys_change_the_case_and_the_layer(opened):
     press(opened, "d")
     assert layer(opened) == f"difference, {NAMES[0]}"
     assert opened.locator(".panel[aria-pressed=true]").text_content() == f"difference, {NAMES[0]}"
-    press(opened, "d")
+    press(opened, "d", "d")
     assert layer(opened) == NAMES[0]
     assert opened.locator("#stage .outlines").count() == 1
     press(opened, "o")

@@ -94,6 +94,13 @@ def open_page(chromium, path, **options):
     return watched
 
 
+def axe_violations(page):
+    """Rules of axe that the page violates, each with the first elements; axe comes from its package."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python")
+    found = axe.Axe().run(page).response["violations"]
+    return [(rule["id"], [node["html"][:120] for node in rule["nodes"][:3]]) for rule in found]
+
+
 def press(page, *keys):
     page.focus("#viewer")
     for key in keys:

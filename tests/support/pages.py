@@ -5,6 +5,7 @@ import re
 
 import numpy as np
 import pyarrow.parquet
+from decision_files import write_decision_files
 from prepared import make_prepared
 from synthetic_runs import METRICS, write_runs
 
@@ -28,9 +29,11 @@ def build(runs, dataset, out, *, on_step=lambda *_: None, **options):
 class Built:
     """A page, its dataset and runs, and the data embedded in it."""
 
-    def __init__(self, root, *, dataset_options, methods=NAMES, metrics=METRICS, **options):
+    def __init__(self, root, *, dataset_options, methods=NAMES, metrics=METRICS, decisions=False, **options):
         self.dataset = make_prepared(root / "lesions", **dataset_options)
         self.runs = write_runs(self.dataset, root / "runs", methods=methods, metrics=metrics)
+        for run in self.runs.values() if decisions else ():
+            write_decision_files(self.dataset, run)
         self.out = root / "out" / "report.html"
         self.report = build(self.runs, self.dataset, self.out, **options)
         self.data = embedded(self.out)
@@ -62,12 +65,16 @@ def shown(value, metric, *, signed=False):
 def lesion_report(root):
     """Fourteen images of one patient each, three raters who skipped some images, three methods."""
     options = {"num_cases": 14, "size": (40, 48), "num_raters": 3, "absent": True, "cases_per_patient": 1}
-    return Built(root, dataset_options=options)
+    return Built(root, dataset_options=options, decisions=True)
 
 
 def volume_report(root):
     """Volumes with three classes and two channels, two per patient, one method."""
     options = {"num_cases": 6, "size": (20, 28), "depth": 5, "num_classes": 3, "num_channels": 2}
     return Built(
-        root, dataset_options=options, methods=NAMES[2:], metrics=("dice_score", "calibration_error")
+        root,
+        dataset_options=options,
+        methods=NAMES[2:],
+        metrics=("dice_score", "calibration_error"),
+        decisions=True,
     )

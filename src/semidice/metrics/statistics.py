@@ -146,12 +146,21 @@ def compare_scores(
     level: float = 0.05,
     seed: int = 0,
     higher_is_better: bool | None = None,
+    baseline: str | None = None,
 ) -> Comparison:
-    """`compare_cases` of paired scores."""
+    """`compare_cases` of paired scores.
+
+    baseline: compare each method with this one only, so that the correction is over fewer pairs; the entries
+    of all other pairs are NaN.
+    """
     unit = resampling_unit(scores.patients, scores.cases) if unit is None else unit
     check_choice("unit", unit, Unit)
     num_methods = len(scores.methods)
     pairs = list(combinations(range(num_methods), 2))
+    if baseline is not None:
+        if baseline not in scores.methods:
+            raise ValueError(f"baseline must be one of {', '.join(scores.methods)}; got {baseline!r}")
+        pairs = [pair for pair in pairs if scores.methods.index(baseline) in pair]
     per_case = scores.values @ _contrasts(pairs, num_methods).T
     groups = scores.patients if unit == "patient" else None
 
@@ -206,8 +215,9 @@ def compare_scores(
 def _matrix(
     pairs: Sequence[tuple[int, int]], size: int, upper: np.ndarray, lower: np.ndarray, diagonal: float
 ) -> np.ndarray:
-    """A matrix from the numbers of each pair (i, j): `upper` at [i, j], `lower` at [j, i]."""
-    full = np.full((size, size), diagonal)
+    """A matrix from the numbers of each pair (i, j): `upper` at [i, j], `lower` at [j, i]; else NaN."""
+    full = np.full((size, size), np.nan)
+    np.fill_diagonal(full, diagonal)
     for (first, second), above, below in zip(pairs, upper, lower, strict=True):
         full[first, second], full[second, first] = above, below
     return full

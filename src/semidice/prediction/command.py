@@ -206,8 +206,8 @@ def _decision(run: TrainedRun, options: PredictOptions, calibrator: KeptCalibrat
     if calibrator is not None:
         raise ValueError(
             f"the rule of {run.folder.path} is fitted to its predictions as they are, but they would be "
-            f"calibrated by {calibrator.name}: leave that out with --no-calibrate, or name another rule, such "
-            "as --decide dice"
+            f"calibrated by {calibrator.name}: leave that out with --no-calibrate, or name another rule, "
+            "such as --decide dice"
         )
     fits = current_fits(run)
     if fits is None or ALL_FOLDS not in fits.rules:

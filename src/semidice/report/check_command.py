@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..console import counting_bar, say, waiting
+from ..metrics.tables import number_text
 from ..paths import DatasetFolder
 from ..runs.run import volume_problem
 from .check import CheckReport, check_dataset
@@ -67,7 +68,7 @@ def _next_command(report: CheckReport) -> str:
     dataset = report.dataset
     if volume_problem(dataset) is not None:
         return f"semidice prepare {dataset.manifest.source} RAW_DIR NEW_DIR --slices all"
-    return f"semidice train auto --set {shlex.quote(f'data.dataset={dataset.folder.path}')}"
+    return f"semidice train auto --set {shlex.quote(f'data.dataset={dataset.folder.path}')} -o runs/first"
 
 
 def summary_table(report: CheckReport) -> Table:
@@ -104,8 +105,8 @@ def summary_table(report: CheckReport) -> Table:
 
 
 def rater_table(report: CheckReport) -> Table:
-    """One row per rater: cases, empty masks among them, mean Dice to the majority and to the other raters."""
-    table = Table(title="Raters")
+    """One row per rater: cases, empty masks among them, mean Dice to the majority and to the others."""
+    table = Table(title="Raters (Dice in %)")
     table.add_column("rater")
     for title in ("cases", "empty masks", "Dice to majority", "Dice to others"):
         table.add_column(title, justify="right")
@@ -142,7 +143,7 @@ def _spacing_text(spacings: Sequence[Sequence[float]], num_scans: int) -> str:
 
 
 def _score_text(score: float) -> str:
-    return "-" if math.isnan(score) else f"{score:.3f}"
+    return "-" if math.isnan(score) else number_text(100 * score)
 
 
 def _counted(messages: Sequence[str], kind: str) -> str:

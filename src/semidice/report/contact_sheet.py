@@ -92,7 +92,7 @@ def draw_contact_sheet(panels: Sequence[SheetPanel], raters: Sequence[str], *, n
         )
         for number in np.unique(panel.masks[panel.masks > 0]):
             draw_outlines(axes, panel.masks == number, width=0.9)
-        score = "" if math.isnan(panel.agreement) else f"\nDice {panel.agreement:.3f}"
+        score = "" if math.isnan(panel.agreement) else f"\nDice {100 * panel.agreement:.1f} %"
         axes.set_title(f"{_shortened(panel.name)}{score}", fontsize=7, pad=3)
     _add_legend(figure, raters, legend_columns)
     title = f"{len(panels)} of {num_cases} cases"

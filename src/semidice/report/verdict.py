@@ -98,25 +98,30 @@ def verdict(comparisons: Mapping[str, Comparison], *, level: float = 0.05) -> st
             return f"{winner} is best, significantly ahead of every other method by {by_all}."
         if ahead:
             return (
-                f"{winner} is best: significantly ahead of every other method by {_listed(ahead)}, and no "
+                f"{winner} is best: significantly ahead of every other method by {listed(ahead)}, and no "
                 "other method is significantly better by any score."
             )
         return f"{winner} is the only method that no other method beats significantly by any score."
     if unbeaten:
         return (
-            f"No other method is significantly better than {_listed(unbeaten)} by any score; these cases do "
+            f"No other method is significantly better than {listed(unbeaten)} by any score; these cases do "
             "not decide between them."
         )
-    leading = [f"{method} by {_listed(names)}" for method, names in leading_by.items() if names]
+    leading = [f"{method} by {listed(names)}" for method, names in leading_by.items() if names]
     if leading:
         more = f"Significantly ahead of every other method: {'; '.join(leading)}."
     else:
         counts = {method: sum(method in names for names in best.values()) for method in methods}
         most = max(counts.values())
         often = [method for method, count in counts.items() if count == most]
-        more = f"Most often in the best set: {_listed(often)} (by {most} of {len(best)} scores)."
+        more = f"Most often in the best set: {listed(often)} (by {most} of {len(best)} scores)."
     return f"It depends on the score: every method is significantly worse than another by some score. {more}"
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """The names as a part of a sentence.
+
+    >>> listed(["a", "b", "c"])
+    'a, b and c'
+    """
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -91,14 +91,14 @@ class RunBar:
         total = self.num_folds * status.num_steps
         dice = status.scores.get("dice_score")
         left = self._time_left(done, total)
-        loss, *terms = [f"{name} {value:.3f}" for name, value in status.losses.items()] or ["loss ..."]
+        # the first is the whole loss; the log has its terms
+        loss = next((f"{name} {value:.3f}" for name, value in status.losses.items()), "loss ...")
         # the most important first: a narrow terminal cuts the end
         parts = [
             f"fold {status.fold} epoch {status.epoch}/{status.num_epochs}",
             loss,
             *([] if dice is None else [f"Dice {100 * dice:.1f}"]),
             *([] if status.rate is None else [f"lr {status.rate:.2g}"]),
-            *terms,
             f"{status.images_per_second:.0f} images/s",
         ]
         self.progress.update(self.task, completed=done, total=total, status="  ".join(parts), left=left)

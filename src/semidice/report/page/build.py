@@ -22,21 +22,27 @@ from rich.console import Console
 from ... import __version__
 from ...console import counting_bar, say
 from ...data.dataset import Dataset
-from ...metrics.cases import write_cases
+from ...metrics.cases import CaseTable, write_cases
 from ...metrics.registry import PER_SLICE, display_scale, meaning, spoken_name
 from ...metrics.tables import Table, means_table, number_text, p_text, pairs_table
 from ...paths import ReportFolder, write_text
 from ...runs.run import TrainedRun
 from ..case_figures import draw_case_scores, draw_reliability, draw_significance
 from ..curves import draw_curves
+from ..decision_figures import draw_rules, draw_volumes
 from ..figures import COLOURS, save_figure
+from ..other_methods import compared_methods, read_other_methods
+from ..rules import COMMAND as RULES_COMMAND
+from ..rules import PLAIN, RuleDifference, RuleScore, differences, rules_sentences, rules_table
+from ..volumes import COMMAND as VOLUMES_COMMAND
+from ..volumes import volumes_sentence, volumes_table
 from .answer import LEVEL, Score, abbreviations_in, answer_of, headline
 from .content import DEFAULT_OPTIONS, OnStep, PageContent, PageOptions, gather_content, main_cases
 from .records import embedded_json, page_records
 from .runs import check_comparable, find_runs
 
 _MAX_NAME_LENGTH = 24
-_SCRIPTS = ("dom.js", "charts.js", "cases.js", "pictures.js", "browser.js", "main.js")
+_SCRIPTS = ("dom.js", "charts.js", "cases.js", "volumes.js", "pictures.js", "browser.js", "main.js")
 
 
 @dataclass(frozen=True)
@@ -54,20 +60,34 @@ def run_report(
     console: Console,
     options: PageOptions = DEFAULT_OPTIONS,
     *,
+    case_tables: Sequence[Path] = (),
     dataset: Path | None = None,
 ) -> Report:
     """`build_page` of run folders, or of folders of run folders, behind a progress bar.
 
-    dataset: where the dataset of the runs is now, if it was moved.
+    case_tables: files of `semidice evaluate` with scores of other methods. dataset: where the dataset of the
+    runs is now, if it was moved; needed without a run.
     """
     found = find_runs(paths)
+    where = dataset or found.dataset
+    if where is None:
+        raise ValueError(
+            "there is no run that tells which dataset the scores are of: name it with --dataset"
+            if paths or case_tables
+            else "name a run folder, or tables of scores with --cases and their dataset with --dataset"
+        )
+    prepared = Dataset(where)
+    others = read_other_methods(case_tables, prepared, found.runs)
+    for table in found.tables:
+        others |= compared_methods(table, prepared, [*found.runs, *others])
     with counting_bar(console, doing="report:", unit="done") as progress:
         bar = progress.add_task("opening runs", total=1)
         report = build_page(
             found.runs,
-            Dataset(dataset or found.dataset),
+            prepared,
             out,
             options,
+            others=others,
             notices=found.notices,
             on_step=lambda step, done, total: progress.update(
                 bar, description=step, completed=done, total=total
@@ -87,20 +107,23 @@ def build_page(
     out: Path,
     options: PageOptions = DEFAULT_OPTIONS,
     *,
+    others: Mapping[str, CaseTable] | None = None,
     notices: Sequence[str] = (),
     on_step: OnStep = lambda _, __, ___: None,
 ) -> Report:
     """Write the report of finished runs on one dataset to `out`, an .html file, and to a folder next to it.
 
-    runs: by the name of their method, one or more. notices: more sentences for the top of the page.
+    runs: by the name of their method. others: scores of methods without a run, by the same name as in their
+    column `method`; there must be one method or more. notices: more sentences for the top of the page.
     on_step(name of the step, done, total) is called during the work.
     """
     if out.suffix.lower() not in (".html", ".htm"):
         raise ValueError(f"the report is a page: give it a name that ends in .html; got {out}")
-    if not runs:
-        raise ValueError("a report needs one run or more; got none")
+    others = others or {}
+    if not runs and not others:
+        raise ValueError("a report needs one method or more: a finished run or a case table; got none")
     check_comparable(runs, dataset)
-    content = gather_content(runs, dataset, options, notices=notices, on_step=on_step)
+    content = gather_content(runs, others, dataset, options, notices=notices, on_step=on_step)
     out.parent.mkdir(parents=True, exist_ok=True)
     folder = ReportFolder.of(out)
     folder.path.mkdir(exist_ok=True)
@@ -112,7 +135,8 @@ def build_page(
     if options.figures:
         files += _write_figures(content, folder.path, on_step)
     dataset_name = dataset.folder.path.resolve().name
-    subject = next(iter(runs)) if len(runs) == 1 else f"{len(runs)} methods"
+    methods = content.methods
+    subject = methods[0] if len(methods) == 1 else f"{len(methods)} methods"
     title = options.title or f"{subject} on {dataset_name}"
     page = _render(content, tables, title=title, dataset_name=dataset_name, files_folder=folder.path.name)
     write_text(out, page)
@@ -131,6 +155,10 @@ def _tables(content: PageContent) -> dict[str, Table]:
     if len(content.methods) > 1:
         for score in content.scores:
             tables[f"pairs_{score.file_name}"] = pairs_table(score.comparison, level=LEVEL)
+    for rule_score in content.rules:
+        tables[f"decisions_{rule_score.metric}"] = rules_table(rule_score, level=LEVEL)
+    if content.volumes:
+        tables["volumes"] = volumes_table(content.volumes)
     return tables
 
 
@@ -155,6 +183,7 @@ def _write_figures(content: PageContent, folder: Path, on_step: OnStep) -> list[
             for series, of_methods in content.curves.items()
         }
         drawings["curves"] = partial(draw_curves, curves)
+    drawings |= _decision_drawings(content, label_of)
     files = []
     for done, (name, draw) in enumerate(drawings.items(), start=1):
         figure = draw()
@@ -163,6 +192,27 @@ def _write_figures(content: PageContent, folder: Path, on_step: OnStep) -> list[
             save_figure(figure, files[-1])
         on_step("drawing figures", done, len(drawings))
     return files
+
+
+def _decision_drawings(content: PageContent, label_of: Mapping[str, str]) -> dict[str, Callable[[], Figure]]:
+    drawings: dict[str, Callable[[], Figure]] = {}
+    for score in content.rules:
+        labelled = RuleScore(
+            score.metric,
+            {label_of[method]: comparison for method, comparison in score.comparisons.items()},
+            {label_of[method]: best for method, best in score.best.items()},
+        )
+        drawings[f"decisions_{score.metric}"] = partial(draw_rules, labelled, level=LEVEL)
+    classes = dict.fromkeys(each.class_name for of_method in content.volumes.values() for each in of_method)
+    for number, class_name in enumerate(classes, start=1):
+        of_class = {
+            label_of[method]: each
+            for method, of_method in content.volumes.items()
+            for each in of_method
+            if each.class_name == class_name
+        }
+        drawings["volumes" if len(classes) == 1 else f"volumes_{number}"] = partial(draw_volumes, of_class)
+    return drawings
 
 
 def _figure_labels(methods: Sequence[str]) -> dict[str, str]:
@@ -213,8 +263,16 @@ def _render(content: PageContent, tables: Mapping[str, Table], **names: str) -> 
         bins=content.bins,
         curves=list(content.curves),
         options=content.options,
+        runs=content.runs,
         meanings={spoken_name(metric): words for metric in metrics if (words := meaning(metric))},
         units=_units_text(content),
+        decisions=[_rules_of(score, content.methods) for score in content.rules],
+        decisions_command=RULES_COMMAND,
+        volumes=tables.get("volumes"),
+        volumes_sentence=volumes_sentence(content.volumes) if content.volumes else "",
+        volume_methods=[(content.methods.index(method), method) for method in content.volumes],
+        volume_classes=_volume_classes(content),
+        volumes_command=VOLUMES_COMMAND,
         notices=content.notices,
         raters=content.raters,
         level=LEVEL,
@@ -247,6 +305,40 @@ def _matrix(score: Score) -> list[list[dict[str, Any] | None]]:
         }
 
     return [[None if row == column else cell(row, column) for column in numbers] for row in numbers]
+
+
+def _rules_of(score: RuleScore, methods: Sequence[str]) -> dict[str, Any]:
+    """The table "Which decision?" of one score: a row per method, a cell per rule, None if it is missing."""
+
+    def cell(each: RuleDifference) -> dict[str, Any]:
+        p = p_text(each.p)
+        return {
+            "mean": number_text(each.mean),
+            "interval": f"[{number_text(each.mean_low)}, {number_text(each.mean_high)}]",
+            "best": each.best,
+            "difference": None if each.rule == PLAIN else number_text(each.difference, signed=True),
+            "ends": f"[{number_text(each.low, signed=True)}, {number_text(each.high, signed=True)}]",
+            "p": f"p {p}" if p.startswith("<") else f"p = {p}",
+            "kind": "" if not each.significant else "better" if each.better else "worse",
+        }
+
+    rows = []
+    for method in score.comparisons:
+        of_rules = differences(score, method, level=LEVEL)
+        cells = [cell(of_rules[rule]) if rule in of_rules else None for rule in score.rules]
+        rows.append({"number": methods.index(method), "method": method, "cells": cells})
+    first = next(iter(score.comparisons.values()))
+    return {
+        "heading": score.heading,
+        "sentences": rules_sentences(score, level=LEVEL),
+        "rules": score.rules,
+        "rows": rows,
+        "num_cases": first.num_cases,
+    }
+
+
+def _volume_classes(content: PageContent) -> list[str]:
+    return list(dict.fromkeys(each.class_name for classes in content.volumes.values() for each in classes))
 
 
 def _breakable(name: str) -> Markup:

@@ -4,7 +4,7 @@ Scores are those of the case tables, to the last bit. Calibration bins are count
 predictions; a calibration error that differs from the one in the table is an error.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,8 +20,10 @@ from ...runs.predictions import read_case
 from ...runs.run import TrainedRun
 from ..curves import Curve, read_curves
 from ..images import MAX_CHARACTERS, Picture, PictureLayout, make_pictures, picture_of_scan, shown_case
-from ..verdict import raters_of, raters_warning
-from .answer import Score, compare_all
+from ..rules import RuleScore, compare_rules, read_rules
+from ..verdict import listed, raters_of, raters_warning
+from ..volumes import ClassVolumes, read_volumes
+from .answer import LEVEL, Score, compare_all
 from .runs import differing_options, joined_cases
 
 # in the smallest images, one voxel in another bin changes the error by less than this
@@ -58,13 +60,15 @@ DEFAULT_OPTIONS = PageOptions()
 class PageContent:
     """What the page shows.
 
+    runs: names of the methods that are runs; the others have only scores.
     raters: their own scores by metric and class; empty if there is one rater. options: one row per option in
     which the recipes differ. bins: of the methods with stored predictions; the pictures show the same
-    methods.
+    methods. rules, volumes: of the runs that have them.
     """
 
     dataset: Dataset
     table: CaseTable
+    runs: tuple[str, ...]
     scores: Sequence[Score]
     raters: Mapping[tuple[str, str], float]
     bins: Mapping[str, CalibrationBins]
@@ -72,6 +76,8 @@ class PageContent:
     options: Mapping[str, Sequence[str]]
     layout: PictureLayout | None
     pictures: Sequence[Picture]
+    rules: Sequence[RuleScore]
+    volumes: Mapping[str, Sequence[ClassVolumes]]
     notices: tuple[str, ...]
 
     @property
@@ -91,6 +97,18 @@ class StoredPredictions:
     runs: Mapping[str, TrainedRun]
     fold_of_case: Mapping[str, int]
 
+    @classmethod
+    def of_units(
+        cls,
+        dataset: Dataset,
+        runs: Mapping[str, TrainedRun],
+        units: Mapping[str, ScoredUnit],
+        fold_of_unit: Mapping[str, int],
+    ) -> "StoredPredictions":
+        """Those of all cases of scans and slices."""
+        pairs = [(number, name) for name, unit in units.items() for number in unit.cases]
+        return cls(dataset, runs, {dataset.cases[number].name: fold_of_unit[name] for number, name in pairs})
+
     def of(self, number: int) -> list[np.ndarray]:
         """Probabilities (C, *space) of a case by each run; a ValueError if their shape is not the case's."""
         case = self.dataset.cases[number]
@@ -100,37 +118,32 @@ class StoredPredictions:
 
 def gather_content(
     runs: Mapping[str, TrainedRun],
+    others: Mapping[str, CaseTable],
     dataset: Dataset,
     options: PageOptions,
     *,
     notices: Sequence[str],
     on_step: OnStep,
 ) -> PageContent:
-    """The content of the page from the files of the runs."""
-    table = joined_cases(runs, dataset)
+    """The content of the page from the files of the runs and the tables of other methods."""
+    table = joined_cases(runs, others, dataset)
     scores, left_out = compare_all(
         table,
-        list(runs),
+        [*runs, *others],
         dataset.manifest.class_names,
         num_resamples=options.num_resamples,
         on_metric=partial(on_step, "comparing methods"),
     )
     stored = {method: run for method, run in runs.items() if run.folder.has_predictions()}
-    without = [
-        f"{method} has no stored predictions: its pictures and reliability are left out."
-        for method in runs
-        if method not in stored
-    ]
+    folders = {method: run.folder for method, run in runs.items()}
+    rule_tables, without_rules = read_rules(folders, dataset)
+    volumes = {method: read_volumes(folder, dataset) for method, folder in folders.items()}
     raters = raters_of(dataset, set(table.columns["case"].tolist()), table.metrics)
     warning = raters_warning([score.comparison for score in scores if score.is_main], raters)
-    units = _units_of(dataset, table) if stored else {}
-    fold_of_unit = dict(zip(table.columns["case"].tolist(), table.columns["fold"].tolist(), strict=True))
-    fold_of_case = {
-        dataset.cases[number].name: fold_of_unit[name]
-        for name, unit in units.items()
-        for number in unit.cases
-    }
-    predictions = StoredPredictions(dataset, stored, fold_of_case)
+    folds = zip(*(table.columns[name].tolist() for name in ("case", "method", "fold")), strict=True)
+    fold_of_unit = {case: fold for case, method, fold in folds if method in stored}
+    units = _units_of(dataset, fold_of_unit)
+    predictions = StoredPredictions.of_units(dataset, stored, units, fold_of_unit)
     bins = count_bins(
         predictions,
         sorted({number for unit in units.values() for number in unit.cases}),
@@ -140,32 +153,53 @@ def gather_content(
     shown = [name for name in main_cases(table) if name in units]
     chosen = choose_pictures(scores, shown, max_cases=options.max_cases)
     layout = PictureLayout.of(dataset, len(stored)) if chosen else None
-    pictures: list[Picture] = []
-    if layout is not None:
-        of_chosen = [units[name] for name in chosen]
-        pictures = _pictures(predictions, of_chosen, layout, options, partial(on_step, "making pictures"))
+    of_chosen = [units[name] for name in chosen]
+    pictures = _pictures(predictions, of_chosen, layout, options, partial(on_step, "making pictures"))
     return PageContent(
         dataset=dataset,
         table=table,
+        runs=tuple(runs),
         scores=scores,
         raters=raters,
         bins=bins,
-        curves=read_curves({method: run.folder for method, run in runs.items()}),
+        curves=read_curves(folders),
         options=differing_options(runs),
         layout=layout,
         pictures=pictures,
-        notices=(*([warning] if warning else []), *notices, *left_out, *without),
+        rules=compare_rules(rule_tables, num_resamples=options.num_resamples, level=LEVEL),
+        volumes={method: classes for method, classes in volumes.items() if classes},
+        notices=(
+            *([warning] if warning else []),
+            *notices,
+            *left_out,
+            *_missing_parts(runs, stored, others),
+            *without_rules,
+        ),
     )
+
+
+def _missing_parts(runs: Collection[str], stored: Collection[str], others: Collection[str]) -> Iterator[str]:
+    """What the page does not show of some methods."""
+    for method in runs:
+        if method not in stored:
+            yield f"{method} has no stored predictions: its pictures and reliability are left out."
+    if others:
+        yield (
+            f"Of {listed(list(others))}, only scores are known: no curves, options, images or calibration, "
+            "and not which patients the training saw."
+        )
 
 
 def _pictures(
     predictions: StoredPredictions,
     units: Sequence[ScoredUnit],
-    layout: PictureLayout,
+    layout: PictureLayout | None,
     options: PageOptions,
     on_case: Callable[[int, int], object],
 ) -> list[Picture]:
-    """One picture per scan or slice; of a volume, one of its slices."""
+    """One picture per scan or slice; of a volume, one of its slices. layout: None if there is none."""
+    if layout is None:
+        return []
     dataset = predictions.dataset
     pictures = make_pictures(
         dataset,
@@ -237,11 +271,11 @@ def main_cases(table: CaseTable) -> list[str]:
     return names
 
 
-def _units_of(dataset: Dataset, table: CaseTable) -> dict[str, ScoredUnit]:
-    """The scans and slices of the dataset that the table has scores of, by name, sorted."""
+def _units_of(dataset: Dataset, cases: Collection[str]) -> dict[str, ScoredUnit]:
+    """The scans and slices of the dataset with these names, sorted."""
     numbers = range(len(dataset))
     units = {each.name: each for unit in ("slice", "scan") for each in dataset.units(numbers, unit)}
-    names = sorted(set(table.columns["case"].tolist()))
+    names = sorted(cases)
     # an error that names cases which the dataset does not have
     dataset.numbers_of([name for name in names if name not in units])
     return {name: units[name] for name in names}

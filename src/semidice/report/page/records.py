@@ -3,6 +3,7 @@
 import base64
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -13,6 +14,7 @@ from ...metrics.bins import CalibrationBins
 from ...metrics.registry import display_scale
 from ..curves import Curve
 from ..figures import line_style, marker_of
+from ..volumes import ClassVolumes, coverage, level_text
 from .answer import Score
 from .content import PageContent, case_values
 
@@ -25,8 +27,6 @@ def page_records(content: PageContent) -> dict[str, Any]:
     methods = content.methods
     cases = _case_records(content)
     number_of = {case["name"]: number for number, case in enumerate(cases)}
-    # 256 colours as bytes of red, green and blue
-    colours = matplotlib.colormaps["cividis"](np.linspace(0, 1, 256), bytes=True)[:, :3]
     layout = None
     if content.layout is not None:
         layout = {
@@ -49,9 +49,15 @@ def page_records(content: PageContent) -> dict[str, Any]:
             }
             for series, of_methods in content.curves.items()
         ],
+        "volumes": [
+            _volumes_record(methods.index(method), volumes, number_of)
+            for method, classes in content.volumes.items()
+            for volumes in classes
+        ],
         "layout": layout,
         "pictures": [{**asdict(picture), "case": number_of[picture.case]} for picture in content.pictures],
-        "probability_colours": base64.b64encode(colours.tobytes()).decode(),
+        "probability_colours": _colours("cividis"),
+        "entropy_colours": _colours("inferno"),
     }
 
 
@@ -99,6 +105,36 @@ def _bins_record(method: int, bins: CalibrationBins) -> dict[str, Any]:
         "accuracy": [_finite(value) for value in means.accuracy.tolist()],
         "share": means.share.tolist(),
     }
+
+
+def _volumes_record(method: int, volumes: ClassVolumes, number_of: Mapping[str, int]) -> dict[str, Any]:
+    """Cases are numbers of the case table; None for a case that it does not have."""
+    numbers = {
+        "expected": volumes.expected,
+        "low": volumes.nested[0],
+        "high": volumes.nested[1],
+        "conformal_low": volumes.conformal[0],
+        "conformal_high": volumes.conformal[1],
+    }
+    return {
+        "method": method,
+        "class_name": volumes.class_name,
+        "unit": volumes.unit,
+        "level": level_text(volumes.level),
+        "is_corrected": volumes.is_corrected,
+        "coverage": _finite(coverage(volumes.shown, volumes.raters)),
+        "names": volumes.cases,
+        "cases": [number_of.get(case) for case in volumes.cases],
+        "rater_names": volumes.rater_names,
+        **{name: [_finite(value) for value in ends.tolist()] for name, ends in numbers.items()},
+        "raters": [[_finite(value) for value in row] for row in volumes.raters.tolist()],
+    }
+
+
+def _colours(name: str) -> str:
+    """256 colours of matplotlib as bytes of red, green and blue."""
+    colours = matplotlib.colormaps[name](np.linspace(0, 1, 256), bytes=True)[:, :3]
+    return base64.b64encode(colours.tobytes()).decode()
 
 
 def _curve_record(method: int, curve: Curve) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import numpy as np
 from ...data.dataset import Dataset
 from ...data.folds import read_folds
 from ...metrics.cases import CaseTable, concatenate, read_cases
-from ...paths import RunFolder
+from ...paths import ComparisonFolder, RunFolder
 from ...recipes import flat_options
 from ...runs.run import TrainedRun, open_run
 from ...runs.scoring import named_units
@@ -24,11 +24,16 @@ _LOSS_OF_FORM = {"min": "DML1", "product": "DML2", "relaxed": "SDL"}
 
 @dataclass(frozen=True)
 class FoundRuns:
-    """Finished runs by the name of their method, the dataset of all of them, and notes on runs left out."""
+    """Finished runs by the name of their method, and notes on runs left out.
+
+    dataset: of all runs; None without a run. tables: of `semidice compare`, which may have methods of other
+    tools.
+    """
 
     runs: dict[str, TrainedRun]
-    dataset: Path
+    dataset: Path | None
     notices: tuple[str, ...]
+    tables: tuple[Path, ...] = ()
 
 
 def find_runs(paths: Sequence[Path]) -> FoundRuns:
@@ -39,7 +44,10 @@ def find_runs(paths: Sequence[Path]) -> FoundRuns:
     """
     runs: list[TrainedRun] = []
     notices = []
+    tables = []
     for path in paths:
+        if _is_comparison(path):
+            tables.append(ComparisonFolder(path).cases)
         for folder in _run_folders(path):
             if folder.cases.is_file():
                 runs.append(open_run(folder))
@@ -47,12 +55,19 @@ def find_runs(paths: Sequence[Path]) -> FoundRuns:
                 raise ValueError(f"{path} is not finished: continue with `semidice train --resume`")
             else:
                 notices.append(f"The run {folder.path.name} is not finished and is left out.")
-    if not runs:
+    if paths and not runs and not tables:
         raise ValueError(
             f"no run in {', '.join(map(str, paths))} is finished, so there are no scores to report: "
             "continue with `semidice train --resume`"
         )
-    return FoundRuns(dict(zip(_method_names(runs), runs, strict=True)), _shared_dataset(runs), tuple(notices))
+    dataset = _shared_dataset(runs) if runs else None
+    named = dict(zip(_method_names(runs), runs, strict=True))
+    return FoundRuns(named, dataset, tuple(notices), tuple(tables))
+
+
+def _is_comparison(path: Path) -> bool:
+    """Whether the folder holds the table of `semidice compare`; that of a run has the same name."""
+    return ComparisonFolder(path).cases.is_file() and not RunFolder(path).recipe.is_file()
 
 
 def _run_folders(path: Path) -> list[RunFolder]:
@@ -61,7 +76,7 @@ def _run_folders(path: Path) -> list[RunFolder]:
     if not path.is_dir():
         raise ValueError(f"there is no folder {path}: name a run folder, or a folder of run folders")
     folders = [RunFolder(folder) for folder in sorted(path.iterdir()) if RunFolder(folder).recipe.is_file()]
-    if not folders:
+    if not folders and not _is_comparison(path):
         raise ValueError(
             f"{path} is neither a run folder nor a folder of run folders: neither it nor a folder in it has "
             f"a {RunFolder(path).recipe.name}"
@@ -109,9 +124,9 @@ def _option_text(key: str, value: object) -> str:
 
 
 def check_comparable(runs: Mapping[str, TrainedRun], dataset: Dataset) -> None:
-    """Raise unless all runs validated the same cases of `dataset` in the same folds."""
+    """Raise unless all runs validated the same cases of `dataset` in the same folds; none is fine."""
     folds = {method: read_folds(run.folder.folds, dataset) for method, run in runs.items()}
-    first = next(iter(folds))
+    first = next(iter(folds), "")
     for method, fold_of_case in folds.items():
         for case, expected, fold in zip(dataset.cases, folds[first], fold_of_case, strict=True):
             if fold != expected:
@@ -122,12 +137,14 @@ def check_comparable(runs: Mapping[str, TrainedRun], dataset: Dataset) -> None:
                 )
 
 
-def joined_cases(runs: Mapping[str, TrainedRun], dataset: Dataset) -> CaseTable:
-    """The case tables of all runs in one; methods have their names in `runs`."""
+def joined_cases(
+    runs: Mapping[str, TrainedRun], others: Mapping[str, CaseTable], dataset: Dataset
+) -> CaseTable:
+    """The case tables of all runs and other methods in one; the runs have their names in `runs`."""
     tables = []
     for method, run in runs.items():
         table = named_units(read_cases(run.folder.cases), dataset)
         if len(table) == 0:
             raise ValueError(f"{run.folder.cases} has no scores: run `semidice evaluate {run.folder.path}`")
         tables.append(CaseTable({**table.columns, "method": np.full(len(table), method)}))
-    return concatenate(tables)
+    return concatenate([*tables, *others.values()])

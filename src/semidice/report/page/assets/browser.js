@@ -1,14 +1,19 @@
 // The image browser: one case at a time, every layer as a small panel, and the chosen layer large.
 const viewer = { order: [], at: 0, layer: 0, shown: null, turn: 0 };
 
+const RATERS_DISAGREE = { kind: "disagreement", place: null, name: "disagreement of the raters" };
+
 function layersOf() {
-  const ofMethods = (kind) => LAYOUT.methods.map((method, place) => ({ kind, place, name: `${kind === "prediction" ? "" : "difference, "}${DATA.methods[method].name}` }));
+  const prefix = { prediction: "", difference: "difference, ", disagreement: "disagreement, " };
+  const ofMethods = (kind) => LAYOUT.methods.map((method, place) => ({ kind, place, name: `${prefix[kind]}${DATA.methods[method].name}` }));
   return [
     { kind: "image", name: "image and raters" },
     { kind: "label", name: "soft label" },
     ...(LAYOUT.has_truth ? [{ kind: "truth", name: "true probability" }] : []),
     ...ofMethods("prediction"),
     ...ofMethods("difference"),
+    ...(LAYOUT.raters.length > 1 ? [RATERS_DISAGREE] : []),
+    ...ofMethods("disagreement"),
   ];
 }
 const LAYERS = LAYOUT ? layersOf() : [];
@@ -86,16 +91,21 @@ function drawViewer() {
 
 // The chosen layer; the panels are not drawn again.
 function drawStage() {
-  const drawn = panelOf(viewer.shown, LAYERS[viewer.layer], viewer.frame, byId("outlines").checked);
-  byId("stage").replaceChildren(drawn, el("figcaption", {}, stageCaption()));
+  const layer = LAYERS[viewer.layer];
+  const draw = (one) => panelOf(viewer.shown, one, viewer.frame, byId("outlines").checked);
+  // what a network expects is seen beside what the raters did
+  const isPair = layer.kind === "disagreement" && layer.place !== null && LAYERS.includes(RATERS_DISAGREE);
+  const titled = (one) => el("figure", {}, draw(one), el("figcaption", {}, one.name));
+  const drawn = isPair ? el("div", { class: "pair" }, titled(RATERS_DISAGREE), titled(layer)) : draw(layer);
+  byId("stage").replaceChildren(drawn, el("figcaption", {}, stageCaption(isPair)));
   [...byId("panels").children].forEach((panel, number) => panel.setAttribute("aria-pressed", String(number === viewer.layer)));
   byId("legend").replaceChildren(...legendFor(LAYERS[viewer.layer].kind));
 }
 
-function stageCaption() {
+function stageCaption(isPair) {
   const { picture } = viewer.shown;
   const [height, width] = picture.size;
-  const parts = [LAYERS[viewer.layer].name];
+  const parts = [isPair ? "entropy of the raters' mean and of the prediction, on one scale" : LAYERS[viewer.layer].name];
   if (picture.slice_number !== null) parts.push(`slice ${picture.slice_number + 1} of ${picture.num_slices}, the one with most foreground`);
   if (picture.full_size[0] !== height) parts.push(`shown at ${height} × ${width} of ${picture.full_size.join(" × ")} pixels`);
   return parts.join("; ");
@@ -109,9 +119,10 @@ function canvasOf(pixels, pictures, frame, className) {
 
 function overlayOf(pictures, layer) {
   const number = chosenClass();
-  if (layer.kind === "label") return probabilityPixels(pictures.label(number));
-  if (layer.kind === "truth") return probabilityPixels(pictures.truth(number));
-  if (layer.kind === "prediction") return probabilityPixels(pictures.prediction(layer.place, number));
+  if (layer.kind === "label") return rampPixels(pictures.label(number));
+  if (layer.kind === "truth") return rampPixels(pictures.truth(number));
+  if (layer.kind === "prediction") return rampPixels(pictures.prediction(layer.place, number));
+  if (layer.kind === "disagreement") return rampPixels(pictures.entropy(layer.place), ENTROPY_COLOURS, MAX_BITS);
   if (layer.kind === "difference") return differencePixels(pictures.difference(layer.place, number));
   return null;
 }
@@ -150,8 +161,10 @@ function legendFor(kind) {
   if (kind === "difference") {
     parts.push(el("p", { class: "scale" }, el("span", { class: "swatch too-high" }), " prediction higher than the soft label, ", el("span", { class: "swatch too-low" }), " lower"));
   } else if (kind !== "image") {
-    const stops = [0, 51, 102, 153, 204, 255].map((at) => `rgb(${[0, 1, 2].map((part) => COLOURS[at * 3 + part]).join(",")})`);
-    parts.push(el("p", { class: "scale" }, "0 ", el("span", { class: "ramp", style: `background: linear-gradient(to right, ${stops.join(",")})` }), " 1  probability"));
+    const colours = kind === "disagreement" ? ENTROPY_COLOURS : COLOURS;
+    const stops = [0, 51, 102, 153, 204, 255].map((at) => `rgb(${[0, 1, 2].map((part) => colours[at * 3 + part]).join(",")})`);
+    const most = kind === "disagreement" ? ` ${Number(MAX_BITS.toFixed(2))} bit  entropy over all classes: 0 where all agree` : " 1  probability";
+    parts.push(el("p", { class: "scale" }, "0 ", el("span", { class: "ramp", style: `background: linear-gradient(to right, ${stops.join(",")})` }), most));
   }
   return parts;
 }
@@ -179,15 +192,21 @@ function chooseLayer(number) {
 }
 
 function readOut(event) {
-  const box = byId("stage").querySelector(".picture").getBoundingClientRect();
+  const picture = event.target.closest(".picture");
+  if (!picture) return;
+  const box = picture.getBoundingClientRect();
   const { frame, shown } = viewer;
   const x = frame.x + Math.floor(((event.clientX - box.left) / box.width) * frame.width);
   const y = frame.y + Math.floor(((event.clientY - box.top) / box.height) * frame.height);
   if (x < frame.x || y < frame.y || x >= frame.x + frame.width || y >= frame.y + frame.height) return;
   const at = y * shown.width + x;
-  const parts = [`soft label ${fixed(shown.label(chosenClass())[at])}`];
-  if (LAYOUT.has_truth) parts.push(`true ${fixed(shown.truth(chosenClass())[at])}`);
-  LAYOUT.methods.forEach((method, place) => parts.push(`${DATA.methods[method].name} ${fixed(shown.prediction(place, chosenClass())[at])}`));
+  const bits = LAYERS[viewer.layer].kind === "disagreement";
+  const parts = [bits ? `bits: raters ${fixed(shown.entropy(null)[at])}` : `soft label ${fixed(shown.label(chosenClass())[at])}`];
+  if (LAYOUT.has_truth && !bits) parts.push(`true ${fixed(shown.truth(chosenClass())[at])}`);
+  LAYOUT.methods.forEach((method, place) => {
+    const values = bits ? shown.entropy(place) : shown.prediction(place, chosenClass());
+    parts.push(`${DATA.methods[method].name} ${fixed(values[at])}`);
+  });
   byId("readout").textContent = `row ${y}, column ${x}: ${parts.join(", ")}`;
 }
 
@@ -207,7 +226,7 @@ function toggle(id) {
 
 function otherKind() {
   const { kind, place } = LAYERS[viewer.layer];
-  const other = { prediction: "difference", difference: "prediction" }[kind];
+  const other = { prediction: "difference", difference: "disagreement", disagreement: "prediction" }[kind];
   if (other) chooseLayer(LAYERS.findIndex((layer) => layer.kind === other && layer.place === place));
 }
 

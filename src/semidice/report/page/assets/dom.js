@@ -35,6 +35,14 @@ function setScore(number) {
 
 const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
 
+// A shadow at the right edge of a table or chart that continues there.
+function followScroll(box) {
+  const follow = () => box.classList.toggle("more", box.scrollLeft + box.clientWidth < box.scrollWidth - 1);
+  const watch = new ResizeObserver(follow);
+  for (const node of [box, box.firstElementChild]) watch.observe(node);
+  box.addEventListener("scroll", follow);
+}
+
 // The quantile of sorted values, interpolated linearly, like numpy.
 function quantile(sorted, share) {
   const at = share * (sorted.length - 1);

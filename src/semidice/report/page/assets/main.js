@@ -5,18 +5,17 @@ const charts = [
   chart("distribution-chart", drawDistributions),
   chart("reliability-chart", drawReliability),
   chart("curve-chart", drawCurves),
+  chart("volume-chart", drawVolumes),
 ];
 state.listeners.push(charts[0], () => {
   for (const matrix of document.querySelectorAll(".matrix")) matrix.hidden = Number(matrix.dataset.score) !== state.score;
 });
 byId("curve-select")?.addEventListener("change", charts[2]);
-// a shadow at the right edge of a table that continues there
-for (const box of document.querySelectorAll(".scroll")) {
-  const follow = () => box.classList.toggle("more", box.scrollLeft + box.clientWidth < box.scrollWidth - 1);
-  const watch = new ResizeObserver(follow);
-  for (const node of [box, box.firstElementChild]) watch.observe(node);
-  box.addEventListener("scroll", follow);
-}
+byId("decision-select")?.addEventListener("change", (event) => {
+  for (const part of document.querySelectorAll(".decision")) part.hidden = part.dataset.score !== event.target.value;
+});
+startVolumes(charts[3]);
+for (const box of document.querySelectorAll(".scroll")) followScroll(box);
 startCases();
 startBrowser();
 for (const select of document.querySelectorAll(".score-select")) {

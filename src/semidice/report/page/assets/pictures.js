@@ -1,6 +1,10 @@
 // The pictures of a case, decoded into numbers: grey values, the raters' classes, probabilities.
 const LAYOUT = DATA.layout;
-const COLOURS = Uint8Array.from(atob(DATA.probability_colours), (character) => character.charCodeAt(0));
+const coloursOf = (text) => Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
+const COLOURS = coloursOf(DATA.probability_colours);
+const ENTROPY_COLOURS = coloursOf(DATA.entropy_colours);
+// entropy of classes that are equally probable
+const MAX_BITS = LAYOUT ? Math.log2(LAYOUT.classes.length + 1) : 1;
 // from this probability on, the overlay is opaque; lower ones are transparent
 const OPAQUE = 0.08;
 const TOO_HIGH = [213, 94, 0];
@@ -88,6 +92,22 @@ class CasePictures {
     for (let at = 0; at < values.length; at += 1) values[at] -= label[at];
     return values;
   }
+
+  // entropy over all classes in bits: of a prediction, or of the mean of the raters if place is null
+  entropy(place) {
+    const maps = LAYOUT.classes.map((_, number) => (place === null ? this.label(number) : this.prediction(place, number)));
+    const bits = new Float32Array(this.width * this.height);
+    for (let at = 0; at < bits.length; at += 1) {
+      let background = 1;
+      for (const map of maps) {
+        background -= map[at];
+        if (map[at] > 0) bits[at] -= map[at] * Math.log2(map[at]);
+      }
+      // rounding leaves less than this
+      if (background > 1e-5) bits[at] -= background * Math.log2(background);
+    }
+    return bits;
+  }
 }
 
 const loaded = new Map();
@@ -113,11 +133,13 @@ const greyPixels = (values) =>
     pixels[at + 3] = 255;
   });
 
-const probabilityPixels = (values) =>
+// values from 0 to `most`
+const rampPixels = (values, colours = COLOURS, most = 1) =>
   paint(values, (value, pixels, at) => {
-    const colour = Math.round(value * 255) * 3;
-    for (let part = 0; part < 3; part += 1) pixels[at + part] = COLOURS[colour + part];
-    pixels[at + 3] = 255 * Math.min(1, value / OPAQUE);
+    const share = Math.min(1, Math.max(0, value / most));
+    const colour = Math.round(share * 255) * 3;
+    for (let part = 0; part < 3; part += 1) pixels[at + part] = colours[colour + part];
+    pixels[at + 3] = 255 * Math.min(1, share / OPAQUE);
   });
 
 const differencePixels = (values) =>

@@ -1,0 +1,127 @@
+"""Methods of other tools on the page: only their scores are known."""
+
+import numpy as np
+import pytest
+from pages import NAMES, embedded
+from prepared import make_prepared
+from synthetic_runs import METRICS, write_runs
+from typer.testing import CliRunner
+
+from semidice.cli import app
+from semidice.metrics import CaseRow, CaseTable, compare_cases, read_cases, write_cases
+
+
+@pytest.fixture
+def small(tmp_path):
+    """Two finished runs on six images."""
+    dataset = make_prepared(tmp_path / "data", num_cases=6, cases_per_patient=1)
+    return dataset, write_runs(dataset, tmp_path / "runs", methods=NAMES[:2], metrics=METRICS[:3])
+
+
+def scores_of_tool(path, dataset, method, *, shift=0.1, cases=None):
+    """Write a table as `evaluate --predictions` does: Dice and Brier error of every scan, without folds."""
+    rng = np.random.default_rng(len(method))
+    rows = [
+        CaseRow(cases[number] if cases else scan.name, scan.patient, -1, method, class_name, metric, value)
+        for number, scan in enumerate(dataset.manifest.scans)
+        for metric, class_name, value in (
+            ("dice_score", "mean", float(0.7 + shift * rng.random())),
+            ("brier_error", "all", float(0.1 * rng.random())),
+        )
+    ]
+    write_cases(CaseTable.from_rows(rows), path)
+    return path
+
+
+def command(*arguments):
+    return CliRunner().invoke(app, ["report", *map(str, arguments)])
+
+
+def test_a_table_of_another_tool_is_compared_with_the_runs_and_has_no_curves_or_pictures(small, tmp_path):
+    dataset, runs = small
+    tool = scores_of_tool(tmp_path / "tool.parquet", dataset, "other tool")
+    out = tmp_path / "report.html"
+    done = command(tmp_path / "runs", "--cases", tool, "-o", out)
+    assert done.exit_code == 0, done.output
+    data = embedded(out)
+    assert [method["name"] for method in data["methods"]] == [*NAMES[:2], "other tool"]
+    assert [score["name"] for score in data["scores"]] == ["dice_score"]
+    expected = {row.case: row.value for row in read_cases(tool).select(metric="dice_score").rows()}
+    assert {case["name"]: case["values"][0][2] for case in data["cases"]} == expected
+    # the fold of a case is that of the runs
+    assert {case["fold"] for case in data["cases"]} == {0, 1}
+    assert [record["method"] for record in data["reliability"]] == [0, 1]
+    assert data["layout"]["methods"] == [0, 1]
+    assert all(len(series["methods"]) == 2 for series in data["curves"])
+    text = out.read_text(encoding="utf-8")
+    assert "Of other tool, only scores are known" in text
+    assert "never saw its patient in the runs." in text
+    pairs = (tmp_path / "report_files" / "pairs_dice_score.csv").read_text()
+    comparison = compare_cases(joined(runs, read_cases(tool)), "dice_score")
+    for part in (comparison.difference, comparison.low_holm, comparison.high_holm, comparison.p_holm):
+        assert repr(float(part[0, 2])) in pairs
+    assert "other tool" in (tmp_path / "report_files" / "means.csv").read_text()
+
+
+def joined(runs, *tables):
+    parts = [*(read_cases(run.cases).columns for run in runs.values()), *(table.columns for table in tables)]
+    return CaseTable({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
+
+
+def test_tables_of_other_tools_are_reported_without_a_run(small, tmp_path):
+    dataset, _ = small
+    tables = [scores_of_tool(tmp_path / f"{name}.csv", dataset, name) for name in ("one", "another")]
+    out = tmp_path / "report.html"
+    arguments = [part for table in tables for part in ("--cases", table)]
+    refused = command(*arguments, "-o", out)
+    assert refused.exit_code == 1
+    assert "name it with --dataset" in refused.stderr
+    done = command(*arguments, "--dataset", dataset.folder.path, "-o", out)
+    assert done.exit_code == 0, done.output
+    data = embedded(out)
+    assert [method["name"] for method in data["methods"]] == ["one", "another"]
+    assert (data["layout"], data["reliability"], data["curves"]) == (None, [], [])
+    assert "never saw its patient" not in out.read_text(encoding="utf-8")
+
+
+def test_a_report_of_nothing_is_refused(tmp_path):
+    done = command("-o", tmp_path / "report.html")
+    assert done.exit_code == 1
+    assert "name a run folder, or tables of scores with --cases" in done.stderr
+
+
+def test_other_methods_of_a_comparison_are_found_in_its_table(small, tmp_path):
+    dataset, runs = small
+    tool = read_cases(scores_of_tool(tmp_path / "tool.csv", dataset, "tool"))
+    # `compare` writes the methods of runs and of other tools into one table
+    write_cases(joined(runs, tool), tmp_path / "runs" / "cases.parquet")
+    out = tmp_path / "report.html"
+    assert command(tmp_path / "runs", "-o", out).exit_code == 0
+    assert [method["name"] for method in embedded(out)["methods"]] == [*NAMES[:2], "tool"]
+    # a table that is named replaces the one that was found
+    newer = scores_of_tool(tmp_path / "newer.csv", dataset, "tool", shift=0.2)
+    assert command(tmp_path / "runs", "--cases", newer, "-o", out).exit_code == 0
+    expected = read_cases(newer).select(metric="dice_score").columns["value"].tolist()
+    assert [case["values"][0][2] for case in embedded(out)["cases"]] == expected
+    only = tmp_path / "only"
+    only.mkdir()
+    write_cases(tool, only / "cases.parquet")
+    assert command(only, "--dataset", dataset.folder.path, "-o", out).exit_code == 0
+    assert [method["name"] for method in embedded(out)["methods"]] == ["tool"]
+
+
+def test_tables_that_do_not_fit_the_runs_are_named(small, tmp_path):
+    dataset, _ = small
+    taken = scores_of_tool(tmp_path / "taken.csv", dataset, NAMES[0])
+    foreign = scores_of_tool(tmp_path / "foreign.csv", dataset, "b", cases=[f"x{n}" for n in range(6)])
+    swapped = [scan.name for scan in dataset.manifest.scans][::-1]
+    patients = scores_of_tool(tmp_path / "patients.csv", dataset, "c", cases=swapped)
+    for path, message in (
+        (taken, f"taken.csv has scores of {NAMES[0]}, but another method has this name"),
+        (foreign, "foreign.csv has 6 cases (x0"),
+        (patients, "patients.csv says that case scan000 is of patient patient005"),
+        (tmp_path / "missing.csv", "there is no case table"),
+    ):
+        done = command(tmp_path / "runs", "--cases", path, "-o", tmp_path / "report.html")
+        assert done.exit_code == 1
+        assert message in " ".join(done.stderr.split())
