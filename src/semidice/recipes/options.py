@@ -89,7 +89,7 @@ class ModelOptions(_Section):
 
     @field_validator("options")
     @classmethod
-    def _no_option_twice(cls, options: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    def _no_option_twice(cls, options: dict[str, Any]) -> dict[str, Any]:
         for name in options.keys() & (cls.model_fields.keys() | {"num_channels", "num_classes"}):
             raise ValueError(f"{name} is not an option of an architecture: leave it out")
         return options
