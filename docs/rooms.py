@@ -115,6 +115,8 @@ ROOMS: dict[str, Room] = {
         "checks of inputs", "Checks predictions and targets of the user.", "a rule for inputs: `arrays.py`"
     ),
     "paths": Room("file names", "Knows all file names; writes files atomically.", "a file: `paths.py`"),
+    "limits": Room("bounds of files", "Bounds what is read from files.", "a bound: `limits.py`"),
+    "cells": Room("names in CSV", "Writes and reads names in CSV files.", ""),
     "console": Room("messages, progress", "Prints lines and progress bars.", ""),
 }
 

@@ -18,7 +18,12 @@ from typing import Any
 
 from torch import nn
 
-from .options import check_architecture_options, check_encoder_name, check_names, unknown_name
+from .options import (
+    check_architecture_options,
+    check_encoder_name,
+    check_small_unet_options,
+    unknown_name,
+)
 from .pretrained import load_pretrained
 from .small_unet import SmallUNet
 
@@ -65,8 +70,7 @@ def build_model(
                 "small_unet has neither an encoder nor pretrained weights: set both to 'none'; "
                 f"got {encoder!r} and {str(weights or 'none')!r}"
             )
-        allowed = _parameters(SmallUNet) - {"num_channels", "num_classes"}
-        check_names("option of small_unet", options, allowed)
+        check_small_unet_options(options, _parameters(SmallUNet))
         network: nn.Module = SmallUNet(num_channels, num_classes, **options)
     else:
         network = _build_smp(architecture, encoder, weights, num_channels, num_classes, options)

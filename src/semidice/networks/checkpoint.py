@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from ..limits import check_file
 from ..paths import atomic_write
 
 # checkpoints in memory that are not written yet; beyond that, training waits
@@ -52,6 +53,7 @@ class Checkpoint:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        check_file(path)
         try:
             with safe_open(path, framework="pt") as file:
                 self.progress: dict[str, Any] = json.loads((file.metadata() or {})["progress"])

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
+from ..limits import MAX_NETWORK_NUMBER
+
 # of the architectures of smp; each takes those that its signature has
 _ARCHITECTURE_OPTIONS = {
     "decoder_aspp_dropout",
@@ -96,6 +98,13 @@ def check_names(kind: str, options: Mapping[str, Any], allowed: Iterable[str]) -
             raise ValueError(unknown_name(kind, str(name), sorted(allowed)))
 
 
+def check_small_unet_options(options: Mapping[str, Any], signature: Iterable[str]) -> None:
+    """A ValueError if an option may not be passed to small_unet."""
+    check_names("option of small_unet", options, set(signature) - {"num_channels", "num_classes"})
+    for name, value in options.items():
+        _check_value(f"model.options.{name}", value)
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
     """The message that a name does not exist, with the names closest to it."""
     known = list(dict.fromkeys(known))
@@ -119,3 +128,6 @@ def _check_value(key: str, value: Any) -> None:
             raise ValueError(f"{key} must be a number or one word, such as bilinear; got {value!r}")
     elif not (value is None or isinstance(value, bool | int | float)):
         raise ValueError(f"{key} must be a number or one word; got {type(value).__name__}")
+    # the condition is also false for NaN
+    elif value is not None and not abs(value) <= MAX_NETWORK_NUMBER:
+        raise ValueError(f"{key} may be {MAX_NETWORK_NUMBER} at most; got {value}")

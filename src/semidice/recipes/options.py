@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 from ..arrays import SIZE_MULTIPLE
 from ..data.augment import AugmentOptions
 from ..data.label_making import LabelOptions
+from ..limits import MAX_FOLDS
 from ..losses.calibration_error import Binning, CalibrationOptions
 from ..losses.distillation import Calibration, KeySource, Term
 from ..losses.segmentation import SegmentationLoss
@@ -41,7 +42,9 @@ class DataOptions(_Section):
     """The dataset and its split into folds."""
 
     dataset: AbsolutePath = Field(description="folder written by `semidice prepare`")
-    num_folds: int = Field(default=5, ge=2, description="number of parts that the patients are split into")
+    num_folds: int = Field(
+        default=5, ge=2, le=MAX_FOLDS, description="number of parts that the patients are split into"
+    )
     fold_seed: int = Field(
         default=0, ge=0, description="seed of the split; use the same for methods that are compared"
     )

@@ -24,6 +24,7 @@ from ..data.folds import fold_cases
 from ..data.intensities import MeanStd
 from ..data.manifest import Manifest, PrepareOptions
 from ..data.storage import Storage
+from ..limits import MAX_JSON_BYTES, MAX_RATERS, check_file
 from ..networks.checkpoint import Checkpoint
 from ..networks.systems import build_network
 from ..paths import FoldFolder, RunFolder, write_text
@@ -46,7 +47,9 @@ class DatasetFacts(BaseModel):
         description="over the training cases of each fold; None in runs of an older semidice: there, `mean`",
     )
     fold_std: tuple[tuple[float, ...], ...] | None = None
-    num_raters: int | None = Field(default=None, ge=1, description="None in runs of an older semidice")
+    num_raters: int | None = Field(
+        default=None, ge=1, le=MAX_RATERS, description="None in runs of an older semidice"
+    )
     options: dict[str, Any] = Field(description="of `semidice prepare`")
     manifest_sha256: str = Field(description="of the manifest: shows whether the dataset has changed")
 
@@ -211,6 +214,7 @@ def write_dataset_facts(run: RunFolder, dataset: Dataset, fold_of_case: Sequence
 
 def read_dataset_facts(run: RunFolder) -> DatasetFacts:
     """The facts of the dataset in a run folder; a ValueError names the option that is wrong."""
+    check_file(run.dataset, max_bytes=MAX_JSON_BYTES)
     try:
         facts = DatasetFacts.model_validate_json(run.dataset.read_bytes())
         _ = facts.prepare_options
