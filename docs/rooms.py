@@ -88,6 +88,7 @@ ROOMS: dict[str, Room] = {
         "Decides masks, and estimates volumes with intervals, from probabilities.",
         "a rule: `decisions/decision.py`",
     ),
+    "locks": Room("one writer at a time", "Locks a folder that a command writes to.", ""),
     "losses": Room(
         "Dice, Jaccard, Tversky, cross entropy, distillation",
         "Dice, Jaccard and Tversky losses, cross entropy, mixture, distillation.",

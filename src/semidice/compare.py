@@ -19,11 +19,12 @@ from rich.console import Console
 from .console import say, training_bars
 from .data.dataset import Dataset
 from .data.integrity import enumerated
+from .locks import FolderLock
 from .metrics.cases import CaseTable, concatenate, read_cases, write_cases
 from .metrics.registry import score_name
 from .metrics.statistics import Comparison, compare_cases
 from .metrics.tables import means_table, pairs_table
-from .paths import ComparisonFolder
+from .paths import ComparisonFolder, RunFolder
 from .recipes.grid import Variant
 from .report.verdict import raters_of, raters_warning, verdict
 from .runs.run import TrainedRun
@@ -67,8 +68,9 @@ def run_variants(variants: Sequence[Variant], fabric: Fabric, console: Console) 
             try:
                 if variant.teacher in outcome.failed:
                     raise ValueError(f"its teacher {variant.teacher} failed")
-                run = start_run(variant.recipe, variant.folder, resume=True)
-                table = cross_validate(run, fabric, on_step=bar.show_step, on_phase=bar.show_phase)
+                with FolderLock(RunFolder(variant.folder), "semidice compare") as bar.lock:
+                    run = start_run(variant.recipe, variant.folder, resume=True)
+                    table = cross_validate(run, fabric, on_step=bar.show_step, on_phase=bar.show_phase)
                 assert table is not None
             # a wrong recipe must not stop the others
             except Exception as error:
@@ -126,13 +128,28 @@ def run_compare(
     prepared = Dataset(dataset or variants[0].recipe.data.dataset)
     # before the training, which takes long
     others = _other_methods(case_tables, prepared, [variant.name for variant in variants])
-    outcome = Outcome()
-    if variants:
-        outcome = run_variants(variants, start_fabric(accelerator=accelerator), console)
-    outcome.tables.update(others)
+    with FolderLock(ComparisonFolder(out), "semidice compare"):
+        outcome = Outcome()
+        if variants:
+            outcome = run_variants(variants, start_fabric(accelerator=accelerator), console)
+        outcome.tables.update(others)
+        comparisons = _compared(outcome, others, prepared, out, metrics, show_pairs, console)
+    outcome.raise_if_failed()
+    return comparisons
+
+
+def _compared(
+    outcome: Outcome,
+    others: Mapping[str, CaseTable],
+    prepared: Dataset,
+    out: Path,
+    metrics: Sequence[str] | None,
+    show_pairs: bool,
+    console: Console,
+) -> dict[str, Comparison]:
+    """Compare all methods, print and write; empty if no variant is finished."""
     comparisons: dict[str, Comparison] = {}
     if outcome.tables:
-        out.mkdir(parents=True, exist_ok=True)
         table = outcome.table()
         folder = ComparisonFolder(out)
         write_cases(table, folder.cases)
@@ -145,7 +162,6 @@ def run_compare(
         say(console, f"tables and every score: {out}{next_command}")
         if outcome.runs and others:
             say(console, f"the report shows runs, hence not {', '.join(others)}")
-    outcome.raise_if_failed()
     return comparisons
 
 

@@ -243,7 +243,7 @@ def test_a_full_disk_stops_preparing_with_the_file_name_and_a_later_run_continue
     monkeypatch.undo()
     assert str(error.value) == (
         f"cannot write {tmp_path / '.out.part/dataset/masks/case0002.npy'}: No space left on device; "
-        "free some space and run the same command again: it continues after the finished scans"
+        "free some space and run the same command again: it continues"
     )
     assert names == ["case0000", "case0001", "case0002"]
     assert not (tmp_path / "out").exists()

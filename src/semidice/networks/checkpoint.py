@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from ..limits import check_file
-from ..paths import atomic_write
+from ..paths import write_bytes
 
 # checkpoints in memory that are not written yet; beyond that, training waits
 _MAX_WAITING = 2
@@ -43,9 +43,9 @@ def checkpoint_tensors(model: nn.Module, optimiser: torch.optim.Optimizer | None
 def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], progress: Mapping[str, Any]) -> None:
     """Write the tensors of `checkpoint_tensors` and the progress of the training."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(path) as temp_path:
-        on_cpu = {name: tensor.cpu() for name, tensor in tensors.items()}
-        save_file(on_cpu, temp_path, metadata={"progress": json.dumps(dict(progress))})
+    on_cpu = {name: tensor.cpu() for name, tensor in tensors.items()}
+    # not save_file, which has temporary files of its own, and leaves them when it is killed
+    write_bytes(path, save(on_cpu, metadata={"progress": json.dumps(dict(progress))}))
 
 
 class Checkpoint:

@@ -88,8 +88,11 @@ def _teacher_has_moved(stored: Recipe, recipe: Recipe) -> bool:
 
 def _create_run_folder(recipe: Recipe, folder: RunFolder) -> None:
     out = folder.path
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ValueError(f"{out} exists and is not a run folder; choose another one with --out")
+    foreign = folder.foreign_files()
+    if foreign:
+        raise ValueError(
+            f"{out} exists and is not a run folder: it has {foreign[0].name}; choose another one with --out"
+        )
     dataset = Dataset(recipe.data.dataset)
     problem = volume_problem(dataset)
     if problem is not None:

@@ -287,7 +287,8 @@ def _nifti(path: Path, file: BufferedReader) -> Any:
     if kind is None:
         raise ValueError("it is not a NIfTI file")
     stream.seek(0)
-    header = kind.header_class(stream.read(kind.header_class.template_dtype.itemsize), check=False)
+    header_class: Any = kind.header_class
+    header = header_class(stream.read(header_class.template_dtype.itemsize), check=False)
     check_shape(header.get_data_shape(), "its header")
     if isinstance(stream, _BoundedGzip):
         stream.bound(math.prod(header.get_data_shape()) * header.get_data_dtype().itemsize)
