@@ -46,13 +46,12 @@ test-slow: $(VENV)/.dev  ## the tests that take minutes
 $(LOWEST)/.dev: pyproject.toml tests/support/lowest_versions.py
 	$(PYTHON) -m venv $(LOWEST)
 	$(PYTHON) tests/support/lowest_versions.py > $(LOWEST)/constraints.txt
-	$(LOWEST)/bin/pip install --disable-pip-version-check -c $(LOWEST)/constraints.txt '.[train,monai]' beartype hypothesis pytest scikit-learn SimpleITK
-	$(LOWEST)/bin/pip uninstall -y semidice
+	$(LOWEST)/bin/pip install --disable-pip-version-check -c $(LOWEST)/constraints.txt -e '.[train,monai]' beartype hypothesis pytest scikit-learn SimpleITK
 	@touch $@
 
 # old packages warn of each other, so warnings are no errors here
 test-lowest: $(LOWEST)/.dev  ## the tests that use other packages, with the lowest allowed versions of them
-	PYTHONPATH=src $(LOWEST)/bin/pytest -q -o filterwarnings=default $(LOWEST_TESTS)
+	$(LOWEST)/bin/pytest -q -o filterwarnings=default $(LOWEST_TESTS)
 
 test-gpu: $(VENV)/.dev  ## the tests that need a CUDA device
 	$(BIN)/pytest -q -m gpu

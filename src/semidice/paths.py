@@ -37,13 +37,27 @@ def atomic_write(path: Path, *, durable: bool = True) -> Iterator[Path]:
     of the program, the file may be incomplete.
     """
     temp_path = path.with_name(f".{path.name}.{os.getpid()}.part")
+    with named_errors(path):
+        try:
+            yield temp_path
+            if durable:
+                force_to_disk(temp_path)
+            temp_path.replace(path)
+        finally:
+            temp_path.unlink(missing_ok=True)
+
+
+@contextmanager
+def named_errors(path: Path) -> Iterator[None]:
+    """Give an OSError the name of the file that was to be written.
+
+    Without it, the error has no name, or that of a temporary file, which the user does not know.
+    """
     try:
-        yield temp_path
-        if durable:
-            force_to_disk(temp_path)
-        temp_path.replace(path)
-    finally:
-        temp_path.unlink(missing_ok=True)
+        yield
+    except OSError as error:
+        error.filename, error.filename2 = str(path), None
+        raise
 
 
 def write_text(path: Path, text: str) -> None:
@@ -190,6 +204,7 @@ class RunFolder(Folder):
     versions = _File("versions.json")  # of everything that could change a number
     folds = _File("folds.json")  # the validation fold of every case
     dataset = _File("dataset.json")  # the part of the manifest that prediction needs
+    arrays = _File("arrays.json")  # size and time of the dataset's arrays when their hashes were compared
     cases = _File("cases.parquet")  # scores of every case, by the model that never saw its patient
     calibrator = _File("calibrator.safetensors")  # what `semidice calibrate` kept for `predict`
 

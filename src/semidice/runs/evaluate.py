@@ -34,7 +34,6 @@ from .prediction_files import PredictionFiles
 from .run import TrainedRun, manifest_digest, open_run
 from .scoring import inapplicable_metrics, metric_name, named_units, score_fold
 
-
 P = ParamSpec("P")
 
 

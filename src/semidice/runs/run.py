@@ -29,6 +29,10 @@ from ..networks.checkpoint import Checkpoint
 from ..networks.systems import build_network
 from ..paths import FoldFolder, RunFolder, write_text
 from ..recipes import Recipe, read_recipe
+from ..recipes.options import flattened
+
+# options that may change when a run is resumed: which folds to run, where the data is, how it is loaded
+MAY_DIFFER = ("data.folds", "data.dataset", "workers")
 
 
 class DatasetFacts(BaseModel):
@@ -121,6 +125,7 @@ class TrainedRun:
     def network(self, fold: int, *, device: torch.device | str) -> nn.Module:
         """The network of a fold with the weights of `checkpoint_path`, in eval mode and without gradients."""
         checkpoint = Checkpoint(self.checkpoint_path(fold))
+        checkpoint.check_origin(fold=fold)
         network = self.new_network(weights="none")
         checkpoint.load_model(network)
         return network.to(device).eval().requires_grad_(False)
@@ -142,6 +147,19 @@ class FoldRun:
     @property
     def folder(self) -> FoldFolder:
         return self.run.folder.fold(self.fold)
+
+    @property
+    def identity(self) -> str:
+        """SHA-256 of all that the weights depend on: recipe, folds and dataset. Checkpoints carry it.
+
+        Options with their default are left out, so that a later semidice may have more of them.
+        """
+        options = self.recipe.model_dump(mode="json", exclude_defaults=True, exclude={"auto", "reasons"})
+        # a teacher may have been moved
+        left_out = {*MAY_DIFFER, "teacher.run"}
+        used = {key: value for key, value in flattened(options) if key not in left_out}
+        parts = [sorted(used.items()), list(self.fold_of_case), self.run.facts.manifest_sha256]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     @property
     def training_cases(self) -> list[int]:

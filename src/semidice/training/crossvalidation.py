@@ -21,6 +21,7 @@ from .. import __version__
 from ..data.batches import WholeCases
 from ..data.dataset import Dataset, ScoredUnit
 from ..data.folds import read_folds, split_folds, write_folds
+from ..data.integrity import check_arrays
 from ..data.storage import Storage, centred
 from ..metrics.cases import CaseTable, concatenate, read_cases, write_cases
 from ..networks.systems import network_probability
@@ -28,8 +29,10 @@ from ..paths import RunFolder, write_text
 from ..recipes import Recipe, differing_keys, read_recipe, with_stored_choices, write_recipe
 from ..runs.predictions import write_prediction
 from ..runs.run import (
+    MAY_DIFFER,
     FoldRun,
     TrainedRun,
+    manifest_digest,
     mirrored_axes,
     read_dataset_facts,
     volume_problem,
@@ -39,9 +42,6 @@ from ..runs.scoring import named_units, score_fold
 from .engine import StepStatus, train_fold
 
 FoldPhase = Literal["training", "predicting", "finished"]
-
-# options that may change when a run is resumed: which folds to run, where the data is, how it is loaded
-_MAY_DIFFER = ("data.folds", "data.dataset", "workers")
 
 
 def start_run(recipe: Recipe, out: Path, *, resume: bool) -> TrainedRun:
@@ -55,6 +55,7 @@ def start_run(recipe: Recipe, out: Path, *, resume: bool) -> TrainedRun:
         _check_same_recipe(recipe, folder)
         if not resume:
             raise ValueError(f"{out} already holds this run: continue it with --resume, or remove the folder")
+        _check_same_dataset(recipe, folder)
     else:
         _create_run_folder(recipe, folder)
     # written last: a folder that has a recipe is a run
@@ -64,7 +65,7 @@ def start_run(recipe: Recipe, out: Path, *, resume: bool) -> TrainedRun:
 
 def _check_same_recipe(recipe: Recipe, folder: RunFolder) -> None:
     stored = read_recipe(folder.recipe, accelerator=None)
-    may_differ = (*_MAY_DIFFER, "teacher.run") if _teacher_has_moved(stored, recipe) else _MAY_DIFFER
+    may_differ = (*MAY_DIFFER, "teacher.run") if _teacher_has_moved(stored, recipe) else MAY_DIFFER
     different = [key for key in differing_keys(recipe, stored) if key not in may_differ]
     if not different:
         return
@@ -75,6 +76,17 @@ def _check_same_recipe(recipe: Recipe, folder: RunFolder) -> None:
         f"{folder.path} holds a run of another recipe, which differs in {', '.join(different)}; "
         f"{hint}choose another folder with --out, or remove this one"
     )
+
+
+def _check_same_dataset(recipe: Recipe, folder: RunFolder) -> None:
+    """A ValueError if the dataset is not the one that the run was started with, although names may agree."""
+    dataset, facts = Dataset(recipe.data.dataset), read_dataset_facts(folder)
+    if manifest_digest(dataset.manifest) != facts.manifest_sha256:
+        raise ValueError(
+            f"{dataset.folder.path} is not the dataset that {folder.path} was started with, or it was "
+            "prepared again since: name the right one with --set data.dataset=..., or start a new run with "
+            "--out"
+        )
 
 
 def _teacher_has_moved(stored: Recipe, recipe: Recipe) -> bool:
@@ -154,6 +166,8 @@ def cross_validate(
     """
     dataset = Dataset(run.recipe.data.dataset)
     fold_of_case = read_folds(run.folder.folds, dataset)
+    if fabric.is_global_zero and run.missing_folds:
+        check_arrays(dataset, run.folder.arrays)
     for fold in run.recipe.data.fold_numbers:
         fold_run = FoldRun(run, dataset, fold, fold_of_case)
         if not fold_run.folder.is_finished:
