@@ -235,9 +235,7 @@ class TestPredictions:
                 file.write(bytes(2**23))
         assert path.stat().st_size < 2**20
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        with pytest.raises(
-            ValueError, match=r"holds \(1, 16384, 16384\) for the foreground, but the case has"
-        ):
+        with pytest.raises(ValueError, match=r"has shape \(2, 16384, 16384\), but the case has"):
             read_prediction(path, shape=(2, 32, 32))
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
 

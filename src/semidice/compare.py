@@ -128,7 +128,10 @@ def run_compare(
     prepared = Dataset(dataset or variants[0].recipe.data.dataset)
     # before the training, which takes long
     others = _other_methods(case_tables, prepared, [variant.name for variant in variants])
-    with FolderLock(ComparisonFolder(out), "semidice compare"):
+    folder = ComparisonFolder(out)
+    with FolderLock(folder, "semidice compare"):
+        for path in folder.temp_files():
+            path.unlink(missing_ok=True)
         outcome = Outcome()
         if variants:
             outcome = run_variants(variants, start_fabric(accelerator=accelerator), console)

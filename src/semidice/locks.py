@@ -126,10 +126,13 @@ class FolderLock:
                 # written in each round: its time is the present time of the file server
                 temp_path.write_text(json.dumps(asdict(self.owner)), encoding="utf-8")
                 if _link(temp_path, self.path):
-                    return
+                    break
                 self._remove_dead_lock(temp_path)
         finally:
             temp_path.unlink(missing_ok=True)
+        # of processes that were killed here; one that still tries writes its file again
+        for path in self.path.parent.glob(f"{self.path.name}.*.part"):
+            path.unlink(missing_ok=True)
 
     def _remove_dead_lock(self, temp_path: Path) -> None:
         """Remove the lock of an owner that is gone; a LockedError if it is not."""
@@ -170,10 +173,10 @@ class FolderLock:
 
 
 def _link(source: Path, target: Path) -> bool:
-    """Give a file its second name; False if the name exists."""
+    """Give a file its second name; False if the name exists, or the file does not."""
     try:
         os.link(source, target)
-    except FileExistsError:
+    except (FileExistsError, FileNotFoundError):
         return False
     except OSError:
         # a file system without hard links: creating a file is atomic, its content comes a moment later

@@ -208,6 +208,12 @@ class RunFolder(Folder):
     cases = _File("cases.parquet")  # scores of every case, by the model that never saw its patient
     calibrator = _File("calibrator.safetensors")  # what `semidice calibrate` kept for `predict`
 
+    def temp_files(self) -> list[Path]:
+        """Those of the run, its folds and their predictions."""
+        folds = self.existing_folds()
+        parts = [*folds, *(Folder(fold.predictions) for fold in folds)]
+        return [*super().temp_files(), *(path for part in parts for path in part.temp_files())]
+
     def foreign_files(self) -> list[Path]:
         """What a start of a run did not write into a folder without a recipe; the path itself if a file."""
         if not self.path.is_dir():

@@ -94,11 +94,11 @@ def rewrite(path, change, *, keep_digest=False):
     """Change (progress, tensors) of a checkpoint and write it as semidice does, or with the old digest."""
     checkpoint = Checkpoint(path)
     with safe_open(path, framework="pt") as file:
-        digest = file.metadata()["digest"]
+        digest = json.loads(file.metadata()["progress"])["digest"]
     progress, tensors = checkpoint.progress, checkpoint.tensors
     change(progress, tensors)
     if keep_digest:
-        save_file(tensors, path, metadata={"progress": json.dumps(progress), "digest": digest})
+        save_file(tensors, path, metadata={"progress": json.dumps({**progress, "digest": digest})})
     else:
         write_checkpoint(path, tensors, progress)
 

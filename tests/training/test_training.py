@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from lightning_fabric import Fabric
-from prepared import make_prepared
+from prepared import make_prepared, rehash
 from safetensors.torch import load_file
 from trained import normalised
 
@@ -318,6 +318,7 @@ def sliced(tmp_path_factory):
         masks = np.load(dataset.folder.array("masks", scan.name))
         masks[0] = 0
         np.save(dataset.folder.array("masks", scan.name), masks)
+    rehash(dataset)
     return path
 
 

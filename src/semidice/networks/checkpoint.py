@@ -2,8 +2,8 @@
 
     model/NAME           parameters and buffers
     optimiser/K/NAME     state of parameter K, such as its momentum
-    metadata "progress"  JSON: the run, the fold and the step that the checkpoint is of, the best score so far
-    metadata "digest"    SHA-256 of the progress and of all tensors
+    metadata "progress"  JSON: the run, the fold and the step that the checkpoint is of, the best score so
+                         far, and the digest: SHA-256 of the others and of all tensors
 
 Nothing is pickled, so a file from a stranger can be opened. A file is written under a temporary name and then
 renamed: if the process is killed, the previous checkpoint is still complete. States of random generators are
@@ -46,9 +46,10 @@ def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], progress: Mappin
     """Write the tensors of `checkpoint_tensors` and the progress of the training."""
     path.parent.mkdir(parents=True, exist_ok=True)
     on_cpu = {name: tensor.cpu() for name, tensor in tensors.items()}
-    text = json.dumps(dict(progress))
+    text = json.dumps({**progress, "digest": _digest(progress, on_cpu)})
     # not save_file, which has temporary files of its own, and leaves them when it is killed
-    write_bytes(path, save(on_cpu, metadata={"progress": text, "digest": _digest(text, on_cpu)}))
+    # one entry: the order of several is random, and equal trainings write equal bytes
+    write_bytes(path, save(on_cpu, metadata={"progress": text}))
 
 
 class Checkpoint:
@@ -59,19 +60,19 @@ class Checkpoint:
         check_file(path)
         try:
             with safe_open(path, framework="pt") as file:
-                metadata = file.metadata() or {}
-                self.progress: dict[str, Any] = json.loads(metadata["progress"])
+                self.progress: dict[str, Any] = json.loads((file.metadata() or {})["progress"])
                 names = file.keys()
                 self.tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in names}
         except FileNotFoundError:
             raise ValueError(f"there is no checkpoint {path}") from None
         except (SafetensorError, OSError, KeyError, json.JSONDecodeError) as error:
             raise ValueError(f"{path} is not a complete checkpoint of semidice: {error}") from error
-        # an older semidice wrote no digest
-        if metadata.get("digest") not in (None, _digest(metadata["progress"], self.tensors)):
-            raise ValueError(f"{path} was damaged after it was written: its content has another SHA-256")
         if not isinstance(self.progress, dict):
             raise ValueError(f"{path} is not a checkpoint of semidice: its progress is {self.progress!r}")
+        # an older semidice wrote no digest
+        digest = self.progress.pop("digest", None)
+        if digest not in (None, _digest(self.progress, self.tensors)):
+            raise ValueError(f"{path} was damaged after it was written: its content has another SHA-256")
 
     def check_origin(self, *, run: str | None = None, fold: int | None = None) -> None:
         """A ValueError if the checkpoint is of another run or another fold; an older one does not say."""
@@ -135,14 +136,14 @@ class Checkpoint:
         return {name.removeprefix(prefix): self.tensors[name] for name in names}
 
 
-def _digest(progress: str, tensors: Mapping[str, Tensor]) -> str:
+def _digest(progress: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
     """SHA-256 of the progress and of name, type, shape and values of every tensor."""
-    digest = hashlib.sha256(progress.encode())
+    digest = hashlib.sha256(json.dumps(dict(progress)).encode())
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
         # the bytes as they are: numpy has no bfloat16
-        digest.update(memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).numpy()))
+        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

@@ -66,6 +66,8 @@ def read_prediction(path: Path, *, shape: tuple[int, ...] | None = None) -> Floa
         with zipfile.ZipFile(path) as archive:
             declared, _ = array_header(archive, "foreground")
             check_shape(declared, "it")
+            if len(declared) < 2:
+                raise ValueError(f"it holds shape {declared}")
             is_expected = shape is None or declared == (shape[0] - 1, *shape[1:])
             with archive.open("foreground.npy") as file:
                 foreground = np.lib.format.read_array(file, allow_pickle=False) if is_expected else None
@@ -75,8 +77,8 @@ def read_prediction(path: Path, *, shape: tuple[int, ...] | None = None) -> Floa
         raise ValueError(f"{path} is not a complete stored prediction: {error}") from error
     if foreground is None:
         raise ValueError(
-            f"{path} holds {declared} for the foreground, but the case has {shape}: the prediction was made "
-            "from another dataset; predict again"
+            f"{path} has shape {(declared[0] + 1, *declared[1:])}, but the case has {shape}: the prediction "
+            "was made from another dataset; predict again"
         )
     if foreground.dtype != np.uint16 or foreground.ndim < 2 or foreground.size == 0:
         raise ValueError(

@@ -142,10 +142,6 @@ class _FoldTrainer:
 
     def _resume(self) -> None:
         """Load the last checkpoint, if there is one."""
-        # only in the process that writes: another process may be slower and would delete a file in use
-        if self.fabric.is_global_zero:
-            for path in self.folder.temp_files():
-                path.unlink(missing_ok=True)
         if not self.folder.last.exists():
             return
         checkpoint = Checkpoint(self.folder.last)
