@@ -8,7 +8,9 @@ import ast
 import errno
 import os
 import shutil
+from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -20,6 +22,8 @@ from typer.testing import CliRunner
 
 import semidice
 from semidice.cli import app
+from semidice.training import crossvalidation
+from semidice.training.engine import train_fold
 
 SETS = ["data.num_folds=2", "data.folds=[0]", "schedule.epochs=2", "batch_size=4"]
 SETS += ["model.options.channels=[8,16]", "workers=0", "log_every=1", "validation.every=1"]
@@ -125,7 +129,10 @@ class Trial:
 
 @pytest.fixture(scope="module", params=COMMANDS)
 def trial(request, inputs, tmp_path_factory):
-    return Trial(request.param, inputs, tmp_path_factory.mktemp("work") / request.param)
+    # a checkpoint after every line of the log, so that trainings are resumed in their middle
+    often = partial(train_fold, seconds_between_checkpoints=0)
+    with mock.patch.object(crossvalidation, "train_fold", often):
+        yield Trial(request.param, inputs, tmp_path_factory.mktemp("work") / request.param)
 
 
 # failures of each command in `make test` and in `make test-slow`: 200 together; a report takes long

@@ -197,6 +197,18 @@ def test_a_folder_that_cannot_be_written_is_named_with_the_reason(folder, monkey
     assert not list(folder.path.iterdir())
 
 
+def test_the_check_of_a_step_costs_less_than_a_hundredth_of_the_shortest_step(folder):
+    # steps take several milliseconds, see docs/performance.md; 1 ms is shorter than any of them
+    with lock_of(folder) as lock:
+        times = []
+        for _ in range(5):
+            started = time.process_time()
+            for _ in range(10_000):
+                lock.check()
+            times.append((time.process_time() - started) / 10_000)
+    assert min(times) < 0.01 * 1e-3
+
+
 def test_a_file_in_the_place_of_the_folder_is_named(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match=r"cannot write .*file: File exists"):
