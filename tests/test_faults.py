@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 
 import semidice
 from semidice.cli import app
+from semidice.paths import atomic_write
 from semidice.training import crossvalidation
 from semidice.training.engine import train_fold
 
@@ -184,6 +185,15 @@ def test_a_kill_at_any_change_costs_nothing(trial):
         pytest.skip("the files of a killed process are removed where a lock tells that it is dead")
     codes = [trial.kill_at(number) for number in spread(trial.num_changes, 100)]
     assert codes.count(-9) >= 90
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError(28, "No space", "temp"), OSError(28, "No space"), OSError(28, "No space", "a", None, "b")],
+)
+def test_an_error_names_the_file_and_not_its_temporary_name(error, tmp_path):
+    with pytest.raises(OSError, match=r"^\[Errno 28\] No space: '.*/file'$"), atomic_write(tmp_path / "file"):
+        raise error
 
 
 # modules that write on their own: a log that grows line by line, and a lock
