@@ -2,9 +2,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+LOWEST := .venv-lowest
+LOWEST_TESTS := tests/networks tests/data tests/recipes tests/losses/test_losses.py tests/metrics tests/prediction tests/training tests/test_compare.py
 SOURCES := src tests benchmarks docs conftest.py
 
-.PHONY: help demo test test-slow test-gpu test-nnunet lint format figures bench bench-gpu clean
+.PHONY: help demo test test-slow test-lowest test-gpu test-nnunet lint format figures bench bench-gpu clean
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
@@ -39,6 +41,17 @@ lint: $(VENV)/.dev
 
 test-slow: $(VENV)/.dev  ## the tests that take minutes
 	$(BIN)/pytest -q -m slow
+
+# an environment of its own with the lowest version of each package that pyproject.toml allows
+$(LOWEST)/.dev: pyproject.toml tests/support/lowest_versions.py
+	$(PYTHON) -m venv $(LOWEST)
+	$(PYTHON) tests/support/lowest_versions.py > $(LOWEST)/constraints.txt
+	$(LOWEST)/bin/pip install --disable-pip-version-check -c $(LOWEST)/constraints.txt -e '.[train,monai]' beartype hypothesis pytest scikit-learn SimpleITK
+	@touch $@
+
+# old packages warn of each other, so warnings are no errors here
+test-lowest: $(LOWEST)/.dev  ## the tests that use other packages, with the lowest allowed versions of them
+	$(LOWEST)/bin/pytest -q -o filterwarnings=default $(LOWEST_TESTS)
 
 test-gpu: $(VENV)/.dev  ## the tests that need a CUDA device
 	$(BIN)/pytest -q -m gpu
@@ -76,4 +89,4 @@ bench-gpu: $(VENV)/.dev  ## time of losses, KDE, batches and training step on a 
 	$(BIN)/python benchmarks/bench_training.py --docs docs/performance.md
 
 clean:  ## remove the environment and all caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis demo_out bench_out
+	rm -rf $(VENV) $(LOWEST) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis demo_out bench_out

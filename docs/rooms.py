@@ -88,6 +88,7 @@ ROOMS: dict[str, Room] = {
         "Decides masks, and estimates volumes with intervals, from probabilities.",
         "a rule: `decisions/decision.py`",
     ),
+    "locks": Room("one writer at a time", "Locks a folder that a command writes to.", ""),
     "losses": Room(
         "Dice, Jaccard, Tversky, cross entropy, distillation",
         "Dice, Jaccard and Tversky losses, cross entropy, mixture, distillation.",
@@ -115,6 +116,8 @@ ROOMS: dict[str, Room] = {
         "checks of inputs", "Checks predictions and targets of the user.", "a rule for inputs: `arrays.py`"
     ),
     "paths": Room("file names", "Knows all file names; writes files atomically.", "a file: `paths.py`"),
+    "limits": Room("bounds of files", "Bounds what is read from files.", "a bound: `limits.py`"),
+    "cells": Room("names in CSV", "Writes and reads names in CSV files.", ""),
     "console": Room("messages, progress", "Prints lines and progress bars.", ""),
 }
 

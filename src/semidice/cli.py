@@ -3,6 +3,7 @@
 A command imports what it needs when it runs, so that --help and shell completion answer without delay.
 """
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -64,6 +65,10 @@ def _reported(command: str) -> Iterator[None]:
         _fail(command, str(error))
     except OSError as error:
         name = error.filename2 or error.filename
+        if name and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            from .paths import write_error
+
+            _fail(command, str(write_error(Path(name), error)))
         _fail(command, f"{name}: {error.strerror}" if name else str(error))
     except KeyboardInterrupt:
         again = "the same command with --resume" if command == "train" else "the same command"

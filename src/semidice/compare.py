@@ -24,11 +24,12 @@ from rich.console import Console
 from .console import say, training_bars
 from .data.dataset import Dataset
 from .decisions.volumes import check_level
+from .locks import FolderLock
 from .metrics.cases import CaseTable, concatenate, write_cases
 from .metrics.registry import score_name
 from .metrics.statistics import Comparison, compare_cases
 from .metrics.tables import means_table, pairs_table
-from .paths import ComparisonFolder
+from .paths import ComparisonFolder, RunFolder
 from .recipes.grid import Variant
 from .report.other_methods import read_other_methods
 from .report.verdict import raters_of, raters_warning, verdict
@@ -75,8 +76,9 @@ def run_variants(variants: Sequence[Variant], fabric: Fabric, console: Console) 
             try:
                 if variant.teacher in outcome.failed:
                     raise ValueError(f"its teacher {variant.teacher} failed")
-                run = start_run(variant.recipe, variant.folder, resume=True)
-                table = cross_validate(run, fabric, on_step=bar.show_step, on_phase=bar.show_phase)
+                with FolderLock(RunFolder(variant.folder), "semidice compare") as bar.lock:
+                    run = start_run(variant.recipe, variant.folder, resume=True)
+                    table = cross_validate(run, fabric, on_step=bar.show_step, on_phase=bar.show_phase)
                 assert table is not None
             # a wrong recipe must not stop the others
             except Exception as error:
@@ -158,18 +160,35 @@ def run_compare(
     if interval is not None:
         check_level(interval)
     others = read_other_methods(case_tables, prepared, [variant.name for variant in variants])
-    outcome = Outcome()
-    if variants:
-        outcome = run_variants(variants, start_fabric(accelerator=accelerator), console)
-    if names:
-        outcome.tables = decided_tables(outcome.runs, prepared, names, console)
-    if interval is not None:
-        for run in outcome.runs.values():
-            run_intervals(run, prepared, interval, console)
-    outcome.tables.update(others)
+    folder = ComparisonFolder(out)
+    with FolderLock(folder, "semidice compare"):
+        for path in folder.temp_files():
+            path.unlink(missing_ok=True)
+        outcome = Outcome()
+        if variants:
+            outcome = run_variants(variants, start_fabric(accelerator=accelerator), console)
+        if names:
+            outcome.tables = decided_tables(outcome.runs, prepared, names, console)
+        if interval is not None:
+            for run in outcome.runs.values():
+                run_intervals(run, prepared, interval, console)
+        outcome.tables.update(others)
+        comparisons = _compared(outcome, prepared, out, metrics, show_pairs, console)
+    outcome.raise_if_failed()
+    return comparisons
+
+
+def _compared(
+    outcome: Outcome,
+    prepared: Dataset,
+    out: Path,
+    metrics: Sequence[str] | None,
+    show_pairs: bool,
+    console: Console,
+) -> dict[str, Comparison]:
+    """Compare all methods, print and write; empty if no variant is finished."""
     comparisons: dict[str, Comparison] = {}
     if outcome.tables:
-        out.mkdir(parents=True, exist_ok=True)
         table = outcome.table()
         folder = ComparisonFolder(out)
         write_cases(table, folder.cases)
@@ -182,7 +201,6 @@ def run_compare(
         of_dataset = "" if outcome.runs else f" --dataset {shlex.quote(str(prepared.folder.path))}"
         command = f"semidice report {shlex.quote(str(out))}{of_dataset} -o report.html"
         say(console, f"tables and every score: {out}; next: {command}")
-    outcome.raise_if_failed()
     return comparisons
 
 

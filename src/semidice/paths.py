@@ -4,6 +4,7 @@ No other module spells out a file name. (Layouts that others define, such as tho
 their source in `data.sources`.) A file appears under its name only when it is complete, see `atomic_write`.
 """
 
+import errno
 import hashlib
 import os
 import re
@@ -36,19 +37,52 @@ def atomic_write(path: Path, *, durable: bool = True) -> Iterator[Path]:
     of the program, the file may be incomplete.
     """
     temp_path = path.with_name(f".{path.name}.{os.getpid()}.part")
+    with named_errors(path):
+        try:
+            yield temp_path
+            if durable:
+                force_to_disk(temp_path)
+            temp_path.replace(path)
+        finally:
+            temp_path.unlink(missing_ok=True)
+
+
+@contextmanager
+def named_errors(path: Path) -> Iterator[None]:
+    """Give an OSError the name of the file that was to be written.
+
+    Without it, the error has no name, or that of a temporary file, which the user does not know.
+    """
     try:
-        yield temp_path
-        if durable:
-            force_to_disk(temp_path)
-        temp_path.replace(path)
-    finally:
-        temp_path.unlink(missing_ok=True)
+        yield
+    except OSError as error:
+        # an error of a library that is not one of the system has a text of its own
+        if error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file with `atomic_write`, as UTF-8."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: Path, content: bytes | bytearray | memoryview) -> None:
+    """Write a file with `atomic_write`."""
     with atomic_write(path) as temp_path:
-        temp_path.write_text(text, encoding="utf-8")
+        temp_path.write_bytes(content)
+
+
+def write_error(path: Path, error: OSError) -> ValueError:
+    """The error that a file or folder cannot be written, with the reason and what to do."""
+    remedy = "choose another folder, or run the same command again: it continues"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        remedy = "free some space and run the same command again: it continues"
+    elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        remedy = "choose a folder that you may write to"
+    elif error.errno in (errno.EBUSY, errno.EXDEV):
+        remedy = "it may be the mount point of a disk: choose a folder below it"
+    return ValueError(f"cannot write {path}: {error.strerror or error}; {remedy}")
 
 
 def force_to_disk(path: Path) -> None:
@@ -64,12 +98,20 @@ def file_hash(path: Path) -> str:
 
 
 @dataclass(frozen=True)
-class _Folder:
+class Folder:
+    """A folder that semidice writes."""
+
     path: Path
+
+    @property
+    def lock(self) -> Path:
+        """Who writes to the folder, see `locks`."""
+        return self.path / ".lock"
 
     def temp_files(self) -> list[Path]:
         """Files that `atomic_write` left in the folder because its process was killed."""
-        return list(self.path.glob(".*.part"))
+        lock = f"{self.lock.name}."
+        return [path for path in self.path.glob(".*.part") if not path.name.startswith(lock)]
 
 
 class _File:
@@ -78,11 +120,11 @@ class _File:
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def __get__(self, folder: _Folder, owner: type) -> Path:
+    def __get__(self, folder: Folder, owner: type) -> Path:
         return folder.path / self.name
 
 
-class DatasetFolder(_Folder):
+class DatasetFolder(Folder):
     """A prepared dataset.
 
     images/SCAN.npy     (S, channels, *space) uint8 or int16; S is 1, or the number of slices of a volume
@@ -104,7 +146,7 @@ class DatasetFolder(_Folder):
         return folder.with_name(f"{folder.name}_check.png")
 
 
-class UnfinishedDataset(_Folder):
+class UnfinishedDataset(Folder):
     """The folder in which a dataset is prepared: .DATASET.part, next to the later DATASET."""
 
     job = _File("job.json")  # what is being prepared, with which options
@@ -127,13 +169,13 @@ class UnfinishedDataset(_Folder):
         if self.path.is_symlink() or not self.path.is_dir():
             return [self.path] if os.path.lexists(self.path) else []
         own = {self.job, self.records, self.dataset.path}
-        temp_path = f".{self.job.name}."
+        temporary = (self.lock.name, f".{self.job.name}.")
         return [
-            path for path in self.path.iterdir() if path not in own and not path.name.startswith(temp_path)
+            path for path in self.path.iterdir() if path not in own and not path.name.startswith(temporary)
         ]
 
 
-class FoldFolder(_Folder):
+class FoldFolder(Folder):
     """One fold of a run: RUN/fold_K."""
 
     last = _File("last.safetensors")  # weights, optimiser and progress, from which a run is resumed
@@ -157,18 +199,34 @@ class FoldFolder(_Folder):
         return self.path / f"diverged_step_{step}.safetensors"
 
 
-class RunFolder(_Folder):
+class RunFolder(Folder):
     """A run, with folders fold_0, fold_1, ..."""
 
     recipe = _File("recipe.yaml")  # the resolved recipe
     versions = _File("versions.json")  # of everything that could change a number
     folds = _File("folds.json")  # the validation fold of every case
     dataset = _File("dataset.json")  # the part of the manifest that prediction needs
+    arrays = _File("arrays.json")  # size and time of the dataset's arrays when their hashes were compared
     cases = _File("cases.parquet")  # scores of every case, by the model that never saw its patient
     decision = _File("decision.json")  # fitted rules and corrections of intervals, per fold and for new scans
     decisions = _File("decisions.parquet")  # scores of masks by several rules, which are the methods
     volumes = _File("volumes.csv")  # volume of every case with its interval, and the raters' volumes
     calibrator = _File("calibrator.safetensors")  # what `semidice calibrate` kept for `predict`
+
+    def temp_files(self) -> list[Path]:
+        """Those of the run, its folds and their predictions."""
+        folds = self.existing_folds()
+        parts = [*folds, *(Folder(fold.predictions) for fold in folds)]
+        return [*super().temp_files(), *(path for part in parts for path in part.temp_files())]
+
+    def foreign_files(self) -> list[Path]:
+        """What a start of a run did not write into a folder without a recipe; the path itself if a file."""
+        if not self.path.is_dir():
+            return [self.path] if os.path.lexists(self.path) else []
+        # the recipe is written last, so a start that was stopped leaves the others
+        own = {self.versions, self.folds, self.dataset, self.lock, *self.temp_files()}
+        lock = f"{self.lock.name}."
+        return [path for path in self.path.iterdir() if path not in own and not path.name.startswith(lock)]
 
     def fold(self, fold: int) -> FoldFolder:
         return FoldFolder(self.path / f"fold_{fold}")
@@ -186,14 +244,14 @@ class RunFolder(_Folder):
         return any(any(fold.predictions.glob("*.npz")) for fold in self.existing_folds())
 
 
-class PredictionFolder(_Folder):
+class PredictionFolder(Folder):
     """What `semidice predict` writes, besides the probabilities and masks of each input."""
 
     settings = _File("prediction.json")  # run and options that made the predictions
     volumes = _File("volumes.csv")  # one row per input and foreground class
 
 
-class ComparisonFolder(_Folder):
+class ComparisonFolder(Folder):
     """What `semidice compare` writes; tables are Markdown, LaTeX and CSV files."""
 
     cases = _File("cases.parquet")  # every score of every case and method
@@ -204,7 +262,7 @@ class ComparisonFolder(_Folder):
         return self.path / f"pairs_{metric}"
 
 
-class ReproductionFolder(_Folder):
+class ReproductionFolder(Folder):
     """What `semidice reproduce` writes; runs are in DATASET/METHOD."""
 
     rater_cases = _File("rater_agreement_cases.parquet")  # Dice of each rater on each case
@@ -227,7 +285,7 @@ class ReproductionFolder(_Folder):
         return self.path / dataset
 
 
-class DemoFolder(_Folder):
+class DemoFolder(Folder):
     """What `semidice demo` writes."""
 
     report = _File("report.html")
@@ -238,7 +296,7 @@ class DemoFolder(_Folder):
     dataset = _File("phantom")
 
 
-class ReportFolder(_Folder):
+class ReportFolder(Folder):
     """Tables and figures of a report: the folder PAGE_files next to PAGE.html."""
 
     cases = _File("cases.csv")  # every score of every case

@@ -137,13 +137,16 @@ def test_a_failed_save_keeps_the_old_file(monkeypatch, tmp_path):
     scaling.save(path)
     stored = path.read_bytes()
 
-    def broken(tensors, target, metadata):
-        Path(target).write_bytes(b"half a file")
+    write_whole = Path.write_bytes
+
+    def broken(target, content):
+        write_whole(target, content[: len(content) // 2])
         raise OSError("disk full")
 
-    monkeypatch.setattr("safetensors.torch.save_file", broken)
-    with pytest.raises(OSError, match="disk full"):
-        scaling.save(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", broken)
+        with pytest.raises(OSError, match="disk full"):
+            scaling.save(path)
     assert path.read_bytes() == stored
     assert list(tmp_path.iterdir()) == [path]
 

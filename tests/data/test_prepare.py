@@ -399,7 +399,9 @@ def test_a_second_run_at_the_same_time_is_refused(tmp_path):
     names = []
 
     def start_second_run(dataset, scan):
-        with pytest.raises(PrepareError, match=r"another `semidice prepare` is working in .*wait"):
+        with pytest.raises(
+            PrepareError, match=r"\.out\.part is in use by `semidice prepare` \(process .*wait"
+        ):
             prepare(phantom_dataset(), tmp_path / "out", overrides={"size": (8, 8)})
         names.append(scan.name)
         return read_scan(dataset, scan)

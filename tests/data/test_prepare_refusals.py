@@ -243,7 +243,7 @@ def test_a_full_disk_stops_preparing_with_the_file_name_and_a_later_run_continue
     monkeypatch.undo()
     assert str(error.value) == (
         f"cannot write {tmp_path / '.out.part/dataset/masks/case0002.npy'}: No space left on device; "
-        "free some space and run the same command again: it continues after the finished scans"
+        "free some space and run the same command again: it continues"
     )
     assert names == ["case0000", "case0001", "case0002"]
     assert not (tmp_path / "out").exists()
@@ -255,14 +255,14 @@ def test_a_full_disk_stops_preparing_with_the_file_name_and_a_later_run_continue
 
 @pytest.mark.parametrize("missing", ["manifest.json", "job.json"])
 def test_a_disk_too_full_for_a_json_file_leaves_no_dataset(tmp_path, monkeypatch, missing):
-    original = Path.write_text
+    original = Path.write_bytes
 
-    def write_text(path, *arguments, **options):
+    def write_bytes(path, content):
         if missing in path.name:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return original(path, *arguments, **options)
+        return original(path, content)
 
-    monkeypatch.setattr(Path, "write_text", write_text)
+    monkeypatch.setattr(Path, "write_bytes", write_bytes)
     with pytest.raises(PrepareError, match="No space left on device; free some space"):
         prepare(phantom_dataset(), tmp_path / "out")
     assert not (tmp_path / "out").exists()

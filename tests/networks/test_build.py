@@ -175,7 +175,9 @@ class TestArchitectures:
             ({"decoder_chanels": [8]}, "no option of unet 'decoder_chanels'; did you mean decoder_channels"),
             ({"activation": "softmax"}, "no option of unet 'activation'"),
             ({"decoder_channels": [8, 8]}, "unet cannot be built on encoder tu-resnet18 with options {'dec"),
-            ({"encoder_options": {"heads": 3}}, "unet cannot be built on encoder tu-resnet18"),
+            ({"encoder_options": {"heads": 3}}, "there is no option of an encoder 'heads'"),
+            ({"encoder_options": {"img_size": 64}}, "unet cannot be built on encoder tu-resnet18"),
+            ({"encoder_options": [3]}, "model.options.encoder_options must be a mapping"),
             ({"encoder": "tu-resnet18.never_made"}, "cannot be built on encoder tu-resnet18.never_made"),
         ],
     )

@@ -374,7 +374,7 @@ def test_a_prediction_that_differs_from_the_scored_one_is_refused(small, tmp_pat
     with pytest.raises(ValueError, match=words):
         build(runs, dataset, tmp_path / "report.html")
     write_prediction(path, np.full((2, 8, 8), 0.5, np.float32))
-    with pytest.raises(ValueError, match=r"has shape \(2, 8, 8\), but the case has \(2, 32, 32\) in "):
+    with pytest.raises(ValueError, match=r"has shape \(2, 8, 8\), but the case has \(2, 32, 32\)"):
         build(runs, dataset, tmp_path / "report.html")
 
 

@@ -103,6 +103,17 @@ def make_prepared(
     return Dataset(path)
 
 
+def rehash(dataset: Dataset) -> None:
+    """Write the manifest again after arrays were changed, as if they had been prepared like that."""
+    scans = []
+    for scan in dataset.manifest.scans:
+        files = {kind: dataset.folder.array(kind, scan.name) for kind in scan.arrays}
+        arrays = {kind: hashlib.sha256(path.read_bytes()).hexdigest() for kind, path in files.items()}
+        scans.append(scan.model_copy(update={"arrays": arrays}))
+    manifest = dataset.manifest.model_copy(update={"scans": tuple(scans)})
+    dataset.folder.manifest.write_text(manifest.model_dump_json(indent=1))
+
+
 def dataset_with(path: Path, masks: np.ndarray, num_classes: int = 2) -> Dataset:
     """A dataset of phantoms whose masks are replaced by (cases, rows, columns), the same for all raters."""
     dataset = make_prepared(path, num_cases=len(masks), size=masks.shape[1:], num_classes=num_classes)

@@ -22,7 +22,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..arrays import Activation, check_choice, check_prediction, check_target, describe, one_hot
-from ..paths import atomic_write
+from ..limits import check_file
+from ..paths import write_bytes
 from .recalibration import check_distribution
 
 Number = TypeVar("Number", int, float)
@@ -122,8 +123,8 @@ class Calibrator(ABC):
         }
         contiguous = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
         safetensors = _safetensors()
-        with atomic_write(Path(path)) as temp_path:
-            safetensors.torch.save_file(contiguous, temp_path, metadata=metadata)
+        # not save_file, which has temporary files of its own
+        write_bytes(Path(path), safetensors.torch.save(contiguous, metadata=metadata))
 
     def _settings(self) -> dict[str, Any]:
         return {"activation": self.activation, "num_classes": self._fitted().num_classes}
@@ -217,6 +218,7 @@ class StoredCalibrator:
     def read(cls, path: str | Path) -> "StoredCalibrator":
         """The content of the file; a ValueError if it is not complete or not a calibrator."""
         safetensors = _safetensors()
+        check_file(Path(path))
         try:
             with safetensors.safe_open(path, framework="pt") as file:
                 settings = file.metadata() or {}

@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field, ValidationError
 
+from ..limits import MAX_FOLDS, MAX_JSON_BYTES, check_file
 from ..paths import write_text
 from .dataset import Dataset
 from .manifest import Record
@@ -21,7 +22,7 @@ class _Folds(Record):
     """The content of folds.json."""
 
     version: Literal[1] = 1
-    num_folds: int = Field(ge=2)
+    num_folds: int = Field(ge=2, le=MAX_FOLDS)
     fold_of_case: dict[str, int]
 
 
@@ -88,6 +89,7 @@ def read_folds(path: Path, dataset: Dataset) -> list[int]:
 
     A ValueError if the names of the cases differ, a patient is in two folds, or a fold is empty.
     """
+    check_file(path, max_bytes=MAX_JSON_BYTES)
     try:
         folds = _Folds.model_validate_json(path.read_bytes())
     except OSError as error:

@@ -5,17 +5,21 @@ one problem does not hide another. Files are named by their path in the dataset.
 dataset is not followed.
 """
 
+import json
 import math
 import os
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float32, UInt8
 
-from ..paths import DatasetFolder, file_hash
+from ..limits import MAX_JSON_BYTES, check_file
+from ..paths import DatasetFolder, file_hash, write_text
 from .dataset import Dataset
 from .intensities import INTENSITY_UNITS
 from .manifest import Kind, Manifest, Scan
@@ -191,6 +195,45 @@ def truth_problem(truth: Float32[np.ndarray, "C *space"]) -> str | None:
     if not off <= _SUM_TOLERANCE:
         return f"true probabilities must sum to 1 over the classes; the sums are off by up to {off:.2g}"
     return None
+
+
+def check_arrays(dataset: Dataset, seen: Path) -> None:
+    """A ValueError if an array is not the one that was prepared.
+
+    seen: a file with size and time of each array whose SHA-256 was right; those that still have both are not
+    read again. It is written here.
+    """
+    arrays = {str(path.relative_to(dataset.folder.path)): digest for digest, path in listed_arrays(dataset)}
+    known = _read_seen(seen)
+    present: dict[str, list[Any]] = {}
+    for name, digest in arrays.items():
+        try:
+            status = (dataset.folder.path / name).stat()
+        except OSError as error:
+            raise ValueError(f"cannot read {dataset.folder.path / name}: {error.strerror}") from error
+        present[name] = [status.st_size, status.st_mtime_ns, digest]
+    new = [name for name, facts in present.items() if known.get(name) != facts]
+    # hashing leaves the interpreter, so threads use all processors
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
+        found = threads.map(lambda name: file_hash(dataset.folder.path / name), new)
+        changed = [name for name, digest in zip(new, found, strict=True) if digest != arrays[name]]
+    if changed:
+        raise ValueError(
+            f"{dataset.folder.path} has {enumerated(changed, 'array')} that `semidice prepare` did not "
+            "write, or that changed since: look at it with `semidice check`, then prepare it again"
+        )
+    if new:
+        write_text(seen, json.dumps(present) + "\n")
+
+
+def _read_seen(path: Path) -> dict[str, Any]:
+    try:
+        check_file(path, max_bytes=MAX_JSON_BYTES)
+        seen = json.loads(path.read_bytes())
+    # missing or damaged: the arrays are compared again
+    except (OSError, ValueError):
+        return {}
+    return seen if isinstance(seen, dict) else {}
 
 
 def unlisted_files(dataset: Dataset) -> list[str]:

@@ -7,6 +7,7 @@ a scan are found by its name, which must be safe as a file name.
 import json
 import math
 import shlex
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,6 +22,7 @@ from pydantic import (
     model_validator,
 )
 
+from ..limits import MAX_JSON_BYTES, MAX_PIXELS, MAX_RATERS, check_file, check_shape
 from ..paths import DatasetFolder, check_name
 
 Kind = Literal["images", "masks", "truth"]
@@ -71,6 +73,8 @@ class PrepareOptions(Record):
     def _ordered(self) -> "PrepareOptions":
         if self.size is not None and min(self.size) < 1:
             raise ValueError(f"size needs 1 or more rows and columns; got {self.size}")
+        if self.size is not None:
+            check_shape(self.size, "size", max_values=MAX_PIXELS)
         if self.window is not None and not self.window[0] < self.window[1]:
             raise ValueError(f"window needs the lower value first; got {self.window}")
         low, high = self.percentiles
@@ -106,6 +110,12 @@ class Scan(Record):
     )
     std: tuple[float, ...] | None = Field(None, description="of each channel, 0 or more")
 
+    @model_validator(mode="after")
+    def _bounded(self) -> "Scan":
+        for name in ("shape", "raw_shape"):
+            check_shape(getattr(self, name), f"{name} of scan {self.name}")
+        return self
+
     @property
     def known_spacing_mm(self) -> tuple[float, ...] | None:
         """`spacing_mm`, but None for a picture: an older semidice stored 1 mm there."""
@@ -135,7 +145,9 @@ class Manifest(Record):
     version: Literal[1] = 1
     source: str = Field(description="name of the source, see `data.sources`")
     class_names: tuple[str, ...] = Field(min_length=2, description="class 0, the background, comes first")
-    raters: tuple[str, ...] = Field(min_length=1, description="all raters of the dataset: the rater axis")
+    raters: tuple[str, ...] = Field(
+        min_length=1, max_length=MAX_RATERS, description="all raters of the dataset: the rater axis"
+    )
     channels: tuple[str, ...] = Field(min_length=1, description="of the images, such as CT, or T1 and T2")
     mean: tuple[float, ...] = Field(description="of each channel's intensity in [0, 1] over the dataset")
     std: tuple[float, ...] = Field(description="of each channel, above 0")
@@ -144,8 +156,8 @@ class Manifest(Record):
 
     @model_validator(mode="after")
     def _consistent(self) -> "Manifest":
-        names = [scan.name.casefold() for scan in self.scans]
-        repeated = sorted({name for name in names if names.count(name) > 1})
+        names = Counter(scan.name.casefold() for scan in self.scans)
+        repeated = sorted(name for name, count in names.items() if count > 1)
         if repeated:
             raise ValueError(f"scans {', '.join(repeated)} occur twice")
         for scan in self.scans:
@@ -185,6 +197,7 @@ def read_manifest(folder: Path) -> Manifest:
             f"{folder} has no {path.name}, so it is not a prepared dataset: make one from raw images with "
             f"`semidice prepare folder {shlex.quote(str(folder))} {shlex.quote(out)}`"
         )
+    check_file(path, max_bytes=MAX_JSON_BYTES)
     try:
         return Manifest.model_validate_json(path.read_bytes())
     except ValidationError as error:

@@ -157,7 +157,10 @@ class Storage:
         dataset, dtype_of_scan = self.dataset, {}
         for number, case in enumerate(dataset.cases):
             if case.row == 0:
-                dtype_of_scan[case.scan.name] = dataset.stored("images", number).dtype.name
+                stored = dataset.stored("images", number)
+                # before memory for the shapes of the manifest is allocated
+                self._check_stored("images", number, stored.shape, (dataset.num_channels, *case.shape))
+                dtype_of_scan[case.scan.name] = stored.dtype.name
         unknown = set(dtype_of_scan.values()) - set(INTENSITY_UNITS)
         if unknown:
             raise ValueError(
@@ -187,14 +190,18 @@ class Storage:
             stored = self.dataset.stored(kind, number)
             if len(self._mapped) < _MAX_MAPPED:
                 self._mapped[kind, number] = stored
-        expected = (*out.shape[: -len(space)], *space)
-        if stored.shape != expected:
+        self._check_stored(kind, number, stored.shape, (*out.shape[: -len(space)], *space))
+        out[tuple(slice(side) for side in stored.shape)] = stored
+
+    def _check_stored(
+        self, kind: Literal["images", "masks"], number: int, shape: Sequence[int], expected: Sequence[int]
+    ) -> None:
+        if shape != expected:
             path = self.dataset.folder.array(kind, self.dataset.cases[number].scan.name)
             raise ValueError(
-                f"{path} holds {stored.shape} for a case, but the manifest says {expected}: "
+                f"{path} holds {shape} for a case, but the manifest says {expected}: "
                 "run `semidice check`, then prepare the dataset again"
             )
-        out[tuple(slice(side) for side in stored.shape)] = stored
 
 
 def free_memory(device: torch.device) -> int:

@@ -22,6 +22,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from ..cells import escaped_row, unescaped_cell
+from ..limits import MAX_CSV_BYTES, MAX_TABLE_ROWS, check_file
 from ..paths import atomic_write
 
 SCHEMA_VERSION = "1"
@@ -246,7 +248,7 @@ def write_cases(table: CaseTable, path: str | Path) -> None:
                 writer = csv.writer(file, lineterminator="\n")
                 writer.writerow(COLUMNS)
                 # repr gives the shortest text that reads back as the same float
-                writer.writerows((*row[:-1], repr(row.value)) for row in table.rows())
+                writer.writerows((*escaped_row(row[:-1]), repr(row.value)) for row in table.rows())
         else:
             pyarrow, parquet = _import_pyarrow()
             arrow = pyarrow.table({name: column.tolist() for name, column in table.columns.items()})
@@ -259,11 +261,15 @@ def write_cases(table: CaseTable, path: str | Path) -> None:
 def read_cases(path: str | Path) -> CaseTable:
     """The table in a .parquet or .csv file; a ValueError names the file and the line of an error."""
     path = Path(path)
+    check_file(path, max_bytes=MAX_CSV_BYTES)
     if _suffix(path) == ".csv":
         columns = _read_csv(path)
     else:
         pyarrow, parquet = _import_pyarrow()
         try:
+            num_rows = parquet.read_metadata(path).num_rows
+            if num_rows > MAX_TABLE_ROWS:
+                raise ValueError(f"{path} declares {num_rows} rows; at most {MAX_TABLE_ROWS} are read")
             arrow = parquet.read_table(path)
         except pyarrow.ArrowException as error:
             raise ValueError(f"{path} is not a Parquet file, or is damaged: {error}") from error
@@ -291,7 +297,7 @@ def _read_csv(path: Path) -> dict[str, np.ndarray]:
                 raise ValueError(
                     f"{path}, line {reader.line_num}: expected {len(COLUMNS)} cells, got {len(row)}"
                 )
-            rows.append(row)
+            rows.append([unescaped_cell(cell) for cell in row])
             for name, parse in (("fold", int), ("value", float)):
                 cell = row[COLUMNS.index(name)]
                 try:

@@ -13,6 +13,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..cells import escaped_row
 from ..paths import write_text
 from .registry import display_scale
 from .statistics import Comparison, Correction, holm
@@ -83,7 +84,8 @@ class Table:
         file = io.StringIO()
         writer = csv.DictWriter(file, list(self.records[0]), lineterminator="\n")
         writer.writeheader()
-        writer.writerows(self.records)
+        for record in self.records:
+            writer.writerow(dict(zip(record, escaped_row(record.values()), strict=True)))
         return file.getvalue()
 
     def write(self, path: Path) -> list[Path]:

@@ -12,26 +12,20 @@ torch's default generator: call torch.manual_seed first. Not here: normalising i
 import inspect
 import warnings
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from .options import (
+    check_architecture_options,
+    check_encoder_name,
+    check_small_unet_options,
+    unknown_name,
+)
 from .pretrained import load_pretrained
 from .small_unet import SmallUNet
-
-# arguments that build_model sets, or that would add a softmax or a second output
-_NOT_OPTIONS = {
-    "encoder_name",
-    "encoder_weights",
-    "in_channels",
-    "classes",
-    "activation",
-    "aux_params",
-    "kwargs",
-}
 
 
 def build_model(
@@ -53,7 +47,8 @@ def build_model(
         dropout: probability that a channel is dropped before the last layer. Dropout has no parameters, so
             checkpoints with and without it are interchangeable.
         options: of the architecture in smp, such as `decoder_channels`; the mapping `encoder_options`
-            is passed to timm, such as `img_size`. Of small_unet: `channels` and `norm`.
+            is passed to timm, such as `img_size`. Only those listed in `options` pass: none names a file
+            or an address. Of small_unet: `channels` and `norm`.
 
     >>> import torch
     >>> network = build_model(
@@ -75,7 +70,7 @@ def build_model(
                 "small_unet has neither an encoder nor pretrained weights: set both to 'none'; "
                 f"got {encoder!r} and {str(weights or 'none')!r}"
             )
-        _check_options("small_unet", options, _parameters(SmallUNet) - {"num_channels", "num_classes"})
+        check_small_unet_options(options, _parameters(SmallUNet))
         network: nn.Module = SmallUNet(num_channels, num_classes, **options)
     else:
         network = _build_smp(architecture, encoder, weights, num_channels, num_classes, options)
@@ -98,10 +93,9 @@ def _build_smp(
 
     architectures = smp.MODEL_ARCHITECTURES_MAPPING
     if architecture not in architectures:
-        raise ValueError(_unknown("architecture", architecture, [*architectures, "small_unet"]))
+        raise ValueError(unknown_name("architecture", architecture, [*architectures, "small_unet"]))
     name = _encoder_name(encoder)
-    accepted = _parameters(architectures[architecture]) - _NOT_OPTIONS | {"encoder_options"}
-    _check_options(architecture, options, accepted)
+    check_architecture_options(architecture, options, _parameters(architectures[architecture]))
     own_options = dict(options)
     encoder_options = own_options.pop("encoder_options", {})
     with warnings.catch_warnings():
@@ -131,11 +125,12 @@ def _encoder_name(encoder: str) -> str:
     import segmentation_models_pytorch as smp
     import timm
 
+    check_encoder_name(encoder)
     if encoder in smp.encoders.encoders:
         return encoder
     name = encoder.removeprefix("tu-").removeprefix("timm-")
     if not timm.is_model(name):
-        raise ValueError(_unknown("encoder", encoder, [*smp.encoders.encoders, *timm.list_models()]))
+        raise ValueError(unknown_name("encoder", encoder, [*smp.encoders.encoders, *timm.list_models()]))
     return f"tu-{name}"
 
 
@@ -148,19 +143,3 @@ def _add_dropout(network: Any, dropout: float) -> None:
 
 def _parameters(network: Any) -> set[str]:
     return set(inspect.signature(network).parameters)
-
-
-def _check_options(architecture: str, options: Mapping[str, Any], known: Iterable[str]) -> None:
-    for name in options:
-        if name not in known:
-            raise ValueError(_unknown(f"option of {architecture}", name, sorted(known)))
-
-
-def _unknown(kind: str, name: str, known: Iterable[str]) -> str:
-    """The message that a name does not exist, with the names closest to it."""
-    known = list(dict.fromkeys(known))
-    close = get_close_matches(name.lower(), known, n=5, cutoff=0.5)
-    if close:
-        return f"there is no {kind} {name!r}; did you mean {', '.join(close)}?"
-    shown = ", ".join(known[:20]) + (", ..." if len(known) > 20 else "")
-    return f"there is no {kind} {name!r}; there are {shown}"

@@ -2,13 +2,15 @@
 
     model/NAME           parameters and buffers
     optimiser/K/NAME     state of parameter K, such as its momentum
-    metadata "progress"  JSON: the step, the best score so far
+    metadata "progress"  JSON: the run, the fold and the step that the checkpoint is of, the best score so
+                         far, and the digest: SHA-256 of the others and of all tensors
 
 Nothing is pickled, so a file from a stranger can be opened. A file is written under a temporary name and then
 renamed: if the process is killed, the previous checkpoint is still complete. States of random generators are
 not stored, because every random draw of a training is a function of the seed and the step.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,10 +19,11 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 
-from ..paths import atomic_write
+from ..limits import check_file
+from ..paths import write_bytes
 
 # checkpoints in memory that are not written yet; beyond that, training waits
 _MAX_WAITING = 2
@@ -42,9 +45,11 @@ def checkpoint_tensors(model: nn.Module, optimiser: torch.optim.Optimizer | None
 def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], progress: Mapping[str, Any]) -> None:
     """Write the tensors of `checkpoint_tensors` and the progress of the training."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(path) as temp_path:
-        on_cpu = {name: tensor.cpu() for name, tensor in tensors.items()}
-        save_file(on_cpu, temp_path, metadata={"progress": json.dumps(dict(progress))})
+    on_cpu = {name: tensor.cpu() for name, tensor in tensors.items()}
+    text = json.dumps({**progress, "digest": _digest(progress, on_cpu)})
+    # not save_file, which has temporary files of its own, and leaves them when it is killed
+    # one entry: the order of several is random, and equal trainings write equal bytes
+    write_bytes(path, save(on_cpu, metadata={"progress": text}))
 
 
 class Checkpoint:
@@ -52,6 +57,7 @@ class Checkpoint:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        check_file(path)
         try:
             with safe_open(path, framework="pt") as file:
                 self.progress: dict[str, Any] = json.loads((file.metadata() or {})["progress"])
@@ -61,6 +67,27 @@ class Checkpoint:
             raise ValueError(f"there is no checkpoint {path}") from None
         except (SafetensorError, OSError, KeyError, json.JSONDecodeError) as error:
             raise ValueError(f"{path} is not a complete checkpoint of semidice: {error}") from error
+        if not isinstance(self.progress, dict):
+            raise ValueError(f"{path} is not a checkpoint of semidice: its progress is {self.progress!r}")
+        # an older semidice wrote no digest
+        digest = self.progress.pop("digest", None)
+        if digest not in (None, _digest(self.progress, self.tensors)):
+            raise ValueError(f"{path} was damaged after it was written: its content has another SHA-256")
+
+    def check_origin(self, *, run: str | None = None, fold: int | None = None) -> None:
+        """A ValueError if the checkpoint is of another run or another fold; an older one does not say."""
+        of_fold, of_run = self.progress.get("fold"), self.progress.get("run")
+        if None not in (fold, of_fold) and fold != of_fold:
+            raise ValueError(
+                f"{self.path} is the checkpoint of fold {of_fold}, not of fold {fold}: its network was "
+                "trained on cases that it would be scored by; put the right file back, or train the fold "
+                "again"
+            )
+        if None not in (run, of_run) and run != of_run:
+            raise ValueError(
+                f"{self.path} is the checkpoint of another run: its recipe, folds or dataset differ; put the "
+                "right file back, or train the fold again"
+            )
 
     def load_model(self, model: nn.Module) -> None:
         """Load the weights into a model of the same architecture; a ValueError names the differences."""
@@ -71,6 +98,7 @@ class Checkpoint:
 
     def load_optimiser(self, optimiser: torch.optim.Optimizer) -> None:
         """Load the state of the optimiser; its options come from the recipe."""
+        self._check_optimiser(optimiser)
         for number, (group, parameter) in enumerate(_parameters(optimiser)):
             state = optimiser.state[parameter] = {}
             for name, tensor in self._tensors(f"optimiser/{number}/").items():
@@ -82,9 +110,48 @@ class Checkpoint:
                     on_device = group.get("fused") or group.get("capturable")
                     state[name] = tensor.to(parameter.device if on_device else "cpu")
 
+    def _check_optimiser(self, optimiser: torch.optim.Optimizer) -> None:
+        """A ValueError if the state is of another optimiser, or of another network."""
+        parameters = [parameter for _, parameter in _parameters(optimiser)]
+        names = [name for name in self.tensors if name.startswith("optimiser/")]
+        kinds = {name.split("/", 2)[2] for name in names}
+        expected = _state_names(optimiser)
+        if kinds != expected:
+            raise ValueError(
+                f"{self.path} has the state {', '.join(sorted(kinds)) or 'of no optimiser'}, but "
+                f"{type(optimiser).__name__} needs {', '.join(sorted(expected)) or 'none'}: it is of another "
+                "training; remove the fold to train it again"
+            )
+        for name in names:
+            number, shape = int(name.split("/")[1]), tuple(self.tensors[name].shape)
+            # a scalar is the number of steps
+            wanted = tuple(parameters[number].shape) if number < len(parameters) else None
+            if shape and shape != wanted:
+                raise ValueError(
+                    f"{self.path} is of another network: {name} has shape {shape}, and the parameter {wanted}"
+                )
+
     def _tensors(self, prefix: str) -> dict[str, Tensor]:
         names = [name for name in self.tensors if name.startswith(prefix)]
         return {name.removeprefix(prefix): self.tensors[name] for name in names}
+
+
+def _digest(progress: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of the progress and of name, type, shape and values of every tensor."""
+    digest = hashlib.sha256(json.dumps(dict(progress)).encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
+        # the bytes as they are: numpy has no bfloat16
+        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _state_names(optimiser: torch.optim.Optimizer) -> set[str]:
+    """Names of the tensors that an optimiser keeps for a parameter after a step."""
+    if isinstance(optimiser, torch.optim.AdamW):
+        return {"step", "exp_avg", "exp_avg_sq"}
+    return {"momentum_buffer"} if any(group.get("momentum") for group in optimiser.param_groups) else set()
 
 
 def _parameters(optimiser: torch.optim.Optimizer) -> list[tuple[dict[str, Any], Tensor]]:

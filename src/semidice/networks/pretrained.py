@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..limits import check_file
+
 _HUB_FILE = "model.safetensors"
 _HUB_TIMEOUT_S = 10
 
@@ -28,6 +30,7 @@ def load_pretrained(
     import safetensors.torch
 
     path = _weights_file(name, weights)
+    check_file(path)
     try:
         tensors = safetensors.torch.load_file(path)
     except OSError as error:

@@ -32,9 +32,11 @@ import torch
 from jaxtyping import Float32, UInt8
 from PIL import Image
 
+from ..cells import escaped_row, unescaped_cell
 from ..data.sources.readers import NIFTI_SUFFIXES, suffix_of
 from ..decisions.conformal import ConformalInterval
 from ..decisions.volumes import volume_interval, voxel_ml
+from ..limits import MAX_CSV_BYTES, check_file
 from ..paths import PredictionFolder, atomic_write, write_text
 from ..runs.scoring import ONE_ML
 from .inputs import InputCase, InputImage
@@ -160,7 +162,9 @@ class OutputFolder:
             rows = csv.writer(file, lineterminator="\n")
             rows.writerow(_COLUMNS)
             for case in sorted(self.volumes):
-                rows.writerows(self.volumes[case])
+                for row in self.volumes[case]:
+                    # the other columns are numbers
+                    rows.writerow((*escaped_row(row[:2]), *row[2:]))
 
 
 def volumes_of(
@@ -219,6 +223,7 @@ def read_volumes(path: Path) -> dict[str, list[Volume]]:
     """The rows of a volumes.csv by case; empty if there is no such file."""
     if not path.is_file():
         return {}
+    check_file(path, max_bytes=MAX_CSV_BYTES)
     with path.open(newline="", encoding="utf-8") as file:
         header, *rows = [*csv.reader(file)] or [[]]
     if tuple(header) != _COLUMNS or any(len(row) != len(_COLUMNS) for row in rows):
@@ -228,7 +233,8 @@ def read_volumes(path: Path) -> dict[str, list[Volume]]:
         )
     volumes: dict[str, list[Volume]] = {}
     for row in rows:
-        volumes.setdefault(row[0], []).append(Volume(*row))
+        volume = Volume(*map(unescaped_cell, row[:2]), *row[2:])
+        volumes.setdefault(volume.case, []).append(volume)
     return volumes
 
 

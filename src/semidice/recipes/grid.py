@@ -16,6 +16,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from ..limits import MAX_RECIPE_BYTES, check_file
 from ..paths import check_name
 from . import Recipe, read_recipe
 from .files import shipped_files, shipped_recipes
@@ -88,6 +89,7 @@ def _read_grid(source: str) -> dict[str, Any] | None:
     """The checked grid of a file or a shipped name; None if the source is a recipe."""
     path = Path(source)
     if path.is_file():
+        check_file(path, max_bytes=MAX_RECIPE_BYTES)
         try:
             text, name, folder = path.read_text(encoding="utf-8"), source, path.parent
         except UnicodeDecodeError:

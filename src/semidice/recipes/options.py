@@ -13,6 +13,7 @@ from ..arrays import SIZE_MULTIPLE
 from ..data.augment import AugmentOptions
 from ..data.label_making import LabelOptions
 from ..decisions.decision import Decision
+from ..limits import MAX_FOLDS
 from ..losses.calibration_error import Binning, CalibrationOptions
 from ..losses.distillation import Calibration, KeySource, Term
 from ..losses.segmentation import SegmentationLoss
@@ -60,7 +61,9 @@ class DataOptions(_Section):
     """The dataset and its split into folds."""
 
     dataset: AbsolutePath = Field(description="folder written by `semidice prepare`")
-    num_folds: int = Field(default=5, ge=2, description="number of parts that the patients are split into")
+    num_folds: int = Field(
+        default=5, ge=2, le=MAX_FOLDS, description="number of parts that the patients are split into"
+    )
     fold_seed: int = Field(
         default=0, ge=0, description="seed of the split; use the same for methods that are compared"
     )
@@ -108,7 +111,7 @@ class ModelOptions(_Section):
 
     @field_validator("options")
     @classmethod
-    def _no_option_twice(cls, options: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    def _no_option_twice(cls, options: dict[str, Any]) -> dict[str, Any]:
         for name in options.keys() & (cls.model_fields.keys() | {"num_channels", "num_classes"}):
             raise ValueError(f"{name} is not an option of an architecture: leave it out")
         return options

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Bool
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -76,6 +77,9 @@ def draw_outlines(axes: Axes, masks: Bool[np.ndarray, "R H W"], *, width: float 
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Write the figure in the format that the suffix of `path` names."""
-    with atomic_write(path) as temp_path:
-        figure.savefig(temp_path, dpi=160, format=path.suffix.removeprefix("."))
+    """Write the figure in the format that the suffix of `path` names; an equal figure gives equal bytes."""
+    kind = path.suffix.removeprefix(".")
+    # without these, an SVG has the time and random names in it
+    metadata = {"Date": None} if kind == "svg" else None
+    with atomic_write(path) as temp_path, rc_context({"svg.hashsalt": "semidice"}):
+        figure.savefig(temp_path, dpi=160, format=kind, metadata=metadata)

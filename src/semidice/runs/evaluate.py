@@ -8,8 +8,11 @@ The scores of files are written to the file that is named. Their fold is -1: whi
 on is not known here.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import wraps
 from pathlib import Path
+from typing import ParamSpec
 
 import numpy as np
 import torch
@@ -22,18 +25,42 @@ from ..data.dataset import Dataset, Unit
 from ..data.folds import fold_cases, read_folds
 from ..data.integrity import enumerated
 from ..decisions.decision import Decision
+from ..locks import FolderLock
 from ..metrics.cases import CaseTable, concatenate, read_cases, with_scores, write_cases
 from ..metrics.registry import SCORES, display_scale, heading, higher_is_better
 from ..metrics.resampling import paired_bootstrap
 from ..metrics.statistics import compare_cases, possible_means, resampling_unit
 from ..metrics.tables import baseline_table
+from ..paths import RunFolder
 from ..recipes.options import FITTED, ValidationOptions
 from .decisions import mask_metrics, mask_scores, rule_names, with_fitted
 from .prediction_files import PredictionFiles
 from .run import TrainedRun, manifest_digest, open_run
 from .scoring import inapplicable_metrics, metric_name, named_units, score_fold
 
+P = ParamSpec("P")
 
+
+def _locked_run(evaluate: Callable[P, CaseTable]) -> Callable[P, CaseTable]:
+    """The function with its run locked, so that scores of two processes are both kept.
+
+    With `out` nothing is written to the run, which may then be read-only.
+    """
+
+    @wraps(evaluate)
+    def locked(*arguments: P.args, **options: P.kwargs) -> CaseTable:
+        run = arguments[0] if arguments else options["run"]
+        folder = RunFolder(Path(str(run)))
+        with ExitStack() as stack:
+            # no file is created in a folder that is not a run
+            if options.get("out") is None and folder.recipe.is_file():
+                stack.enter_context(FolderLock(folder, "semidice evaluate"))
+            return evaluate(*arguments, **options)
+
+    return locked
+
+
+@_locked_run
 def run_evaluate(
     run: Path,
     *,

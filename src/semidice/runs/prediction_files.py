@@ -15,7 +15,6 @@ Left out: several pictures with one class each.
 
 import math
 import zipfile
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -37,17 +36,10 @@ from ..data.sources.readers import (
     suffix_of,
 )
 from ..data.sources.scan import placement_difference
+from ..limits import check_file
+from .predictions import NPZ_ERRORS, array_header
 
 _NPZ_KEYS = ("probabilities", "softmax")
-_NPZ_ERRORS = (
-    OSError,
-    ValueError,
-    EOFError,
-    NotImplementedError,
-    RuntimeError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
 # the sum of float16 probabilities over many classes differs from one by up to this
 _SUM_TOLERANCE = 1e-2
 
@@ -256,16 +248,13 @@ def _read_npz(
     path: Path, *, num_classes: int, shapes: Sequence[tuple[int, ...]]
 ) -> Float32[np.ndarray, "C *space"]:
     """The array of probabilities, without leading spatial axes of length 1 that the image does not have."""
+    check_file(path)
     try:
         with zipfile.ZipFile(path) as archive:
             key = next((key for key in _NPZ_KEYS if f"{key}.npy" in archive.namelist()), None)
             if key is None:
                 raise ValueError(f"it has no array {' or '.join(_NPZ_KEYS)}")
-            with archive.open(f"{key}.npy") as file:
-                # 1.0 is what numpy writes unless the header is very long
-                if np.lib.format.read_magic(file) != (1, 0):
-                    raise ValueError(f"{key} is not a plain array")
-                shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+            shape, dtype = array_header(archive, key)
             if dtype.kind != "f":
                 raise ValueError(f"{key} holds {dtype}; expected floating-point numbers")
             space = list(shape[1:])
@@ -277,7 +266,7 @@ def _read_npz(
                 raise ValueError(f"{key} has shape {shape}; expected {expected}")
             with archive.open(f"{key}.npy") as file:
                 values = np.lib.format.read_array(file, allow_pickle=False)
-    except _NPZ_ERRORS as error:
+    except NPZ_ERRORS as error:
         raise ValueError(f"cannot use {path}: {error}") from error
     assert values.size == num_classes * math.prod(space)
     return values.reshape(num_classes, *space).astype(np.float32)

@@ -20,8 +20,21 @@ from torch import Tensor
 # calibrators are fitted exactly to probabilities in these units
 from ..calibration.curves import UNITS as UNITS
 from ..data.dataset import Dataset
+from ..limits import check_file, check_shape
 from ..paths import FoldFolder, atomic_write
 
+# what zipfile and numpy raise for a damaged archive
+NPZ_ERRORS = (
+    OSError,
+    ValueError,
+    KeyError,
+    EOFError,
+    TypeError,
+    NotImplementedError,
+    RuntimeError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 # the sum of a bfloat16 softmax over many classes differs from one by up to this
 _SUM_TOLERANCE = 1e-2
 
@@ -43,16 +56,30 @@ def write_prediction(path: Path, prob: Float[np.ndarray, "C *space"] | Float[Ten
         np.savez_compressed(file, foreground=_foreground_units(prob, total))
 
 
-def read_prediction(path: Path) -> Float32[np.ndarray, "C *space"]:
-    """The stored class probabilities; a ValueError names a file that is missing or damaged."""
+def read_prediction(path: Path, *, shape: tuple[int, ...] | None = None) -> Float32[np.ndarray, "C *space"]:
+    """The stored class probabilities; a ValueError names a file that is missing or damaged.
+
+    shape: (C, *space) of the case. A file that declares another shape is not expanded.
+    """
+    check_file(path)
     try:
-        # opened here, because numpy leaves a file open that is not an archive
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            foreground = stored["foreground"]
+        with zipfile.ZipFile(path) as archive:
+            declared, _ = array_header(archive, "foreground")
+            check_shape(declared, "it")
+            if len(declared) < 2:
+                raise ValueError(f"it holds shape {declared}")
+            is_expected = shape is None or declared == (shape[0] - 1, *shape[1:])
+            with archive.open("foreground.npy") as file:
+                foreground = np.lib.format.read_array(file, allow_pickle=False) if is_expected else None
     except FileNotFoundError:
         raise ValueError(f"there is no stored prediction {path}") from None
-    except (OSError, ValueError, KeyError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
+    except NPZ_ERRORS as error:
         raise ValueError(f"{path} is not a complete stored prediction: {error}") from error
+    if foreground is None:
+        raise ValueError(
+            f"{path} has shape {(declared[0] + 1, *declared[1:])}, but the case has {shape}: the prediction "
+            "was made from another dataset; predict again"
+        )
     if foreground.dtype != np.uint16 or foreground.ndim < 2 or foreground.size == 0:
         raise ValueError(
             f"{path} must hold uint16 (C - 1, *space); it holds {foreground.dtype} {foreground.shape}"
@@ -68,14 +95,17 @@ def read_prediction(path: Path) -> Float32[np.ndarray, "C *space"]:
 def read_case(folder: FoldFolder, dataset: Dataset, number: int) -> Float32[np.ndarray, "C *space"]:
     """The stored probabilities of a dataset's case; a ValueError if their shape is not the case's."""
     case = dataset.cases[number]
-    path = folder.prediction(case.name)
-    prob, expected = read_prediction(path), (dataset.num_classes, *case.shape)
-    if prob.shape != expected:
-        raise ValueError(
-            f"{path} has shape {prob.shape}, but the case has {expected} in {dataset.folder.path}: "
-            "the prediction was made from another dataset; predict again"
-        )
-    return prob
+    return read_prediction(folder.prediction(case.name), shape=(dataset.num_classes, *case.shape))
+
+
+def array_header(archive: zipfile.ZipFile, key: str) -> tuple[tuple[int, ...], np.dtype]:
+    """Shape and type of an array in an .npz file, without its values."""
+    with archive.open(f"{key}.npy") as file:
+        # 1.0 is what numpy writes unless the header is very long
+        if np.lib.format.read_magic(file) != (1, 0):
+            raise ValueError(f"{key} is not a plain array")
+        shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+    return shape, dtype
 
 
 def _foreground_units(

@@ -25,11 +25,15 @@ from ..data.intensities import MeanStd
 from ..data.manifest import Manifest, PrepareOptions
 from ..data.storage import Storage
 from ..decisions.decision import Decision
+from ..limits import MAX_JSON_BYTES, MAX_RATERS, check_file
 from ..networks.checkpoint import Checkpoint
 from ..networks.systems import build_network
 from ..paths import FoldFolder, RunFolder, write_text
 from ..recipes import Recipe, read_recipe
-from ..recipes.options import FITTED
+from ..recipes.options import FITTED, flattened
+
+# options that may change when a run is resumed: which folds to run, where the data is, how it is loaded
+MAY_DIFFER = ("data.folds", "data.dataset", "workers")
 
 
 class DatasetFacts(BaseModel):
@@ -48,7 +52,9 @@ class DatasetFacts(BaseModel):
         description="over the training cases of each fold; None in runs of an older semidice: there, `mean`",
     )
     fold_std: tuple[tuple[float, ...], ...] | None = None
-    num_raters: int | None = Field(default=None, ge=1, description="None in runs of an older semidice")
+    num_raters: int | None = Field(
+        default=None, ge=1, le=MAX_RATERS, description="None in runs of an older semidice"
+    )
     options: dict[str, Any] = Field(description="of `semidice prepare`")
     manifest_sha256: str = Field(description="of the manifest: shows whether the dataset has changed")
 
@@ -136,6 +142,7 @@ class TrainedRun:
     def network(self, fold: int, *, device: torch.device | str) -> nn.Module:
         """The network of a fold with the weights of `checkpoint_path`, in eval mode and without gradients."""
         checkpoint = Checkpoint(self.checkpoint_path(fold))
+        checkpoint.check_origin(fold=fold)
         network = self.new_network(weights="none")
         checkpoint.load_model(network)
         return network.to(device).eval().requires_grad_(False)
@@ -157,6 +164,19 @@ class FoldRun:
     @property
     def folder(self) -> FoldFolder:
         return self.run.folder.fold(self.fold)
+
+    @property
+    def identity(self) -> str:
+        """SHA-256 of all that the weights depend on: recipe, folds and dataset. Checkpoints carry it.
+
+        Options with their default are left out, so that a later semidice may have more of them.
+        """
+        options = self.recipe.model_dump(mode="json", exclude_defaults=True, exclude={"auto", "reasons"})
+        # a teacher may have been moved
+        left_out = {*MAY_DIFFER, "teacher.run"}
+        used = {key: value for key, value in flattened(options) if key not in left_out}
+        parts = [sorted(used.items()), list(self.fold_of_case), self.run.facts.manifest_sha256]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     @property
     def training_cases(self) -> list[int]:
@@ -229,6 +249,7 @@ def write_dataset_facts(run: RunFolder, dataset: Dataset, fold_of_case: Sequence
 
 def read_dataset_facts(run: RunFolder) -> DatasetFacts:
     """The facts of the dataset in a run folder; a ValueError names the option that is wrong."""
+    check_file(run.dataset, max_bytes=MAX_JSON_BYTES)
     try:
         facts = DatasetFacts.model_validate_json(run.dataset.read_bytes())
         _ = facts.prepare_options

@@ -2,6 +2,7 @@
 
 import json
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 from lightning_fabric import Fabric
@@ -9,6 +10,8 @@ from rich.console import Console
 from rich.progress import Progress
 
 from ..console import clock, print_line, say, training_bars
+from ..locks import FolderLock
+from ..paths import RunFolder
 from ..recipes import Recipe, option_value
 from ..runs.evaluate import scores_table
 from ..runs.run import open_run
@@ -29,15 +32,19 @@ def run_train(
 ) -> None:
     """Train every fold of the recipe into `out`, then print the scores and the next command."""
     fabric = start_fabric(accelerator=accelerator, devices=devices, nodes=nodes, strategy=strategy)
-    if fabric.is_global_zero:
-        start_run(recipe, out, resume=resume)
-    fabric.barrier()
-    run = open_run(out)
-    # only the first process prints
-    console.quiet = console.quiet or not fabric.is_global_zero
-    _print_choices(run.recipe, console)
-    with training_bars(console, names=[run.recipe.name], transient=True) as progress:
-        bar = RunBar(progress, run.recipe)
+    with ExitStack() as stack:
+        lock = None
+        # only the first process writes
+        if fabric.is_global_zero:
+            lock = stack.enter_context(FolderLock(RunFolder(out), "semidice train"))
+            start_run(recipe, out, resume=resume)
+        fabric.barrier()
+        run = open_run(out)
+        # only the first process prints
+        console.quiet = console.quiet or not fabric.is_global_zero
+        _print_choices(run.recipe, console)
+        progress = stack.enter_context(training_bars(console, names=[run.recipe.name], transient=True))
+        bar = RunBar(progress, run.recipe, lock)
         table = cross_validate(run, fabric, on_step=bar.show_step, on_phase=bar.show_phase)
     if table is None:
         return
@@ -65,11 +72,12 @@ class RunBar:
     """The progress of a run over the steps of all its folds, with losses, learning rate, Dice and speed.
 
     Without a terminal: a line at the start, then one per epoch at most, and repeated lines while a fold is
-    predicted.
+    predicted. lock: of the run folder; its loss stops the training.
     """
 
-    def __init__(self, progress: Progress, recipe: Recipe) -> None:
+    def __init__(self, progress: Progress, recipe: Recipe, lock: FolderLock | None = None) -> None:
         self.progress, self.num_folds = progress, len(recipe.data.fold_numbers)
+        self.lock = lock
         self.num_finished = 0
         self.task = progress.add_task(recipe.name, total=None, status="", left="", repeats=False)
         self.started_at: float | None = None
@@ -87,6 +95,8 @@ class RunBar:
         print_line(self.progress, self.task, now=is_first)
 
     def show_step(self, status: StepStatus) -> None:
+        if self.lock is not None:
+            self.lock.check()
         done = self.num_finished * status.num_steps + status.step
         total = self.num_folds * status.num_steps
         dice = status.scores.get("dice_score")

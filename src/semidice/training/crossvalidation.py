@@ -22,6 +22,7 @@ from .. import __version__
 from ..data.batches import WholeCases
 from ..data.dataset import Dataset, ScoredUnit
 from ..data.folds import read_folds, split_folds, write_folds
+from ..data.integrity import check_arrays
 from ..data.storage import Storage, centred
 from ..metrics.cases import CaseTable, concatenate, read_cases, write_cases
 from ..networks.systems import network_probability
@@ -30,8 +31,10 @@ from ..recipes import Recipe, differing_keys, read_recipe, with_stored_choices, 
 from ..runs.decisions import fitted_rules, with_fitted
 from ..runs.predictions import write_prediction
 from ..runs.run import (
+    MAY_DIFFER,
     FoldRun,
     TrainedRun,
+    manifest_digest,
     mirrored_axes,
     read_dataset_facts,
     volume_problem,
@@ -42,9 +45,6 @@ from .engine import StepStatus, train_fold
 
 FoldPhase = Literal["training", "predicting", "finished"]
 
-# options that may change when a run is resumed: which folds to run, where the data is, how it is loaded
-_MAY_DIFFER = ("data.folds", "data.dataset", "workers")
-
 
 def start_run(recipe: Recipe, out: Path, *, resume: bool) -> TrainedRun:
     """The run of a recipe in the folder `out`, which is created or, with `resume`, continued.
@@ -52,11 +52,15 @@ def start_run(recipe: Recipe, out: Path, *, resume: bool) -> TrainedRun:
     A ValueError says so if the folder holds the run of another recipe, or other files.
     """
     folder = RunFolder(out)
+    # of a process that was killed: no other one works on the run
+    for path in folder.temp_files():
+        path.unlink(missing_ok=True)
     if folder.recipe.exists():
         recipe = with_stored_choices(recipe, read_recipe(folder.recipe, accelerator=None))
         _check_same_recipe(recipe, folder)
         if not resume:
             raise ValueError(f"{out} already holds this run: continue it with --resume, or remove the folder")
+        _check_same_dataset(recipe, folder)
     else:
         _create_run_folder(recipe, folder)
     # written last: a folder that has a recipe is a run
@@ -66,7 +70,7 @@ def start_run(recipe: Recipe, out: Path, *, resume: bool) -> TrainedRun:
 
 def _check_same_recipe(recipe: Recipe, folder: RunFolder) -> None:
     stored = read_recipe(folder.recipe, accelerator=None)
-    may_differ = (*_MAY_DIFFER, "teacher.run") if _teacher_has_moved(stored, recipe) else _MAY_DIFFER
+    may_differ = (*MAY_DIFFER, "teacher.run") if _teacher_has_moved(stored, recipe) else MAY_DIFFER
     different = [key for key in differing_keys(recipe, stored) if key not in may_differ]
     if not different:
         return
@@ -77,6 +81,17 @@ def _check_same_recipe(recipe: Recipe, folder: RunFolder) -> None:
         f"{folder.path} holds a run of another recipe, which differs in {', '.join(different)}; "
         f"{hint}choose another folder with --out, or remove this one"
     )
+
+
+def _check_same_dataset(recipe: Recipe, folder: RunFolder) -> None:
+    """A ValueError if the dataset is not the one that the run was started with, although names may agree."""
+    dataset, facts = Dataset(recipe.data.dataset), read_dataset_facts(folder)
+    if manifest_digest(dataset.manifest) != facts.manifest_sha256:
+        raise ValueError(
+            f"{dataset.folder.path} is not the dataset that {folder.path} was started with, or it was "
+            "prepared again since: name the right one with --set data.dataset=..., or start a new run with "
+            "--out"
+        )
 
 
 def _teacher_has_moved(stored: Recipe, recipe: Recipe) -> bool:
@@ -90,8 +105,11 @@ def _teacher_has_moved(stored: Recipe, recipe: Recipe) -> bool:
 
 def _create_run_folder(recipe: Recipe, folder: RunFolder) -> None:
     out = folder.path
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ValueError(f"{out} exists and is not a run folder; choose another one with --out")
+    foreign = folder.foreign_files()
+    if foreign:
+        raise ValueError(
+            f"{out} exists and is not a run folder: it has {foreign[0].name}; choose another one with --out"
+        )
     dataset = Dataset(recipe.data.dataset)
     problem = volume_problem(dataset)
     if problem is not None:
@@ -153,6 +171,8 @@ def cross_validate(
     """
     dataset = Dataset(run.recipe.data.dataset)
     fold_of_case = read_folds(run.folder.folds, dataset)
+    if fabric.is_global_zero and run.missing_folds:
+        check_arrays(dataset, run.folder.arrays)
     for fold in run.recipe.data.fold_numbers:
         fold_run = FoldRun(run, dataset, fold, fold_of_case)
         if not fold_run.folder.is_finished:

@@ -7,9 +7,12 @@ on the seed and the step number alone, and a checkpoint is written only after a 
 
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,12 +22,13 @@ from torch.utils.tensorboard import SummaryWriter
 
 from ..data.batches import Batches, CaseBatch, WholeCases
 from ..data.dataset import ScoredUnit
+from ..data.integrity import enumerated
 from ..labels.raters import read_raters
 from ..metrics.accumulators import CaseScores
 from ..metrics.registry import higher_is_better
 from ..networks.checkpoint import Checkpoint, CheckpointWriter, checkpoint_tensors, write_checkpoint
 from ..networks.systems import System, network_probability
-from ..paths import FoldFolder, write_text
+from ..paths import FoldFolder, named_errors, write_text
 from ..runs.run import FoldRun
 from ..runs.scoring import scan_slices, volume_of
 from .distributed import synchronise_norms
@@ -138,18 +142,42 @@ class _FoldTrainer:
 
     def _resume(self) -> None:
         """Load the last checkpoint, if there is one."""
-        # only in the process that writes: another process may be slower and would delete a file in use
-        if self.fabric.is_global_zero:
-            for path in self.folder.temp_files():
-                path.unlink(missing_ok=True)
         if not self.folder.last.exists():
             return
         checkpoint = Checkpoint(self.folder.last)
+        checkpoint.check_origin(run=self.fold_run.identity, fold=self.fold_run.fold)
+        self.start, self.best = self._checked_progress(checkpoint)
         checkpoint.load_model(self.model)
         checkpoint.load_optimiser(self.optimiser)
-        self.start, self.best = checkpoint.progress["step"], checkpoint.progress["best"]
-        if checkpoint.progress["scaler"]:
+        if checkpoint.progress.get("scaler"):
             self.step.scaler.load_state_dict(checkpoint.progress["scaler"])
+
+    def _checked_progress(self, checkpoint: Checkpoint) -> tuple[int, float]:
+        """Step and best score of a checkpoint; a ValueError if this training has no such step."""
+        step, best = (checkpoint.progress.get(name) for name in ("step", "best"))
+        if not isinstance(step, int) or step not in self._logged_steps(self.num_steps):
+            raise ValueError(
+                f"{checkpoint.path} is of step {step}, but this training has checkpoints after a line of the "
+                f"log, up to step {self.num_steps}: remove {self.folder.path} to train the fold again"
+            )
+        if not isinstance(best, int | float) or math.isnan(best):
+            raise ValueError(f"{checkpoint.path} has the best score {best!r}: train the fold again")
+        lines = _read_log(self.folder.log, step)
+        missing = [str(logged) for logged in self._logged_steps(step) if logged not in lines]
+        if missing:
+            raise ValueError(
+                f"{self.folder.log} was shortened: it has no line for {enumerated(missing, 'step')} before "
+                f"the checkpoint at step {step}; put the file back, or remove {self.folder.path} to train "
+                "the fold again"
+            )
+        return step, best
+
+    def _logged_steps(self, last: int) -> list[int]:
+        """The steps up to `last` that have a line in the log."""
+        in_epoch = {*range(self.recipe.log_every, self.steps_per_epoch, self.recipe.log_every)}
+        ends = sorted({*in_epoch, self.steps_per_epoch})
+        epochs = range(0, last, self.steps_per_epoch)
+        return [first + end for first in epochs for end in ends if first + end <= last]
 
     def train(self) -> None:
         recipe = self.recipe
@@ -279,20 +307,30 @@ class _FoldTrainer:
             yield previous
 
     def _progress(self, step: int) -> dict[str, Any]:
-        return {"step": step, "best": self.best, "scaler": self.step.scaler.state_dict()}
+        return {
+            "run": self.fold_run.identity,
+            "fold": self.fold_run.fold,
+            "step": step,
+            "best": self.best,
+            "scaler": self.step.scaler.state_dict(),
+        }
 
     def _save(self, num_done: int) -> None:
         """Write a checkpoint at the end, and when the last one is old enough."""
         is_due = time.monotonic() - self.saved_at >= self.seconds_between_checkpoints
-        if self.writer is not None and (is_due or num_done == self.num_steps):
+        if self.writer is not None and self.log is not None and (is_due or num_done == self.num_steps):
+            # a checkpoint after a loss of power has all lines of the log before it
+            self.log.force_to_disk()
             self.writer.put(self.folder.last, self.model, self.optimiser, self._progress(num_done))
             self.saved_at = time.monotonic()
 
     def close(self) -> None:
-        if self.log is not None:
-            self.log.close()
-        if self.writer is not None:
-            self.writer.close()
+        # all are closed, also if the disk is full for one of them
+        with ExitStack() as stack:
+            if self.writer is not None:
+                stack.callback(self.writer.close)
+            if self.log is not None:
+                stack.callback(self.log.close)
 
 
 class _Log:
@@ -300,25 +338,36 @@ class _Log:
 
     def __init__(self, folder: FoldFolder, start: int) -> None:
         folder.path.mkdir(parents=True, exist_ok=True)
-        lines = folder.log.read_text().splitlines() if folder.log.exists() else []
         # a killed run may have logged steps after its last checkpoint; they are trained and logged again
-        lines = [line for line in lines if _is_line_until(line, start)]
+        lines = [line for of_step in _read_log(folder.log, start).values() for line in of_step]
         write_text(folder.log, "".join(f"{line}\n" for line in lines))
-        self.file = folder.log.open("a")
+        self.path, self.file = folder.log, folder.log.open("a")
         self.board = SummaryWriter(str(folder.tensorboard), purge_step=start)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        print(json.dumps({"step": step, **values}), file=self.file, flush=True)
+        with named_errors(self.path):
+            print(json.dumps({"step": step, **values}), file=self.file, flush=True)
         for name, value in values.items():
             self.board.add_scalar(name, value, step)
 
+    def force_to_disk(self) -> None:
+        with named_errors(self.path):
+            os.fsync(self.file.fileno())
+
     def close(self) -> None:
-        self.file.close()
-        self.board.close()
+        with ExitStack() as stack:
+            stack.callback(self.board.close)
+            stack.callback(self.file.close)
 
 
-def _is_line_until(line: str, step: int) -> bool:
-    try:
-        return int(json.loads(line)["step"]) <= step
-    except (ValueError, KeyError, TypeError):
-        return False
+def _read_log(path: Path, last: int) -> dict[int, list[str]]:
+    """The lines of a log by their step, up to the step `last`; lines that are not complete are left out."""
+    lines: dict[int, list[str]] = {}
+    for line in path.read_text(errors="replace").splitlines() if path.exists() else ():
+        try:
+            step = int(json.loads(line)["step"])
+        except (ValueError, KeyError, TypeError):
+            continue
+        if step <= last:
+            lines.setdefault(step, []).append(line)
+    return lines

@@ -22,6 +22,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ... import __version__
+from ...locks import FolderLock
 from ...paths import DatasetFolder, UnfinishedDataset, force_to_disk, write_text
 from ..intensities import pooled_mean_std
 from ..manifest import Manifest, PrepareOptions, Scan, manifest_text, read_manifest
@@ -185,7 +186,7 @@ def _work_folder(job: Job, out: Path) -> Iterator[None]:
         )
     with writing(out):
         folder.path.mkdir(parents=True, exist_ok=True)
-    with _locked(folder.path):
+    with _lock(folder):
         description = json.dumps({"semidice": __version__} | _identity(job.raw))
         with writing(folder.job):
             if not folder.job.is_file() or folder.job.read_text(encoding="utf-8") != description:
@@ -197,28 +198,13 @@ def _work_folder(job: Job, out: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    try:
-        import fcntl
-    except ImportError:
-        # Windows
-        yield
-        return
-    # a lock on the folder itself leaves no file, and ends with the process
-    lock = os.open(path, os.O_RDONLY)
-    try:
+def _lock(folder: UnfinishedDataset) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise PrepareError(
-                [f"another `semidice prepare` is working in {path}: wait until it is done"]
-            ) from error
-        except OSError:
-            # a file system without locks
-            pass
+            stack.enter_context(FolderLock(folder, "semidice prepare"))
+        except ValueError as error:
+            raise PrepareError([str(error)]) from error
         yield
-    finally:
-        os.close(lock)
 
 
 def _prepare_scans(

@@ -5,7 +5,6 @@ by taking over each finished scan whose raw files and arrays still have the SHA-
 are prepared again, so an array that was lost with the power does no harm.
 """
 
-import errno
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ...paths import DatasetFolder, UnfinishedDataset, atomic_write, check_name, file_hash
+from ...paths import DatasetFolder, UnfinishedDataset, atomic_write, check_name, file_hash, write_error
 from ..intensities import stored_mean_std
 from ..manifest import Kind, Record, Scan
 from ..sources.raw import RawDataset, RawScan
@@ -121,18 +120,7 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         # not error.filename: it may be a temporary file, which the user does not know
-        reason = error.strerror or str(error)
-        raise CannotWriteError(f"cannot write {path}: {reason}; {_remedy(error.errno)}") from error
-
-
-def _remedy(number: int | None) -> str:
-    if number in (errno.ENOSPC, errno.EDQUOT):
-        return "free some space and run the same command again: it continues after the finished scans"
-    if number in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return "choose a folder that you may write to"
-    if number in (errno.EBUSY, errno.EXDEV):
-        return "it may be the mount point of a disk: choose a folder below it"
-    return "choose another folder, or run the same command again: it continues"
+        raise CannotWriteError(str(write_error(path, error))) from error
 
 
 def _earlier_record(job: Job, scan: RawScan) -> FinishedScan | None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ...limits import MAX_JSON_BYTES, check_file
 from .folders import files_by_name, matched_scans, slicing_options, space_and_channels
 from .raw import RawDataset, RawScan, distinct_scans, is_folder, natural_order, visible
 from .readers import NIFTI_SUFFIXES, SUFFIXES, channel_file, channel_of, file_shape
@@ -100,6 +101,7 @@ def _header_path(raw: Path) -> Path:
 
 def _read_decathlon(path: Path) -> _Header:
     header = None
+    check_file(path, max_bytes=MAX_JSON_BYTES)
     try:
         header = json.loads(path.read_bytes())
         labels, channels = _by_number(header["labels"]), _by_number(header["modality"])
@@ -113,6 +115,7 @@ def _read_decathlon(path: Path) -> _Header:
 
 
 def _read_nnunet(path: Path) -> _Header:
+    check_file(path, max_bytes=MAX_JSON_BYTES)
     try:
         header = json.loads(path.read_bytes())
         is_version_1 = "channel_names" not in header and "modality" in header

@@ -12,6 +12,8 @@ The position of the voxels is known only for a NIfTI whose header sets its qform
 import gzip
 import hashlib
 import logging
+import math
+import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -26,6 +28,8 @@ from jaxtyping import Float32, Float64, UInt8
 from nibabel.imageglobals import logger as nibabel_log
 from nibabel.spatialimages import HeaderDataError
 from PIL import Image, UnidentifiedImageError
+
+from ...limits import MAX_NIFTI_EXTRA_BYTES, check_file, check_shape
 
 NIFTI_SUFFIXES = (".nii.gz", ".nii")
 SUFFIXES = (*NIFTI_SUFFIXES, ".png", ".tif", ".tiff")
@@ -207,6 +211,7 @@ def file_shape(path: Path) -> tuple[tuple[int, ...], int]:
                 with Image.open(file, formats=("PNG", "TIFF")) as picture:
                     pages = getattr(picture, "n_frames", 1)
                     shape = (pages, picture.height, picture.width)
+                    check_shape(shape, "it")
                     colours = 1 if picture.mode in _GREY_MODES else 3
         except Exception as error:
             raise _unreadable(path, error) from error
@@ -242,6 +247,7 @@ def _read(path: Path, *, palette_to_colours: bool) -> _Stored:
 def _opened(path: Path) -> BufferedReader:
     if not suffix_of(path):
         raise ValueError(f"{path} cannot be read: images and masks must be {', '.join(SUFFIXES)}")
+    check_file(path)
     try:
         file = path.open("rb")
     except FileNotFoundError as error:
@@ -273,13 +279,19 @@ def _nifti(path: Path, file: BufferedReader) -> Any:
     wants_gzip = suffix_of(path) == ".nii.gz"
     if wants_gzip != is_gzip:
         raise ValueError("it is not a gzip file" if wants_gzip else "it is a gzip file: name it .nii.gz")
-    stream: Any = gzip.GzipFile(fileobj=file) if is_gzip else file
+    stream: Any = _BoundedGzip(fileobj=file) if is_gzip else file
     first = stream.read(4)
     kind = _NIFTI_CLASSES.get(int.from_bytes(first, "little")) or _NIFTI_CLASSES.get(
         int.from_bytes(first, "big")
     )
     if kind is None:
         raise ValueError("it is not a NIfTI file")
+    stream.seek(0)
+    header_class: Any = kind.header_class
+    header = header_class(stream.read(header_class.template_dtype.itemsize), check=False)
+    check_shape(header.get_data_shape(), "its header")
+    if isinstance(stream, _BoundedGzip):
+        stream.bound(math.prod(header.get_data_shape()) * header.get_data_dtype().itemsize)
     stream.seek(0)
     # nibabel repairs small faults of headers and logs that to the terminal, into the progress bar
     level = nibabel_log.level
@@ -288,6 +300,27 @@ def _nifti(path: Path, file: BufferedReader) -> Any:
         return kind.from_stream(stream)
     finally:
         nibabel_log.setLevel(level)
+
+
+class _BoundedGzip(gzip.GzipFile):
+    """A gzip stream that must not expand to more than the voxels that the header declares, and a bit."""
+
+    max_bytes = MAX_NIFTI_EXTRA_BYTES
+
+    def bound(self, num_voxel_bytes: int) -> None:
+        self.max_bytes = MAX_NIFTI_EXTRA_BYTES + num_voxel_bytes
+
+    def read(self, size: int | None = -1) -> bytes:
+        if size is None or size < 0 or self.tell() + size > self.max_bytes:
+            raise ValueError(f"it holds more than the {self.max_bytes} bytes that its header allows")
+        return super().read(size)
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        # `tell` is a step of 0 from the current position
+        is_tell = whence == os.SEEK_CUR and offset == 0
+        if not is_tell and (whence != os.SEEK_SET or offset > self.max_bytes):
+            raise ValueError(f"it holds more than the {self.max_bytes} bytes that its header allows")
+        return super().seek(offset, whence)
 
 
 def _read_nifti(path: Path, file: BufferedReader, sha256: str) -> _Stored:
@@ -304,7 +337,7 @@ def _read_nifti(path: Path, file: BufferedReader, sha256: str) -> _Stored:
         values = np.array(values)
     stream = image.file_map["image"].fileobj
     # gzip compares its checksum at the end of the stream, which is after the last voxel
-    while isinstance(stream, gzip.GzipFile) and stream.read(2**20):
+    while isinstance(stream, gzip.GzipFile) and stream.read(2**16):
         pass
     unit = _MM.get(image.header.get_xyzt_units()[0], 1.0)
     # through text, so that the float32 number 0.7 becomes 0.7 and not 0.699999988
@@ -343,6 +376,7 @@ def _read_picture(file: BufferedReader, *, palette_to_colours: bool) -> tuple[np
     """Pixels, with the pages of a TIFF as first axis, and whether the last axis is red, green, blue."""
     with Image.open(file, formats=("PNG", "TIFF")) as picture:
         num_pages = getattr(picture, "n_frames", 1)
+        check_shape((num_pages, picture.height, picture.width, len(picture.getbands())), "it")
         if num_pages > 1 and picture.format != "TIFF":
             raise ValueError("it is an animation")
         pages = []
