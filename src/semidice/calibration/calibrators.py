@@ -7,6 +7,7 @@ Left out: the kernel (`kde`), and key points of one batch (`keypoints`).
 """
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..arrays import Activation, check_choice, check_prediction, check_target, describe, one_hot
+from ..arrays import (
+    Activation,
+    check_choice,
+    check_number,
+    check_prediction,
+    check_target,
+    check_whole_number,
+    describe,
+    one_hot,
+)
 from ..paths import atomic_write
 from .kde import MIN_PROB
 from .recalibration import check_distribution, choose_bandwidth_of_points, kde_recalibrate
@@ -36,6 +46,8 @@ class KDECalibrator:
     tensor([[0.5000, 0.5000]])
     """
 
+    _TENSORS = ("prob", "label", "class_of", "draw", "seen", "generator", "chosen_bandwidth")
+
     def __init__(
         self,
         *,
@@ -45,6 +57,9 @@ class KDECalibrator:
         seed: int = 0,
     ) -> None:
         check_choice("activation", activation, Activation)
+        check_whole_number(num_keys=num_keys, seed=seed)
+        if bandwidth is not None:
+            check_number(bandwidth=bandwidth)
         if num_keys < 1:
             raise ValueError(f"num_keys must be 1 or more; got {num_keys}")
         if bandwidth is not None and not bandwidth > 0:
@@ -153,7 +168,7 @@ class KDECalibrator:
     @classmethod
     def load(cls, path: str | Path) -> "KDECalibrator":
         """The calibrator that `save` wrote, on the CPU."""
-        tensors, settings = _load(path, cls)
+        tensors, settings = _load(path, cls, cls._TENSORS, ("num_keys", "activation", "seed"))
         given = settings.get("bandwidth")
         calibrator = cls(
             num_keys=int(settings["num_keys"]),
@@ -183,6 +198,7 @@ class TemperatureScaling:
     """
 
     smallest, largest, num_temperatures = 0.05, 20.0, 41
+    _TENSORS = ("slope", "curvature", "num_voxels", "temperature")
 
     def __init__(self, *, activation: Activation = "none") -> None:
         check_choice("activation", activation, Activation)
@@ -260,7 +276,7 @@ class TemperatureScaling:
     @classmethod
     def load(cls, path: str | Path) -> "TemperatureScaling":
         """The calibrator that `save` wrote, on the CPU."""
-        tensors, settings = _load(path, cls)
+        tensors, settings = _load(path, cls, cls._TENSORS, ("activation",))
         scaling = cls(activation=settings["activation"])
         scaling._temperature = float(tensors.pop("temperature"))
         scaling._sums = tensors
@@ -339,13 +355,22 @@ def _save(path: str | Path, owner: object, tensors: dict[str, Tensor], settings:
         safetensors.torch.save_file(tensors, temp_path, metadata=metadata)
 
 
-def _load(path: str | Path, cls: type) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    with _safetensors().safe_open(path, framework="pt") as file:
+def _load(
+    path: str | Path, cls: type, tensors: Sequence[str], names: Sequence[str]
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    safetensors = _safetensors()
+    try:
+        file = safetensors.safe_open(path, framework="pt")
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"{path} is not a calibrator, or is damaged: {error}; save it again") from error
+    with file:
         settings = file.metadata() or {}
         if settings.get("kind") != cls.__name__:
             raise ValueError(
                 f"{path} must hold a {cls.__name__}; got {settings.get('kind', 'no calibrator')}: "
                 "load it with the class that saved it"
             )
-        names = file.keys()
-        return {name: file.get_tensor(name) for name in names}, settings
+        found = set(file.keys()) | set(settings)
+        if missing := sorted({*tensors, *names} - found):
+            raise ValueError(f"{path} lacks {', '.join(missing)}: it is damaged; save the calibrator again")
+        return {name: file.get_tensor(name) for name in tensors}, settings
