@@ -395,10 +395,14 @@ def _check_class_range(target: Tensor, valid: Tensor | None, num_classes: int, w
         )
 
 
+class NotFiniteError(ValueError):
+    """A loss is NaN; a training stops and stores the weights before it."""
+
+
 def check_result(loss: Tensor, prediction: Tensor) -> Tensor:
     """Return `loss`; raise if it is NaN. No check if values are not readable."""
     if values_are_readable(loss) and bool(loss.detach().isnan()):
-        raise ValueError(
+        raise NotFiniteError(
             f"the loss is NaN: prediction {describe(prediction)} holds {int(prediction.isnan().sum())} NaN "
             f"and {int(prediction.isinf().sum())} infinite values"
         )

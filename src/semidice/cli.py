@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
 
 from . import __version__
+from .console import new_console
 
 app = typer.Typer(
     help="Train, distil and evaluate image segmentation with soft labels.\n\n"
@@ -46,8 +46,12 @@ def _reported(command: str) -> Iterator[None]:
         package = str(error.name).partition(".")[0]
         extra = "monai" if package == "monai" else "train"
         _fail(command, f"needs {package}; run: pip install 'semidice[{extra}]'")
+    except MemoryError as error:
+        _fail(
+            command, f"there is not enough memory: {error or 'close other programs, or use a smaller size'}"
+        )
     except (ValueError, RuntimeError) as error:
-        _fail(command, str(error))
+        _fail(command, _said(error))
     except OSError as error:
         name = error.filename2 or error.filename
         _fail(command, f"{name}: {error.strerror}" if name else str(error))
@@ -60,6 +64,15 @@ def _reported(command: str) -> Iterator[None]:
 def _fail(command: str, message: str) -> None:
     typer.echo(f"semidice {command}: {message}", err=True)
     raise typer.Exit(1) from None
+
+
+def _said(error: Exception) -> str:
+    """The message of an error; what to do, if memory could not be had."""
+    text = str(error)
+    # PyTorch has a type of error for a GPU, but not for the CPU
+    if "can't allocate memory" in text or type(error).__name__ == "OutOfMemoryError":
+        text = "there is not enough memory: lower batch_size, augment.crop or the size of the images"
+    return text
 
 
 def _print_version(requested: bool) -> None:
@@ -97,7 +110,7 @@ def demo(
     with _reported("demo"):
         from .demo import run_demo
 
-        run_demo(out, Console(), num_cases=cases, epochs=epochs, num_folds=folds)
+        run_demo(out, new_console(), num_cases=cases, epochs=epochs, num_folds=folds)
 
 
 @app.command()
@@ -160,7 +173,7 @@ def prepare(
             workers=workers,
             phantom=phantom,
         )
-        run_prepare(source, raw, out, request, console=Console())
+        run_prepare(source, raw, out, request, console=new_console())
 
 
 def _folders(source: str, paths: list[Path]) -> tuple[Path, Path]:
@@ -200,7 +213,7 @@ def check(
     with _reported("check"):
         from .report.check_command import run_check
 
-        run_check(dataset, sheet=sheet, console=Console())
+        run_check(dataset, sheet=sheet, console=new_console())
 
 
 @app.command()
@@ -234,7 +247,7 @@ def train(
         run_train(
             resolved,
             out or Path("runs") / folder_name(resolved.name),
-            Console(),
+            new_console(),
             resume=resume,
             accelerator=accelerator,
             devices=devices,
@@ -307,7 +320,7 @@ def evaluate(
                 tolerance=tolerance,
                 skip_missing=skip_missing,
                 ignore_placement=ignore_placement,
-                console=Console(),
+                console=new_console(),
             )
             return
         assert run is not None
@@ -318,7 +331,7 @@ def evaluate(
             unit=unit,  # type: ignore[arg-type]
             tolerance=tolerance,
             dataset_path=dataset,
-            console=Console(),
+            console=new_console(),
         )
 
 
@@ -374,7 +387,7 @@ def predict(
             device=device,
             overwrite=overwrite,
         )
-        run_predict(run, inputs, out, options, console=Console())
+        run_predict(run, inputs, out, options, console=new_console())
 
 
 @app.command()
@@ -419,7 +432,7 @@ def compare(
         run_compare(
             variants,
             out,
-            Console(),
+            new_console(),
             dataset=dataset,
             case_tables=cases or (),
             metrics=metrics,
@@ -450,7 +463,7 @@ def report(
         from .report.page import PageOptions, run_report
 
         options = PageOptions(title=title, max_cases=max_cases)
-        run_report(paths, out, Console(), options, dataset=dataset)
+        run_report(paths, out, new_console(), options, dataset=dataset)
 
 
 @app.command()
@@ -495,7 +508,7 @@ def reproduce(
             table,
             data,
             out,
-            console=Console(),
+            console=new_console(),
             epochs=epochs,
             folds=folds,
             tasks=tasks or (),

@@ -11,6 +11,7 @@ are compared by the case tables that `semidice evaluate --predictions` writes.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 
 from lightning_fabric import Fabric
@@ -20,11 +21,12 @@ from .console import say, training_bars
 from .data.dataset import Dataset
 from .data.integrity import enumerated
 from .metrics.cases import CaseTable, concatenate, read_cases, write_cases
-from .metrics.registry import score_name
+from .metrics.registry import SCORES, score_name
 from .metrics.statistics import Comparison, compare_cases
 from .metrics.tables import means_table, pairs_table
 from .paths import ComparisonFolder
 from .recipes.grid import Variant
+from .recipes.options import nearest_hint
 from .report.verdict import raters_of, raters_warning, verdict
 from .runs.run import TrainedRun
 from .training.command import RunBar, start_fabric
@@ -126,6 +128,7 @@ def run_compare(
     prepared = Dataset(dataset or variants[0].recipe.data.dataset)
     # before the training, which takes long
     others = _other_methods(case_tables, prepared, [variant.name for variant in variants])
+    _check_metrics(metrics or (), others)
     outcome = Outcome()
     if variants:
         outcome = run_variants(variants, start_fabric(accelerator=accelerator), console)
@@ -147,6 +150,15 @@ def run_compare(
             say(console, f"the report shows runs, hence not {', '.join(others)}")
     outcome.raise_if_failed()
     return comparisons
+
+
+def _check_metrics(metrics: Sequence[str], others: Mapping[str, CaseTable]) -> None:
+    """Raise if there is no such score; before the training, which takes long."""
+    known = {*SCORES, *(metric for table in others.values() for metric in table.metrics)}
+    for metric in metrics:
+        if metric not in known and score_name(metric) not in known:
+            close = get_close_matches(metric, known, n=1, cutoff=0.5)
+            raise ValueError(f"there is no score {metric!r}{nearest_hint(close, sorted(known))}")
 
 
 def _other_methods(paths: Sequence[Path], dataset: Dataset, variants: Sequence[str]) -> dict[str, CaseTable]:

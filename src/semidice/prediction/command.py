@@ -97,6 +97,11 @@ class Ensemble:
                     on_batch=lambda share, part=part: on_work(part * share),  # type: ignore[misc]
                 )
             prob = (total / len(self.networks)).numpy()
+            if not np.isfinite(prob).all():
+                raise ValueError(
+                    f"{image.case.path}: the networks give NaN in {int((~np.isfinite(prob)).sum())} values: "
+                    "its intensities are far from those of the training, or the training diverged"
+                )
             probs[slices] = prob if prob.shape[-2:] == image.size else resize_probability(prob, image.size)
         return image.on_file_grid(probs)
 

@@ -182,6 +182,12 @@ def _nifti_space(path: Path, num_channels: int) -> tuple[int, ...]:
     space = shape[:-1] if num_channels > 1 else shape
     while len(space) > 3 and space[-1] == 1:
         space = space[:-1]
+    if len(space) > 3:
+        raise ValueError(
+            f"{path} has shape {shape}; expected a volume"
+            + (f" with {num_channels} channels on its last axis" if num_channels > 1 else "")
+            + ": save each time point as a file of its own"
+        )
     return space
 
 
