@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := src tests benchmarks docs conftest.py
 
-.PHONY: help demo test test-slow test-gpu lint format figures bench bench-gpu clean
+.PHONY: help demo test test-slow test-gpu fuzz lint format figures bench bench-gpu clean
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
@@ -42,6 +42,11 @@ test-slow: $(VENV)/.dev  ## the tests that take minutes
 
 test-gpu: $(VENV)/.dev  ## the tests that need a CUDA device
 	$(BIN)/pytest -q -m gpu
+
+# FUZZ_SECONDS=60 make fuzz: a shorter run
+FUZZ_SECONDS ?= 600
+fuzz: $(VENV)/.dev  ## read damaged files of every kind for ten minutes
+	$(BIN)/python -W ignore tests/support/fuzzing.py --seconds $(FUZZ_SECONDS)
 
 format: $(VENV)/.dev  ## rewrite the sources in the project's format
 	$(BIN)/ruff format $(SOURCES)

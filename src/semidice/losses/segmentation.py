@@ -177,7 +177,7 @@ def read_targets(
     return [label for label, _ in pairs], [counted for _, counted in pairs]
 
 
-def _check_scale_weights(weights: Sequence[float]) -> None:
+def _check_scale_weights(weights: Any) -> None:
     if isinstance(weights, str) or not isinstance(weights, Sequence) or not weights:
         raise ValueError(f"scale_weights must be a list with one number per output; got {weights!r}")
     check_non_negative(**{f"scale_weights[{number}]": weight for number, weight in enumerate(weights)})

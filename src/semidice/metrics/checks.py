@@ -34,10 +34,10 @@ def check_scored(
     return target, valid
 
 
-def check_rule_numbers(*, threshold: float = 0.5, empty: float = 1.0) -> None:
+def check_rule_numbers(*, threshold: object = 0.5, empty: object = 1.0) -> None:
     """Raise unless the threshold lies in [0, 1], and `empty`, the score of two empty masks, is a number."""
     check_number(threshold=threshold)
-    if not 0 <= threshold <= 1:
+    if not 0 <= float(threshold) <= 1:  # type: ignore[arg-type]
         raise ValueError(f"threshold must lie in [0, 1]; got {threshold}")
     if not isinstance(empty, Real):
         raise ValueError(f"empty, the score of two empty masks, must be a number or NaN; got {empty!r}")
