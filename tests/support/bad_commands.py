@@ -203,6 +203,7 @@ PREDICT = [
     CommandRow("a NIfTI with time to predict", lambda w: predict(w, file=time_series(w)), r"time\.nii\.gz has shape \(8, 9, 3, 2\).*expected"),
     CommandRow("a text to predict", lambda w: predict(w, file=w.write("a.txt", "x")), r"a\.txt has an unknown format: inputs are files with"),
     CommandRow("a file without a suffix", lambda w: predict(w, file=w.write("scan", "x")), "scan has an unknown format"),
+    CommandRow("a file that is only a suffix", lambda w: predict(w, file=w.write(".png", "x")), r"\.png has no name before its suffix.*rename it"),
     CommandRow("an empty file to predict", lambda w: predict(w, file=w.write("a.png", "")), r"a\.png is empty"),
     CommandRow("a broken picture to predict", lambda w: predict(w, file=w.write("a.png", "x" * 99)), r"cannot read .*a\.png: it is neither PNG nor TIFF"),
     CommandRow("a broken NIfTI to predict", lambda w: predict(w, file=w.write("a.nii", "x" * 400)), r"cannot read .*a\.nii: it is not a NIfTI file"),

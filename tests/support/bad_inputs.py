@@ -15,6 +15,7 @@ from laws import class_map, random_logits, soft_label
 from semidice import calibration, labels, losses, metrics, overlap
 from semidice.arrays import check_all_values
 from semidice.kernels import use_kernels
+from semidice.report.curves import read_log
 
 NAN, INF = float("nan"), float("inf")
 PROB, LOGITS, INDEX = soft_label(2, 3, 4, 5), random_logits(2, 3, 4, 5), class_map((2, 4, 5), 3)
@@ -267,6 +268,10 @@ METRICS = [
     Row("a table with a short line", lambda folder: metrics.read_cases(_file(folder / "cases.csv", _CSV + b"a,b\n")), "line 2: expected 7 cells, got 2"),
     Row("a table with a word as score", lambda folder: metrics.read_cases(_file(folder / "cases.csv", _CSV + b"c,p,0,m,mean,dice_score,good\n")), "line 2: value must be a number; got 'good'"),
     Row("a table with percentages", lambda folder: metrics.read_cases(_file(folder / "cases.csv", _CSV + b"c,p,0,m,mean,dice_score,87.5\n")), "cases.csv: dice_score of case c and method m is 87.5 .*divide percentages by 100"),
+    Row("a log that is not text", lambda folder: read_log(_file(folder / "log.jsonl", b"\xff\xfe")), "log.jsonl is not a log of a training: it is not UTF-8 text"),
+    Row("a log with a line that is cut", lambda folder: read_log(_file(folder / "log.jsonl", b'{"step": 1}\n{"ste')), "log.jsonl, line 2 must be a JSON object with a step"),
+    Row("a log of lists", lambda folder: read_log(_file(folder / "log.jsonl", b"[1]\n")), "log.jsonl, line 1 must be a JSON object"),
+    Row("a log with words", lambda folder: read_log(_file(folder / "log.jsonl", b'{"step": 1, "loss": "x"}\n')), "log.jsonl, line 1 must be .*numbers"),
     Row("a table that is not text", lambda folder: metrics.read_cases(_file(folder / "cases.csv", b"\xff\xfe\x00")), "cases.csv .*UTF-8"),
 ]
 

@@ -96,6 +96,10 @@ def find_inputs(inputs: Sequence[Path], out: Path, facts: DatasetFacts) -> list[
                 raise ValueError(f"{path} has no file to predict: it needs files with {', '.join(SUFFIXES)}")
         elif not path.exists():
             raise ValueError(f"there is no file or folder {path}: check the path")
+        elif suffix_of(path) and not stem_of(path):
+            raise ValueError(
+                f"{path} has no name before its suffix, so its results would have none: rename it"
+            )
         elif not suffix_of(path):
             raise ValueError(f"{path} has an unknown format: inputs are files with {', '.join(SUFFIXES)}")
         else:
