@@ -6,7 +6,7 @@ LOWEST := .venv-lowest
 LOWEST_TESTS := tests/networks tests/data tests/recipes tests/losses/test_losses.py tests/metrics tests/prediction tests/training tests/test_compare.py
 SOURCES := src tests benchmarks docs conftest.py
 
-.PHONY: help demo test test-slow test-lowest test-gpu test-nnunet lint format figures bench bench-gpu clean
+.PHONY: help demo test test-slow test-lowest test-gpu test-nnunet fuzz lint format figures bench bench-gpu clean
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
@@ -66,6 +66,11 @@ $(VENV)/.nnunet: $(VENV)/.dev
 
 test-nnunet: $(VENV)/.nnunet  ## our trainer in the real nnU-Net; ten minutes
 	$(VENV)/nnunet/bin/python -m pytest -q -m nnunet tests/nnunet
+
+# FUZZ_SECONDS=60 make fuzz: a shorter run
+FUZZ_SECONDS ?= 600
+fuzz: $(VENV)/.dev  ## read damaged files of every kind for ten minutes
+	$(BIN)/python -W ignore tests/support/fuzzing.py --seconds $(FUZZ_SECONDS)
 
 format: $(VENV)/.dev  ## rewrite the sources in the project's format
 	$(BIN)/ruff format $(SOURCES)

@@ -1,11 +1,15 @@
 """The command line as a user sees it."""
 
+import json
 import os
 import resource
 import subprocess
 import sys
 
 import pytest
+import torch
+from prepared import make_prepared
+from trained import recipe_of
 from typer.testing import CliRunner
 
 import semidice
@@ -154,3 +158,75 @@ def test_an_error_in_a_separate_process_shows_no_traceback(tmp_path):
     assert done.returncode == 1
     assert "there is no folder" in done.stderr
     assert "Traceback" not in done.stderr + done.stdout
+
+
+def test_an_interrupt_while_the_command_line_is_imported_is_one_line(tmp_path):
+    code = """
+import sys
+from importlib.abc import MetaPathFinder
+class Interrupt(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "typer":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupt())
+from semidice.__main__ import main
+main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert done.returncode == 130
+    assert done.stderr == "semidice: interrupted\n"
+
+
+@pytest.mark.parametrize("module", ["torch", "semidice.training.command"])
+def test_an_interrupt_while_a_command_is_imported_is_one_line(tmp_path, module):
+    code = f"""
+import sys
+from importlib.abc import MetaPathFinder
+class Interrupt(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "{module}":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupt())
+from semidice.__main__ import main
+sys.argv = ["semidice", "train", "quick", "--set", "data.dataset=x"]
+main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert done.returncode == 130
+    assert done.stderr.startswith("semidice train: interrupted; the same command with --resume continues")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 36000000000 bytes"),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        MemoryError(),
+    ],
+    ids=["CPU", "GPU", "Python"],
+)
+def test_out_of_memory_is_one_line_with_advice(error, monkeypatch):
+    def fail(*arguments, **options):
+        raise error
+
+    monkeypatch.setattr("semidice.recipes.read_recipe", fail)
+    done = CliRunner().invoke(app, ["train", "quick"])
+    assert done.exit_code == 1
+    assert done.output.startswith("semidice train: there is not enough memory: ")
+
+
+def test_the_name_of_a_method_is_printed_as_it_is(tmp_path):
+    dataset = make_prepared(tmp_path / "data")
+    name = "[x] :b: [/red]"
+    recipe = recipe_of(dataset).model_dump(mode="json") | {"name": name, "batch_size": 2}
+    recipe["schedule"]["epochs"] = 1
+    (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
+    command = ["train", str(tmp_path / "recipe.yaml"), "-o", str(tmp_path / "run"), "--accelerator", "cpu"]
+    done = CliRunner().invoke(app, command, env={"COLUMNS": "200"})
+    assert done.exit_code == 0
+    assert f"{name}: scores of the held-out cases" in done.output

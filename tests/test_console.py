@@ -13,9 +13,10 @@ import pytest
 from PIL import Image
 from prepared import make_prepared
 from rich.console import Console
+from rich.table import Table
 
 from semidice import console as console_module
-from semidice.console import counting_bar, print_line, training_bars, waiting
+from semidice.console import counting_bar, new_console, print_line, say, training_bars, waiting
 
 # a command whose lines may follow each other after SECONDS
 RUN = "from semidice import __main__, console; console.SECONDS_BETWEEN_LINES = {}; __main__.main()"
@@ -190,3 +191,24 @@ class TestLines:
             print_line(progress, task, now=True)
             print_line(progress, task)
         assert console.file.getvalue() == "quick: fold 0\n"
+
+
+def test_names_with_brackets_and_colons_are_printed_as_they_are(capsys):
+    console = new_console()
+    console.width = 200
+    table = Table(title="[x] :b: [/red]")
+    table.add_row("[/] :smile:")
+    console.print(table)
+    console.print("a [bold]name[/bold]")
+    with waiting(console, "reading [/] :b:"):
+        say(console, "[/] :b:")
+    printed = capsys.readouterr().out
+    for name in ("[x] :b: [/red]", "[/] :smile:", "a [bold]name[/bold]", "[/] :b:"):
+        assert name in printed
+
+
+def test_a_spinner_shows_a_name_as_it_is():
+    stream = io.StringIO()
+    with waiting(Console(file=stream, force_terminal=True, width=80), "reading [/] :b:"):
+        pass
+    assert "reading [/] :b:" in stream.getvalue()

@@ -1,6 +1,7 @@
 """The target contract: invalid inputs are refused, and the message states the input and the remedy."""
 
 import jaxtyping
+import numpy as np
 import pytest
 import torch
 from laws import class_map, random_logits, soft_label
@@ -153,7 +154,7 @@ def test_the_message_names_two_different_devices():
         ({"over": "voxel"}, "over must be one of 'batch', 'image', 'class'; got 'voxel'"),
         ({"classes": "some"}, "classes must be one of 'all', 'present'"),
         ({"alpha": -0.1}, "alpha must be 0 or more; got -0.1"),
-        ({"beta": float("nan")}, "beta must be 0 or more; got nan"),
+        ({"beta": float("nan")}, "beta must be a finite number; got nan"),
         ({"alpha": 0.0, "beta": 0.0}, "both 0"),
         ({"smooth": -1.0}, "smooth must be 0 or more"),
         ({"gamma": 0.0}, "gamma must be greater than 0; got 0"),
@@ -409,7 +410,7 @@ class TestAListOfTargets:
             (OUTPUTS, TARGETS, INDEX > 0, "valid must be a list of 2; got one tensor"),
             (OUTPUTS, INDEX, [INDEX > 0, None], "valid is a list, but target is one tensor"),
             (OUTPUTS, TARGETS[::-1], None, r"class indices must have shape \(N, \*space\)"),
-            (OUTPUTS, INDEX.numpy(), None, "target must be a tensor, or a list.*got ndarray"),
+            (OUTPUTS, INDEX.numpy(), None, "target must be a tensor, or a list.*got a numpy array"),
         ],
         ids=["too few", "one output", "one valid", "one target", "wrong order", "an array"],
     )
@@ -417,6 +418,78 @@ class TestAListOfTargets:
         monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
         with pytest.raises(ValueError, match=message):
             SegmentationLoss()(logits, target, valid)
+
+
+class TestSoftTargetsThatDoNotSumToOne:
+    """Whether a soft target of a softmax sums to one is looked up at some voxels, or at all if asked to."""
+
+    def test_padding_that_is_not_valid_may_have_any_sum(self):
+        logits, target = random_logits(2, 3, 8), soft_label(2, 3, 8)
+        target[:, :, 5:] = 0
+        valid = torch.ones(2, 8, dtype=torch.bool)
+        valid[:, 5:] = False
+        with pytest.raises(ValueError, match="sums from 0 to 1"):
+            SegmentationLoss()(logits, target)
+        expected = SegmentationLoss()(logits[..., :5], target[..., :5])
+        torch.testing.assert_close(SegmentationLoss()(logits, target, valid), expected)
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+    def test_the_rounding_of_a_type_is_not_an_error(self, dtype):
+        target = torch.full((1, 150, 64), 1 / 150, dtype=torch.float64).to(dtype)
+        assert SegmentationLoss()(random_logits(1, 150, 64), target).isfinite()
+
+    def test_separate_masks_of_a_sigmoid_need_not_sum_to_one(self):
+        loss = DiceLoss(activation="sigmoid")
+        assert loss(random_logits(2, 3, 8), torch.full((2, 3, 8), 0.9)).isfinite()
+
+    @pytest.mark.usefixtures("_all_values")
+    def test_one_wrong_voxel_of_a_large_target_is_found_with_check_all_values(self):
+        logits, target = torch.zeros(1, 2, 300, 301), torch.full((1, 2, 300, 301), 0.5)
+        target[0, :, 150, 151] = 0.25
+        arrays.check_all_values(False)
+        assert SegmentationLoss()(logits, target).isfinite()
+        arrays.check_all_values(True)
+        with pytest.raises(ValueError, match=r"sums from 0\.5 to 1"):
+            SegmentationLoss()(logits, target)
+
+    def test_a_large_target_that_is_wrong_everywhere_is_found_at_once(self):
+        logits, target = torch.zeros(1, 2, 300, 301), torch.full((1, 2, 300, 301), 0.4)
+        with pytest.raises(ValueError, match=r"sums from 0\.8 to 0\.8"):
+            SegmentationLoss()(logits, target)
+
+    @pytest.mark.gpu
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+    @pytest.mark.parametrize(
+        ("target", "message"),
+        [
+            (torch.full((2, 3, 31, 17), 0.9), "must sum to one"),
+            (torch.full((2, 3, 31, 17), 2.0), r"must lie in \[0, 1\]"),
+            (torch.full((2, 31, 17), 3), "there are 3 classes"),
+        ],
+    )
+    @pytest.mark.usefixtures("_all_values")
+    def test_a_gpu_checks_values_if_asked_to(self, target, message):
+        logits, target = random_logits(2, 3, 31, 17).cuda(), target.cuda()
+        with pytest.raises(ValueError, match=message):
+            SegmentationLoss()(logits, target)
+        # also of a kind of tensors that has been seen before
+        SegmentationLoss()(logits, soft_label(2, 3, 31, 17).cuda())
+        with pytest.raises(ValueError, match=message):
+            SegmentationLoss()(logits, target)
+
+
+@pytest.fixture
+def _all_values():
+    arrays.check_all_values(True)
+    yield
+    arrays.check_all_values(False)
+
+
+def test_an_index_to_ignore_may_be_a_numpy_integer(monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    logits, index = random_logits(2, 3, 10), class_map((2, 10), 3)
+    expected = DiceLoss(ignore_index=2)(logits, index)
+    assert torch.equal(DiceLoss(ignore_index=np.int64(2))(logits, index), expected)
 
 
 @pytest.mark.gpu

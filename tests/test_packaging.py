@@ -94,7 +94,7 @@ def test_importing_the_package_loads_no_large_optional_package():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        ("dice_loss(torch.rand(1, 2, 3), numpy.zeros((1, 3)))", "target must be a tensor; got ndarray"),
+        ("dice_loss(torch.rand(1, 2, 3), numpy.zeros((1, 3)))", "target must be a tensor; got a numpy array"),
         ("DiceLoss(form='l2')", "form must be one of 'min', 'product', 'squared', 'relaxed'; got 'l2'"),
         ("DiceLoss(activation='relu')", "activation must be one of 'softmax', 'sigmoid', 'none'; got 'relu'"),
     ],

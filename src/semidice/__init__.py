@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .arrays import *  # noqa: F403
     from .calibration import *  # noqa: F403
     from .kernels import *  # noqa: F403
     from .labels import *  # noqa: F403
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_PUBLIC_ROOMS = ("calibration", "kernels", "labels", "losses", "overlap")
+_PUBLIC_ROOMS = ("arrays", "calibration", "kernels", "labels", "losses", "overlap")
 
 
 def __getattr__(name: str) -> Any:

@@ -9,6 +9,10 @@ def main() -> None:
     """Run the command line; exit with one line if the extra `train` is not installed."""
     try:
         from .cli import app
+    except KeyboardInterrupt:
+        # as `cli` does for an interrupt of a command
+        sys.stderr.write("semidice: interrupted\n")
+        sys.exit(130)
     except ModuleNotFoundError as error:
         if error.name not in NEEDED_BY_THE_COMMAND_LINE:
             raise

@@ -16,23 +16,54 @@ Anything else is a ValueError that says what was passed and what to do.
 Shapes and dtypes are always checked. Values are checked only if reading them needs no device
 synchronisation: on the CPU, outside a compiled graph. One exception: on another device, integers or bool that
 stand for a float target are read when they come for the first time in a shape and type.
+`check_all_values(True)` checks every value on every device, to find an error; it slows a GPU down.
 """
 
+import math
 from collections.abc import Sequence
+from numbers import Integral, Real
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
+__all__ = ["check_all_values"]
+
 Activation = Literal["softmax", "sigmoid", "none"]
 # a network halves an image up to five times, so its sides must be multiples of this
 SIZE_MULTIPLE = 32
+# whether a target sums to one is looked up at this many voxels at most, so that a step is not slower
+MAX_SUMMED_VOXELS = 2**14
+FLOAT_TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+INTEGER_TYPES = (torch.int64, torch.uint8, torch.int32, torch.int16, torch.int8, torch.bool)
+
+_checks_all = False
+
+
+def check_all_values(enabled: bool) -> None:
+    """Check every value of every argument, on a GPU too, for this process; off by default.
+
+    A GPU then waits for each check. Without this, only the CPU checks values, and whether a soft target sums
+    to one is looked up at `MAX_SUMMED_VOXELS` voxels.
+    """
+    global _checks_all
+    if not isinstance(enabled, bool):
+        raise ValueError(f"check_all_values takes True or False; got {enabled!r}")
+    _checks_all = enabled
+
+
+def checks_all_values() -> bool:
+    """Whether `check_all_values` is on."""
+    return _checks_all
 
 
 def describe(tensor: object) -> str:
     """Dtype and shape of a tensor for an error message: `float32 (2, 3, 64, 64)`."""
+    if isinstance(tensor, np.ndarray):
+        return f"a numpy array of {tensor.dtype} {tensor.shape}"
     if not isinstance(tensor, Tensor):
         return type(tensor).__name__
     return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
@@ -41,15 +72,48 @@ def describe(tensor: object) -> str:
 def check_choice(name: str, value: object, choices: Any) -> None:
     """Raise unless `value` is one of the strings of the Literal type `choices`."""
     known = choices.__args__
-    if value not in known:
+    if not isinstance(value, str) or value not in known:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}; got {value!r}")
 
 
+def check_number(**named: object) -> None:
+    """Raise unless every named argument is a finite number."""
+    for name, value in named.items():
+        if not isinstance(value, (float, int, Real)) or not math.isfinite(value):
+            raise ValueError(f"{name} must be a finite number; got {value!r}")
+
+
+def check_whole_number(**named: object) -> None:
+    """Raise unless every named argument is an integer; True and False are not."""
+    for name, value in named.items():
+        if isinstance(value, bool) or not isinstance(value, (int, Integral)):
+            raise ValueError(f"{name} must be a whole number; got {value!r}")
+
+
+def check_tensor(name: str, tensor: object, way_out: str = "use torch.as_tensor") -> None:
+    """Raise unless `tensor` is a tensor that every operation can read: dense, with values, of a usual type.
+
+    way_out: what to do about something that is not a tensor.
+    """
+    if not isinstance(tensor, Tensor):
+        raise ValueError(f"{name} must be a tensor; got {describe(tensor)}: {way_out}")
+    if tensor.layout is not torch.strided:
+        raise ValueError(f"{name} is sparse, {describe(tensor)}: use .to_dense()")
+    if tensor.is_meta:
+        raise ValueError(f"{name} is on the device meta and has no values, {describe(tensor)}: give it some")
+    if tensor.dtype not in FLOAT_TYPES and tensor.dtype not in INTEGER_TYPES:
+        way_out = ".float()" if tensor.dtype.is_floating_point else ".long() or .float()"
+        raise ValueError(f"{name} has a type that cannot be used, {describe(tensor)}: use {way_out}")
+
+
 def values_are_readable(tensor: Tensor) -> bool:
-    """Whether values can be read without a device synchronisation, a graph break or an error of vmap."""
-    if tensor.device.type != "cpu" or torch.compiler.is_compiling():
+    """Whether values can be read without a device synchronisation, a graph break or an error of vmap.
+
+    With `check_all_values`, a synchronisation is no reason not to read them.
+    """
+    if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return False
-    return not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    return tensor.device.type == "cpu" or (_checks_all and _may_wait_for(tensor))
 
 
 def check_unit_range(name: str, tensor: Tensor, valid: Tensor | None = None, *, hint: str = "") -> None:
@@ -80,7 +144,8 @@ def check_prediction(prediction: Tensor, activation: Activation | None = None) -
     """
     if activation is not None:
         check_choice("activation", activation, Activation)
-    if not isinstance(prediction, Tensor) or not prediction.is_floating_point() or prediction.ndim < 2:
+    check_tensor("prediction", prediction)
+    if not prediction.is_floating_point() or prediction.ndim < 2:
         raise ValueError(f"prediction must be a float tensor (N, C, *space); got {describe(prediction)}")
     if prediction.numel() == 0:
         raise ValueError(f"prediction is empty: {describe(prediction)}; skip batches without voxels")
@@ -108,12 +173,11 @@ def check_target(
 
     has_ignore_index: whether the caller has that option, so that a message may name it.
     """
-    if not isinstance(target, Tensor):
-        raise ValueError(f"target must be a tensor; got {describe(target)}")
-    if target.device != prediction.device:
+    if isinstance(target, Tensor) and target.device != prediction.device:
         raise ValueError(
             f"target is on {target.device} but prediction on {prediction.device}: move one of them"
         )
+    check_tensor("target", target)
     if valid is not None:
         check_valid(prediction, valid)
     target, counted = read_target(
@@ -122,6 +186,8 @@ def check_target(
     if target.is_floating_point():
         _check_soft_target(prediction, target)
         check_unit_range("target", target, counted)
+        if activation == "softmax":
+            _check_sums_to_one(target, counted)
         return target, counted
     _check_class_map(prediction, target, activation)
     way_out = ""
@@ -153,6 +219,8 @@ def read_target(
     """
     are_tensors = isinstance(target, Tensor) and isinstance(prediction, Tensor)
     if not are_tensors or prediction.ndim < 2 or not prediction.is_floating_point():
+        return target, valid
+    if target.layout is not torch.strided or target.dtype not in FLOAT_TYPES + INTEGER_TYPES:
         return target, valid
     num_channels, has_channels = prediction.shape[1], target.ndim == prediction.ndim
     if num_channels == 1 and target.ndim == prediction.ndim - 1:
@@ -222,12 +290,20 @@ def fold_ignored(target: Tensor, valid: Tensor | None, ignore_index: int | None)
     """`valid` without the voxels whose class index is `ignore_index`; an error for a soft target."""
     if ignore_index is None:
         return valid
+    check_whole_number(ignore_index=ignore_index)
     if target.is_floating_point():
         raise ValueError(
             f"ignore_index={ignore_index} is for integer targets; got a soft label {describe(target)}: "
             "pass valid=..., bool (N, *space)"
         )
-    if valid is not None and (valid.dtype != torch.bool or valid.shape != target.shape):
+    lowest, highest = _limits(target.dtype)
+    if not lowest <= ignore_index <= highest:
+        raise ValueError(
+            f"ignore_index={ignore_index} cannot occur in a target of {describe(target)}, whose values are "
+            f"{lowest} to {highest}: use target.long(), or the value that the target holds"
+        )
+    is_flags = isinstance(valid, Tensor) and valid.dtype == torch.bool
+    if valid is not None and (not is_flags or valid.shape != target.shape):
         raise ValueError(
             f"valid must be bool {tuple(target.shape)}, the shape of the target; got {describe(valid)}"
         )
@@ -235,10 +311,17 @@ def fold_ignored(target: Tensor, valid: Tensor | None, ignore_index: int | None)
     return counted if valid is None else valid & counted
 
 
+def _limits(dtype: torch.dtype) -> tuple[int, int]:
+    if dtype == torch.bool:
+        return 0, 1
+    limits = torch.iinfo(dtype)
+    return limits.min, limits.max
+
+
 def check_valid(channels: Tensor, valid: Tensor) -> None:
     """Raise unless `valid` is bool (N, *space), for a prediction or target (N, C, *space)."""
     space_shape = (channels.shape[0], *channels.shape[2:])
-    if valid.dtype != torch.bool or tuple(valid.shape) != space_shape:
+    if not isinstance(valid, Tensor) or valid.dtype != torch.bool or tuple(valid.shape) != space_shape:
         raise ValueError(
             f"valid must be bool {space_shape}, one flag per voxel and no channel axis; got {describe(valid)}"
         )
@@ -261,6 +344,27 @@ def _check_soft_target(prediction: Tensor, target: Tensor) -> None:
         if target.ndim == prediction.ndim and target.shape[2:] == prediction.shape[2:]:
             raise ValueError(f"target and prediction differ in images or channels; {got}")
         raise ValueError(f"target and prediction differ in shape; {got}")
+
+
+def _check_sums_to_one(target: Tensor, valid: Tensor | None) -> None:
+    """Raise unless the classes of a soft target sum to one, at the voxels that are looked up."""
+    if not values_are_readable(target):
+        return
+    soft = target.detach().flatten(2) if target.ndim > 2 else target.detach().unsqueeze(2)
+    step = 1 if _checks_all else max(1, soft.shape[0] * soft.shape[2] // MAX_SUMMED_VOXELS)
+    # float32: half precision would round the sum itself
+    total = soft[:, :, ::step].sum(1, dtype=torch.promote_types(target.dtype, torch.float32))
+    if valid is not None:
+        total = torch.where(valid.reshape(len(soft), -1)[:, ::step], total, 1)
+    low, high = total.aminmax()
+    # bfloat16 rounds each probability by up to 0.4 %
+    tolerance = 1e-3 if target.dtype in (torch.float32, torch.float64) else 2e-2
+    if not (low >= 1 - tolerance and high <= 1 + tolerance):
+        raise ValueError(
+            f"a soft target of a softmax must sum to one over its classes; got {describe(target)} with sums "
+            f"from {low:.4g} to {high:.4g}: divide it by its sum, mark padding in valid, or use "
+            "activation='sigmoid' if each channel is a separate mask"
+        )
 
 
 def _check_class_map(prediction: Tensor, target: Tensor, activation: Activation | None) -> None:
@@ -291,10 +395,14 @@ def _check_class_range(target: Tensor, valid: Tensor | None, num_classes: int, w
         )
 
 
+class NotFiniteError(ValueError):
+    """A loss is NaN; a training stops and stores the weights before it."""
+
+
 def check_result(loss: Tensor, prediction: Tensor) -> Tensor:
     """Return `loss`; raise if it is NaN. No check if values are not readable."""
     if values_are_readable(loss) and bool(loss.detach().isnan()):
-        raise ValueError(
+        raise NotFiniteError(
             f"the loss is NaN: prediction {describe(prediction)} holds {int(prediction.isnan().sum())} NaN "
             f"and {int(prediction.isinf().sum())} infinite values"
         )
@@ -302,9 +410,10 @@ def check_result(loss: Tensor, prediction: Tensor) -> Tensor:
 
 
 def check_non_negative(**named: float) -> None:
-    """Raise unless every named number is zero or more."""
+    """Raise unless every named number is finite and zero or more."""
+    check_number(**named)
     for name, value in named.items():
-        if not value >= 0:
+        if value < 0:
             raise ValueError(f"{name} must be 0 or more; got {value}")
 
 
@@ -312,14 +421,30 @@ def class_weights(weight: Sequence[float] | Tensor | None, prediction: Tensor) -
     """Float32 weights of the C classes on the prediction's device, checked; ones for None."""
     if weight is None:
         return torch.ones(prediction.shape[1], device=prediction.device)
-    weight = torch.as_tensor(weight, dtype=torch.float32, device=prediction.device)
+    weight = read_weights(weight).to(prediction.device)
     if tuple(weight.shape) != (prediction.shape[1],):
         raise ValueError(
             f"class_weight needs one number for each of the {prediction.shape[1]} classes; "
             f"got shape {tuple(weight.shape)}"
         )
-    if values_are_readable(weight) and not bool((weight >= 0).all() and weight.sum() > 0):
-        raise ValueError(f"class_weight must be 0 or more and not all 0; got {weight.tolist()}")
+    return weight
+
+
+def read_numbers(name: str, numbers: object, dtype: torch.dtype = torch.float64) -> Tensor:
+    """A list of numbers, or of lists of them, as a tensor; a ValueError names what is not a number."""
+    try:
+        return torch.as_tensor(numbers, dtype=dtype)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(f"{name} must be numbers; got {numbers!r}") from None
+
+
+def read_weights(weight: Sequence[float] | Tensor) -> Float[Tensor, " C"]:
+    """Weights of classes in float32: finite, 0 or more, and not all 0."""
+    weight = read_numbers("class_weight", weight, torch.float32)
+    if values_are_readable(weight) and not (
+        bool((weight >= 0).all()) and weight.numel() and 0 < float(weight.sum()) < math.inf
+    ):
+        raise ValueError(f"class_weight must be finite, 0 or more and not all 0; got {weight.tolist()}")
     return weight
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
 
 from . import __version__
+from .console import new_console
 
 app = typer.Typer(
     help="Train, distil and evaluate image segmentation with soft labels.\n\n"
@@ -61,8 +61,12 @@ def _reported(command: str) -> Iterator[None]:
         package = str(error.name).partition(".")[0]
         extra = "monai" if package == "monai" else "train"
         _fail(command, f"needs {package}; run: pip install 'semidice[{extra}]'")
+    except MemoryError as error:
+        _fail(
+            command, f"there is not enough memory: {error or 'close other programs, or use a smaller size'}"
+        )
     except (ValueError, RuntimeError) as error:
-        _fail(command, str(error))
+        _fail(command, _said(error))
     except OSError as error:
         name = error.filename2 or error.filename
         if name and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
@@ -79,6 +83,15 @@ def _reported(command: str) -> Iterator[None]:
 def _fail(command: str, message: str) -> None:
     typer.echo(f"semidice {command}: {message}", err=True)
     raise typer.Exit(1) from None
+
+
+def _said(error: Exception) -> str:
+    """The message of an error; what to do, if memory could not be had."""
+    text = str(error)
+    # PyTorch has a type of error for a GPU, but not for the CPU
+    if "can't allocate memory" in text or type(error).__name__ == "OutOfMemoryError":
+        text = "there is not enough memory: lower batch_size, augment.crop or the size of the images"
+    return text
 
 
 def _print_version(requested: bool) -> None:
@@ -117,7 +130,7 @@ def demo(
     with _reported("demo"):
         from .demo import run_demo
 
-        run_demo(out, Console(), num_cases=cases, epochs=epochs, num_folds=folds)
+        run_demo(out, new_console(), num_cases=cases, epochs=epochs, num_folds=folds)
 
 
 @app.command()
@@ -180,7 +193,7 @@ def prepare(
             workers=workers,
             phantom=phantom,
         )
-        run_prepare(source, raw, out, request, console=Console())
+        run_prepare(source, raw, out, request, console=new_console())
 
 
 def _folders(source: str, paths: list[Path]) -> tuple[Path, Path]:
@@ -220,7 +233,7 @@ def check(
     with _reported("check"):
         from .report.check_command import run_check
 
-        run_check(dataset, sheet=sheet, console=Console())
+        run_check(dataset, sheet=sheet, console=new_console())
 
 
 @app.command()
@@ -254,7 +267,7 @@ def train(
         run_train(
             resolved,
             out or Path("runs") / folder_name(resolved.name),
-            Console(),
+            new_console(),
             resume=resume,
             accelerator=accelerator,
             devices=devices,
@@ -336,7 +349,7 @@ def evaluate(
                 skip_missing=skip_missing,
                 ignore_placement=ignore_placement,
                 rules=decide or (),
-                console=Console(),
+                console=new_console(),
             )
             return
         assert run is not None
@@ -352,7 +365,7 @@ def evaluate(
                 unit=unit,  # type: ignore[arg-type]
                 tolerance=tolerance,
                 dataset_path=dataset,
-                console=Console(),
+                console=new_console(),
             )
             return
         run_evaluate(
@@ -362,7 +375,7 @@ def evaluate(
             unit=unit,  # type: ignore[arg-type]
             tolerance=tolerance,
             dataset_path=dataset,
-            console=Console(),
+            console=new_console(),
         )
 
 
@@ -394,7 +407,7 @@ def calibrate(
     with _reported("calibrate"):
         from .runs.calibration import run_calibrate
 
-        run_calibrate(run, by=by or ("all",), keep=keep, out=out, dataset_path=dataset, console=Console())
+        run_calibrate(run, by=by or ("all",), keep=keep, out=out, dataset_path=dataset, console=new_console())
 
 
 @app.command()
@@ -467,7 +480,7 @@ def predict(
             device=device,
             overwrite=overwrite,
         )
-        run_predict(run, inputs, out, options, console=Console())
+        run_predict(run, inputs, out, options, console=new_console())
 
 
 @app.command()
@@ -517,7 +530,7 @@ def compare(
         run_compare(
             variants,
             out,
-            Console(),
+            new_console(),
             dataset=dataset,
             case_tables=cases or (),
             metrics=metrics,
@@ -558,7 +571,7 @@ def report(
         from .report.page import PageOptions, run_report
 
         options = PageOptions(title=title, max_cases=max_cases)
-        run_report(paths or (), out, Console(), options, case_tables=cases or (), dataset=dataset)
+        run_report(paths or (), out, new_console(), options, case_tables=cases or (), dataset=dataset)
 
 
 @app.command()
@@ -603,7 +616,7 @@ def reproduce(
             table,
             data,
             out,
-            console=Console(),
+            console=new_console(),
             epochs=epochs,
             folds=folds,
             tasks=tasks or (),
@@ -647,7 +660,7 @@ def nnunet_export(data: PreparedDataset, name: NnunetName, work: Work = None) ->
     with _reported("nnunet export"):
         from .nnunet.command import run_export
 
-        run_export(data, name, work, Console())
+        run_export(data, name, work, new_console())
 
 
 @nnunet_app.command("preprocess")
@@ -672,7 +685,9 @@ def nnunet_preprocess(
         from .nnunet.command import run_preprocess
 
         chosen = configurations or ["2d", "3d_fullres", "3d_lowres"]
-        run_preprocess(name, work, chosen, Console(), plans=plans, num_folds=folds, num_processes=processes)
+        run_preprocess(
+            name, work, chosen, new_console(), plans=plans, num_folds=folds, num_processes=processes
+        )
 
 
 @nnunet_app.command("train")
@@ -717,7 +732,7 @@ def nnunet_train(
             configuration,
             folds,
             work,
-            Console(),
+            new_console(),
             label=short.label,
             loss=short.loss,
             teacher=short.teacher,
@@ -764,7 +779,7 @@ def nnunet_collect(
             trainer,
             out,
             work,
-            Console(),
+            new_console(),
             plans=plans,
             run_name=run_name,
             data=dataset,

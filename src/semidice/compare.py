@@ -15,6 +15,7 @@ and only scores of masks are compared, because no other score depends on the rul
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 
 import numpy as np
@@ -26,11 +27,12 @@ from .data.dataset import Dataset
 from .decisions.volumes import check_level
 from .locks import FolderLock
 from .metrics.cases import CaseTable, concatenate, write_cases
-from .metrics.registry import score_name
+from .metrics.registry import SCORES, score_name
 from .metrics.statistics import Comparison, compare_cases
 from .metrics.tables import means_table, pairs_table
 from .paths import ComparisonFolder, RunFolder
 from .recipes.grid import Variant
+from .recipes.options import nearest_hint
 from .report.other_methods import read_other_methods
 from .report.verdict import raters_of, raters_warning, verdict
 from .runs.decide import run_intervals, scored_rules
@@ -160,6 +162,7 @@ def run_compare(
     if interval is not None:
         check_level(interval)
     others = read_other_methods(case_tables, prepared, [variant.name for variant in variants])
+    _check_metrics(metrics or (), others)
     folder = ComparisonFolder(out)
     with FolderLock(folder, "semidice compare"):
         for path in folder.temp_files():
@@ -202,6 +205,15 @@ def _compared(
         command = f"semidice report {shlex.quote(str(out))}{of_dataset} -o report.html"
         say(console, f"tables and every score: {out}; next: {command}")
     return comparisons
+
+
+def _check_metrics(metrics: Sequence[str], others: Mapping[str, CaseTable]) -> None:
+    """Raise if there is no such score; before the training, which takes long."""
+    known = {*SCORES, *(metric for table in others.values() for metric in table.metrics)}
+    for metric in metrics:
+        if metric not in known and score_name(metric) not in known:
+            close = get_close_matches(metric, known, n=1, cutoff=0.5)
+            raise ValueError(f"there is no score {metric!r}{nearest_hint(close, sorted(known))}")
 
 
 def _show_and_write(

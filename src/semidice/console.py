@@ -13,8 +13,14 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, Task, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Column
+from rich.text import Text
 
 SECONDS_BETWEEN_LINES = 30.0
+
+
+def new_console() -> Console:
+    """The console of a command. It prints names as they are: `[x]` is no markup and `:b:` no emoji."""
+    return Console(markup=False, emoji=False)
 
 
 def counting_bar(console: Console, *, doing: str, unit: str) -> Progress:
@@ -64,7 +70,7 @@ def training_bars(console: Console, *, names: Sequence[str], transient: bool = F
 def waiting(console: Console, doing: str) -> Iterator[None]:
     """Show `doing` while the block runs: a spinner, or a line from time to time."""
     if _shows_bars(console):
-        with console.status(doing):
+        with console.status(Text(doing)):
             yield
         return
     with ProgressLines(console, lambda task: f"{doing}, {clock(task.elapsed or 0)} so far") as progress:

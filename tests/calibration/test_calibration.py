@@ -499,9 +499,9 @@ PROB, KEYS, TARGET = simplex(6, 3), simplex(4, 3), labels(4, 3)
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
-        ((PROB, KEYS, TARGET), {"bandwidth": 0.0}, "bandwidth must be above 0 and finite; got 0.0"),
+        ((PROB, KEYS, TARGET), {"bandwidth": 0.0}, "bandwidth must be above 0; got 0.0"),
         ((PROB, KEYS, TARGET), {"bandwidth": -1.0}, "bandwidth must be above 0"),
-        ((PROB, KEYS, TARGET), {"bandwidth": float("nan")}, "bandwidth must be above 0"),
+        ((PROB, KEYS, TARGET), {"bandwidth": float("nan")}, "bandwidth must be a finite number; got nan"),
         ((PROB * 0.5, KEYS, TARGET), {}, "prob must sum to one over its 3 classes; got sums 0.5 to 0.5"),
         ((PROB, KEYS * 0.5, TARGET), {}, "key_prob must sum to one"),
         ((PROB * 3, KEYS, TARGET), {}, r"prob must lie in \[0, 1\]"),

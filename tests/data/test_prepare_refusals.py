@@ -10,6 +10,7 @@ from pathlib import Path
 import nibabel
 import numpy as np
 import pytest
+from PIL import Image
 from preparing import (
     PHANTOM,
     failing_reader,
@@ -24,6 +25,7 @@ from rich.console import Console
 
 from semidice.data.dataset import Dataset
 from semidice.data.prepare import PrepareError, PrepareRequest, run_prepare
+from semidice.data.sources import find_datasets
 
 
 def test_the_problems_of_all_scans_are_reported_together_with_files_and_advice(tmp_path):
@@ -358,3 +360,38 @@ def test_ctrl_c_says_that_the_same_command_continues(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         run_prepare("phantom", tmp_path, tmp_path / "out", PrepareRequest(), console=console)
     assert "stopped; the finished scans are kept: the same command continues" in printed.getvalue()
+
+
+def test_one_odd_scan_is_left_out_and_the_others_are_kept(tmp_path):
+    make_folder(tmp_path / "raw")
+    rng = np.random.default_rng(0)
+    path = tmp_path / "raw/images/case2.png"
+    Image.fromarray(rng.integers(0, 255, (40, 36, 3), dtype=np.uint8)).save(path)
+    (dataset,) = find_datasets("folder", tmp_path / "raw")
+    assert dataset.channels == ("intensity",)
+    with pytest.raises(PrepareError) as error:
+        prepare(dataset, tmp_path / "out")
+    (problem,) = error.value.problems
+    assert problem.startswith(f"case2: {path} has 3 channels; expected 1")
+    prepared = prepare(dataset, tmp_path / "out", skip_bad=True)
+    assert [scan.name for scan in prepared.manifest.scans] == ["case1", "case3", "case4", "case5", "case6"]
+
+
+@pytest.mark.parametrize("num_slices", [1, 3])
+def test_volumes_of_one_slice_among_others_are_volumes(tmp_path, num_slices):
+    make_folder(tmp_path / "raw", suffix=".nii.gz", volumes=True)
+    for path in sorted(tmp_path.rglob("case[1-5].nii.gz")):
+        image = nibabel.load(path)
+        write_nifti(path, np.asanyarray(image.dataobj)[:, :, 2 : 2 + num_slices], image.affine)
+    (dataset,) = find_datasets("folder", tmp_path / "raw")
+    assert dataset.num_axes == 3
+    assert len(prepare(dataset, tmp_path / "out").manifest.scans) == 6
+
+
+def test_a_name_in_quotes_may_have_a_comma(tmp_path):
+    make_folder(tmp_path / "raw", num_cases=3)
+    (tmp_path / "raw/cases.csv").write_text(
+        'case,patient\ncase1,"Doe, John"\ncase2,"Doe, Jane"\ncase3,"Doe, John"\n'
+    )
+    (dataset,) = find_datasets("folder", tmp_path / "raw")
+    assert [scan.patient for scan in dataset.scans] == ["Doe, John", "Doe, Jane", "Doe, John"]

@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import struct
 import tracemalloc
+import zlib
 
 import nibabel
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from PIL import Image
 from raw_trees import AFFINE, SIZE, ellipsoids, without_permissions, write_nifti, write_picture
 
+from semidice.data.sources import readers
 from semidice.data.sources.readers import file_shape, mask_values, read_image, read_mask, stem_of, suffix_of
 
 IMAGE, MASKS = ellipsoids(0, SIZE)
@@ -421,3 +423,48 @@ def test_a_compressed_volume_takes_little_more_memory_than_its_arrays(tmp_path):
         tracemalloc.stop()
     # the stored int16, the float32 and the flags of finite values, but no second copy of the file
     assert peak < 4.5 * volume.nbytes
+
+
+@pytest.mark.parametrize("interlaced", [False, True])
+@pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "RGBA", "LA", "I;16"])
+@pytest.mark.parametrize("size", [(1, 1), (5, 3), (17, 9), (64, 33)])
+def test_a_png_of_every_kind_is_verified_and_read(tmp_path, mode, size, interlaced):
+    rng = np.random.default_rng(0)
+    bits, colours, channels = {
+        "1": (1, 0, 1), "L": (8, 0, 1), "P": (8, 3, 1), "RGB": (8, 2, 3), "RGBA": (8, 6, 4), "LA": (8, 4, 2),
+        "I;16": (16, 0, 1),
+    }[mode]  # fmt: skip
+    width, height = size
+    steps = [(0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2)]
+    parts = [(len(range(x, width, dx)), len(range(y, height, dy))) for x, y, dx, dy in steps]
+    rows = b""
+    for columns, lines in parts if interlaced else [(width, height)]:
+        for _ in range(lines if columns else 0):
+            rows += b"\0" + rng.bytes(-(-columns * bits * channels // 8))
+
+    def part(kind, content):
+        return (
+            len(content).to_bytes(4, "big") + kind + content + zlib.crc32(kind + content).to_bytes(4, "big")
+        )
+
+    def png(data):
+        head = struct.pack(">IIBBBBB", width, height, bits, colours, 0, 0, int(interlaced))
+        palette = part(b"PLTE", bytes(768)) if mode == "P" else b""
+        return (
+            b"\x89PNG\r\n\x1a\n" + part(b"IHDR", head) + palette
+            + part(b"IDAT", zlib.compress(data)) + part(b"IEND", b"")
+        )  # fmt: skip
+
+    path = tmp_path / "a.png"
+    path.write_bytes(png(rows))
+    with path.open("rb") as file:
+        readers._verify_png(file)
+        assert file.tell() == 0
+    with Image.open(path) as image:
+        assert np.array(image).shape[:2] == (height, width)
+    path.write_bytes(png(rows[:-1]))
+    with (
+        path.open("rb") as file,
+        pytest.raises(ValueError, match=f"after {len(rows) - 1} of {len(rows)} bytes"),
+    ):
+        readers._verify_png(file)

@@ -159,16 +159,26 @@ def test_strides_do_not_matter(entry):
 
 
 @each_loss
-@pytest.mark.parametrize("over", ["batch", "image", "class"])
-def test_an_invalid_voxel_has_no_effect(entry, over):
+@pytest.mark.parametrize(
+    ("over", "activation", "value"),
+    [
+        ("batch", "softmax", 50.0),
+        ("batch", "softmax", math.nan),
+        ("image", "softmax", math.inf),
+        ("class", "softmax", -math.inf),
+        ("batch", "sigmoid", math.nan),
+        ("image", "sigmoid", math.inf),
+    ],
+)
+def test_an_invalid_voxel_has_no_effect(entry, over, activation, value):
     logits, label = random_logits(2, 3, 10), soft_label(2, 3, 10)
     valid = torch.ones(2, 10, dtype=torch.bool)
     valid[:, 7:] = False
     corrupted_logits, corrupted_label = logits.clone(), label.clone()
-    corrupted_logits[:, :, 7:], corrupted_label[:, :, 7:] = 50.0, math.nan
+    corrupted_logits[:, :, 7:], corrupted_label[:, :, 7:] = value, math.nan
     corrupted_logits.requires_grad_()
     options = {"over": over} if entry.has_over else {}
-    loss = entry.build(activation="softmax", **options)
+    loss = entry.build(activation=activation, **options)
     total = loss(corrupted_logits, corrupted_label, valid)
     torch.testing.assert_close(total, loss(logits[..., :7], label[..., :7]))
     total.backward()

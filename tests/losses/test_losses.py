@@ -169,7 +169,7 @@ class TestDeepSupervision:
 
     def test_an_output_finer_than_the_target_is_refused(self):
         with pytest.raises(ValueError, match="finer than the target"):
-            SegmentationLoss()([random_logits(1, 2, 8), random_logits(1, 2, 16)], soft_label(1, 2, 8))
+            SegmentationLoss()([random_logits(1, 2, 16), random_logits(1, 2, 8)], soft_label(1, 2, 8))
 
     def test_weights_must_match_the_outputs(self):
         with pytest.raises(ValueError, match="got 1 for 2 outputs"):

@@ -54,7 +54,7 @@ def test_the_same_rows_in_another_order_give_the_same_bytes(tmp_path, suffix):
 @given(value=st.floats(allow_nan=True, allow_infinity=True))
 def test_a_csv_keeps_every_bit_of_a_value(tmp_path_factory, value):
     path = tmp_path_factory.mktemp("csv") / "cases.csv"
-    write_cases(CaseTable.from_rows([row(value=value)]), path)
+    write_cases(CaseTable.from_rows([row(value=value, metric="volume_error_ml")]), path)
     (read_row,) = read_cases(path).rows()
     assert repr(read_row.value) == repr(value)
 
@@ -166,7 +166,7 @@ def test_other_file_types_are_refused(tmp_path):
 
 def test_pairing_sorts_cases_and_keeps_the_order_of_methods():
     table = CaseTable.from_rows(
-        row(case=case, patient=f"p{case}", method=method, value=value)
+        row(case=case, patient=f"p{case}", method=method, metric="volume_error_ml", value=value)
         for case, method, value in (
             ("b", "SDL", 1.0),
             ("b", "DML1", 2.0),
@@ -174,10 +174,10 @@ def test_pairing_sorts_cases_and_keeps_the_order_of_methods():
             ("a", "SDL", 3.0),
         )
     )
-    paired = table.paired("dice_score")
+    paired = table.paired("volume_error_ml")
     assert (paired.cases, paired.patients, paired.methods) == (("a", "b"), ("pa", "pb"), ("SDL", "DML1"))
     assert paired.values.tolist() == [[3, 4], [1, 2]]
-    assert table.paired("dice_score", methods=["DML1"]).values.tolist() == [[4], [2]]
+    assert table.paired("volume_error_ml", methods=["DML1"]).values.tolist() == [[4], [2]]
 
 
 def test_a_missing_or_nan_score_is_an_error_unless_the_case_is_dropped():

@@ -231,7 +231,7 @@ def test_slabs_hold_every_voxel_once(shape, size):
 
 def test_the_error_names_a_wrong_option():
     prob = torch.rand(1, 1, 4)
-    with pytest.raises(ValueError, match="num_bins must be 1 or more; got 0"):
+    with pytest.raises(ValueError, match="num_bins must be 1 to 10000; got 0"):
         calibration_bins(prob, prob, num_bins=0)
 
 

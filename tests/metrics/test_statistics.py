@@ -423,7 +423,7 @@ def test_the_interval_of_a_share_stays_between_0_and_1():
         (np.zeros((1, 1)), {}, "two or more cases or patients; got 1"),
         (np.full((5, 1), np.nan), {}, r"finite numbers.*5 that are not"),
         (np.zeros(5), {}, r"\(cases, columns\); got shape \(5,\)"),
-        (np.zeros((5, 1)), {"num_resamples": 10}, "num_resamples must be 100 or more; got 10"),
+        (np.zeros((5, 1)), {"num_resamples": 10}, "num_resamples must be 100 to 1000000; got 10"),
         (np.zeros((5, 1)), {"level": 0.0}, "level must lie between 0 and 1"),
         (np.zeros((5, 1)), {"groups": ["a"]}, "one name per case; got 1 for 5"),
     ],
@@ -592,3 +592,21 @@ def test_intervals_cover_the_truth_nearly_as_often_as_their_level(interval):
     result = paired_bootstrap(columns, num_resamples=2000, interval=interval)
     covered = ((result.low <= 1) & (result.high >= 1)).mean()
     assert 0.92 < covered < 0.965
+
+
+@pytest.mark.parametrize("score", [0.8, 1e-3, 250.0])
+def test_a_difference_of_the_last_digit_in_every_case_is_no_difference(score):
+    def compared(second):
+        rows = [
+            CaseRow(f"c{case}", f"c{case}", 0, method, "mean", "volume_error_ml", value * (1 + case / 10))
+            for case in range(10)
+            for method, value in (("a", score), ("b", second))
+        ]
+        return compare_cases(CaseTable.from_rows(rows), "volume_error_ml")
+
+    rounded = compared(score * (1 + 1e-15))
+    assert rounded.difference[0, 1] == 0
+    assert rounded.p[0, 1] == rounded.p_holm[0, 1] == rounded.p_permutation[0, 1] == 1
+    assert rounded.best() == ("a", "b")
+    # a difference that can be told from rounding is kept, however small
+    assert compared(score * (1 + 1e-9)).best() == ("a",)

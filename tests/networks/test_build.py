@@ -107,7 +107,7 @@ class TestSmallUNet:
             ({"encoder": "resnet18"}, "set both to 'none'; got 'resnet18' and 'none'"),
             ({"weights": "imagenet"}, "set both to 'none'; got 'none' and 'imagenet'"),
             ({"chanels": [8]}, "no option of small_unet 'chanels'; did you mean channels?"),
-            ({"channels": [8, 12]}, "multiples of 8; got 'batch' and (8, 12)"),
+            ({"channels": [8, 12]}, "multiples of 8 up to 2048, one for each level; got [8, 12]"),
             ({"norm": "layer"}, "norm 'batch' or 'group'"),
             ({"num_channels": 0}, "1 or more channels and 2 or more classes; got 0 and 2"),
             ({"num_classes": 1}, "1 or more channels and 2 or more classes; got 1 and 1"),

@@ -11,7 +11,14 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float32, Int64
 from torch import Tensor
 
-from ..arrays import check_prediction, check_target, describe, values_are_readable
+from ..arrays import (
+    check_prediction,
+    check_target,
+    check_tensor,
+    check_whole_number,
+    describe,
+    values_are_readable,
+)
 from ..labels.smoothing import boundary_band
 
 # larger than every class, and small enough that 32 bits for a random number fit below it
@@ -55,6 +62,7 @@ def sample_keys(
     >>> take_keys(target, keys), keys.mask, keys.weight
     (tensor([0, 1, 0, 0]), tensor([ True,  True,  True, False]), tensor([2.5000, 1.0000, 2.5000, 0.0000]))
     """
+    check_whole_number(num_keys=num_keys)
     if num_keys < 1:
         raise ValueError(f"num_keys must be 1 or more; got {num_keys}")
     class_map = _class_map(target)
@@ -81,6 +89,7 @@ def sample_keys(
 
 def _class_map(target: Tensor) -> Tensor:
     """Class indices (N, *space) of a target with class indices, or of a soft one (N, C, *space)."""
+    check_tensor("target", target)
     if target.dtype == torch.bool or target.is_complex() or target.numel() == 0:
         raise ValueError(f"target must hold class indices or soft labels; got {describe(target)}")
     if not target.is_floating_point():
@@ -125,6 +134,9 @@ def take_keys(voxels: Tensor, keys: KeySample) -> Tensor:
     >>> take_keys(prob, KeySample(torch.tensor([1]), torch.tensor([True]), torch.tensor([1.0])))
     tensor([[0.2000, 0.8000]])
     """
+    check_tensor("voxels", voxels)
+    if not isinstance(keys, KeySample):
+        raise ValueError(f"keys must come from sample_keys; got {describe(keys)}")
     flat = voxels.reshape(*voxels.shape[: 2 if voxels.is_floating_point() else 1], -1)
     if keys.index.ndim == 2:
         image, voxel = torch.arange(len(flat), device=flat.device).unsqueeze(1), keys.index

@@ -18,8 +18,10 @@ from torch import Tensor
 
 from ..arrays import (
     check_choice,
+    check_number,
     check_prediction,
     check_target,
+    check_tensor,
     check_unit_range,
     describe,
     one_hot,
@@ -115,7 +117,8 @@ def _flat_region(prob: Tensor, region: Tensor, points: Tensor) -> Tensor:
 
 def check_distribution(name: str, prob: Tensor) -> None:
     """Raise unless `prob` (N, C, *space) has two or more classes and, if readable, sums to one over them."""
-    if not isinstance(prob, Tensor) or not prob.is_floating_point() or prob.ndim < 2:
+    check_tensor(name, prob)
+    if not prob.is_floating_point() or prob.ndim < 2:
         raise ValueError(
             f"{name} must be a float tensor with a class axis, (N, C, *space); got {describe(prob)}"
         )
@@ -144,8 +147,9 @@ def _check_sums(name: str, prob: Tensor, dim: int) -> None:
 
 
 def _check_bandwidth(bandwidth: float) -> None:
-    if not (bandwidth > 0 and math.isfinite(bandwidth)):
-        raise ValueError(f"bandwidth must be above 0 and finite; got {bandwidth}: try choose_bandwidth")
+    check_number(bandwidth=bandwidth)
+    if not bandwidth > 0:
+        raise ValueError(f"bandwidth must be above 0; got {bandwidth}: try choose_bandwidth")
 
 
 def _checked_keys(
@@ -154,6 +158,7 @@ def _checked_keys(
     """Checked probabilities and soft labels of the keys; equal probabilities where the weight is 0."""
     num_classes = prob.shape[1]
     got = f"got key_prob {describe(key_prob)} for prob {describe(prob)}"
+    check_tensor("key_target", key_target)
     if not isinstance(key_prob, Tensor) or not key_prob.is_floating_point() or key_prob.ndim not in (2, 3):
         raise ValueError(f"key_prob must be floats (K, C), or (N, K, C) for keys per image; {got}")
     if key_prob.shape[-1] != num_classes or (key_prob.ndim == 3 and key_prob.shape[0] != prob.shape[0]):
@@ -226,6 +231,8 @@ def choose_bandwidth(
     0.001
     """
     check_choice("likelihood", likelihood, Likelihood)
+    if not bandwidths:
+        raise ValueError("bandwidths is empty: name one or more")
     for bandwidth in bandwidths:
         _check_bandwidth(bandwidth)
     check_distribution("prob", prob)

@@ -112,7 +112,7 @@ def _check_folds(folds: _Folds, dataset: Dataset, where: str) -> None:
             f"{len(differ) - 1} more names differ: use the dataset of the run, or start a new run"
         )
     numbers = set(folds.fold_of_case.values())
-    if numbers != set(range(folds.num_folds)):
+    if len(numbers) != folds.num_folds or numbers != set(range(folds.num_folds)):
         raise ValueError(
             f"{where} has cases in folds {sorted(numbers)}; each of 0 to {folds.num_folds - 1} needs one"
         )

@@ -23,6 +23,7 @@ from ..labels import (
     spatially_smooth_label,
     staple_label,
 )
+from ..labels.smoothing import MAX_SIGMA
 from .dataset import Dataset
 from .packing import num_planes
 
@@ -34,6 +35,8 @@ _MAKERS = {
     "dice_weighted": dice_weighted_label,
     "staple": staple_label,
 }
+# the smoothing that an option is for
+_SMOOTHING_OF = {"eps": ("uniform", "boundary"), "width": ("boundary",), "sigma": ("spatial",)}
 # a table has 2^bits columns: at most a few kilobytes per case
 _MAX_BITS = 10
 
@@ -54,13 +57,25 @@ class LabelOptions(BaseModel):
         description="share of a voxel spread over the classes; null is 0.1 for uniform, 0.5 for boundary",
     )
     width: int = Field(default=3, ge=1, description="of the band of boundary smoothing, in voxels, odd")
-    sigma: float = Field(default=1.0, gt=0, description="of spatial smoothing, in voxels")
+    sigma: float = Field(default=1.0, gt=0, le=MAX_SIGMA, description="of spatial smoothing, in voxels")
 
     @model_validator(mode="after")
     def _odd(self) -> "LabelOptions":
         if self.width % 2 == 0:
             raise ValueError(f"width must be odd, so that a voxel is in the middle; got {self.width}")
         return self
+
+    def ignored(self) -> dict[str, str]:
+        """Why an option has no effect, by its name; it has none with another smoothing than its own."""
+        reasons = {}
+        for name, kinds in _SMOOTHING_OF.items():
+            value = getattr(self, name)
+            if value != type(self).model_fields[name].default and self.smoothing not in kinds:
+                reasons[name] = (
+                    f"{value:g} has no effect with smoothing {self.smoothing}: leave it out, or use "
+                    f"label.smoothing={' or '.join(kinds)}"
+                )
+        return reasons
 
     @property
     def is_hard(self) -> bool:

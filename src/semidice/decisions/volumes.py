@@ -17,7 +17,14 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from ..arrays import check_choice, check_prediction, check_valid, describe, nan_without_voxels
+from ..arrays import (
+    check_choice,
+    check_prediction,
+    check_valid,
+    describe,
+    nan_without_voxels,
+    read_numbers,
+)
 from .masks import PlainRule, chosen_rule, decided_masks
 
 VolumeOf = Literal["mask", "probability"]
@@ -214,8 +221,9 @@ def voxel_ml(spacing_mm: Sequence[float] | Tensor, *, num_cases: int = 1) -> Flo
     >>> float(voxel_ml((1.0, 1.0, 5.0)))
     0.005
     """
-    spacing = torch.as_tensor(spacing_mm, dtype=torch.float64)
-    if tuple(spacing.shape) not in ((3,), (num_cases, 3)) or not bool((spacing > 0).all()):
+    spacing = read_numbers("spacing_mm", spacing_mm)
+    is_side = (spacing > 0) & spacing.isfinite()
+    if tuple(spacing.shape) not in ((3,), (num_cases, 3)) or not bool(is_side.all()):
         raise ValueError(
             f"spacing_mm needs three positive sides of a voxel, or (N, 3) = ({num_cases}, 3); got "
             f"{spacing.tolist()}: give a 2D image its slice thickness as the third"

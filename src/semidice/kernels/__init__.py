@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arrays import check_result, class_weights, values_are_readable
+from ..arrays import check_result, checks_all_values, class_weights, values_are_readable
 from ..overlap.mixture import Losses, check_batch, losses_of
 from ..overlap.options import MixtureOptions, SumsOptions
 from ..overlap.sums import SegmentationSums, reference_sums
@@ -56,6 +56,8 @@ MAX_FUSED_IMAGES = 65535
 
 def use_kernels(enabled: bool) -> None:
     """Turn the kernels on (the default) or off, for this process."""
+    if not isinstance(enabled, bool):
+        raise ValueError(f"use_kernels takes True or False; got {enabled!r}")
     global _enabled
     _enabled = enabled
 
@@ -72,8 +74,12 @@ def segmentation_losses(
     """Check one output of a network and return its losses; ignored voxels must be in `valid` already."""
     # A compiled graph takes the sums as an operator, and `sync` needs the sums of the other processes.
     if not options.region.sync and fused_applies(prediction, target) and not torch.compiler.is_compiling():
+        if checks_all_values():
+            target = check_batch(prediction, target, valid, options)
         weight = None if class_weight is None else class_weights(class_weight, prediction)
         losses: Losses = _fused().fused_mixture(prediction, target, valid, options, weight, parts=parts)
+        if checks_all_values():
+            check_result(losses.total, prediction)
         return losses
     target = check_batch(prediction, target, valid, options)
     sums = segmentation_sums(prediction, target, valid, options.sums)
@@ -96,6 +102,7 @@ def segmentation_sums(
         _enabled
         and prediction.numel() >= MIN_SIZE
         and not target.requires_grad
+        and prediction.device.type == "cpu"
         # neither compiled nor under vmap: both need plain operations
         and values_are_readable(prediction)
     ):
@@ -110,6 +117,8 @@ def fused_applies(prediction: Tensor, target: Tensor) -> bool:
     if not isinstance(target, Tensor) or target.requires_grad:
         return False
     if prediction.dtype not in _FUSED_DTYPES or prediction.ndim < 2:
+        return False
+    if prediction.layout is not torch.strided or target.layout is not torch.strided:
         return False
     if prediction.size(0) > MAX_FUSED_IMAGES or prediction.size(1) > MAX_FUSED_CLASSES:
         return False

@@ -64,6 +64,8 @@ def random_rater_label(
     device = raters.classes.device
     if isinstance(generator, int):
         generator = torch.Generator(device).manual_seed(generator)
+    elif not isinstance(generator, torch.Generator):
+        raise ValueError(f"generator must be a seed or a torch.Generator; got {generator!r}")
     elif generator.device.type != device.type:
         raise ValueError(
             f"generator is on {generator.device}, but masks are on {device}: create it on that device"

@@ -14,7 +14,14 @@ import torch
 from jaxtyping import Bool, Float, Integer, UInt8
 from torch import Tensor
 
-from ..arrays import check_unit_range, describe, one_hot, values_are_readable
+from ..arrays import (
+    check_tensor,
+    check_unit_range,
+    check_whole_number,
+    describe,
+    one_hot,
+    values_are_readable,
+)
 
 Array = TypeVar("Array", np.ndarray, Tensor)
 Present = np.ndarray | Tensor | Sequence[Any]
@@ -66,10 +73,6 @@ def to_input_type(result: Tensor, like: Array | Sequence[Array], batched: bool) 
     return result if isinstance(first, Tensor) else result.numpy()
 
 
-def _described(array: object) -> str:
-    return f"{array.dtype} {array.shape}" if isinstance(array, np.ndarray) else describe(array)
-
-
 def read_raters(
     masks: Array | Sequence[Array],
     num_classes: int | None,
@@ -86,6 +89,8 @@ def read_raters(
     # the mask of an absent rater is neither checked nor counted
     if present is not None:
         stacked = stacked * flags.view(*flags.shape, *[1] * (stacked.ndim - 2))
+    if num_classes is not None:
+        check_whole_number(num_classes=num_classes)
     if num_classes is None:
         _check_binary(stacked)
         num_classes = 2
@@ -108,6 +113,10 @@ def _stack(masks: Array | Sequence[Array], batched: bool) -> Tensor:
     """A bool, uint8 or int64 tensor of all raters; lists are stacked on the rater axis."""
     if isinstance(masks, (Tensor, np.ndarray)):
         return _integers(masks)
+    if isinstance(masks, str) or not isinstance(masks, Sequence):
+        raise ValueError(f"masks must be an array, or a list with one per rater; got {describe(masks)}")
+    for mask in masks:
+        check_array("each mask", mask)
     shapes = list(dict.fromkeys(str(tuple(mask.shape)) for mask in masks))
     if len(shapes) != 1:
         got = f"shapes {', '.join(shapes)}: resample them to one grid" if shapes else "an empty list"
@@ -115,14 +124,24 @@ def _stack(masks: Array | Sequence[Array], batched: bool) -> Tensor:
     return torch.stack([_integers(mask) for mask in masks], 1 if batched else 0)
 
 
+def check_array(name: str, array: object) -> None:
+    """Raise unless `array` is numpy or torch; a tensor must be dense and have values."""
+    if isinstance(array, Tensor) and array.dtype in (torch.uint16, torch.uint32, torch.uint64):
+        # converted to int64
+        return
+    if not isinstance(array, np.ndarray):
+        check_tensor(name, array, "use numpy.asarray or torch.as_tensor")
+
+
 def _integers(masks: np.ndarray | Tensor) -> Tensor:
+    check_array("masks", masks)
     if isinstance(masks, np.ndarray) and masks.dtype.kind in "biu":
         dtype = masks.dtype if masks.dtype in (np.bool_, np.uint8) else np.int64
         # a copy: torch accepts neither read-only arrays, nor negative strides, nor a foreign byte order
         return torch.from_numpy(np.array(masks, dtype=dtype, order="C"))
     if isinstance(masks, np.ndarray) or masks.is_floating_point() or masks.is_complex():
         raise ValueError(
-            f"masks must be bool, or integers that are class indices; got {_described(masks)}: "
+            f"masks must be bool, or integers that are class indices; got {describe(masks)}: "
             "use masks > 0.5 for probabilities"
         )
     return masks if masks.dtype in (torch.bool, torch.uint8) else masks.long()
@@ -147,7 +166,7 @@ def _check_binary(masks: Tensor) -> None:
     if masks.dtype == torch.uint8 and values_are_readable(masks):
         if int(masks.max()) <= 1:
             return
-        values = np.unique(masks.numpy()).tolist()
+        values = masks.unique().tolist()
         got += f" with values {', '.join(map(str, values[:8]))}{', ...' if len(values) > 8 else ''}"
     raise ValueError(
         f"masks without num_classes must be bool, or on the CPU uint8 of 0 and 1; {got}: "
@@ -157,12 +176,13 @@ def _check_binary(masks: Tensor) -> None:
 
 def read_label(label: np.ndarray | Tensor, batched: bool, has_space: bool = False) -> Tensor:
     """The label as float32 (N, C, *space); a ValueError if it is not a label."""
+    check_array("label", label)
     axes = "(N, C, *space)" if batched else "(C, *space)"
     is_float = label.dtype.kind == "f" if isinstance(label, np.ndarray) else label.is_floating_point()
     num_space = label.ndim - (2 if batched else 1)
     if not is_float or not int(has_space) <= num_space <= (3 if has_space else math.inf):
         limit = ", one to three axes of space" if has_space else ""
-        raise ValueError(f"label must be floats {axes}{limit}; got {_described(label)}")
+        raise ValueError(f"label must be floats {axes}{limit}; got {describe(label)}")
     if isinstance(label, np.ndarray):
         label = torch.from_numpy(np.array(label, dtype=np.float32, order="C"))
     soft = (label if batched else label.unsqueeze(0)).float()
@@ -190,7 +210,10 @@ def read_valid(
 
 def _read_flags(name: str, unit: str, flags: Present, shape: tuple[int, ...], batched: bool) -> Tensor:
     """Flags of a shape with a case axis; the caller's flags have that axis only if batched."""
-    read = flags if isinstance(flags, Tensor) else torch.from_numpy(np.array(flags))
+    try:
+        read = flags if isinstance(flags, Tensor) else torch.from_numpy(np.array(flags))
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} must be bool, one flag per {unit}; got {flags!r}") from None
     expected = shape if batched else shape[1:]
     if read.dtype != torch.bool or tuple(read.shape) != expected:
         raise ValueError(f"{name} must be bool {expected}, one flag per {unit}; got {describe(read)}")

@@ -7,9 +7,11 @@ import torch.nn.functional as F
 from jaxtyping import Bool
 from torch import Tensor
 
-from ..arrays import describe
+from ..arrays import check_number, check_whole_number, describe
 from .raters import Array, read_label, read_valid, to_input_type
 
+# a wider filter averages over more than any image has
+MAX_SIGMA = 1000
 _MAX_POOL = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 
 
@@ -44,6 +46,7 @@ def boundary_smooth_label(
     array([0.  , 0.  , 0.25, 0.75], dtype=float32)
     """
     soft = read_label(label, batched, has_space=True)
+    check_whole_number(width=width)
     if width < 1 or width % 2 == 0:
         raise ValueError(f"width must be odd and 1 or more, so that the cube has a centre; got {width}")
     inside = read_valid(valid, soft, batched)
@@ -64,8 +67,7 @@ def spatially_smooth_label(
     array([0.  , 0.11, 0.89, 1.  ], dtype=float32)
     """
     soft = read_label(label, batched, has_space=True)
-    if not 0 < sigma < math.inf:
-        raise ValueError(f"sigma must be above 0, in voxels; got {sigma}")
+    check_sigma(sigma)
     flags = read_valid(valid, soft, batched)
     inside = None if flags is None else flags.unsqueeze(1)
     filtered = soft if inside is None else soft * inside
@@ -74,6 +76,13 @@ def spatially_smooth_label(
     # the sum over the classes is the weight inside the image
     filtered = filtered / filtered.sum(1, keepdim=True)
     return to_input_type(filtered if inside is None else torch.where(inside, filtered, soft), label, batched)
+
+
+def check_sigma(sigma: float) -> None:
+    """Raise unless a Gaussian of this width, in voxels, changes a label and still depends on where it is."""
+    check_number(sigma=sigma)
+    if not 0 < sigma <= MAX_SIGMA:
+        raise ValueError(f"sigma must be above 0 and at most {MAX_SIGMA} voxels; got {sigma}")
 
 
 def boundary_band(
@@ -95,8 +104,11 @@ def boundary_band(
             f"class_map must be integers (N, *space), space of one to three axes; got {describe(class_map)}: "
             "use .long() for a mask, .argmax(1) for a soft label"
         )
+    check_whole_number(width=width)
     if width < 0:
         raise ValueError(f"width must be 0 voxels or more; got {width}")
+    # a window that is wider than the image sees all of it
+    width = min(width, max(class_map.shape[1:]))
     # the largest class and minus the smallest, pooled together; float32 is exact up to 2^24
     extremes = torch.stack([class_map, -class_map], dim=1).float()
     if valid is not None:
@@ -111,6 +123,7 @@ def boundary_band(
 
 
 def _smoothed(soft: Tensor, eps: float) -> Tensor:
+    check_number(eps=eps)
     if not 0 <= eps <= 1:
         raise ValueError(f"eps must lie in [0, 1]; got {eps}")
     return (1 - eps) * soft + eps / soft.shape[1]

@@ -14,7 +14,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ..arrays import Activation, check_choice, check_non_negative, check_prediction, describe, read_target
+from ..arrays import (
+    Activation,
+    check_choice,
+    check_non_negative,
+    check_number,
+    check_prediction,
+    check_tensor,
+    check_whole_number,
+    describe,
+    read_target,
+)
 from ..calibration.keypoints import calibration_region, sample_keys, take_keys
 from ..calibration.recalibration import kde_recalibrate
 from .segmentation import MixtureKeywords, Outputs, SegmentationLoss, read_targets
@@ -65,6 +75,11 @@ class Teacher(nn.Module):
         check_choice("activation", activation, Activation)
         check_choice("calibration", calibration, Calibration)
         check_choice("keys_from", keys_from, KeySource)
+        if not isinstance(network, nn.Module):
+            raise ValueError(f"network must be a torch.nn.Module; got {type(network).__name__}")
+        check_number(temperature=temperature, bandwidth=bandwidth)
+        check_whole_number(num_keys=num_keys, width=width)
+        check_non_negative(width=width)
         for name, value in {"temperature": temperature, "bandwidth": bandwidth, "num_keys": num_keys}.items():
             if not value > 0:
                 raise ValueError(f"{name} must be above 0; got {value}")
@@ -171,8 +186,12 @@ class DistillationLoss(nn.Module):
                 f"got a mix and options of its region loss: {', '.join(options)}; give them to mix"
             )
         check_non_negative(label_weight=label_weight, teacher_weight=teacher_weight)
+        if label_weight == teacher_weight == 0:
+            raise ValueError("label_weight and teacher_weight are both 0: nothing would be learned")
         for term in terms:
             check_choice("terms", term, Term)
+        if not terms:
+            raise ValueError("terms is empty: name cross_entropy, region or both, or use SegmentationLoss")
         self.label_loss = SegmentationLoss(**options) if mix is None else mix
         self.teacher_loss = SegmentationLoss(
             self.label_loss.region,
@@ -212,6 +231,11 @@ class DistillationLoss(nn.Module):
         """The total; with `parts`, also the unweighted terms by name, detached, for a log."""
         if not isinstance(target, Tensor):
             raise ValueError(f"target must be one tensor, as the teacher's output is; got {describe(target)}")
+        check_tensor("teacher_prob", teacher_prob)
+        if not teacher_prob.is_floating_point():
+            raise ValueError(
+                f"teacher_prob must be probabilities; got {describe(teacher_prob)}: call Teacher"
+            )
         label, counted = read_targets(logits, target, valid, self.label_loss.region)
         label_loss, label_parts = self.label_loss.total_and_terms(logits, label, counted)
         # detached: the teacher must not learn from its student

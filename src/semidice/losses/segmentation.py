@@ -4,12 +4,22 @@ The average calibration error is a further term, computed in a pass of its own; 
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Literal, Unpack, overload
 
 import torch
 from torch import Tensor, nn
 
-from ..arrays import check_non_negative, class_weights, describe, downsample_target, read_target
+from ..arrays import (
+    Activation,
+    check_non_negative,
+    check_target,
+    check_tensor,
+    class_weights,
+    describe,
+    downsample_target,
+    read_target,
+)
 from ..kernels import segmentation_losses
 from ..overlap.mixture import Losses, check_background
 from ..overlap.options import CROSS_ENTROPY_WEIGHT, REGION_WEIGHT, MixtureOptions
@@ -65,6 +75,13 @@ class SegmentationLoss(nn.Module):
             region_weight=region_weight,
             calibration_weight=calibration_weight,
         )
+        if cross_entropy_weight == region_weight == calibration_weight == 0:
+            raise ValueError(
+                "cross_entropy_weight, region_weight and calibration_weight are all 0: nothing would be "
+                "learned"
+            )
+        if scale_weights is not None:
+            _check_scale_weights(scale_weights)
         if region is not None and options:
             raise ValueError(
                 f"got a region loss and options of a region loss: {', '.join(options)}; "
@@ -119,6 +136,9 @@ class SegmentationLoss(nn.Module):
             one: tuple[Any, Any] = (target, valid)
             return self._losses_of_output(region, logits, *one, parts=parts)
         scales = self._weights_of_scales(len(logits))
+        _check_outputs(logits)
+        if isinstance(target, Tensor):
+            _check_fine_target(logits[0], target, valid, region.activation)
         losses = [
             self._losses_of_output(region, output, label, counted, parts=parts)
             for output, label, counted in zip(logits, *_per_output(logits, target, valid), strict=True)
@@ -149,7 +169,9 @@ class SegmentationLoss(nn.Module):
 
     def _weights_of_scales(self, num_scales: int) -> Sequence[float]:
         halved = [0.5**level for level in range(num_scales)]
-        weights = self.scale_weights or [weight / sum(halved) for weight in halved]
+        weights: Sequence[float] = [weight / sum(halved) for weight in halved]
+        if self.scale_weights is not None:
+            weights = self.scale_weights
         if num_scales == 0 or len(weights) != num_scales:
             raise ValueError(
                 f"scale_weights needs one number per output; got {len(weights)} for {num_scales} outputs"
@@ -184,6 +206,8 @@ def read_targets(
             )
         if not isinstance(logits, Tensor) and not logits:
             return target, valid
+        if not isinstance(logits, Tensor):
+            _check_outputs(logits)
         output = logits if isinstance(logits, Tensor) else logits[0]
         return read_target(output, target, activation=activation, valid=valid, ignore_index=ignore_index)
     if not isinstance(target, Sequence):
@@ -201,6 +225,41 @@ def read_targets(
         for output, label, counted in zip(logits, target, valid, strict=True)
     ]
     return [label for label, _ in pairs], [counted for _, counted in pairs]
+
+
+def _check_scale_weights(weights: Any) -> None:
+    if isinstance(weights, str) or not isinstance(weights, Sequence) or not weights:
+        raise ValueError(f"scale_weights must be a list with one number per output; got {weights!r}")
+    check_non_negative(**{f"scale_weights[{number}]": weight for number, weight in enumerate(weights)})
+    if not any(weights):
+        raise ValueError(f"scale_weights are all 0, so nothing would be learned; got {list(weights)}")
+
+
+def _check_outputs(logits: Sequence[Tensor]) -> None:
+    """Raise unless the outputs of deep supervision have the same images and channels, the finest first."""
+    for number, output in enumerate(logits):
+        check_tensor(f"output {number}", output)
+        if output.shape[:2] != logits[0].shape[:2] or output.ndim != logits[0].ndim:
+            raise ValueError(
+                f"output {number} is {describe(output)}, but output 0 is {describe(logits[0])}: all outputs "
+                "need the same images, channels and number of axes"
+            )
+    sizes = [tuple(output.shape[2:]) for output in logits]
+    for finer, coarser in pairwise(sizes):
+        if any(length > limit for length, limit in zip(coarser, finer, strict=True)):
+            raise ValueError(f"outputs must come finest first; got sizes {sizes}: reverse the list")
+
+
+def _check_fine_target(output: Tensor, target: Tensor, valid: Valid, activation: Activation) -> None:
+    """Raise unless a target that is finer than every output would fit outputs of its own size."""
+    space = target.shape[2 if target.is_floating_point() else 1 :]
+    if space == output.shape[2:] or len(space) != output.ndim - 2:
+        # checked together with the output
+        return
+    # a view of one element, because only its shape, type and device are looked at
+    as_fine = output.detach().flatten()[:1].view([1] * output.ndim).expand(*output.shape[:2], *space)
+    assert valid is None or isinstance(valid, Tensor)
+    check_target(as_fine, target, activation=activation, valid=valid)
 
 
 def _per_output(

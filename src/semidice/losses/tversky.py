@@ -12,11 +12,10 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import fields
 from typing import Unpack
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ..arrays import Activation, check_choice, read_target
+from ..arrays import Activation, check_choice, check_whole_number, read_target, read_weights
 from ..kernels import segmentation_losses
 from ..overlap.forms import Form
 from ..overlap.options import Classes, MixtureOptions, Over, RegionKeywords, RegionOptions
@@ -141,7 +140,9 @@ class TverskyLoss(nn.Module):
         check_choice("activation", activation, Activation)
         check_options(type(self).__name__, options, ("alpha", "beta", *ModuleKeywords.__annotations__))
         self.options = RegionOptions(alpha=alpha, beta=beta, **options)
-        weight = None if class_weight is None else torch.as_tensor(class_weight, dtype=torch.float32)
+        if ignore_index is not None:
+            check_whole_number(ignore_index=ignore_index)
+        weight = None if class_weight is None else read_weights(class_weight)
         self.register_buffer("class_weight", weight, persistent=False)
         self.activation, self.ignore_index = activation, ignore_index
 

@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from ..arrays import check_choice
+from ..arrays import check_choice, check_whole_number
 from .checks import check_scored, check_sums_to_one
 from .slabs import Slab, slabs
 
@@ -35,6 +35,7 @@ _EDGE_SLACK = 8
 # smallest distance of a float32 to 1; exactly 0 and exactly 1 each have their own cell.
 _MANTISSA_BITS = 7
 _SMALLEST = (127 - 24) << _MANTISSA_BITS
+MAX_BINS = 10_000
 _NUM_CELLS = 2 * (1 + (23 << _MANTISSA_BITS)) + 1
 
 
@@ -158,8 +159,9 @@ def calibration_bins(
     """
     check_choice("confidence", confidence, Confidence)
     check_choice("binning", binning, Binning)
-    if num_bins < 1:
-        raise ValueError(f"num_bins must be 1 or more; got {num_bins}")
+    check_whole_number(num_bins=num_bins)
+    if not 1 <= num_bins <= MAX_BINS:
+        raise ValueError(f"num_bins must be 1 to {MAX_BINS}; got {num_bins}")
     target, valid = check_scored(prob, target, valid=valid, ignore_index=ignore_index)
     num_rows = prob.shape[1] if confidence == "classwise" else 1
     num_cells = num_bins if binning == "equal_width" else _NUM_CELLS

@@ -25,6 +25,7 @@ import numpy as np
 from ..cells import escaped_row, unescaped_cell
 from ..limits import MAX_CSV_BYTES, MAX_TABLE_ROWS, check_file
 from ..paths import atomic_write
+from .registry import SCORES, score_name
 
 SCHEMA_VERSION = "1"
 COLUMNS = ("case", "patient", "fold", "method", "class", "metric", "value")
@@ -77,7 +78,11 @@ class CaseTable:
         >>> len(table), table.methods
         (1, ('DML1',))
         """
-        parts: Sequence[Sequence[Any]] = list(zip(*rows, strict=True)) or [()] * len(COLUMNS)
+        records = list(rows)
+        for number, row in enumerate(records):
+            if not isinstance(row, tuple) or len(row) != len(COLUMNS):
+                raise ValueError(f"row {number} must be a CaseRow ({', '.join(COLUMNS)}); got {row!r}")
+        parts: Sequence[Sequence[Any]] = list(zip(*records, strict=True)) or [()] * len(COLUMNS)
         return cls({name: _column(name, part) for name, part in zip(COLUMNS, parts, strict=True)})
 
     def __len__(self) -> int:
@@ -162,6 +167,8 @@ def with_scores(table: CaseTable, scores: CaseTable) -> CaseTable:
 
 def check_columns(columns: dict[str, np.ndarray], source: str = "case table") -> None:
     """Raise unless the columns follow the schema; `source` is their name in the message."""
+    if not isinstance(columns, dict) or not all(isinstance(part, np.ndarray) for part in columns.values()):
+        raise ValueError(f"{source} must be a dict of numpy arrays; got {columns!r:.80}: use from_rows")
     if tuple(columns) != COLUMNS:
         missing = [name for name in COLUMNS if name not in columns]
         unknown = [name for name in columns if name not in COLUMNS]
@@ -177,6 +184,26 @@ def check_columns(columns: dict[str, np.ndarray], source: str = "case table") ->
         if dtype is None and (column == "").any():
             raise ValueError(f"{source}: column {name} is empty in row {int((column == '').argmax())}")
     _check_consistent(columns, source)
+    _check_scores(columns, source)
+
+
+def _check_scores(columns: dict[str, np.ndarray], source: str) -> None:
+    """Raise if a share such as Dice is not between 0 and 1; NaN stands for one that is not defined."""
+    value, metric = columns["value"], columns["metric"]
+    shares = [
+        name
+        for name in np.unique(metric).tolist()
+        if score_name(name) in SCORES and SCORES[score_name(name)].unit == "percent"
+    ]
+    # the mean of many float32 numbers may be above 1 by a rounding error
+    wrong = np.isin(metric, shares) & ((value < -1e-6) | (value > 1 + 1e-6))
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise ValueError(
+            f"{source}: {metric[row]} of case {columns['case'][row]} and method {columns['method'][row]} is "
+            f"{value[row]:g} in row {row}; it must be 0 to 1, or NaN if it is not defined: divide "
+            "percentages by 100"
+        )
 
 
 def _check_consistent(columns: dict[str, np.ndarray], source: str) -> None:
@@ -263,7 +290,10 @@ def read_cases(path: str | Path) -> CaseTable:
     path = Path(path)
     check_file(path, max_bytes=MAX_CSV_BYTES)
     if _suffix(path) == ".csv":
-        columns = _read_csv(path)
+        try:
+            columns = _read_csv(path)
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise ValueError(f"{path} is not a table: {error}; save it as CSV in UTF-8") from error
     else:
         pyarrow, parquet = _import_pyarrow()
         try:
@@ -311,7 +341,10 @@ def _read_csv(path: Path) -> dict[str, np.ndarray]:
 
 
 def _column(name: str, values: Sequence[Any]) -> np.ndarray:
-    return np.array(values, dtype=_DTYPES.get(name, np.dtype(np.str_)))
+    try:
+        return np.array(values, dtype=_DTYPES.get(name, np.dtype(np.str_)))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"column {name} of a case table must hold numbers: {error}") from error
 
 
 def _in_order(column: np.ndarray) -> tuple[str, ...]:

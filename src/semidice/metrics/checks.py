@@ -4,11 +4,20 @@ A target is never decided on behalf of the user: a soft label given to a hard me
 Unlike losses, metrics read values on every device, because one synchronisation per case costs little.
 """
 
+from numbers import Real
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ..arrays import check_prediction, check_target, check_unit_range, describe, values_are_readable
+from ..arrays import (
+    check_number,
+    check_prediction,
+    check_target,
+    check_unit_range,
+    describe,
+    values_are_readable,
+)
 
 
 def check_scored(
@@ -23,6 +32,15 @@ def check_scored(
             counted = target if valid is None else target.masked_fill(~valid.unsqueeze(1), 0)
             _check_unit_range_on_device("target", counted)
     return target, valid
+
+
+def check_rule_numbers(*, threshold: object = 0.5, empty: object = 1.0) -> None:
+    """Raise unless the threshold lies in [0, 1], and `empty`, the score of two empty masks, is a number."""
+    check_number(threshold=threshold)
+    if not 0 <= float(threshold) <= 1:  # type: ignore[arg-type]
+        raise ValueError(f"threshold must lie in [0, 1]; got {threshold}")
+    if not isinstance(empty, Real):
+        raise ValueError(f"empty, the score of two empty masks, must be a number or NaN; got {empty!r}")
 
 
 def _check_unit_range_on_device(name: str, tensor: Tensor) -> None:

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..arrays import check_number, check_whole_number
 from ..calibration.keypoints import sample_keys, take_keys
 from ..calibration.recalibration import Kind
 from ..calibration.recalibration import kde_calibration_error as error_of_points
@@ -43,6 +44,8 @@ def kde_calibration_error(
     0.2
     """
     target, valid = check_scored(prob, target, valid=valid, ignore_index=ignore_index)
+    check_whole_number(num_keys=num_keys, num_points=num_points, seed=seed)
+    check_number(bandwidth=bandwidth)
     errors = []
     for case in range(len(prob)):
         generator = torch.Generator(prob.device).manual_seed(seed)

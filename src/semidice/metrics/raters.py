@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Integer
 from torch import Tensor
 
-from ..arrays import check_prediction, describe, nan_without_voxels
+from ..arrays import check_prediction, check_whole_number, describe, nan_without_voxels
 from ..overlap.stats import OverlapStats, tversky_index
 from .scores import dice_score, foreground_mean
 
@@ -82,6 +82,7 @@ def level_masks(
              [False,  True,  True]]])
     """
     check_prediction(prob)
+    check_whole_number(num_samples=num_samples)
     if num_samples < 1:
         raise ValueError(f"num_samples must be 1 or more; got {num_samples}")
     channels = torch.cat([1 - prob, prob], 1) if prob.shape[1] == 1 else prob
@@ -107,6 +108,7 @@ def rater_dice_score(
     >>> rater_dice_score(torch.tensor([[[0.9, 0.7]]]), raters)
     tensor([[1.0000, 0.6667]])
     """
+    check_prediction(prob)
     check_masks("masks", masks, num_classes)
     present = check_present(masks, present)
     scores = []

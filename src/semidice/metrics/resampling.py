@@ -21,14 +21,16 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 
-from ..arrays import check_choice
+from ..arrays import check_choice, check_number, check_whole_number, describe
 
 Interval = Literal["combined", "studentised", "percentile", "bca"]
 
+# more would take hours and gigabytes, and change no digit that is printed
+MAX_RESAMPLES = 1_000_000
 # counts of a chunk of resamples: 8 MB
 _CHUNK = 1 << 20
 # relative; sums of the same numbers in another order differ by less
-_ROUNDING = 1e-12
+ROUNDING = 1e-12
 
 
 class Estimate(NamedTuple):
@@ -61,7 +63,7 @@ def paired_bootstrap(
     """
     check_choice("interval", interval, Interval)
     sums, sizes = _group_sums(differences, groups)
-    _check_resampling(len(sizes), num_resamples, level)
+    _check_resampling(len(sizes), num_resamples, level, seed)
     value = sums.sum(0) / sizes.sum()
     residual = sums - value * sizes[:, None]
     error = np.sqrt((residual**2).sum(0) * _small_sample(len(sizes))) / sizes.sum()
@@ -100,7 +102,7 @@ def permutation_test(
     [0.03125]
     """
     sums, sizes = _group_sums(differences, groups)
-    _check_resampling(len(sizes), num_resamples, 0.05)
+    _check_resampling(len(sizes), num_resamples, 0.05, seed)
     return _permutation_p(sums, _flip_signs(sums, num_resamples, seed))
 
 
@@ -120,7 +122,7 @@ def _flip_signs(columns: np.ndarray, num_resamples: int, seed: int) -> np.ndarra
 
 def _permutation_p(sums: np.ndarray, flipped: np.ndarray) -> np.ndarray:
     # a sum of the same numbers in another order must count as equal
-    share: np.ndarray = (np.abs(flipped) >= np.abs(sums.sum(0)) * (1 - _ROUNDING)).mean(0)
+    share: np.ndarray = (np.abs(flipped) >= np.abs(sums.sum(0)) * (1 - ROUNDING)).mean(0)
     return share
 
 
@@ -146,7 +148,7 @@ def _permutation_interval(
     rank = min(len(flipped) - 1, max(num_trivial, int(np.ceil(level * len(flipped))) - 1))
     low = np.partition(below, rank, axis=0)[rank]
     high = np.partition(above, len(flipped) - 1 - rank, axis=0)[len(flipped) - 1 - rank]
-    slack = _ROUNDING * np.abs(value)
+    slack = ROUNDING * np.abs(value)
     return np.minimum(low, value) - slack, np.maximum(high, value) + slack
 
 
@@ -258,6 +260,11 @@ def _chunk_sizes(num_groups: int, num_resamples: int) -> Iterator[int]:
 
 def _group_sums(differences: np.ndarray, groups: Sequence[str] | None) -> tuple[np.ndarray, np.ndarray]:
     """Sum of each group's differences (groups, columns), and the number of its cases."""
+    if not isinstance(differences, np.ndarray) or differences.dtype.kind not in "fiu":
+        raise ValueError(
+            f"differences must be a numpy array of numbers (cases, columns); got {describe(differences)}: "
+            "use numpy.asarray"
+        )
     if differences.ndim != 2 or not np.isfinite(differences).all():
         raise ValueError(
             f"differences must be finite numbers (cases, columns); got shape {differences.shape} "
@@ -277,11 +284,15 @@ def _small_sample(num_groups: int) -> float:
     return num_groups / (num_groups - 1)
 
 
-def _check_resampling(num_groups: int, num_resamples: int, level: float) -> None:
+def _check_resampling(num_groups: int, num_resamples: int, level: float, seed: int) -> None:
     if num_groups < 2:
         raise ValueError(f"a paired comparison needs two or more cases or patients; got {num_groups}")
-    if num_resamples < 100:
-        raise ValueError(f"num_resamples must be 100 or more; got {num_resamples}")
+    check_whole_number(num_resamples=num_resamples, seed=seed)
+    check_number(level=level)
+    if not 100 <= num_resamples <= MAX_RESAMPLES:
+        raise ValueError(f"num_resamples must be 100 to {MAX_RESAMPLES}; got {num_resamples}")
+    if seed < 0:
+        raise ValueError(f"seed must be 0 or more; got {seed}")
     if not 0 < level < 1:
         raise ValueError(f"level must lie between 0 and 1; got {level}")
 

@@ -13,12 +13,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..arrays import nan_without_voxels, one_hot
+from ..arrays import check_tensor, describe, nan_without_voxels, one_hot, read_numbers
 from ..decisions.masks import PlainRule, chosen_rule, decided_masks
 from ..decisions.volumes import VolumeOf, sum_voxels, volume_ml, voxel_ml
 from ..losses.cross_entropy import soft_cross_entropy
 from ..overlap.stats import OverlapStats, tversky_index, unchecked_overlap_stats
-from .checks import check_hard_target, check_scored, check_sums_to_one
+from .checks import check_hard_target, check_rule_numbers, check_scored, check_sums_to_one
 from .slabs import Slab, slabs
 
 THRESHOLDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -85,7 +85,9 @@ def binarized_dice_score(
     (1.0, 0.8222)
     """
     target, valid = check_scored(prob, target, valid=valid, ignore_index=ignore_index)
-    if not thresholds or not all(0 <= threshold < 1 for threshold in thresholds):
+    check_rule_numbers(empty=empty)
+    levels_given = read_numbers("thresholds", thresholds)
+    if not levels_given.numel() or not bool(((levels_given >= 0) & (levels_given < 1)).all()):
         raise ValueError(f"thresholds must be one or more numbers in [0, 1); got {tuple(thresholds)}")
     levels = [threshold + _AT_THRESHOLD for threshold in thresholds]
 
@@ -227,6 +229,9 @@ def foreground_mean(scores: Float[Tensor, "N C"]) -> Float[Tensor, " N"]:
     >>> foreground_mean(torch.tensor([[0.9, 0.5, 0.7], [0.9, float("nan"), 0.7]]))
     tensor([0.6000, 0.7000])
     """
+    check_tensor("scores", scores)
+    if scores.ndim != 2:
+        raise ValueError(f"scores must be one row per case and one column per class; got {describe(scores)}")
     return scores[:, 0] if scores.shape[1] == 1 else scores[:, 1:].nanmean(1)
 
 
@@ -242,6 +247,7 @@ def _decided_index(
     valid: Tensor | None = None,
     ignore_index: int | None = None,
 ) -> Tensor:
+    check_rule_numbers(threshold=threshold, empty=empty)
     target, valid = check_scored(prob, target, valid=valid, ignore_index=ignore_index)
     rule = chosen_rule(decision, prob.shape[1])
 

@@ -19,7 +19,7 @@ import numpy as np
 from ..arrays import check_choice
 from . import registry
 from .cases import CaseTable, Missing, PairedScores
-from .resampling import Estimate, Interval, paired_bootstrap, permutation_test
+from .resampling import ROUNDING, Estimate, Interval, paired_bootstrap, permutation_test
 
 Unit = Literal["case", "patient"]
 Correction = Literal["holm", "none"]
@@ -161,7 +161,11 @@ def compare_scores(
         if baseline not in scores.methods:
             raise ValueError(f"baseline must be one of {', '.join(scores.methods)}; got {baseline!r}")
         pairs = [pair for pair in pairs if scores.methods.index(baseline) in pair]
-    per_case = scores.values @ _contrasts(pairs, num_methods).T
+    contrasts = _contrasts(pairs, num_methods)
+    per_case = scores.values @ contrasts.T
+    # equal scores may differ in their last digit, for every case in the same way, which is no difference
+    rounding = ROUNDING * (np.abs(scores.values) @ np.abs(contrasts).T)
+    per_case[np.abs(per_case) <= rounding] = 0
     groups = scores.patients if unit == "patient" else None
 
     def estimated(columns: np.ndarray, at_level: float) -> Estimate:
@@ -282,6 +286,9 @@ def holm(p: np.ndarray) -> np.ndarray:
     >>> holm(np.array([0.01, 0.04, 0.03])).round(2).tolist()
     [0.03, 0.06, 0.06]
     """
+    p = np.asarray(p)
+    if p.ndim != 1 or p.dtype.kind != "f" or not ((p >= 0) & (p <= 1)).all():
+        raise ValueError(f"p must be p-values, numbers from 0 to 1; got {p}")
     order = np.argsort(p)
     stepped = np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1))
     corrected = np.empty_like(p)

@@ -23,9 +23,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..arrays import nan_without_voxels
+from ..arrays import check_number, nan_without_voxels, read_numbers
 from ..decisions.masks import PlainRule, chosen_rule, decided_masks
-from .checks import check_hard_target, check_scored
+from .checks import check_hard_target, check_rule_numbers, check_scored
 
 
 def hausdorff_error_mm(
@@ -47,6 +47,9 @@ def hausdorff_error_mm(
     one of the two has the class; None is the diagonal of the image, the largest possible distance. Other
     options as in `dice_score`.
     """
+    check_number(percentile=percentile)
+    if not 0 < percentile <= 100:
+        raise ValueError(f"percentile must be above 0 and at most 100; got {percentile}")
     compute = _monai("compute_hausdorff_distance")
     return _each_class(
         "hausdorff_error_mm", prob, target, partial(compute, percentile=percentile),
@@ -73,7 +76,8 @@ def surface_dice_score(
     `hausdorff_error_mm`.
     """
     compute = _monai("compute_surface_dice")
-    if not 0 <= tolerance_mm < float("inf"):
+    check_number(tolerance_mm=tolerance_mm)
+    if tolerance_mm < 0:
         raise ValueError(f"tolerance_mm must be 0 mm or more; got {tolerance_mm}")
     return _each_class(
         "surface_dice_score", prob, target, partial(compute, class_thresholds=[tolerance_mm]),
@@ -96,14 +100,17 @@ def _each_class(
     valid: Tensor | None,
     ignore_index: int | None,
 ) -> Float[Tensor, "N C"]:
+    check_rule_numbers(threshold=threshold, empty=empty)
     target, valid = check_scored(prob, target, valid=valid, ignore_index=ignore_index)
     if prob.ndim not in (4, 5):
         raise ValueError(f"{metric} needs images or volumes, (N, C, *space); got {tuple(prob.shape)}")
     rule = chosen_rule(decision, prob.shape[1])
     check_hard_target(metric, target, one_hot=rule == "argmax", valid=valid)
-    spacing = torch.as_tensor(spacing_mm, dtype=torch.float64).cpu()
+    spacing = read_numbers("spacing_mm", spacing_mm).cpu()
     axes = prob.ndim - 2
-    if tuple(spacing.shape) not in ((axes,), (len(prob), axes)) or not bool((spacing > 0).all()):
+    if tuple(spacing.shape) not in ((axes,), (len(prob), axes)) or not bool(
+        ((spacing > 0) & spacing.isfinite()).all()
+    ):
         raise ValueError(
             f"{metric}: spacing_mm needs {axes} positive sides of a voxel, or ({len(prob)}, {axes}), "
             f"one row per case; got {spacing.tolist()}"

@@ -7,6 +7,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+# a layer of this width has 38 million weights
+MAX_CHANNELS = 2048
+
 
 class SmallUNet(nn.Module):
     """Two convolutions per level on the way down, one per level on the way up.
@@ -27,11 +30,18 @@ class SmallUNet(nn.Module):
         norm: str = "batch",
     ) -> None:
         super().__init__()
-        if norm not in ("batch", "group") or not channels or any(width % 8 for width in channels):
+        is_list = isinstance(channels, Sequence) and all(isinstance(width, int) for width in channels)
+        if (
+            not is_list
+            or not channels
+            or any(width % 8 or not 0 < width <= MAX_CHANNELS for width in channels)
+        ):
             raise ValueError(
-                "small_unet needs norm 'batch' or 'group' and channels that are multiples of 8; "
-                f"got {norm!r} and {tuple(channels)}"
+                f"small_unet needs a list of channels, multiples of 8 up to {MAX_CHANNELS}, one for each "
+                f"level; got {channels!r}"
             )
+        if norm not in ("batch", "group"):
+            raise ValueError(f"small_unet needs norm 'batch' or 'group'; got {norm!r}")
         self.multiple = 2 ** (len(channels) - 1)
         self.level_channels = tuple(channels)
         in_channels = [num_channels, *channels[:-1]]

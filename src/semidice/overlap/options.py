@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple, TypedDict
 
-from ..arrays import Activation, check_choice, check_non_negative
+from ..arrays import Activation, check_choice, check_non_negative, check_number
 from .forms import Form
 
 Over = Literal["batch", "image", "class"]
@@ -44,6 +44,7 @@ class RegionOptions:
         check_non_negative(alpha=self.alpha, beta=self.beta, smooth=self.smooth)
         if self.alpha == self.beta == 0:
             raise ValueError("alpha and beta are both 0, so no error costs anything: make one greater than 0")
+        check_number(gamma=self.gamma)
         if not self.gamma > 0:
             raise ValueError(f"gamma must be greater than 0; got {self.gamma}")
         if self.form == "squared" and self.alpha != self.beta:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor
 
-from ..arrays import check_choice, check_prediction, check_target, one_hot
+from ..arrays import check_choice, check_non_negative, check_prediction, check_target, one_hot
 from .forms import Form, form_gradient, form_sums
 
 
@@ -78,6 +78,9 @@ def tversky_index(
     >>> round(float(tversky_index(stats, alpha=0.5, beta=0.5)[0, 1]), 4)
     0.7692
     """
+    if not isinstance(stats, OverlapStats):
+        raise ValueError(f"stats must come from overlap_stats; got {type(stats).__name__}")
+    check_non_negative(alpha=alpha, beta=beta, smooth=smooth)
     return 1 - tversky_error(stats, alpha=alpha, beta=beta, smooth=smooth)
 
 

@@ -36,6 +36,9 @@ def reference_sums(
     activation, form, entropy = options
     # half precision ends here, before the exponential
     prediction = prediction.to(torch.promote_types(prediction.dtype, torch.float32))
+    if valid is not None:
+        # before the activation: it would turn a NaN of an ignored voxel into a gradient of NaN
+        prediction = torch.where(valid.unsqueeze(1), prediction, 0)
     overlap = None
     if form is not None:
         prob = probability(prediction, activation)
@@ -84,10 +87,10 @@ def _entropy_sums(
     if activation == "sigmoid":
         entropy = F.binary_cross_entropy_with_logits(prediction, soft, reduction="none")
         mass = torch.ones_like(soft)
+        if valid is not None:
+            entropy, mass = (torch.where(valid.unsqueeze(1), part, 0) for part in (entropy, mass))
     else:
         entropy, mass = -soft * log_probability(prediction, activation), soft
-    if valid is not None:
-        entropy, mass = (torch.where(valid.unsqueeze(1), part, 0) for part in (entropy, mass))
     if entropy.ndim == 2:
         return entropy, mass
     space = tuple(range(2, entropy.ndim))

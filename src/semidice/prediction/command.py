@@ -112,6 +112,11 @@ class Ensemble:
                     on_batch=lambda share, part=part: on_work(part * share),  # type: ignore[misc]
                 )
             mean = total / len(self.networks)
+            if not bool(torch.isfinite(mean).all()):
+                raise ValueError(
+                    f"{image.case.path}: the networks give NaN in {int((~torch.isfinite(mean)).sum())} "
+                    "values: its intensities are far from those of the training, or the training diverged"
+                )
             prob = (mean if self.calibrator is None else self.calibrator.calibrate(mean)).numpy()
             probs[slices] = prob if prob.shape[-2:] == image.size else resize_probability(prob, image.size)
         return image.on_file_grid(probs)

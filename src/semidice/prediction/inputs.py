@@ -96,6 +96,10 @@ def find_inputs(inputs: Sequence[Path], out: Path, facts: DatasetFacts) -> list[
                 raise ValueError(f"{path} has no file to predict: it needs files with {', '.join(SUFFIXES)}")
         elif not path.exists():
             raise ValueError(f"there is no file or folder {path}: check the path")
+        elif suffix_of(path) and not stem_of(path):
+            raise ValueError(
+                f"{path} has no name before its suffix, so its results would have none: rename it"
+            )
         elif not suffix_of(path):
             raise ValueError(f"{path} has an unknown format: inputs are files with {', '.join(SUFFIXES)}")
         else:
@@ -182,6 +186,12 @@ def _nifti_space(path: Path, num_channels: int) -> tuple[int, ...]:
     space = shape[:-1] if num_channels > 1 else shape
     while len(space) > 3 and space[-1] == 1:
         space = space[:-1]
+    if len(space) > 3:
+        raise ValueError(
+            f"{path} has shape {shape}; expected a volume"
+            + (f" with {num_channels} channels on its last axis" if num_channels > 1 else "")
+            + ": save each time point as a file of its own"
+        )
     return space
 
 

@@ -224,8 +224,12 @@ def read_volumes(path: Path) -> dict[str, list[Volume]]:
     if not path.is_file():
         return {}
     check_file(path, max_bytes=MAX_CSV_BYTES)
-    with path.open(newline="", encoding="utf-8") as file:
-        header, *rows = [*csv.reader(file)] or [[]]
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            header, *rows = [*csv.reader(file)] or [[]]
+    except (UnicodeDecodeError, csv.Error):
+        # not a table at all
+        header, rows = [], []
     if tuple(header) != _COLUMNS or any(len(row) != len(_COLUMNS) for row in rows):
         raise ValueError(
             f"{path} was not written by this version of semidice: its columns must be {', '.join(_COLUMNS)}; "

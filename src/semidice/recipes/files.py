@@ -61,12 +61,23 @@ def read_recipe(
     _resolve_paths(raw, folder, overridden)
     try:
         recipe = Recipe.model_validate(raw)
+        if accelerator is not None:
+            _check_no_ignored(recipe, source, overridden, is_shipped=source == f"recipe {path}")
         if accelerator is None or not recipe.auto:
             return recipe
         _choose(raw, recipe.data, accelerator)
         return Recipe.model_validate(raw)
     except ValidationError as error:
         raise ValueError("\n".join(_problems(error, source, overridden))) from error
+
+
+def _check_no_ignored(recipe: Recipe, source: str, overridden: Sequence[str], *, is_shipped: bool) -> None:
+    """Raise if an option that was given has no effect. A shipped recipe has options for its variants."""
+    for name, reason in recipe.label.ignored().items():
+        set_by = f"label.{name}" in overridden or "label" in overridden
+        if set_by or not is_shipped:
+            where = f"--set label.{name}" if set_by else f"{source}: label.{name}"
+            raise ValueError(f"{where}: {reason}")
 
 
 def _choose(raw: dict[str, Any], data: DataOptions, accelerator: str) -> None:

@@ -22,6 +22,9 @@ from . import Recipe, read_recipe
 from .files import shipped_files, shipped_recipes
 from .text import parse_yaml, yaml_text
 
+# options of a recipe that a grid does not decide
+_DECIDED = {"data.dataset": "the first argument of the command", "name": "the name of the variant"}
+
 
 @dataclass(frozen=True)
 class Variant:
@@ -59,6 +62,10 @@ def read_variants(
     sources: files or shipped names, of grids and of recipes; a recipe is one variant under its own name.
     overrides: KEY=VALUE for every variant. only: names of the variants to read; their teachers are added.
     """
+    for override in overrides:
+        if override.partition("=")[0].strip() in _DECIDED:
+            key = override.partition("=")[0].strip()
+            raise ValueError(f"--set {override}: {key} is {_DECIDED[key]}: leave it out")
     variants: list[Variant] = []
     for source in sources:
         grid = _read_grid(source)
@@ -117,10 +124,24 @@ def _read_grid(source: str) -> dict[str, Any] | None:
             grid["variants"][variant] = {}
         elif not isinstance(options, dict):
             raise ValueError(f"{name}: variant {variant} must be a mapping of options; got {options!r}")
+    for options in (grid["set"], *grid["variants"].values()):
+        _check_free_options(options, name)
     for options in (grid, *grid["variants"].values()):
+        if "recipe" in options and not isinstance(options["recipe"], str):
+            raise ValueError(f"{name}: recipe must be a file or a shipped name; got {options['recipe']!r}")
         if "recipe" in options and (folder / options["recipe"]).is_file():
             options["recipe"] = str(folder / options["recipe"])
     return grid
+
+
+def _check_free_options(options: Mapping[str, Any], source: str) -> None:
+    """Raise if options of a variant set what the command and the variant's name decide."""
+    for key, owner in _DECIDED.items():
+        if key in options:
+            raise ValueError(f"{source}: {key} has no effect in a grid, because it is {owner}: leave it out")
+    teacher = options.get("teacher.run", "")
+    if not isinstance(teacher, str):
+        raise ValueError(f"{source}: teacher.run must be a variant or a folder; got {teacher!r}")
 
 
 def _hint(source: str) -> str:

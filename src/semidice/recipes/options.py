@@ -345,6 +345,16 @@ class ValidationOptions(_Section):
                 raise ValueError(f"there is no score {name!r}{nearest_hint(close, known)}")
         return names
 
+    @field_validator("best_by")
+    @classmethod
+    def _needs_no_spacing(cls, name: str) -> str:
+        if SCORES[name].needs_spacing:
+            raise ValueError(
+                f"{name} needs the spacing of voxels, which is not known while training: use another score "
+                "such as dice_score, and name this one in validation.metrics"
+            )
+        return name
+
 
 class Recipe(_Section):
     """All options of a training."""

@@ -49,7 +49,11 @@ def read_curves(runs: Mapping[str, RunFolder]) -> dict[str, dict[str, Curve]]:
 def read_log(path: Path) -> dict[str, np.ndarray]:
     """Each series of a log as (points, 2): step and value; a ValueError names a line that is wrong."""
     series: dict[str, list[tuple[float, float]]] = {}
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not a log of a training: it is not UTF-8 text") from error
+    for number, line in enumerate(lines, start=1):
         try:
             values = json.loads(line)
             step = float(values["step"])

@@ -10,13 +10,14 @@ with. With these facts a run can predict on a machine that does not have the dat
 
 import hashlib
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from torch import nn
 
 from ..data.dataset import Dataset, Unit
@@ -57,6 +58,18 @@ class DatasetFacts(BaseModel):
     )
     options: dict[str, Any] = Field(description="of `semidice prepare`")
     manifest_sha256: str = Field(description="of the manifest: shows whether the dataset has changed")
+
+    @model_validator(mode="after")
+    def _can_normalise(self) -> "DatasetFacts":
+        means, stds = (self.mean, *(self.fold_mean or ())), (self.std, *(self.fold_std or ()))
+        if len(means) != len(stds) or any(len(part) != len(self.channels) for part in (*means, *stds)):
+            raise ValueError(
+                f"mean and std need one number for each of {len(self.channels)} channels and fold"
+            )
+        for mean, std in zip(means, stds, strict=True):
+            if not all(map(math.isfinite, mean)) or not all(0 < number < math.inf for number in std):
+                raise ValueError(f"mean must be finite and std above 0; got {mean} and {std}")
+        return self
 
     @property
     def prepare_options(self) -> PrepareOptions:
@@ -145,6 +158,12 @@ class TrainedRun:
         checkpoint.check_origin(fold=fold)
         network = self.new_network(weights="none")
         checkpoint.load_model(network)
+        for name, tensor in network.state_dict().items():
+            if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+                raise ValueError(
+                    f"{checkpoint.path} holds NaN or infinite weights, such as {name}: the training "
+                    "diverged; train it again with a lower optimiser.lr"
+                )
         return network.to(device).eval().requires_grad_(False)
 
 

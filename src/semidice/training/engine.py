@@ -20,6 +20,7 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 from torch.utils.tensorboard import SummaryWriter
 
+from ..arrays import NotFiniteError
 from ..data.batches import Batches, CaseBatch, WholeCases
 from ..data.dataset import ScoredUnit
 from ..data.integrity import enumerated
@@ -187,7 +188,11 @@ class _FoldTrainer:
         self.model.train()
         feeds = self.batches.feeds(self.start, self.num_steps)
         for step, feed in zip(range(self.start, self.num_steps), feeds, strict=True):
-            losses.append(self.step(feed, step).clone())
+            try:
+                losses.append(self.step(feed, step).clone())
+            except NotFiniteError:
+                # on the CPU a loss checks its own value
+                self._stop_diverged(step)
             images += recipe.batch_size
             num_done = step + 1
             epoch, step_in_epoch = divmod(num_done, self.steps_per_epoch)

@@ -26,6 +26,7 @@ from .raw import RawDataset, RawScan, distinct_scans, is_folder, natural_order, 
 from .readers import (
     NIFTI_SUFFIXES,
     SUFFIXES,
+    can_be_volume,
     channel_file,
     channel_of,
     file_shape,
@@ -185,20 +186,27 @@ def files_by_name(
 
 def space_and_channels(scans: Sequence[RawScan]) -> tuple[int, tuple[str, ...]]:
     """Number of spatial axes, and names of the channels, by the headers of the files that can be read."""
-    shapes: set[tuple[int, int]] = set()
+    axes_of: list[int] = []
+    channels_of: list[int] = []
+    num_volumes = 0
     has_channel_files = any(len(scan.image) > 1 for scan in scans)
     for scan in scans:
         try:
             image, colours = file_shape(scan.image[0])
             mask, _ = file_shape(next(iter(scan.masks.values())))
+            num_volumes += can_be_volume(next(iter(scan.masks.values())))
         except ValueError:
             # reported when the scan is read
             continue
         is_multichannel = len(image) == len(mask) + 1 and image[:-1] == mask
         num_files = len(scan.image)
-        shapes.add((len(mask), num_files if num_files > 1 else image[-1] if is_multichannel else colours))
-    # a volume of one slice is still a volume; a scan that differs is reported when it is read
-    num_axes, num_channels = max(shapes, default=(2, 1))
+        axes_of.append(len(mask))
+        channels_of.append(num_files if num_files > 1 else image[-1] if is_multichannel else colours)
+    # what most scans have; a scan that differs is reported when it is read
+    num_axes, num_channels = _usual_number(axes_of) or 2, _usual_number(channels_of) or 1
+    if num_axes < 3 and any(axes > 2 for axes in axes_of) and num_volumes == len(axes_of):
+        # volumes of one slice, which look like images, among others
+        num_axes = 3
     if num_axes > 3:
         raise ValueError(f"masks must have 2 axes, or 3 for volumes; got {num_axes} in {scans[0].masks}")
     names = {1: ("intensity",)} | ({} if has_channel_files else {3: ("red", "green", "blue")})
@@ -244,6 +252,14 @@ def _with_patients(scans: Sequence[RawScan], table: Path) -> tuple[list[RawScan]
         case = unicodedata.normalize("NFC", stem_of(Path(row["case"])))
         if patients.setdefault(case, row["patient"]) != row["patient"]:
             return [], [f"{table} has two patients for case {case!r}: keep one row"]
+    spellings: dict[str, str] = {}
+    for patient in patients.values():
+        other = spellings.setdefault(unicodedata.normalize("NFKC", patient).casefold(), patient)
+        if other != patient:
+            return [], [
+                f"{table} has patients {other!r} and {patient!r}, which differ only in their spelling: write "
+                "one of them, or rename one if they are two persons"
+            ]
     return [replace(scan, patient=patients[scan.name]) for scan in scans if scan.name in patients], [
         f"{table} has no row for case {scan.name!r} ({scan.image[0]}): add one"
         for scan in scans
@@ -262,14 +278,26 @@ def _rows(table: Path, columns: tuple[str, str]) -> list[dict[str, str]]:
         header = text.partition("\n")[0]
         delimiter = ";" if ";" in header and "," not in header else ","
         lines = [header.lower(), *text.splitlines()[1:]]
-        records = list(csv.DictReader(lines, delimiter=delimiter, skipinitialspace=True))
+        reader = csv.DictReader(lines, delimiter=delimiter, skipinitialspace=True, strict=True)
+        records = list(reader)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"cannot read {table}: {error}; save it as CSV in UTF-8") from error
     expected = " and ".join(columns)
     if not records or not set(columns) <= records[0].keys():
         raise ValueError(f"{table} needs columns {expected}, and a row; its first line is {header.strip()!r}")
+    names = [name.strip() for name in reader.fieldnames or ()]
+    for name in columns:
+        if names.count(name) > 1:
+            raise ValueError(
+                f"{table} has {names.count(name)} columns {name}: keep one, or rename the others"
+            )
     rows: dict[str, dict[str, str]] = {}
     for number, record in enumerate(records, start=2):
+        if None in record:
+            raise ValueError(
+                f"{table} has more cells than columns in line {number}, {lines[number - 1]!r}: put a text "
+                f'with a {delimiter} in quotes, such as "Doe{delimiter} John"'
+            )
         row = {name: (record[name] or "").strip() for name in columns}
         if not all(row.values()):
             raise ValueError(f"{table} has no {expected} in line {number}: {record}")

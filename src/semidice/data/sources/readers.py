@@ -15,6 +15,8 @@ import logging
 import math
 import os
 import re
+import struct
+import zlib
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -218,6 +220,17 @@ def file_shape(path: Path) -> tuple[tuple[int, ...], int]:
     return tuple(int(length) for length in shape if length != 1), colours
 
 
+def can_be_volume(path: Path) -> bool:
+    """Whether a file has three axes or more, also of length 1: a NIfTI of one slice is still a volume."""
+    if suffix_of(path) not in NIFTI_SUFFIXES:
+        return len(file_shape(path)[0]) > 2
+    with _opened(path) as file:
+        try:
+            return len(_nifti(path, file).shape) > 2
+        except Exception as error:
+            raise _unreadable(path, error) from error
+
+
 def is_8_bit_picture(path: Path) -> bool:
     """Whether a file is a picture that `read_image` returns as uint8; only the header is read."""
     if suffix_of(path) in NIFTI_SUFFIXES:
@@ -374,6 +387,7 @@ def _declared_affines(image: Any) -> list[np.ndarray]:
 
 def _read_picture(file: BufferedReader, *, palette_to_colours: bool) -> tuple[np.ndarray, bool]:
     """Pixels, with the pages of a TIFF as first axis, and whether the last axis is red, green, blue."""
+    _verify_png(file)
     with Image.open(file, formats=("PNG", "TIFF")) as picture:
         num_pages = getattr(picture, "n_frames", 1)
         check_shape((num_pages, picture.height, picture.width, len(picture.getbands())), "it")
@@ -390,7 +404,69 @@ def _read_picture(file: BufferedReader, *, palette_to_colours: bool) -> tuple[np
     return pages[0] if num_pages == 1 else np.stack(pages), has_colours
 
 
+def _verify_png(file: BufferedReader) -> None:
+    """Raise if a PNG file is cut, has a wrong checksum, or too few rows: Pillow fills in what is missing."""
+    if file.read(8) != b"\x89PNG\r\n\x1a\n":
+        file.seek(0)
+        return
+    kind, header, num_bytes = b"", b"", 0
+    rows = zlib.decompressobj()
+    while kind != b"IEND":
+        head = file.read(8)
+        length, kind = int.from_bytes(head[:4], "big"), head[4:]
+        content, checksum = file.read(length), file.read(4)
+        if len(head) < 8 or len(content) < length or len(checksum) < 4:
+            raise ValueError("it is truncated")
+        if zlib.crc32(kind + content) != int.from_bytes(checksum, "big"):
+            raise ValueError(f"its part {kind.decode('latin-1')!r} has a wrong checksum")
+        header = content if kind == b"IHDR" else header
+        if kind == b"IDAT":
+            for first in range(0, length, 2**16):
+                num_bytes += len(rows.decompress(content[first : first + 2**16]))
+    if num_bytes < _png_bytes(header):
+        raise ValueError(f"its data end after {num_bytes} of {_png_bytes(header)} bytes")
+    file.seek(0)
+
+
+def _png_bytes(header: bytes) -> int:
+    """Bytes of all rows of a PNG; an interlaced one has its pixels in seven small images."""
+    width, height, bits, colours, _, _, interlaced = struct.unpack(">IIBBBBB", header)
+    num_bits = bits * {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}[colours]
+    parts = [(width, height)]
+    if interlaced:
+        steps = (
+            (0, 0, 8, 8),
+            (4, 0, 8, 8),
+            (0, 4, 4, 8),
+            (2, 0, 4, 4),
+            (0, 2, 2, 4),
+            (1, 0, 2, 2),
+            (0, 1, 1, 2),
+        )
+        parts = [(-((x - width) // dx), -((y - height) // dy)) for x, y, dx, dy in steps]
+    # every row begins with a byte for its filter
+    return sum(
+        rows * (1 + (columns * num_bits + 7) // 8) for columns, rows in parts if columns > 0 and rows > 0
+    )
+
+
+def _check_not_drawn_in_alpha(picture: Image.Image) -> None:
+    """Raise if only the transparency of a mask varies: it is ignored, so the mask would be empty."""
+    if picture.mode not in ("RGBA", "LA", "La", "PA"):
+        return
+    *colours, alpha = picture.split()
+    if alpha.getextrema()[0] != alpha.getextrema()[1] and all(
+        channel.getextrema()[0] == channel.getextrema()[1] for channel in colours
+    ):
+        raise ValueError(
+            "it has one colour everywhere and is drawn in its transparency, which is ignored: save it with "
+            "one grey value for each class"
+        )
+
+
 def _pixels(picture: Image.Image, *, palette_to_colours: bool) -> np.ndarray:
+    if not palette_to_colours:
+        _check_not_drawn_in_alpha(picture)
     # the indices of a palette are the class numbers of a mask
     is_indices = picture.mode in ("P", "PA") and not palette_to_colours
     if is_indices or picture.mode in ("LA", "La"):
