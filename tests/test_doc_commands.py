@@ -34,7 +34,12 @@ def test_every_command_in_a_file_is_valid(path):
 
 
 def test_the_example_in_the_help_of_a_command_is_valid():
-    for command in get_command(app).commands.values():
+    commands = list(get_command(app).commands.values())
+    # the commands of a group, such as nnunet, come after the group itself
+    for command in commands:
+        if hasattr(command, "commands"):
+            commands += command.commands.values()
+            continue
         (example,) = re.findall(r"Example: \*\*(.*?)\*\*", command.help)
         assert problem(Command(example, complete=True)) is None
 

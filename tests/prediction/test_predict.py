@@ -5,6 +5,7 @@ import io
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import nibabel
 import numpy as np
@@ -673,7 +674,8 @@ def test_a_full_disk_is_reported_and_leaves_no_incomplete_file(run, tmp_path, mo
     def raise_disk_full(*_, **__):
         raise OSError(28, "No space left on device", "one_prob.nii.gz")
 
-    monkeypatch.setattr("semidice.prediction.outputs.gzip.GzipFile", raise_disk_full)
+    # the module of the outputs alone: inputs are read by gzip, too
+    monkeypatch.setattr("semidice.prediction.outputs.gzip", SimpleNamespace(GzipFile=raise_disk_full))
     with pytest.raises(ValueError, match="No space left on device"):
         predict(run, [source], tmp_path / "out")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["prediction.json"]

@@ -61,10 +61,13 @@ def problem(command):
     elif not arguments or arguments[0].startswith("-"):
         return None if arguments in (["--help"], ["--version"]) else f"no command in {command.text!r}"
     else:
-        known = get_command(app).commands
-        if arguments[0] not in known:
-            return f"no command {arguments[0]}; there are {', '.join(known)}"
-        found = _semidice_problem(known[arguments[0]], arguments[1:], command.complete)
+        group, rest = get_command(app), arguments
+        # a command, or one of a group such as nnunet
+        while hasattr(group, "commands"):
+            if not rest or rest[0] not in group.commands:
+                return f"no command {' '.join(arguments)}; there are {', '.join(group.commands)}"
+            group, rest = group.commands[rest[0]], rest[1:]
+        found = _semidice_problem(group, rest, command.complete)
         if found:
             return found
     return _override_problem(arguments)

@@ -39,7 +39,7 @@ from semidice.data.sources import find_datasets
 from semidice.data.sources.readers import file_shape, mask_values, read_image, read_mask
 from semidice.metrics import CaseRow, CaseTable, read_cases, write_cases
 from semidice.networks.checkpoint import Checkpoint, write_checkpoint
-from semidice.prediction.outputs import read_volumes
+from semidice.prediction.outputs import VOLUME_COLUMNS, read_volumes
 from semidice.recipes import read_recipe, write_recipe
 from semidice.recipes.grid import read_variants
 from semidice.report.curves import read_log
@@ -271,8 +271,9 @@ def _log(folder: Path) -> Path:
 
 
 def _volumes(folder: Path) -> Path:
-    header = "case,class,mask_ml,expected_ml,mask_voxels,expected_voxels,spacing_mm"
-    (folder / "volumes.csv").write_text(f"{header}\na,b,1,1,1,1,1\n")
+    (folder / "volumes.csv").write_text(
+        f"{','.join(VOLUME_COLUMNS)}\na,b{',1' * (len(VOLUME_COLUMNS) - 2)}\n"
+    )
     return folder / "volumes.csv"
 
 

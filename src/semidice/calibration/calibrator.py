@@ -227,7 +227,9 @@ class StoredCalibrator:
         except FileNotFoundError:
             raise ValueError(f"there is no calibrator {path}") from None
         except (safetensors.SafetensorError, OSError) as error:
-            raise ValueError(f"{path} is not a complete file of a calibrator: {error}") from error
+            raise ValueError(
+                f"{path} is not a complete file of a calibrator: {error}; save it again"
+            ) from error
         stored = cls(Path(path), settings.get("kind", "no calibrator"), settings, tensors)
         for name, tensor in tensors.items():
             if tensor.is_floating_point() and not bool(tensor.isfinite().all()):

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..arrays import Activation, check_prediction
+from ..arrays import Activation, check_number, check_prediction, check_whole_number
 from .calibrator import Calibrator, Statistics, StoredCalibrator
 from .recalibration import choose_bandwidth_of_points, kde_recalibrate
 from .voxel_sample import VoxelSample, with_background
@@ -41,6 +41,9 @@ class KDECalibrator(Calibrator):
         activation: Activation = "none",
         seed: int = 0,
     ) -> None:
+        check_whole_number(num_keys=num_keys, seed=seed)
+        if bandwidth is not None:
+            check_number(bandwidth=bandwidth)
         if num_keys < 1:
             raise ValueError(f"num_keys must be 1 or more; got {num_keys}")
         if bandwidth is not None and not bandwidth > 0:

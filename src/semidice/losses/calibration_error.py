@@ -178,6 +178,9 @@ def unchecked_calibration_error(
     """`calibration_error_loss` of checked inputs; ignored voxels must be in `valid` already."""
     # half precision ends here, before the exponential
     prediction = prediction.to(torch.promote_types(prediction.dtype, torch.float32))
+    if valid is not None:
+        # before the activation: its gradient at NaN or infinity would be NaN
+        prediction = torch.where(valid.unsqueeze(1), prediction, 0)
     prob = probability(prediction, activation)
     soft = target.to(prob.dtype) if target.is_floating_point() else one_hot(target, prob.shape[1])
     if not options.background:

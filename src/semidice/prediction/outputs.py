@@ -59,7 +59,7 @@ class Volume(NamedTuple):
     spacing_mm: str
 
 
-_COLUMNS = tuple("class" if name == "class_name" else name for name in Volume._fields)
+VOLUME_COLUMNS = tuple("class" if name == "class_name" else name for name in Volume._fields)
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class OutputFolder:
             temp_path.open("w", newline="", encoding="utf-8") as file,
         ):
             rows = csv.writer(file, lineterminator="\n")
-            rows.writerow(_COLUMNS)
+            rows.writerow(VOLUME_COLUMNS)
             for case in sorted(self.volumes):
                 for row in self.volumes[case]:
                     # the other columns are numbers
@@ -230,9 +230,9 @@ def read_volumes(path: Path) -> dict[str, list[Volume]]:
     except (UnicodeDecodeError, csv.Error):
         # not a table at all
         header, rows = [], []
-    if tuple(header) != _COLUMNS or any(len(row) != len(_COLUMNS) for row in rows):
+    if tuple(header) != VOLUME_COLUMNS or any(len(row) != len(VOLUME_COLUMNS) for row in rows):
         raise ValueError(
-            f"{path} was not written by this version of semidice: its columns must be {', '.join(_COLUMNS)}; "
+            f"{path} was not written by this version of semidice: its columns must be {', '.join(VOLUME_COLUMNS)}; "
             "move the file, or choose another folder with -o"
         )
     volumes: dict[str, list[Volume]] = {}

@@ -43,7 +43,7 @@ def shipped_grids() -> list[str]:
     """Names of the grids that come with the package.
 
     >>> shipped_grids()
-    ['demo', 'distillation', 'labels', 'paper_qubiq', 'paper_tumours']
+    ['calibration_losses', 'demo', 'distillation', 'labels', 'paper_qubiq', 'paper_tumours']
     """
     return sorted(set(shipped_files()) - set(shipped_recipes()))
 

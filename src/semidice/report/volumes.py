@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float
 
+from ..cells import unescaped_cell
 from ..data.dataset import Dataset
 from ..metrics.tables import Cell, Table, number_text
 from ..paths import RunFolder
@@ -166,7 +167,7 @@ def _read_rows(path: Path, dataset: Dataset) -> tuple[list[_Row], tuple[str, ...
 
 
 def _row(cells: Sequence[str], num_fixed: int, dataset: Dataset, where: str, *, has_level: bool) -> _Row:
-    case, patient, _, class_name, unit = cells[: len(_NAMES)]
+    case, patient, _, class_name, unit = map(unescaped_cell, cells[: len(_NAMES)])
     if class_name not in dataset.manifest.class_names[1:]:
         classes = ", ".join(dataset.manifest.class_names[1:])
         raise ValueError(f"{where}: class must be one of {classes}; got {class_name!r}")

@@ -128,5 +128,5 @@ def run_intervals(run: TrainedRun, dataset: Dataset, level: float, console: Cons
     if run.missing_folds:
         say(console, f"{run.folder.volumes} is written when all folds are finished")
         return
-    write_volumes(run, volumes, corrected)
+    write_volumes(run, volumes, corrected, level=level)
     say(console, f"wrote {run.folder.volumes}")

@@ -18,6 +18,7 @@ from jaxtyping import Float
 from rich import box
 from rich.table import Table
 
+from ..cells import escaped_row
 from ..data.dataset import Dataset
 from ..data.folds import fold_cases, read_folds
 from ..decisions.conformal import ConformalInterval, fit_conformal
@@ -140,11 +141,24 @@ def conformal_ends(
 
 
 def write_volumes(
-    run: TrainedRun, volumes: ScanVolumes, corrected: tuple[np.ndarray, np.ndarray] | None
+    run: TrainedRun,
+    volumes: ScanVolumes,
+    corrected: tuple[np.ndarray, np.ndarray] | None,
+    *,
+    level: float,
 ) -> None:
     """Write volumes.csv of the run; without a correction the cells of the conformal interval are empty."""
     ends = ("expected", "low", "high", "conformal_low", "conformal_high")
-    header = ("case", "patient", "fold", "class", "unit", *ends, *(f"rater {r}" for r in volumes.rater_names))
+    header = (
+        "case",
+        "patient",
+        "fold",
+        "class",
+        "unit",
+        "level",
+        *ends,
+        *(f"rater {r}" for r in volumes.rater_names),
+    )
     empty = np.full_like(volumes.low, np.nan)
     columns = (volumes.expected, volumes.low, volumes.high, *(corrected or (empty, empty)))
     with (
@@ -157,7 +171,8 @@ def write_volumes(
             for number, class_name in enumerate(volumes.class_names):
                 numbers = [column[case, number] for column in columns] + volumes.raters[case, number].tolist()
                 names = volumes.cases[case], volumes.patients[case], volumes.folds[case], class_name
-                rows.writerow((*names, volumes.unit, *("" if np.isnan(n) else f"{n:.6g}" for n in numbers)))
+                shown = ("" if np.isnan(n) else f"{n:.6g}" for n in numbers)
+                rows.writerow((*escaped_row(names), volumes.unit, f"{level:g}", *shown))
 
 
 def intervals_table(

@@ -419,7 +419,9 @@ def _verify_png(file: BufferedReader) -> None:
             raise ValueError("it is truncated")
         if zlib.crc32(kind + content) != int.from_bytes(checksum, "big"):
             raise ValueError(f"its part {kind.decode('latin-1')!r} has a wrong checksum")
-        header = content if kind == b"IHDR" else header
+        if kind == b"IHDR":
+            header = content
+            check_shape(struct.unpack(">II", header[:8]), "it")
         if kind == b"IDAT":
             for first in range(0, length, 2**16):
                 num_bytes += len(rows.decompress(content[first : first + 2**16]))
