@@ -271,9 +271,8 @@ def _log(folder: Path) -> Path:
 
 
 def _volumes(folder: Path) -> Path:
-    (folder / "volumes.csv").write_text(
-        f"{','.join(VOLUME_COLUMNS)}\na,b{',1' * (len(VOLUME_COLUMNS) - 2)}\n"
-    )
+    header, row = ",".join(VOLUME_COLUMNS), "a,b" + ",1" * (len(VOLUME_COLUMNS) - 2)
+    (folder / "volumes.csv").write_text(f"{header}\n{row}\n")
     return folder / "volumes.csv"
 
 

@@ -232,8 +232,8 @@ def read_volumes(path: Path) -> dict[str, list[Volume]]:
         header, rows = [], []
     if tuple(header) != VOLUME_COLUMNS or any(len(row) != len(VOLUME_COLUMNS) for row in rows):
         raise ValueError(
-            f"{path} was not written by this version of semidice: its columns must be {', '.join(VOLUME_COLUMNS)}; "
-            "move the file, or choose another folder with -o"
+            f"{path} was not written by this version of semidice: its columns must be "
+            f"{', '.join(VOLUME_COLUMNS)}; move the file, or choose another folder with -o"
         )
     volumes: dict[str, list[Volume]] = {}
     for row in rows:
