@@ -210,7 +210,7 @@ PREDICT = [
     CommandRow("a file that does not exist", lambda w: predict(w, file=w.folder / "no.png"), r"there is no file or folder .*no\.png: check the path"),
     CommandRow("a run that does not exist", lambda w: ["predict", w.folder / "no", w.good / "raw/images", "-o", w.out], "no is not a run folder"),
     CommandRow("a fold that was not trained", lambda w: [*predict(w), "--fold", "7"], "has no fold 7; its folds are 0, 1"),
-    CommandRow("a threshold of 1", lambda w: [*predict(w), "--decide", "threshold:1"], r"threshold"),
+    CommandRow("a threshold above 1", lambda w: [*predict(w), "--decide", "threshold:1.5"], r"must lie in \[0, 1\]; got 1.5"),
     CommandRow("mirrored images of a network without them", lambda w: [*predict(w, no_flip), "--flips"], "was trained with them.*augment.flip"),
     CommandRow("volumes.csv that is not a table", lambda w: predict_again(w, lambda path: path.write_bytes(b"\xff\xfe\x00")), r"volumes\.csv"),
     CommandRow("volumes.csv with other columns", lambda w: predict_again(w, lambda path: path.write_text("a\n1\n")), r"volumes\.csv"),
