@@ -494,6 +494,7 @@ def test_an_index_to_ignore_may_be_a_numpy_integer(monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_on_a_gpu_one_hot_integers_are_read_once_and_then_cost_no_synchronisation():
     loss, logits = SegmentationLoss(), random_logits(2, 3, 31, 17).cuda()
     index = class_map((2, 31, 17), 3).cuda()

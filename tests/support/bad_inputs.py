@@ -156,7 +156,7 @@ LOSSES = [
     Row("the teacher's probabilities of one image", lambda _: losses.DistillationLoss()(LOGITS, INDEX, PROB[:1]), r"images or channels; got target float32 \(1, 3, 4, 5\)"),
     Row("label_weight inf", lambda _: losses.DistillationLoss(label_weight=INF), "label_weight must be a finite number"),
     Row("teacher_weight as text", lambda _: losses.DistillationLoss(teacher_weight="x"), "teacher_weight must be a finite number"),
-    Row("label and teacher with weight 0", lambda _: losses.DistillationLoss(label_weight=0, teacher_weight=0), "all 0: nothing would be learned"),
+    Row("label and teacher with weight 0", lambda _: losses.DistillationLoss(label_weight=0, teacher_weight=0), "both 0: nothing would be learned"),
     Row("no term for the teacher", lambda _: losses.DistillationLoss(terms=()), "terms is empty: name cross_entropy"),
     Row("an unknown term", lambda _: losses.DistillationLoss(terms=("dice",)), "terms must be one of 'cross_entropy', 'region'; got 'dice'"),
     Row("temperature inf", lambda _: _teacher(temperature=INF), "temperature must be a finite number"),
