@@ -14,7 +14,7 @@ def _warnings_are_shown():
         yield
 
 
-def test_twenty_seconds_of_damaged_files_end_in_messages():
+def test_eight_seconds_of_damaged_files_end_in_messages():
     trials, failures = fuzzing.fuzz(20)
     assert not failures
     assert trials >= len(fuzzing.TARGETS)
