@@ -15,7 +15,7 @@ def _warnings_are_shown():
 
 
 def test_eight_seconds_of_damaged_files_end_in_messages():
-    trials, failures = fuzzing.fuzz(20)
+    trials, failures = fuzzing.fuzz(8)
     assert not failures
     assert trials >= len(fuzzing.TARGETS)
 
