@@ -379,7 +379,11 @@ def test_a_chart_that_is_wider_than_the_page_is_scrolled_and_in_print_shrunk(chr
     page.keyboard.press("End")
     assert page.evaluate("document.querySelector('#volume-chart .scroll').scrollLeft") > 80
     page.emulate_media(media="print")
-    assert chart.bounding_box()["width"] <= 718
+    # the chart is drawn again in the new width, so it is missing for a moment
+    page.wait_for_function(
+        "() => { const chart = document.querySelector('#volume-chart .scroll svg');"
+        " const width = chart ? chart.getBoundingClientRect().width : 0; return width > 0 && width <= 718; }"
+    )
     watched.close()
 
 
