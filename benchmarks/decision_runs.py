@@ -20,11 +20,16 @@ from semidice.report.volumes import coverage, mean_width, read_volumes
 from semidice.runs.run import open_run
 
 BASELINE, RULES = "argmax", ("dice", "nested", "fitted")
-HEADER = (
-    ["dataset", "run", "p > 0.5", *(f"`{rule}`" for rule in RULES)]
-    + ["raters in 90 % interval", "corrected"]
-    + ["width / volume", "corrected"]
-)
+HEADER = [
+    "dataset",
+    "run",
+    "p > 0.5",
+    *(f"`{rule}`" for rule in RULES),
+    "raters in 90 % interval",
+    "corrected",
+    "width / volume",
+    "corrected",
+]
 
 
 def cells(path: Path) -> list[str]:
