@@ -151,6 +151,7 @@ def test_of_many_processes_one_gets_the_lock_at_a_time(tmp_path, links):
     code = f"""
 import os, sys, time
 from pathlib import Path
+from semidice import locks
 from semidice.locks import FolderLock, LockedError
 from semidice.paths import Folder
 if not {links}:
@@ -174,6 +175,15 @@ for _ in range(20):
     processes = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path)]) for _ in range(4)]
     assert [process.wait(timeout=120) for process in processes] == [0] * 4
     assert (tmp_path / "number").read_text() == "80"
+
+
+def test_without_hard_links_a_removed_source_leaves_no_lock_without_an_owner(tmp_path, monkeypatch):
+    def no_links(*_):
+        raise PermissionError
+
+    monkeypatch.setattr("os.link", no_links)
+    assert not locks._link(tmp_path / "removed", tmp_path / ".lock")
+    assert not (tmp_path / ".lock").exists()
 
 
 @pytest.mark.parametrize(

@@ -181,9 +181,11 @@ def _link(source: Path, target: Path) -> bool:
     except OSError:
         # a file system without hard links: creating a file is atomic, its content comes a moment later
         try:
+            # read first: another process may remove the source, and an empty lock would have no owner
+            content = source.read_text(encoding="utf-8")
             with target.open("x", encoding="utf-8") as file:
-                file.write(source.read_text(encoding="utf-8"))
-        except FileExistsError:
+                file.write(content)
+        except (FileExistsError, FileNotFoundError):
             return False
     return True
 
