@@ -151,7 +151,6 @@ def test_of_many_processes_one_gets_the_lock_at_a_time(tmp_path, links):
     code = f"""
 import os, sys, time
 from pathlib import Path
-from semidice import locks
 from semidice.locks import FolderLock, LockedError
 from semidice.paths import Folder
 if not {links}:
