@@ -117,7 +117,6 @@ ROOMS: dict[str, Room] = {
     ),
     "paths": Room("file names", "Knows all file names; writes files atomically.", "a file: `paths.py`"),
     "limits": Room("bounds of files", "Bounds what is read from files.", "a bound: `limits.py`"),
-    "cells": Room("names in CSV", "Writes and reads names in CSV files.", ""),
     "console": Room("messages, progress", "Prints lines and progress bars.", ""),
 }
 

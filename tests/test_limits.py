@@ -23,13 +23,13 @@ from trained import make_run
 from typer.testing import CliRunner
 
 from semidice import limits
-from semidice.cells import escaped_cell, unescaped_cell
 from semidice.cli import app
 from semidice.data.dataset import Dataset
 from semidice.data.manifest import PrepareOptions, read_manifest
 from semidice.data.sources.readers import file_shape, read_image, read_mask
 from semidice.data.storage import Storage
 from semidice.metrics.cases import CaseRow, CaseTable, read_cases, write_cases
+from semidice.metrics.cells import escaped_cell, unescaped_cell
 from semidice.metrics.tables import Cell, Table
 from semidice.networks.build import build_model
 from semidice.networks.checkpoint import Checkpoint

@@ -7,7 +7,7 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -327,56 +327,33 @@ def evaluate(
     Example: **semidice evaluate runs/first --metric dice_score --metric hausdorff_error_mm -o scores.csv**
     """
     with _reported("evaluate"):
+        from .runs.decide import run_decide
         from .runs.evaluate import run_evaluate, run_evaluate_files
 
-        if unit not in (None, "scan", "slice"):
-            raise ValueError(f"--unit must be scan or slice; got {unit!r}")
-        if (run is None) == (predictions is None):
-            raise ValueError("name a run folder, or --predictions DIR --dataset DATA, and not both")
-        if predictions is not None:
-            if dataset is None:
-                raise ValueError("--predictions needs --dataset DATA, which has the raters' masks")
-            if interval is not None:
-                raise ValueError("--interval needs a run: its folds tell how far intervals must be corrected")
-            run_evaluate_files(
-                predictions,
-                dataset,
-                name=name,
-                metrics=metrics,
-                out=out,
-                unit=unit,  # type: ignore[arg-type]
-                tolerance=tolerance,
-                skip_missing=skip_missing,
-                ignore_placement=ignore_placement,
-                rules=decide or (),
-                console=new_console(),
-            )
-            return
-        assert run is not None
-        if decide or interval is not None:
-            from .runs.decide import run_decide
+        _check_evaluated(run, predictions, dataset, unit, interval)
+        options: Any = {"metrics": metrics, "out": out, "unit": unit, "tolerance": tolerance}
+        options["console"] = new_console()
+        if predictions is not None and dataset is not None:
+            options |= {"name": name, "skip_missing": skip_missing, "ignore_placement": ignore_placement}
+            run_evaluate_files(predictions, dataset, rules=decide or (), **options)
+        elif run is not None and (decide or interval is not None):
+            run_decide(run, rules=decide or (), interval=interval, dataset_path=dataset, **options)
+        elif run is not None:
+            run_evaluate(run, dataset_path=dataset, **options)
 
-            run_decide(
-                run,
-                rules=decide or (),
-                interval=interval,
-                metrics=metrics,
-                out=out,
-                unit=unit,  # type: ignore[arg-type]
-                tolerance=tolerance,
-                dataset_path=dataset,
-                console=new_console(),
-            )
-            return
-        run_evaluate(
-            run,
-            metrics=metrics,
-            out=out,
-            unit=unit,  # type: ignore[arg-type]
-            tolerance=tolerance,
-            dataset_path=dataset,
-            console=new_console(),
-        )
+
+def _check_evaluated(
+    run: Path | None, predictions: Path | None, dataset: Path | None, unit: str | None, interval: float | None
+) -> None:
+    """A ValueError if options of `evaluate` exclude each other, or one of them needs another."""
+    if unit not in (None, "scan", "slice"):
+        raise ValueError(f"--unit must be scan or slice; got {unit!r}")
+    if (run is None) == (predictions is None):
+        raise ValueError("name a run folder, or --predictions DIR --dataset DATA, and not both")
+    if predictions is not None and dataset is None:
+        raise ValueError("--predictions needs --dataset DATA, which has the raters' masks")
+    if predictions is not None and interval is not None:
+        raise ValueError("--interval needs a run: its folds tell how far intervals must be corrected")
 
 
 @app.command()

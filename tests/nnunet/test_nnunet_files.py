@@ -218,6 +218,13 @@ class TestCollect:
         with pytest.raises(ValueError, match="in 2 folds"):
             read_splits(target.splits, dataset)
 
+    def test_a_run_of_semidice_train_is_not_overwritten(self, tmp_path, trained):
+        self.collect(trained, tmp_path / "run")
+        recipe = tmp_path / "run" / "recipe.yaml"
+        recipe.write_text(recipe.read_text().replace("architecture: nnunet", "architecture: small_unet"))
+        with pytest.raises(ValueError, match="which would be lost"):
+            self.collect(trained, tmp_path / "run")
+
     def test_predict_says_where_the_networks_are(self, tmp_path, trained):
         self.collect(trained, tmp_path / "run")
         with pytest.raises(ValueError, match="nnUNetv2_predict"):

@@ -94,9 +94,10 @@ def test_a_run_of_another_machine_is_not_resumed(dataset, tmp_path):
 def test_evaluate_waits_for_nobody_and_names_the_training(dataset, tmp_path):
     run = make_run(tmp_path / "run", make_prepared(tmp_path / "data"))
     with FolderLock(run, "semidice train"):
-        done = invoke("evaluate", run.path)
-        assert done.exit_code == 1
-        assert "is in use by `semidice train`" in done.stderr
+        for options in ((), ("--decide", "dice"), ("--interval", "0.9")):
+            done = invoke("evaluate", run.path, *options)
+            assert done.exit_code == 1
+            assert "is in use by `semidice train`" in done.stderr
         # a file elsewhere needs no lock
         assert invoke("evaluate", run.path, "-o", tmp_path / "scores.csv").exit_code == 0
     assert invoke("evaluate", run.path).exit_code == 0

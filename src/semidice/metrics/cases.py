@@ -22,9 +22,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from ..cells import escaped_row, unescaped_cell
 from ..limits import MAX_CSV_BYTES, MAX_TABLE_ROWS, check_file
 from ..paths import atomic_write
+from .cells import escaped_row, unescaped_cell
 from .registry import SCORES, score_name
 
 SCHEMA_VERSION = "1"

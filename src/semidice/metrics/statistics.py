@@ -155,17 +155,8 @@ def compare_scores(
     """
     unit = resampling_unit(scores.patients, scores.cases) if unit is None else unit
     check_choice("unit", unit, Unit)
-    num_methods = len(scores.methods)
-    pairs = list(combinations(range(num_methods), 2))
-    if baseline is not None:
-        if baseline not in scores.methods:
-            raise ValueError(f"baseline must be one of {', '.join(scores.methods)}; got {baseline!r}")
-        pairs = [pair for pair in pairs if scores.methods.index(baseline) in pair]
-    contrasts = _contrasts(pairs, num_methods)
-    per_case = scores.values @ contrasts.T
-    # equal scores may differ in their last digit, for every case in the same way, which is no difference
-    rounding = ROUNDING * (np.abs(scores.values) @ np.abs(contrasts).T)
-    per_case[np.abs(per_case) <= rounding] = 0
+    num_methods, pairs = len(scores.methods), _pairs(scores.methods, baseline)
+    per_case = _differences(scores.values, _contrasts(pairs, num_methods))
     groups = scores.patients if unit == "patient" else None
 
     def estimated(columns: np.ndarray, at_level: float) -> Estimate:
@@ -214,6 +205,25 @@ def compare_scores(
         p_holm=matrix(p_holm, p_holm, 1.0),
         p_permutation=matrix(p_permutation, p_permutation, 1.0),
     )
+
+
+def _pairs(methods: Sequence[str], baseline: str | None) -> list[tuple[int, int]]:
+    """The pairs of methods that are compared: all, or those with the baseline."""
+    pairs = list(combinations(range(len(methods)), 2))
+    if baseline is None:
+        return pairs
+    if baseline not in methods:
+        raise ValueError(f"baseline must be one of {', '.join(methods)}; got {baseline!r}")
+    return [pair for pair in pairs if methods.index(baseline) in pair]
+
+
+def _differences(values: np.ndarray, contrasts: np.ndarray) -> np.ndarray:
+    """Each contrast of the methods' scores, one row per case; exactly 0 where only the last digit differs."""
+    per_case: np.ndarray = values @ contrasts.T
+    # equal scores may differ in their last digit, for every case in the same way, which is no difference
+    rounding = ROUNDING * (np.abs(values) @ np.abs(contrasts).T)
+    per_case[np.abs(per_case) <= rounding] = 0
+    return per_case
 
 
 def _matrix(

@@ -13,8 +13,8 @@ from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..cells import escaped_row
 from ..paths import write_text
+from .cells import escaped_row
 from .registry import display_scale
 from .statistics import Comparison, Correction, holm
 

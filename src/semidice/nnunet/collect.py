@@ -6,15 +6,15 @@ stay with nnU-Net: predict new scans with nnUNetv2_predict.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..data.dataset import Dataset
-from ..data.folds import write_folds
+from ..data.folds import fold_cases, write_folds
 from ..metrics.cases import concatenate, read_cases, write_cases
-from ..paths import RunFolder
-from ..recipes import Recipe, write_recipe
+from ..paths import FoldFolder, RunFolder
+from ..recipes import Recipe, read_recipe, write_recipe
 from ..runs.prediction_files import PredictionFiles
 from ..runs.predictions import write_prediction
 from ..runs.run import manifest_digest, write_dataset_facts
@@ -47,11 +47,7 @@ def collect_run(
     results = source.results(trainer, plans, configuration)
     fold_of_case = read_splits(source.splits, dataset)
     num_folds = max(fold_of_case) + 1
-    finished = tuple(
-        fold
-        for fold in range(num_folds)
-        if (results / f"fold_{fold}" / "validation" / "summary.json").is_file()
-    )
+    finished = tuple(fold for fold in range(num_folds) if is_validated(results, fold))
     if not finished:
         raise ValueError(
             f"{results} has no fold with validated cases: train it with `semidice nnunet train`, or with "
@@ -61,38 +57,66 @@ def collect_run(
     if metrics is not None:
         changed = recipe.validation.model_copy(update={"metrics": metrics})
         recipe = recipe.model_copy(update={"validation": changed})
-    metrics = recipe.validation.metrics
-    left_out = inapplicable_metrics(dataset, metrics)
     folder = RunFolder(out)
-    if out.exists() and not folder.recipe.is_file() and any(out.iterdir()):
-        raise ValueError(f"{out} exists and is not a run folder: choose another one with -o")
+    _check_target(folder)
     out.mkdir(parents=True, exist_ok=True)
     write_folds(folder.folds, dataset, fold_of_case)
     write_dataset_facts(folder, dataset, fold_of_case)
     for fold in finished:
-        cases = [number for number, of_case in enumerate(fold_of_case) if of_case == fold]
-        files = PredictionFiles(results / f"fold_{fold}" / "validation", dataset)
-        missing = [dataset.cases[number].name for number in cases if number not in set(files.cases)]
-        if missing or files.are_masks:
-            raise ValueError(
-                f"{results}/fold_{fold}/validation has no probabilities of "
-                f"{missing[0] if missing else 'any case'}: validate again with nnUNetv2_train --val --npz"
-            )
-        for number in cases:
-            write_prediction(folder.fold(fold).prediction(dataset.cases[number].name), files.read(number))
-            on_case()
-        table = score_fold(
-            dataset,
-            cases,
-            folder.fold(fold),
-            metrics=[metric for metric in metrics if metric not in left_out],
-            method=recipe.name,
-            fold=fold,
-        )
-        write_cases(table, folder.fold(fold).cases)
+        cases = fold_cases(fold_of_case, fold)[1]
+        _collect_fold(results, folder.fold(fold), dataset, cases, recipe, fold, on_case)
     write_recipe(recipe, folder.recipe)
     write_cases(concatenate(read_cases(folder.fold(fold).cases) for fold in finished).sorted(), folder.cases)
     return finished
+
+
+def is_validated(results: Path, fold: int | str) -> bool:
+    """Whether nnU-Net has trained a fold and predicted its held-out cases."""
+    return (results / f"fold_{fold}" / "validation" / "summary.json").is_file()
+
+
+def _check_target(folder: RunFolder) -> None:
+    """A ValueError unless the folder is new, empty, or an earlier collection."""
+    if not folder.path.exists():
+        return
+    if folder.recipe.is_file():
+        if read_recipe(folder.recipe, accelerator=None).model.architecture == "nnunet":
+            return
+        raise ValueError(
+            f"{folder.path} holds a run of `semidice train`, which would be lost: choose another "
+            "folder with -o"
+        )
+    if any(folder.path.iterdir()):
+        raise ValueError(f"{folder.path} exists and is not a run folder: choose another one with -o")
+
+
+def _collect_fold(
+    results: Path,
+    folder: FoldFolder,
+    dataset: Dataset,
+    cases: Sequence[int],
+    recipe: Recipe,
+    fold: int,
+    on_case: Callable[[], object],
+) -> None:
+    """Store the probabilities of a fold's held-out cases, and score them."""
+    source = results / f"fold_{fold}" / "validation"
+    files = PredictionFiles(source, dataset)
+    missing = [dataset.cases[number].name for number in cases if number not in set(files.cases)]
+    if missing or files.are_masks:
+        raise ValueError(
+            f"{source} has no probabilities of {missing[0] if missing else 'any case'}: validate again with "
+            "nnUNetv2_train --val --npz"
+        )
+    for number in cases:
+        write_prediction(folder.prediction(dataset.cases[number].name), files.read(number))
+        on_case()
+    metrics = recipe.validation.metrics
+    left_out = inapplicable_metrics(dataset, metrics)
+    wanted = [metric for metric in metrics if metric not in left_out]
+    write_cases(
+        score_fold(dataset, cases, folder, metrics=wanted, method=recipe.name, fold=fold), folder.cases
+    )
 
 
 def read_splits(path: Path, dataset: Dataset) -> list[int]:

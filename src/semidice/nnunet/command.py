@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -16,9 +15,11 @@ from ..data.dataset import Dataset
 from ..data.folds import fold_cases, split_folds
 from ..data.label_making import Maker
 from ..paths import write_text
+from .collect import collect_run, is_validated
 from .folders import NnunetDataset, NnunetFolders
 from .options import LossName, NnunetTeacher, trainer_name, trainer_options, write_options
 
+_PLANNING = "experiment_planning.plan_and_preprocess_entrypoints"
 _ENTRY = "from nnunetv2.{module} import {function}; {function}()"
 
 
@@ -51,20 +52,14 @@ def run_preprocess(
     _need_nnunet()
     from nnunetv2.utilities.plans_handling.plans_handler import PlansManager
 
-    from .raters import preprocess_raters
-
     folders = NnunetFolders.of(work)
     dataset = folders.dataset(name)
     record = dataset.read_record() if dataset.record.is_file() else None
     number = str(int(name[7:10]))
     if not (dataset.preprocessed / f"{plans}.json").is_file():
         say(console, "nnU-Net plans the training")
-        _run_nnunet(
-            folders,
-            "experiment_planning.plan_and_preprocess_entrypoints",
-            "plan_and_preprocess_entry",
-            ["-d", number, "--verify_dataset_integrity", "--no_pp", "-npfp", str(num_processes)],
-        )
+        arguments = ["-d", number, "--verify_dataset_integrity", "--no_pp", "-npfp", str(num_processes)]
+        _run_nnunet(folders, _PLANNING, "plan_and_preprocess_entry", arguments)
     manager = PlansManager(str(dataset.preprocessed / f"{plans}.json"))
     planned = [each for each in configurations if each in manager.available_configurations]
     if not planned:
@@ -76,22 +71,9 @@ def run_preprocess(
         identifier = manager.get_configuration(configuration).data_identifier
         if not _is_preprocessed(dataset, identifier):
             say(console, f"nnU-Net preprocesses {configuration}")
-            _run_nnunet(
-                folders,
-                "experiment_planning.plan_and_preprocess_entrypoints",
-                "preprocess_entry",
-                ["-d", number, "-plans_name", plans, "-c", configuration, "-np", str(num_processes)],
-            )
-        with counting_bar(console, doing=f"raters, {configuration}", unit="cases") as progress:
-            bar = progress.add_task("", total=_num_cases(dataset))
-            raters = preprocess_raters(
-                dataset,
-                plans,
-                configuration,
-                num_processes=num_processes,
-                on_case=partial(progress.advance, bar),
-            )
-        say(console, f"{configuration}: {len(raters)} raters")
+            arguments = ["-d", number, "-plans_name", plans, "-c", configuration, "-np", str(num_processes)]
+            _run_nnunet(folders, _PLANNING, "preprocess_entry", arguments)
+        _preprocess_raters(dataset, plans, configuration, num_processes, console)
     if record is not None and not dataset.splits.is_file():
         _write_splits(dataset, record.patients, num_folds)
         say(console, f"{num_folds} folds by patient: {dataset.splits}")
@@ -129,7 +111,7 @@ def run_train(
     results = dataset.results(trainer, plans, configuration)
     write_options(dataset.preprocessed, trainer, options, has_results=results.is_dir())
     for fold in folds:
-        if (results / f"fold_{fold}" / "validation" / "summary.json").is_file():
+        if is_validated(results, fold):
             say(console, f"fold {fold} of {trainer} is finished")
             continue
         started = (results / f"fold_{fold}").is_dir()
@@ -165,8 +147,6 @@ def run_collect(
     metrics: Sequence[str] | None = None,
 ) -> None:
     """Collect nnU-Net's held-out predictions into a run folder."""
-    from .collect import collect_run
-
     source = NnunetFolders.of(work).dataset(name)
     dataset = Dataset(data or Path(source.read_record().dataset))
     with counting_bar(console, doing="collecting", unit="cases") as progress:
@@ -184,6 +164,23 @@ def run_collect(
         )
     say(console, f"collected folds {', '.join(map(str, folds))} into {out}")
     say(console, f"next: semidice report {out} -o report.html")
+
+
+def _preprocess_raters(
+    dataset: NnunetDataset, plans: str, configuration: str, num_processes: int, console: Console
+) -> None:
+    from .raters import preprocess_raters
+
+    with counting_bar(console, doing=f"raters, {configuration}", unit="cases") as progress:
+        bar = progress.add_task("", total=_num_cases(dataset))
+        raters = preprocess_raters(
+            dataset,
+            plans,
+            configuration,
+            num_processes=num_processes,
+            on_case=lambda: progress.advance(bar),
+        )
+    say(console, f"{configuration}: {len(raters)} raters")
 
 
 def _write_splits(dataset: NnunetDataset, patients: dict[str, str], num_folds: int) -> None:
@@ -210,7 +207,7 @@ def _run_nnunet(folders: NnunetFolders, module: str, function: str, arguments: S
     """Run one of nnU-Net's commands in a process of its own; a RuntimeError if it fails."""
     code = _ENTRY.format(module=module, function=function)
     environment = {**os.environ, **folders.environment()}
-    if module.startswith("experiment_planning") and environment.get("nnUNet_n_proc_DA") == "0":
+    if module == _PLANNING and environment.get("nnUNet_n_proc_DA") == "0":
         # nnU-Net's planner takes this number for its threads, and fails at 0
         environment["nnUNet_n_proc_DA"] = "1"
     process = subprocess.run([sys.executable, "-c", code, *arguments], env=environment, check=False)

@@ -32,11 +32,11 @@ import torch
 from jaxtyping import Float32, UInt8
 from PIL import Image
 
-from ..cells import escaped_row, unescaped_cell
 from ..data.sources.readers import NIFTI_SUFFIXES, suffix_of
 from ..decisions.conformal import ConformalInterval
 from ..decisions.volumes import volume_interval, voxel_ml
 from ..limits import MAX_CSV_BYTES, check_file
+from ..metrics.cells import escaped_row, unescaped_cell
 from ..paths import PredictionFolder, atomic_write, write_text
 from ..runs.scoring import ONE_ML
 from .inputs import InputCase, InputImage

@@ -22,8 +22,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float
 
-from ..cells import unescaped_cell
 from ..data.dataset import Dataset
+from ..metrics.cells import unescaped_cell
 from ..metrics.tables import Cell, Table, number_text
 from ..paths import RunFolder
 from .other_methods import check_cases

@@ -13,11 +13,12 @@ from ..metrics.cases import CaseTable, write_cases
 from ..recipes.options import FITTED
 from .decision_file import ALL_FOLDS
 from .decisions import ARGMAX, add_decisions, fitted_rules, mask_metrics, rule_names, score_rules
-from .evaluate import open_dataset, rules_table
+from .evaluate import locked_run, open_dataset, rules_table
 from .intervals import conformal_ends, fitted_intervals, intervals_table, scan_volumes, write_volumes
 from .run import TrainedRun, open_run
 
 
+@locked_run
 def run_decide(
     run: Path,
     *,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import wraps
 from pathlib import Path
-from typing import ParamSpec
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -39,16 +39,17 @@ from .run import TrainedRun, manifest_digest, open_run
 from .scoring import inapplicable_metrics, metric_name, named_units, score_fold
 
 P = ParamSpec("P")
+Result = TypeVar("Result")
 
 
-def _locked_run(evaluate: Callable[P, CaseTable]) -> Callable[P, CaseTable]:
-    """The function with its run locked, so that scores of two processes are both kept.
+def locked_run(evaluate: Callable[P, Result]) -> Callable[P, Result]:
+    """The function with its run locked, so that what two processes write is kept.
 
     With `out` nothing is written to the run, which may then be read-only.
     """
 
     @wraps(evaluate)
-    def locked(*arguments: P.args, **options: P.kwargs) -> CaseTable:
+    def locked(*arguments: P.args, **options: P.kwargs) -> Result:
         run = arguments[0] if arguments else options["run"]
         folder = RunFolder(Path(str(run)))
         with ExitStack() as stack:
@@ -60,7 +61,7 @@ def _locked_run(evaluate: Callable[P, CaseTable]) -> Callable[P, CaseTable]:
     return locked
 
 
-@_locked_run
+@locked_run
 def run_evaluate(
     run: Path,
     *,
@@ -169,16 +170,12 @@ def run_evaluate_files(
     metrics = defaults.metrics if metrics is None else tuple(metrics)
     method = name or folder.resolve().name
     dataset = Dataset(dataset_path)
-    left_out = inapplicable_metrics(dataset, metrics)
     files = PredictionFiles(folder, dataset, ignore_placement=ignore_placement)
     _check_files(files, folder, dataset, skip_missing=skip_missing, console=console)
-    if files.are_masks:
-        of_masks = [metric for metric in metrics if SCORES[metric].of_confidence]
-        left_out |= dict.fromkeys(of_masks, "the files are masks, and it needs probabilities")
-        if names:
-            raise ValueError(f"--decide makes masks from probabilities, but the files in {folder} are masks")
-    if names:
-        metrics = mask_metrics(dataset, metrics)
+    if names and files.are_masks:
+        raise ValueError(f"--decide makes masks from probabilities, but the files in {folder} are masks")
+    left_out = _left_out(dataset, metrics, are_masks=files.are_masks)
+    metrics = mask_metrics(dataset, metrics) if names else metrics
     metrics = _applicable(dataset, metrics, left_out, unit, console)
     methods: dict[str, Decision | None] = {f"{method}, {rule}": Decision.parse(rule) for rule in names}
     methods = methods or {method: None}
@@ -211,6 +208,15 @@ def run_evaluate_files(
     else:
         say(console, "nothing was written: name a .parquet or .csv file with -o")
     return table
+
+
+def _left_out(dataset: Dataset, metrics: Sequence[str], *, are_masks: bool) -> dict[str, str]:
+    """The metrics that do not apply to files of another tool, and the reason."""
+    left_out = inapplicable_metrics(dataset, metrics)
+    if are_masks:
+        need_prob = [metric for metric in metrics if SCORES[metric].of_confidence]
+        left_out |= dict.fromkeys(need_prob, "the files are masks, and it needs probabilities")
+    return left_out
 
 
 def _check_files(

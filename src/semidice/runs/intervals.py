@@ -18,11 +18,11 @@ from jaxtyping import Float
 from rich import box
 from rich.table import Table
 
-from ..cells import escaped_row
 from ..data.dataset import Dataset
 from ..data.folds import fold_cases, read_folds
 from ..decisions.conformal import ConformalInterval, fit_conformal
 from ..decisions.volumes import rater_volumes_ml, volume_interval, volume_ml, voxel_ml
+from ..metrics.cells import escaped_row
 from ..paths import atomic_write
 from .decision_file import ALL_FOLDS, stored_fits, write_fits
 from .decisions import check_can_fit
