@@ -6,7 +6,7 @@ LOWEST := .venv-lowest
 LOWEST_TESTS := tests/networks tests/data tests/recipes tests/losses/test_losses.py tests/metrics tests/prediction tests/training tests/test_compare.py
 SOURCES := src tests benchmarks docs conftest.py
 
-.PHONY: help demo test test-slow test-lowest test-gpu test-nnunet fuzz lint format figures bench bench-gpu clean
+.PHONY: help demo test test-slow test-lowest test-gpu test-nnunet test-integrations fuzz lint format figures bench bench-gpu clean
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
@@ -66,6 +66,16 @@ $(VENV)/.nnunet: $(VENV)/.dev
 
 test-nnunet: $(VENV)/.nnunet  ## our trainer in the real nnU-Net; ten minutes
 	$(VENV)/nnunet/bin/python -m pytest -q -m nnunet tests/nnunet
+
+# packages of the frameworks that semidice/integrations is for, in an environment of their own on top of the first one
+$(VENV)/.integrations: $(VENV)/.dev
+	$(PYTHON) -m venv $(VENV)/integrations
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$($(VENV)/integrations/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/parent.pth
+	$(VENV)/integrations/bin/pip install --disable-pip-version-check -c constraints.txt -e '.[lightning,huggingface,onnx,mlflow,wandb,dicom]'
+	@touch $@
+
+test-integrations: $(VENV)/.integrations  ## the adapters, each with its real framework
+	$(VENV)/integrations/bin/python -m pytest -q -m integrations
 
 # FUZZ_SECONDS=60 make fuzz: a shorter run
 FUZZ_SECONDS ?= 600

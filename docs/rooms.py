@@ -27,7 +27,7 @@ class Room(NamedTuple):
 
 ROOMS: dict[str, Room] = {
     "__main__": Room("start", "Starts the command line, or names the extra that is not installed.", ""),
-    "cli": Room("command line", "Reads arguments and calls one function per command.", "a command: `cli.py`"),
+    "cli": Room("command line", "Reads arguments and calls one function per command.", "a command: `cli`"),
     "demo": Room(
         "semidice demo", "Compares four methods on phantoms.", "a method: `recipes/shipped/demo.yaml`"
     ),
@@ -40,6 +40,11 @@ ROOMS: dict[str, Room] = {
         "nnU-Net with raters",
         "Gives nnU-Net the raters' masks, a label and a loss, and collects its predictions.",
         "an option of the trainer: `nnunet/options.py`",
+    ),
+    "integrations": Room(
+        "MONAI, Lightning, smp, Hugging Face, ONNX",
+        "Small adapters for other frameworks, one module each.",
+        "a framework: a module of `integrations`",
     ),
     "compare": Room("semidice compare", "Trains the variants of a grid and compares them case by case.", ""),
     "report": Room(
@@ -118,6 +123,11 @@ ROOMS: dict[str, Room] = {
     "paths": Room("file names", "Knows all file names; writes files atomically.", "a file: `paths.py`"),
     "limits": Room("bounds of files", "Bounds what is read from files.", "a bound: `limits.py`"),
     "console": Room("messages, progress", "Prints lines and progress bars.", ""),
+    "extras": Room(
+        "optional packages",
+        "Knows which extra installs which package of another project.",
+        "an extra: `extras.py`",
+    ),
 }
 
 

@@ -93,8 +93,8 @@ print([name for name in ("torch", "numpy", "matplotlib") if name in sys.modules]
 )
 def test_a_missing_package_is_one_line_that_names_its_extra(missing, extra, tmp_path):
     code = f"""
-from semidice.cli import _reported
-with _reported("evaluate"):
+from semidice.cli import reported
+with reported("evaluate"):
     raise ModuleNotFoundError("No module", name={missing!r})
 """
     done = subprocess.run(

@@ -1,6 +1,5 @@
 """`semidice nnunet export | preprocess | train | collect`: nnU-Net's own commands with raters around them."""
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -14,6 +13,7 @@ from ..console import counting_bar, say
 from ..data.dataset import Dataset
 from ..data.folds import fold_cases, split_folds
 from ..data.label_making import Maker
+from ..extras import need
 from ..paths import write_text
 from .collect import collect_run, is_validated
 from .folders import NnunetDataset, NnunetFolders
@@ -49,7 +49,7 @@ def run_preprocess(
 
     Configurations that nnU-Net does not plan for this dataset are left out.
     """
-    _need_nnunet()
+    need("nnunetv2", "this command")
     from nnunetv2.utilities.plans_handling.plans_handler import PlansManager
 
     folders = NnunetFolders.of(work)
@@ -99,7 +99,7 @@ def run_train(
     resume: bool = False,
 ) -> str:
     """Train folds with nnU-Net's own command, one after the other; returns the name of the trainer."""
-    _need_nnunet()
+    need("nnunetv2", "this command")
     folders = NnunetFolders.of(work)
     dataset = folders.dataset(name)
     if not (dataset.preprocessed / f"{plans}.json").is_file():
@@ -216,11 +216,6 @@ def _run_nnunet(folders: NnunetFolders, module: str, function: str, arguments: S
             f"nnU-Net's {function.removesuffix('_entry')} ended with code {process.returncode}; its messages "
             "are above"
         )
-
-
-def _need_nnunet() -> None:
-    if importlib.util.find_spec("nnunetv2") is None:
-        raise ValueError("this command needs nnU-Net: pip install 'semidice[nnunet]'")
 
 
 def _work_option(work: Path | None) -> str:

@@ -1,0 +1,13 @@
+"""The command line. Each command reads a folder and writes a folder, and can be run again on its own.
+
+A command imports what it needs when it runs, so that --help and shell completion answer without delay.
+Commands are listed in the order in which their modules are imported here.
+"""
+
+# isort: off
+from .application import app, reported
+from . import demo, data, train, evaluate, predict, compare, nnunet
+
+# isort: on
+
+__all__ = ["app", "compare", "data", "demo", "evaluate", "nnunet", "predict", "reported", "train"]

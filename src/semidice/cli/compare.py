@@ -1,0 +1,154 @@
+"""`semidice compare`, `semidice report` and `semidice reproduce`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..console import new_console
+from .application import app, reported
+from .options import Accelerator, Interval, Overrides, PreparedDataset, Rules
+
+
+@app.command()
+def compare(
+    dataset: PreparedDataset,
+    out: Annotated[Path, typer.Option("-o", "--out", help="Folder for the runs and tables.")],
+    recipes: Annotated[
+        list[str] | None,
+        typer.Argument(help="Grids and recipes: YAML files or shipped names, such as labels, distillation."),
+    ] = None,
+    overrides: Overrides = None,
+    cases: Annotated[
+        list[Path] | None,
+        typer.Option(help="Also compare this table of `evaluate --predictions -o`. Repeatable."),
+    ] = None,
+    metrics: Annotated[
+        list[str] | None,
+        typer.Option("--metric", help="Score to compare. Repeatable. Default: all scores."),
+    ] = None,
+    pairs: Annotated[
+        bool, typer.Option("--pairs", help="Also print the difference of every pair of methods.")
+    ] = False,
+    decide: Rules = None,
+    interval: Interval = None,
+    accelerator: Accelerator = "auto",
+) -> None:
+    """Find out which label and loss are best on your data, by how much, and whether it is significant.
+
+    Trains every recipe on the same folds; finished folds are kept. Then compares the recipes case by case,
+    and prints the verdict and the mean of each method and score. Files in OUT also have the difference of
+    each pair with confidence interval and p-value. If a recipe fails, the others continue.
+
+    With --decide, every run is scored by each rule and by argmax, without another training, and the methods
+    are NAME, RULE. With --interval, volumes.csv of each run gets the volumes of its cases.
+
+    Example: **semidice compare data labels -o comparison --set schedule.epochs=50**
+    """
+    with reported("compare"):
+        from ..compare import run_compare
+        from ..recipes.grid import read_variants
+
+        if not recipes and not cases:
+            raise ValueError("name a grid or recipe, such as labels, or tables of scores with --cases")
+        variants = read_variants(
+            recipes or (), dataset=dataset, out=out, overrides=overrides or (), accelerator=accelerator
+        )
+        run_compare(
+            variants,
+            out,
+            new_console(),
+            dataset=dataset,
+            case_tables=cases or (),
+            metrics=metrics,
+            rules=decide or (),
+            interval=interval,
+            show_pairs=pairs,
+            accelerator=accelerator,
+        )
+
+
+@app.command()
+def report(
+    paths: Annotated[
+        list[Path] | None, typer.Argument(help="Run folders, or a folder written by `semidice compare`.")
+    ] = None,
+    out: Annotated[Path, typer.Option("-o", "--out", help="HTML file to write.")] = Path("report.html"),
+    cases: Annotated[
+        list[Path] | None,
+        typer.Option(help="Also report this table of `evaluate --predictions -o`. Repeatable."),
+    ] = None,
+    dataset: Annotated[
+        Path | None,
+        typer.Option(help="Prepared dataset: without a run, or if it was moved since the training."),
+    ] = None,
+    title: Annotated[str | None, typer.Option(help="Heading of the page.")] = None,
+    max_cases: Annotated[
+        int, typer.Option(min=1, help="Number of cases with images; best and worst first.")
+    ] = 100,
+) -> None:
+    """Write one HTML page about runs: scores, significance, calibration, curves, and images of the cases.
+
+    The page works offline. Figures (PNG, SVG) and tables (CSV, Markdown, LaTeX) are written next to it.
+    Methods of other tools are shown with their scores.
+
+    Example: **semidice report comparison -o report.html**
+    """
+    with reported("report"):
+        from ..report.page import PageOptions, run_report
+
+        options = PageOptions(title=title, max_cases=max_cases)
+        run_report(paths or (), out, new_console(), options, case_tables=cases or (), dataset=dataset)
+
+
+@app.command()
+def reproduce(
+    table: Annotated[
+        str,
+        typer.Argument(help="A table of the paper (--list shows their names), or all.", metavar="[TABLE]"),
+    ] = "all",
+    data: Annotated[
+        Path, typer.Option(help="Folder with the prepared datasets: prostate_task1, ..., lits, kits.")
+    ] = Path("data"),
+    out: Annotated[Path, typer.Option("-o", "--out", help="Folder for runs and tables.")] = Path(
+        "reproduce_out"
+    ),
+    show: Annotated[
+        bool, typer.Option("--list", help="Show tables, number of trainings and time, and stop.")
+    ] = False,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Epochs, instead of the paper's 150 or 60.")
+    ] = None,
+    folds: Annotated[int | None, typer.Option(min=1, help="Run only the first N folds.")] = None,
+    tasks: Annotated[
+        list[str] | None, typer.Option("--task", help="A dataset, such as kidney. Repeatable.")
+    ] = None,
+    protocol: Annotated[
+        str, typer.Option(help="text: options of the paper's text. authors: of its released configuration.")
+    ] = "text",
+    overrides: Overrides = None,
+    accelerator: Accelerator = "auto",
+) -> None:
+    """Run the paper's tables again: print our numbers next to the paper's, and which conclusions hold.
+
+    Expects prepared datasets in --data, made with `semidice prepare qubiq RAW data` and `semidice prepare
+    lits RAW data/lits`. Only missing trainings are run. After an interrupt, the same command continues.
+
+    Example: **semidice reproduce qubiq_labels --data data --task kidney --epochs 20**
+    """
+    with reported("reproduce"):
+        from ..reproduce import run_reproduce
+
+        run_reproduce(
+            table,
+            data,
+            out,
+            console=new_console(),
+            epochs=epochs,
+            folds=folds,
+            tasks=tasks or (),
+            overrides=overrides or (),
+            protocol=protocol,
+            list_only=show,
+            accelerator=accelerator,
+        )

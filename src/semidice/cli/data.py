@@ -1,0 +1,121 @@
+"""`semidice prepare` and `semidice check`."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from ..console import new_console
+from .application import app, reported
+from .options import PreparedDataset
+
+Source = Annotated[
+    str,
+    typer.Argument(
+        metavar="SOURCE",
+        help="Layout of the raw data: qubiq, lits, kits, lidc, decathlon, nnunet, folder or phantom.",
+    ),
+]
+
+
+@app.command()
+def prepare(
+    source: Source,
+    paths: Annotated[list[Path], typer.Argument(metavar="[RAW_DIR] OUT_DIR", help="phantom: only OUT_DIR.")],
+    task: Annotated[
+        list[str] | None, typer.Option(help="QUBIQ: only this task, such as prostate_task1. Repeatable.")
+    ] = None,
+    size: Annotated[
+        str | None, typer.Option(help="Resize to ROWSxCOLUMNS, such as 256x256; raw: keep the size.")
+    ] = None,
+    window: Annotated[
+        tuple[float, float] | None, typer.Option(help="Raw values that become 0 and 1, such as -60 140.")
+    ] = None,
+    slices: Annotated[
+        str | None, typer.Option(help="How to cut volumes: none, all slices, or foreground slices only.")
+    ] = None,
+    ignore_placement: Annotated[
+        bool, typer.Option("--ignore-placement", help="Do not check that headers align masks and images.")
+    ] = False,
+    skip_bad: Annotated[bool, typer.Option(help="Skip scans that have problems.")] = False,
+    workers: Annotated[
+        int | None, typer.Option(min=0, help="Number of processes. Default: one per CPU.")
+    ] = None,
+    cases: Annotated[int, typer.Option(min=1, help="phantom: number of images.")] = 60,
+    raters: Annotated[int, typer.Option(min=1, help="phantom: number of raters.")] = 4,
+    classes: Annotated[int, typer.Option(min=2, help="phantom: number of classes.")] = 2,
+    seed: Annotated[int, typer.Option(min=0, help="phantom: random seed.")] = 0,
+) -> None:
+    """Check raw scans and raters' masks, and write them as a dataset: arrays and a manifest.
+
+    Your own folder contains images/CASE and raters/NAME/CASE, or masks/CASE, as PNG, TIFF or NIfTI; several
+    channels may be files images/CASE_0000, CASE_0001, ... A file cases.csv with columns case and patient is
+    optional. A raw nnU-Net dataset needs no changes: one file imagesTr/CASE_0000 per channel, and
+    labelsTr/CASE. After an interrupt, the same command continues.
+
+    Example: **semidice prepare folder my_scans data --size 256x256**
+    """
+    with reported("prepare"):
+        from ..data.phantom import PhantomOptions
+        from ..data.prepare import PrepareRequest, run_prepare
+
+        phantom = None
+        image_size = _size(size)
+        if source == "phantom":
+            phantom_size = image_size if isinstance(image_size, tuple) else (64, 64)
+            phantom = PhantomOptions(cases, phantom_size, raters, classes, seed)
+            image_size = None
+        raw, out = _folders(source, paths)
+        if slices not in (None, "none", "all", "foreground"):
+            raise ValueError(f"--slices must be one of none, all, foreground; got {slices!r}")
+        request = PrepareRequest(
+            tasks=task or (),
+            size=image_size,
+            window=window,
+            slices=slices,  # type: ignore[arg-type]
+            ignore_placement=ignore_placement,
+            skip_bad=skip_bad,
+            workers=workers,
+            phantom=phantom,
+        )
+        run_prepare(source, raw, out, request, console=new_console())
+
+
+def _folders(source: str, paths: list[Path]) -> tuple[Path, Path]:
+    """RAW_DIR and OUT_DIR; they are the same for phantoms."""
+    expected = ["OUT_DIR"] if source == "phantom" else ["RAW_DIR", "OUT_DIR"]
+    if len(paths) != len(expected):
+        raise ValueError(
+            f"{source} needs {' '.join(expected)}; got {len(paths)} folders: {' '.join(map(str, paths))}"
+        )
+    return paths[0], paths[-1]
+
+
+def _size(text: str | None) -> tuple[int, int] | Literal["raw"] | None:
+    if text is None or text == "raw":
+        return text  # type: ignore[return-value]
+    lengths = text.lower().split("x")
+    if len(lengths) != 2 or not all(length.isdecimal() and int(length) > 0 for length in lengths):
+        raise ValueError(f"--size must be ROWSxCOLUMNS, such as 256x256, or raw; got {text!r}")
+    return int(lengths[0]), int(lengths[1])
+
+
+@app.command()
+def check(
+    dataset: PreparedDataset,
+    sheet: Annotated[
+        Path | None,
+        typer.Option("-o", "--out", help="PNG with the outlines of all raters. Default: DATASET_check.png."),
+    ] = None,
+) -> None:
+    """Verify a prepared dataset, show its content and the agreement of its raters, and draw an overview.
+
+    Checks hashes, shapes, value ranges, empty masks, and images that two patients share. The exit code is 1
+    if a problem is found.
+
+    Example: **semidice check data**
+    """
+    with reported("check"):
+        from ..report.check_command import run_check
+
+        run_check(dataset, sheet=sheet, console=new_console())

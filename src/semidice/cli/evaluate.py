@@ -1,0 +1,121 @@
+"""`semidice evaluate` and `semidice calibrate`."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..console import new_console
+from .application import app, reported
+from .options import Interval, MovedDataset, Rules
+
+
+@app.command()
+def evaluate(
+    run: Annotated[Path | None, typer.Argument(help="Run folder; none with --predictions.")] = None,
+    predictions: Annotated[
+        Path | None,
+        typer.Option(help="Folder of masks or probabilities that another tool made; needs --dataset."),
+    ] = None,
+    metrics: Annotated[
+        list[str] | None, typer.Option("--metric", help="Name of a score, see docs/metrics.md. Repeatable.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("-o", "--out", help="Write to this .parquet or .csv file, not to the run's table."),
+    ] = None,
+    unit: Annotated[
+        str | None, typer.Option(help="scan, or slice: each slice on its own. Default: as in the recipe.")
+    ] = None,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(min=0, help="Of surface_dice_score, in mm; in voxels without spacing. Default: 1."),
+    ] = None,
+    dataset: Annotated[
+        Path | None,
+        typer.Option(help="Prepared dataset that --predictions are of; of a run, if it was moved."),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Method of --predictions in tables. Default: name of the folder.")
+    ] = None,
+    skip_missing: Annotated[
+        bool, typer.Option("--skip-missing", help="Score --predictions although some scans have none.")
+    ] = False,
+    ignore_placement: Annotated[
+        bool, typer.Option("--ignore-placement", help="Do not check that headers align --predictions.")
+    ] = False,
+    decide: Rules = None,
+    interval: Interval = None,
+) -> None:
+    """Score the stored predictions of a run again, also with other metrics, or files of another tool.
+
+    The scores are added to the table of the run. The slices of a volume are put together before they are
+    scored. Files of --predictions, which need --dataset, have the names and shapes of the raw images:
+    CASE.nii.gz or CASE.png with class numbers, or CASE.npz with probabilities (C, *space), as nnU-Net writes
+    them.
+
+    With --decide, only scores of masks are computed, by each rule and by argmax, and compared; fitted chooses
+    the rule of each fold on the other folds. They are written to decisions.parquet of the run. With
+    --interval, volumes.csv of the run gets the volume of every case, an interval, and the raters' volumes.
+
+    Example: **semidice evaluate runs/first --metric dice_score --metric hausdorff_error_mm -o scores.csv**
+    """
+    with reported("evaluate"):
+        from ..runs.decide import run_decide
+        from ..runs.evaluate import run_evaluate, run_evaluate_files
+
+        _check_evaluated(run, predictions, dataset, unit, interval)
+        options: Any = {"metrics": metrics, "out": out, "unit": unit, "tolerance": tolerance}
+        options["console"] = new_console()
+        if predictions is not None and dataset is not None:
+            options |= {"name": name, "skip_missing": skip_missing, "ignore_placement": ignore_placement}
+            run_evaluate_files(predictions, dataset, rules=decide or (), **options)
+        elif run is not None and (decide or interval is not None):
+            run_decide(run, rules=decide or (), interval=interval, dataset_path=dataset, **options)
+        elif run is not None:
+            run_evaluate(run, dataset_path=dataset, **options)
+
+
+def _check_evaluated(
+    run: Path | None, predictions: Path | None, dataset: Path | None, unit: str | None, interval: float | None
+) -> None:
+    """A ValueError if options of `evaluate` exclude each other, or one of them needs another."""
+    if unit not in (None, "scan", "slice"):
+        raise ValueError(f"--unit must be scan or slice; got {unit!r}")
+    if (run is None) == (predictions is None):
+        raise ValueError("name a run folder, or --predictions DIR --dataset DATA, and not both")
+    if predictions is not None and dataset is None:
+        raise ValueError("--predictions needs --dataset DATA, which has the raters' masks")
+    if predictions is not None and interval is not None:
+        raise ValueError("--interval needs a run: its folds tell how far intervals must be corrected")
+
+
+@app.command()
+def calibrate(
+    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    by: Annotated[
+        list[str] | None,
+        typer.Option(help="temperature, vector, isotonic, beta, kde or all. Repeatable. Default: all."),
+    ] = None,
+    keep: Annotated[
+        str | None,
+        typer.Option(help="Calibrator to save with the run, for predict. Default: the only one of --by."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("-o", "--out", help="Write the scores of each case to this .parquet or .csv file."),
+    ] = None,
+    dataset: MovedDataset = None,
+) -> None:
+    """Correct the probabilities of a trained run, and find out which calibrator does it best.
+
+    Calibrators are fitted to the stored predictions, against the mean of the raters. Each fold is scored with
+    the calibrators of the other folds. The one that is kept is fitted to all folds, and `semidice predict`
+    uses it. With more than two classes kde takes long, and all leaves it out.
+
+    Example: **semidice calibrate runs/first --keep isotonic**
+    """
+    with reported("calibrate"):
+        from ..runs.calibration import run_calibrate
+
+        run_calibrate(run, by=by or ("all",), keep=keep, out=out, dataset_path=dataset, console=new_console())

@@ -1,0 +1,27 @@
+"""Arguments and options that several commands share."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", help="KEY=VALUE: change an option of the recipe. Repeatable.")
+]
+Accelerator = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+PreparedDataset = Annotated[Path, typer.Argument(help="Folder written by `semidice prepare`.")]
+Rules = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--decide",
+        metavar="RULE",
+        help="Rule that makes masks: argmax, threshold:T, dice, jaccard, nested, mix:W, fitted. Repeatable.",
+    ),
+]
+Interval = Annotated[
+    float | None,
+    typer.Option(
+        metavar="LEVEL", help="Volumes with intervals that cover this share of raters, such as 0.9."
+    ),
+]
+MovedDataset = Annotated[Path | None, typer.Option(help="Folder of the dataset, if it was moved.")]
