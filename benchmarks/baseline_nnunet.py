@@ -36,7 +36,7 @@ from baseline_scores import FoldResult, case_dice, majority, report
 from PIL import Image
 
 from semidice.data.dataset import Dataset
-from semidice.data.folds import fold_cases, split_folds
+from semidice.data.folds import fold_cases, split_dataset
 
 DATASET_ID = 1
 # what this script adds to nnU-Net's preprocessed folder
@@ -71,7 +71,7 @@ def export_raw(dataset: Dataset, folder: Path) -> None:
 
 def make_splits(dataset: Dataset, num_folds: int) -> list[dict[str, list[str]]]:
     """The content of splits_final.json: training and held-out cases of each fold."""
-    fold_of_case = split_folds([case.patient for case in dataset.cases], num_folds=num_folds)
+    fold_of_case = split_dataset(dataset, num_folds=num_folds)
     splits = []
     for fold in range(num_folds):
         train, held_out = fold_cases(fold_of_case, fold)

@@ -21,7 +21,7 @@ import torch
 from doc_tables import write_between_markers
 
 from semidice.data.dataset import Dataset
-from semidice.data.folds import fold_cases, split_folds
+from semidice.data.folds import fold_cases, split_dataset
 from semidice.data.manifest import manifest_text
 from semidice.metrics.cases import CaseTable, concatenate
 from semidice.metrics.statistics import Comparison, compare_scores, resampling_unit
@@ -46,7 +46,7 @@ GAINS = {
 
 def held_out_cases(dataset: Dataset, seed: int) -> list[int]:
     """Numbers of the cases of one fifth of the patients."""
-    folds = split_folds([case.patient for case in dataset.cases], num_folds=5, seed=seed)
+    folds = split_dataset(dataset, num_folds=5, seed=seed)
     return fold_cases(folds, 0)[1]
 
 

@@ -20,7 +20,7 @@ from baseline_scores import FoldResult, case_dice, majority, report
 from torch import Tensor, nn
 
 from semidice.data.dataset import Dataset
-from semidice.data.folds import fold_cases, split_folds
+from semidice.data.folds import fold_cases, split_dataset
 
 
 def augment(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -121,7 +121,7 @@ def main() -> None:
     images = padded([torch.from_numpy((dataset.image(n) - mean) / std).float() for n in numbers])
     labels = padded([majority(dataset, number) for number in numbers])
     images, labels = images.to(chosen.device), labels.to(chosen.device)
-    fold_of_case = split_folds([case.patient for case in dataset.cases], num_folds=chosen.num_folds)
+    fold_of_case = split_dataset(dataset, num_folds=chosen.num_folds)
     settings = {
         name: value if isinstance(value, int | float) else str(value)
         for name, value in vars(chosen).items()

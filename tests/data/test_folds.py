@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prepared import make_prepared
 
-from semidice.data.folds import fold_cases, read_folds, split_folds, write_folds
+from semidice.data.folds import fold_cases, read_folds, split_dataset, split_folds, write_folds
 
 patient_names = st.text(st.characters(codec="utf-8"), max_size=3)
 
@@ -68,6 +68,17 @@ def test_fewer_patients_than_folds_are_refused_with_advice():
 @pytest.fixture
 def dataset(tmp_path):
     return make_prepared(tmp_path / "data", num_cases=8, size=(8, 8), num_raters=1)
+
+
+def test_a_volume_has_the_same_fold_whole_and_in_slices(tmp_path):
+    """So that networks of slices and of volumes are compared on the same held-out scans."""
+    whole = make_prepared(tmp_path / "whole", num_cases=8, cases_per_patient=1, size=(8, 8))
+    cut = make_prepared(tmp_path / "cut", num_cases=30, slices_per_scan=4, cases_per_patient=1, size=(8, 8))
+    of_volume = dict(zip([case.name for case in whole.cases], split_dataset(whole, num_folds=3), strict=True))
+    folds = split_dataset(cut, num_folds=3)
+    assert folds == [of_volume[case.scan.name] for case in cut.cases]
+    # the last scan has fewer slices, so balanced numbers of slices would give other folds
+    assert folds != split_folds([case.patient for case in cut.cases], num_folds=3)
 
 
 def test_written_folds_are_read_back(dataset, tmp_path):

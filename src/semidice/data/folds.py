@@ -58,6 +58,14 @@ def split_folds(patients: Sequence[str], *, num_folds: int = 5, seed: int = 0) -
     return [fold_of_patient[patient] for patient in patients]
 
 
+def split_dataset(dataset: Dataset, *, num_folds: int = 5, seed: int = 0) -> list[int]:
+    """The fold of each case by `split_folds` of the scans: a volume has one fold, whole or in slices."""
+    scans = dataset.manifest.scans
+    folds = split_folds([scan.patient for scan in scans], num_folds=num_folds, seed=seed)
+    fold_of_scan = {scan.name: fold for scan, fold in zip(scans, folds, strict=True)}
+    return [fold_of_scan[case.scan.name] for case in dataset.cases]
+
+
 def fold_cases(fold_of_case: Sequence[int], fold: int) -> tuple[list[int], list[int]]:
     """Numbers of the training cases of a fold, and of its validation cases.
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from .. import __version__
 from ..data.batches import WholeCases
 from ..data.dataset import Dataset, ScoredUnit
-from ..data.folds import read_folds, split_folds, write_folds
+from ..data.folds import read_folds, split_dataset, write_folds
 from ..data.integrity import check_arrays
 from ..data.storage import Storage, centred
 from ..metrics.cases import CaseTable, concatenate, read_cases, write_cases
@@ -116,9 +116,7 @@ def _create_run_folder(recipe: Recipe, folder: RunFolder) -> None:
         raise ValueError(problem)
     # an error now, and not after the training
     mirrored_axes(recipe, len(dataset.cases[0].shape))
-    folds = split_folds(
-        [case.patient for case in dataset.cases], num_folds=recipe.data.num_folds, seed=recipe.data.fold_seed
-    )
+    folds = split_dataset(dataset, num_folds=recipe.data.num_folds, seed=recipe.data.fold_seed)
     out.mkdir(parents=True, exist_ok=True)
     write_folds(folder.folds, dataset, folds)
     write_dataset_facts(folder, dataset, folds)
