@@ -1,9 +1,10 @@
-"""nnU-Net's training step with its own loss and with ours, and a table of runs that were collected from it.
+"""nnU-Net's training step with its own loss and with ours, and whole trainings beside our own `auto`.
 
     pip install 'semidice[nnunet]'
     python benchmarks/bench_nnunet.py step --out step.json
-    python benchmarks/bench_nnunet.py runs PREPARED RUN... --minutes minutes.json --out runs.json
-    python benchmarks/bench_nnunet.py docs step.json runs.json... --docs docs/nnunet.md
+    python benchmarks/bench_nnunet.py train lidc --raw DATA -o bench_out --weights WEIGHTS.safetensors
+    python benchmarks/bench_nnunet.py runs lidc -o bench_out --out lidc.json
+    python benchmarks/bench_nnunet.py docs step.json lidc.json hippocampus.json --docs docs/nnunet.md
 
 `step`: forward, loss, backward and update of nnU-Net's network with random images, in half precision as it
 trains, for two plans: 2d, batch 12 of 512 x 512, and 3d_fullres, batch 2 of 128 x 128 x 128. Their loss is
@@ -11,12 +12,24 @@ Dice + CE with labels of one rater, nearest-neighbour at the coarse outputs; nnU
 is `RatersLoss` with the mean of four raters. Both take turns in one process. The memory is the largest of a
 step, beyond what was there before.
 
-`runs`: scores on the cases that all runs have predicted, with the differences to the first run. Run folders
-come from `semidice nnunet collect` and `semidice train`. minutes.json: {name of a run: GPU minutes}.
+`train lidc|hippocampus`: prepares the raw data of DATA/lidc or DATA/hippocampus, exports and preprocesses
+them for nnU-Net, and trains `auto` and, in each configuration, nnU-Net with its own loss and with mean +
+DML1, on the same folds, several trainings at a time. Every step is a semidice command. What is finished is
+skipped.
+
+`runs`: collects the trainings and scores whole scans, with the differences to nnU-Net's own loss. The time is
+that of a fold while others were trained on the same GPU.
 """
 
 import argparse
 import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -166,44 +179,200 @@ def step_table(rows: list[dict[str, Any]], device: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def score_runs(data: Path, runs: list[Path]) -> dict[str, Any]:
-    """Mean scores on the cases of all runs, and differences to the first run with p-values."""
+@dataclass(frozen=True)
+class Experiment:
+    """Raw data, nnU-Net's name of them, and a short schedule.
+
+    configurations: epochs and steps per epoch of each. sliced: volumes, of which `auto` sees slices.
+    """
+
+    source: str
+    dataset: str
+    configurations: dict[str, tuple[int, int]]
+    auto_epochs: int
+    sliced: bool
+
+
+EXPERIMENTS = {
+    "lidc": Experiment("folder", "Dataset101_LIDC", {"2d": (15, 250)}, auto_epochs=30, sliced=False),
+    "hippocampus": Experiment(
+        "decathlon",
+        "Dataset104_Hippocampus",
+        {"2d": (10, 50), "3d_fullres": (20, 50)},
+        auto_epochs=4,
+        sliced=True,
+    ),
+}
+# name of a training, and what `semidice nnunet train` is told
+LOSSES = {"own": ["--loss", "nnunet"], "mean_dml1": ["--label", "mean", "--loss", "dml1"]}
+
+
+@dataclass(frozen=True)
+class Work:
+    """Folders of one experiment."""
+
+    name: str
+    path: Path
+
+    @property
+    def experiment(self) -> Experiment:
+        return EXPERIMENTS[self.name]
+
+    @property
+    def volumes(self) -> Path:
+        return self.path / self.name
+
+    @property
+    def slices(self) -> Path:
+        """What `auto` is trained on."""
+        return self.path / f"{self.name}_slices" if self.experiment.sliced else self.volumes
+
+    @property
+    def nnunet(self) -> Path:
+        return self.path / "nnunet"
+
+    @property
+    def minutes(self) -> Path:
+        return self.path / f"{self.name}_minutes.json"
+
+    def run(self, name: str) -> Path:
+        return self.path / f"{self.name}_runs" / name
+
+    def names(self) -> list[str]:
+        """All runs; the first one is what the others are compared with."""
+        of_nnunet = [f"nnunet_{each}_{loss}" for each in self.experiment.configurations for loss in LOSSES]
+        return [of_nnunet[0], "auto", *of_nnunet[1:]]
+
+
+def semidice(*arguments: object, log: Path | None = None) -> float:
+    """Run a command of semidice, with its output in `log`; returns its seconds."""
+    start = time.perf_counter()
+    # compiling takes longer than it saves in a short training
+    environment = {**os.environ, "nnUNet_compile": "f"}
+    command = [sys.executable, "-m", "semidice", *map(str, arguments)]
+    if log is None:
+        subprocess.run(command, check=True, env=environment)
+    else:
+        with log.open("a") as file:
+            subprocess.run(command, check=True, env=environment, stdout=file, stderr=file)
+    return time.perf_counter() - start
+
+
+def prepare(work: Work, raw: Path, processes: int) -> None:
+    """The prepared datasets, and nnU-Net's preprocessed data."""
+    experiment = work.experiment
+    raw = raw / work.name
+    whole = ["--slices", "none"] if experiment.sliced else []
+    semidice("prepare", experiment.source, raw, work.volumes, *whole)
+    if experiment.sliced:
+        semidice("prepare", experiment.source, raw, work.slices, "--slices", "all")
+    semidice("nnunet", "export", work.volumes, experiment.dataset, "--work", work.nnunet)
+    chosen = [option for each in experiment.configurations for option in ("-c", each)]
+    nnunet = ["--work", work.nnunet, "--processes", processes]
+    semidice("nnunet", "preprocess", experiment.dataset, *nnunet, *chosen)
+
+
+def train(
+    work: Work, folds: Sequence[int], *, at_once: int, weights: Path | None, device: str, shorter: int
+) -> None:
+    """Train everything, `at_once` at a time; shorter: divides all epochs and steps."""
+    experiment = work.experiment
+    jobs: dict[tuple[str, int | None], list[object]] = {}
+    network: list[object] = []
+    if weights is not None and not experiment.sliced:
+        network = [
+            "--set",
+            "model.encoder=tf_efficientnet_lite0",
+            "--set",
+            f"model.weights={weights.resolve()}",
+        ]
+    epochs = max(1, experiment.auto_epochs // shorter)
+    jobs["auto", None] = [
+        *("train", "auto", "--resume", "-o", work.run("auto"), "--accelerator", device, *network),
+        *("--set", f"data.dataset={work.slices.resolve()}", "--set", f"data.folds={list(folds)}"),
+        *("--set", f"schedule.epochs={epochs}"),
+    ]
+    for fold in folds:
+        for configuration, (num_epochs, steps) in experiment.configurations.items():
+            for loss, options in LOSSES.items():
+                name = f"{configuration}_{loss}"
+                jobs[f"nnunet_{name}", fold] = [
+                    *("nnunet", "train", experiment.dataset, configuration, fold, "--work", work.nnunet),
+                    *("--name", name, "--resume", "--device", device, *options),
+                    *("--epochs", max(1, num_epochs // shorter), "--iterations", max(2, steps // shorter)),
+                ]
+    minutes: dict[str, dict[str, float]] = (
+        json.loads(work.minutes.read_text()) if work.minutes.is_file() else {}
+    )
+
+    def one(job: tuple[tuple[str, int | None], list[object]]) -> None:
+        (name, fold), arguments = job
+        label = "all" if fold is None else str(fold)
+        if label in minutes.get(name, {}):
+            return
+        spent = semidice(*arguments, log=work.path / f"{work.name}_{name}_{label}.log") / 60
+        if fold is None:
+            spent /= len(folds)
+        minutes.setdefault(name, {})[label] = spent
+        work.minutes.write_text(json.dumps(minutes, indent=1) + "\n")
+        print(f"{name}, fold {label}: {spent:.1f} minutes per fold", flush=True)
+
+    with ThreadPoolExecutor(at_once) as pool:
+        list(pool.map(one, jobs.items()))
+
+
+def collect(work: Work) -> None:
+    """nnU-Net's held-out predictions as run folders."""
+    experiment = work.experiment
+    for configuration in experiment.configurations:
+        for loss in LOSSES:
+            trainer = f"SemidiceTrainer_{configuration}_{loss}"
+            semidice(
+                *("nnunet", "collect", experiment.dataset, configuration, "--work", work.nnunet),
+                *("--trainer", trainer, "--dataset", work.volumes),
+                *("-o", work.run(f"nnunet_{configuration}_{loss}")),
+            )
+
+
+def score_runs(work: Work) -> dict[str, Any]:
+    """Mean scores of whole scans on the folds of all runs, and differences to the first run with p-values."""
     from semidice.data.dataset import Dataset
     from semidice.data.folds import read_folds
-    from semidice.metrics.cases import CaseTable, concatenate
+    from semidice.metrics.cases import concatenate
     from semidice.metrics.statistics import compare_cases
     from semidice.runs.run import open_run
     from semidice.runs.scoring import inapplicable_metrics, score_fold
 
-    dataset = Dataset(data)
-    left_out = inapplicable_metrics(dataset, list(SCORES))
-    metrics = [name for name in SCORES if name not in left_out]
-    opened = {path.name: open_run(path) for path in runs}
-    folds = {name: read_folds(run.folder.folds, dataset) for name, run in opened.items()}
-    first = next(iter(folds.values()))
-    assert all(each == first for each in folds.values()), "the runs have different folds"
-    common = set.intersection(*(set(run.finished_folds) for run in opened.values()))
-    tables = []
+    opened = {name: open_run(work.run(name)) for name in work.names()}
+    common = sorted(set.intersection(*(set(run.finished_folds) for run in opened.values())))
+    metrics = [name for name in SCORES if name not in inapplicable_metrics(Dataset(work.volumes), [*SCORES])]
+    tables, splits = [], []
     for name, run in opened.items():
-        for fold in sorted(common):
-            cases = [number for number, of_case in enumerate(first) if of_case == fold]
+        dataset = Dataset(work.slices if name == "auto" else work.volumes)
+        fold_of_case = read_folds(run.folder.folds, dataset)
+        splits.append({c.scan.name: fold for c, fold in zip(dataset.cases, fold_of_case, strict=True)})
+        for fold in common:
+            cases = [number for number, of_case in enumerate(fold_of_case) if of_case == fold]
             tables.append(
                 score_fold(dataset, cases, run.folder.fold(fold), metrics=metrics, method=name, fold=fold)
             )
-    table: CaseTable = concatenate(tables)
-    result: dict[str, Any] = {"data": data.name, "folds": sorted(common), "rows": {}}
+    if any(split != splits[0] for split in splits):
+        raise ValueError("the runs have different folds")
+    table = concatenate(tables)
+    first = next(iter(opened))
+    num_scans = sum(fold in common for fold in splits[0].values())
+    result: dict[str, Any] = {"data": work.name, "folds": common, "num_scans": num_scans, "rows": {}}
     for metric in metrics:
         comparison = compare_cases(table, metric, missing="drop")
+        base = comparison.methods.index(first)
         for number, name in enumerate(comparison.methods):
-            row = result["rows"].setdefault(name, {})
-            row[metric] = {
+            result["rows"].setdefault(name, {})[metric] = {
                 "mean": float(comparison.mean[number]),
-                "difference": float(
-                    comparison.difference[number, comparison.methods.index(next(iter(opened)))]
-                ),
-                "p": float(comparison.p_holm[number, comparison.methods.index(next(iter(opened)))]),
+                "difference": float(comparison.difference[number, base]),
+                "p": float(comparison.p_holm[number, base]),
             }
-        result["num_cases"] = len(comparison.cases) if hasattr(comparison, "cases") else None
+    minutes = json.loads(work.minutes.read_text())
+    result["minutes"] = {name: sum(of.values()) / len(of) for name, of in minutes.items()}
     result["order"] = list(opened)
     return result
 
@@ -211,10 +380,11 @@ def score_runs(data: Path, runs: list[Path]) -> dict[str, Any]:
 def runs_table(result: dict[str, Any]) -> str:
     metrics = [name for name in SCORES if name in next(iter(result["rows"].values()))]
     lines = [
-        f"`{result['data']}`, fold {', '.join(map(str, result['folds']))}; differences to the first row, "
-        "with Holm-corrected p-values.",
+        f"`{result['data']}`: {result['num_scans']} held-out scans of folds "
+        f"{', '.join(map(str, result['folds']))}; differences to the first row, with "
+        "Holm-corrected p-values.",
         "",
-        "| run | " + " | ".join(f"{SCORES[name][0]} (%)" for name in metrics) + " | GPU minutes |",
+        "| run | " + " | ".join(f"{SCORES[name][0]} (%)" for name in metrics) + " | GPU minutes per fold |",
         "| --- |" + " ---: |" * (len(metrics) + 1),
     ]
     for number, name in enumerate(result["order"]):
@@ -226,10 +396,7 @@ def runs_table(result: dict[str, Any]) -> str:
                 p = "p < 0.001" if entry["p"] < 1e-3 else f"p = {entry['p']:.3f}"
                 text += f" ({entry['difference'] * scale:+.2f}, {p})"
             cells.append(text)
-        minutes = result.get("minutes", {}).get(name)
-        lines.append(
-            f"| {name} | " + " | ".join(cells) + f" | {'' if minutes is None else f'{minutes:.1f}'} |"
-        )
+        lines.append(f"| {name} | " + " | ".join(cells) + f" | {result['minutes'][name]:.1f} |")
     return "\n".join(lines) + "\n"
 
 
@@ -237,15 +404,43 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=["step", "runs", "docs"])
-    parser.add_argument("paths", nargs="*", type=Path)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--minutes", type=Path, help="JSON file with the GPU minutes of each run")
+    parser.add_argument("what", choices=["step", "train", "runs", "docs"])
+    parser.add_argument("names", nargs="*", help="lidc or hippocampus; docs: JSON files of --out")
+    parser.add_argument("--out", type=Path, help="JSON file of step or runs")
+    parser.add_argument("-o", "--work", type=Path, default=Path("bench_out"), help="folder for data and runs")
     parser.add_argument(
-        "--compile", action="store_true", help="also compile the network, which takes minutes"
+        "--raw", type=Path, help="train: folder with lidc/ or hippocampus/; without: prepared"
     )
-    parser.add_argument("--docs", type=Path, help="page to write the tables into")
+    parser.add_argument("--weights", type=Path, help="train: of tf_efficientnet_lite0, .safetensors")
+    parser.add_argument("--folds", type=int, nargs="+", default=[0, 1, 2], help="train: folds of five")
+    parser.add_argument("--at-once", type=int, default=5, help="train: trainings at a time")
+    parser.add_argument("--shorter", type=int, default=1, help="train: divides epochs and steps, for a trial")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="train")
+    parser.add_argument("--compile", action="store_true", help="step: compile the network, takes minutes")
+    parser.add_argument("--docs", type=Path, help="docs: page to write the tables into")
     args = parser.parse_args()
+    if args.what == "train":
+        for name in args.names:
+            work = Work(name, args.work)
+            if args.raw is not None:
+                prepare(work, args.raw, processes=os.cpu_count() or 1)
+            train(
+                work,
+                args.folds,
+                at_once=args.at_once,
+                weights=args.weights,
+                device=args.device,
+                shorter=args.shorter,
+            )
+        return
+    if args.what == "docs":
+        contents = [json.loads(Path(path).read_text()) for path in args.names]
+        steps = [step_table(each["rows"], each["device"]) for each in contents if "device" in each]
+        runs = [runs_table(each) for each in contents if "device" not in each]
+        for name, tables in (("nnunet step", steps), ("nnunet runs", runs)):
+            if tables:
+                write_between_markers(args.docs, name, "\n".join(tables))
+        return
     if args.what == "step":
         from gpu import need_gpu
 
@@ -253,19 +448,11 @@ def main() -> None:
         rows = [row for plan in PLANS for row in time_steps(plan, compiled=args.compile)]
         result: dict[str, Any] = {"device": torch.cuda.get_device_name(), "rows": rows}
         print(step_table(rows, result["device"]))
-    elif args.what == "runs":
-        result = score_runs(args.paths[0], args.paths[1:])
-        if args.minutes is not None:
-            result["minutes"] = json.loads(args.minutes.read_text())
-        print(runs_table(result))
     else:
-        contents = [json.loads(path.read_text()) for path in args.paths]
-        steps = [step_table(each["rows"], each["device"]) for each in contents if "device" in each]
-        runs = [runs_table(each) for each in contents if "device" not in each]
-        for name, tables in (("nnunet step", steps), ("nnunet runs", runs)):
-            if tables:
-                write_between_markers(args.docs, name, "\n".join(tables))
-        return
+        work = Work(args.names[0], args.work)
+        collect(work)
+        result = score_runs(work)
+        print(runs_table(result))
     if args.out is not None:
         args.out.write_text(json.dumps(result, indent=1) + "\n")
 
