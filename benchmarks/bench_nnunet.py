@@ -17,13 +17,14 @@ them for nnU-Net, and trains `auto` and, in each configuration, nnU-Net with its
 DML1, on the same folds, several trainings at a time. Every step is a semidice command. What is finished is
 skipped.
 
-`runs`: collects the trainings and scores whole scans, with the differences to nnU-Net's own loss. The time is
-that of a fold while others were trained on the same GPU.
+`runs`: collects the trainings and scores whole scans, with the differences to nnU-Net's own loss. The minutes
+are those of a fold while others were trained on the same GPU; of nnU-Net, those of its epochs.
 """
 
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -36,11 +37,15 @@ from typing import Any
 import torch
 from doc_tables import write_between_markers
 
+from semidice.paths import RunFolder
+
 PLANS = {
     "2d, 12 x 512 x 512": (2, 12, (512, 512), 8),
     "3d_fullres, 2 x 128 x 128 x 128": (3, 2, (128, 128, 128), 6),
 }
 NUM_RATERS, NUM_CLASSES = 4, 3
+# of a line in nnU-Net's log
+EPOCH_TIME = r"Epoch time: ([0-9.]+) s"
 SCORES = {
     "dice_score": ("Dice", 100),
     "binarized_dice_score": ("BDice", 100),
@@ -240,7 +245,8 @@ class Work:
 
     def names(self) -> list[str]:
         """All runs; the first one is what the others are compared with."""
-        of_nnunet = [f"nnunet_{each}_{loss}" for each in self.experiment.configurations for loss in LOSSES]
+        configurations = reversed(self.experiment.configurations)
+        of_nnunet = [f"nnunet_{each}_{loss}" for each in configurations for loss in LOSSES]
         return [of_nnunet[0], "auto", *of_nnunet[1:]]
 
 
@@ -266,7 +272,8 @@ def prepare(work: Work, raw: Path, processes: int) -> None:
     semidice("prepare", experiment.source, raw, work.volumes, *whole)
     if experiment.sliced:
         semidice("prepare", experiment.source, raw, work.slices, "--slices", "all")
-    semidice("nnunet", "export", work.volumes, experiment.dataset, "--work", work.nnunet)
+    if not (work.nnunet / "raw" / experiment.dataset).exists():
+        semidice("nnunet", "export", work.volumes, experiment.dataset, "--work", work.nnunet)
     chosen = [option for each in experiment.configurations for option in ("-c", each)]
     nnunet = ["--work", work.nnunet, "--processes", processes]
     semidice("nnunet", "preprocess", experiment.dataset, *nnunet, *chosen)
@@ -322,58 +329,65 @@ def train(
 
 
 def collect(work: Work) -> None:
-    """nnU-Net's held-out predictions as run folders."""
+    """nnU-Net's held-out predictions as run folders, and the case tables of all runs."""
+    from semidice.data.dataset import Dataset
+    from semidice.runs.scoring import inapplicable_metrics
+
     experiment = work.experiment
+    left_out = inapplicable_metrics(Dataset(work.volumes), [*SCORES])
+    metrics = [option for name in SCORES if name not in left_out for option in ("--metric", name)]
+    semidice("evaluate", work.run("auto"), *metrics)
     for configuration in experiment.configurations:
         for loss in LOSSES:
             trainer = f"SemidiceTrainer_{configuration}_{loss}"
             semidice(
                 *("nnunet", "collect", experiment.dataset, configuration, "--work", work.nnunet),
-                *("--trainer", trainer, "--dataset", work.volumes),
+                *("--trainer", trainer, "--dataset", work.volumes, *metrics),
                 *("-o", work.run(f"nnunet_{configuration}_{loss}")),
             )
 
 
+def training_minutes(work: Work) -> dict[str, float]:
+    """Minutes per fold: of nnU-Net, the sum of its epochs, which counts a resumed training as one."""
+    minutes = {"auto": json.loads(work.minutes.read_text())["auto"]["all"]}
+    for name in work.names():
+        logs = sorted(work.path.glob(f"{work.name}_{name}_*.log"))
+        if name != "auto":
+            seconds = [float(each) for log in logs for each in re.findall(EPOCH_TIME, log.read_text())]
+            minutes[name] = sum(seconds) / 60 / len(logs)
+    return minutes
+
+
 def score_runs(work: Work) -> dict[str, Any]:
     """Mean scores of whole scans on the folds of all runs, and differences to the first run with p-values."""
-    from semidice.data.dataset import Dataset
-    from semidice.data.folds import read_folds
-    from semidice.metrics.cases import concatenate
+    from semidice.metrics.cases import concatenate, read_cases
     from semidice.metrics.statistics import compare_cases
-    from semidice.runs.run import open_run
-    from semidice.runs.scoring import inapplicable_metrics, score_fold
 
-    opened = {name: open_run(work.run(name)) for name in work.names()}
-    common = sorted(set.intersection(*(set(run.finished_folds) for run in opened.values())))
-    metrics = [name for name in SCORES if name not in inapplicable_metrics(Dataset(work.volumes), [*SCORES])]
-    tables, splits = [], []
-    for name, run in opened.items():
-        dataset = Dataset(work.slices if name == "auto" else work.volumes)
-        fold_of_case = read_folds(run.folder.folds, dataset)
-        splits.append({c.scan.name: fold for c, fold in zip(dataset.cases, fold_of_case, strict=True)})
-        for fold in common:
-            cases = [number for number, of_case in enumerate(fold_of_case) if of_case == fold]
-            tables.append(
-                score_fold(dataset, cases, run.folder.fold(fold), metrics=metrics, method=name, fold=fold)
-            )
+    tables = {name: read_cases(RunFolder(work.run(name)).cases) for name in work.names()}
+    splits = [dict(zip(each.columns["case"], each.columns["fold"], strict=True)) for each in tables.values()]
     if any(split != splits[0] for split in splits):
-        raise ValueError("the runs have different folds")
-    table = concatenate(tables)
-    first = next(iter(opened))
-    num_scans = sum(fold in common for fold in splits[0].values())
-    result: dict[str, Any] = {"data": work.name, "folds": common, "num_scans": num_scans, "rows": {}}
-    for metric in metrics:
+        raise ValueError("the runs have different folds: train the same --folds of all")
+    table = concatenate(list(tables.values()))
+    stored = set(table.columns["metric"])
+    methods = [str(each.columns["method"][0]) for each in tables.values()]
+    result: dict[str, Any] = {
+        "data": work.name,
+        "folds": sorted({int(fold) for fold in splits[0].values()}),
+        "num_scans": len(splits[0]),
+        "rows": {},
+        "minutes": training_minutes(work),
+        "order": list(tables),
+    }
+    for metric in (name for name in SCORES if name in stored):
         comparison = compare_cases(table, metric, missing="drop")
-        base = comparison.methods.index(first)
-        for number, name in enumerate(comparison.methods):
+        base = comparison.methods.index(methods[0])
+        for name, method in zip(tables, methods, strict=True):
+            number = comparison.methods.index(method)
             result["rows"].setdefault(name, {})[metric] = {
                 "mean": float(comparison.mean[number]),
                 "difference": float(comparison.difference[number, base]),
                 "p": float(comparison.p_holm[number, base]),
             }
-    minutes = json.loads(work.minutes.read_text())
-    result["minutes"] = {name: sum(of.values()) / len(of) for name, of in minutes.items()}
-    result["order"] = list(opened)
     return result
 
 
@@ -384,7 +398,7 @@ def runs_table(result: dict[str, Any]) -> str:
         f"{', '.join(map(str, result['folds']))}; differences to the first row, with "
         "Holm-corrected p-values.",
         "",
-        "| run | " + " | ".join(f"{SCORES[name][0]} (%)" for name in metrics) + " | GPU minutes per fold |",
+        "| run | " + " | ".join(f"{SCORES[name][0]} (%)" for name in metrics) + " | minutes per fold |",
         "| --- |" + " ---: |" * (len(metrics) + 1),
     ]
     for number, name in enumerate(result["order"]):

@@ -49,7 +49,7 @@ def need(package: str, user: str) -> None:
 
     extra = _EXTRA_OF_PACKAGE[package]
     distribution = canonicalize_name(_DISTRIBUTIONS.get(package, package))
-    for text in metadata.requires("semidice") or ():
+    for text in _requirements():
         required = Requirement(text)
         if canonicalize_name(required.name) != distribution:
             continue
@@ -61,3 +61,11 @@ def need(package: str, user: str) -> None:
                 f"{user} needs {package}{required.specifier}, and {version} is installed; run: "
                 f"pip install --upgrade 'semidice[{extra}]'"
             )
+
+
+def _requirements() -> list[str]:
+    """Lines of `pyproject.toml`; none if semidice is imported from its sources without being installed."""
+    try:
+        return metadata.requires("semidice") or []
+    except metadata.PackageNotFoundError:
+        return []
