@@ -16,7 +16,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from ..limits import MAX_RECIPE_BYTES, check_file
+from ..limits import MAX_RECIPE_BYTES, read_text
 from ..paths import check_name
 from . import Recipe, read_recipe
 from .files import shipped_files, shipped_recipes
@@ -96,9 +96,8 @@ def _read_grid(source: str) -> dict[str, Any] | None:
     """The checked grid of a file or a shipped name; None if the source is a recipe."""
     path = Path(source)
     if path.is_file():
-        check_file(path, max_bytes=MAX_RECIPE_BYTES)
         try:
-            text, name, folder = path.read_text(encoding="utf-8"), source, path.parent
+            text, name, folder = read_text(path, max_bytes=MAX_RECIPE_BYTES), source, path.parent
         except UnicodeDecodeError:
             raise ValueError(f"{source} is neither a grid nor a recipe: the file is not UTF-8 text") from None
     elif source in shipped_grids():

@@ -32,6 +32,7 @@ from ..console import counting_bar, say, waiting
 from ..data.dataset import Dataset
 from ..data.folds import fold_cases, read_folds
 from ..labels.raters import read_raters
+from ..locks import locked
 from ..metrics.cases import CaseTable, concatenate, write_cases
 from ..metrics.registry import display_scale, score_name
 from ..metrics.statistics import Comparison, compare_cases
@@ -98,7 +99,8 @@ def run_calibrate(
         )
         return table
     path = trained.folder.calibrator
-    _merged(part[keep] for part in parts.values()).save(path)
+    with locked(trained.folder, "semidice calibrate"):
+        _merged(part[keep] for part in parts.values()).save(path)
     say(console, f"kept {keep}, fitted to all {len(cases)} folds: {path}")
     say(console, f"next: semidice predict {shlex.quote(str(run))} INPUT -o OUT, which will use it")
     return table
