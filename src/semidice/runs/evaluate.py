@@ -17,7 +17,7 @@ from typing import ParamSpec, TypeVar
 import numpy as np
 import torch
 from rich import box
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 
 from ..console import counting_bar, say
@@ -289,7 +289,7 @@ def scores_table(table: CaseTable, *, title: str) -> Table:
     return rows
 
 
-def rules_table(table: CaseTable, baseline: str, *, title: str) -> Table:
+def rules_table(table: CaseTable, baseline: str, *, title: str) -> RenderableType:
     """One row per method: the mean of each score, its difference to the baseline, and the p-value."""
     methods = [baseline, *(method for method in table.methods if method != baseline)]
     comparisons = [compare_cases(table, name, methods=methods, missing="drop") for name in table.metrics]

@@ -124,9 +124,9 @@ def build_page(
     if not runs and not others:
         raise ValueError("a report needs one method or more: a finished run or a case table; got none")
     check_comparable(runs, dataset)
-    content = gather_content(runs, others, dataset, options, notices=notices, on_step=on_step)
     folder = ReportFolder.of(out)
     with FolderLock(folder, "semidice report"):
+        content = gather_content(runs, others, dataset, options, notices=notices, on_step=on_step)
         return _write_report(content, dataset, out, folder, options, on_step)
 
 
