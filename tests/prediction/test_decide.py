@@ -21,7 +21,7 @@ from semidice.prediction.command import PredictOptions, run_predict
 from semidice.prediction.outputs import uncertainty_of
 from semidice.recipes import Recipe, read_recipe, write_recipe
 from semidice.runs.decide import run_decide
-from semidice.runs.decision_file import read_fits, write_fits
+from semidice.runs.decision_file import read_fits
 
 SPACING = (0.7, 0.8, 2.5)
 
@@ -74,7 +74,7 @@ def store(run, *, rule=None, correction=None):
         fits = fits.model_copy(update={"rules": {**fits.rules, "all": chosen}})
     if correction is not None:
         fits = fits.model_copy(update={"intervals": {"0.8": {"all": correction.to_dict()}}})
-    write_fits(run, fits)
+    run.decision.write_text(fits.model_dump_json())
 
 
 @pytest.mark.parametrize("rule", ["dice", "nested", "threshold:0.3"])

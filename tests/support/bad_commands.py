@@ -264,6 +264,17 @@ CHECK = [
     CommandRow("raw images to check", lambda w: ["check", w.copy("raw")], "semidice prepare folder"),
 ]
 
+DEVICES_AND_TABLES = [
+    CommandRow("a device that does not exist", lambda w: [*predict(w)[:-1], "xyz"], "--device must be cpu or cuda; got 'xyz'"),
+    *(CommandRow(f"{command[0]} into a text file", lambda w, c=command: [c[0], w.good / "run", *c[1:], "-o", w.folder / "a.txt"], rf"^semidice {command[0]}: a case table is a \.parquet or a \.csv file; got .*a\.txt")
+      for command in (["evaluate"], ["calibrate", "--by", "isotonic"])),
+    CommandRow("rules into a text file", lambda w: ["evaluate", w.good / "run", "--decide", "dice", "-o", w.folder / "a.txt"], r"^semidice evaluate: a case table is a \.parquet"),
+    CommandRow("a recipe that would colour the terminal", lambda w: train(w, name="a\x1b[31mred", data__num_folds=9), r"^semidice train: (?!.*\x1b)"),
+    CommandRow("an option that would colour the terminal", lambda w: train(w, **{"\x1b[31m": 1}), r"\\x1b\[31m"),
+    CommandRow("a checkpoint of brackets", lambda w: predict(w, lambda run: rewrite(run / "fold_0/last.safetensors", {"progress": "[" * 100_000})), r"last\.safetensors is not a complete checkpoint .*nested too deeply"),
+    CommandRow("a grid with a name that is no folder", lambda w: compare(w, "variants: {'[x] :b:': {}}"), r"'\[x\] :b:' cannot be a file name: use letters"),
+]
+
 COMPARE = [
     CommandRow("a misspelt grid", lambda w: ["compare", w.good / "data", "labls", "-o", w.out], "neither a file nor a shipped grid or recipe labls: did you mean labels"),
     CommandRow("nothing to compare", lambda w: ["compare", w.good / "data", "-o", w.out], "name a grid or recipe, such as labels, or tables of scores with --cases"),
@@ -305,7 +316,7 @@ OTHERS = [
     CommandRow("an unknown command", lambda w: ["trian"], "No such command 'trian'"),
 ]
 # fmt: on
-COMMANDS = [*TRAIN, *PREPARE, *PREDICT, *EVALUATE, *CHECK, *COMPARE, *OTHERS]
+COMMANDS = [*TRAIN, *PREPARE, *PREDICT, *EVALUATE, *CHECK, *DEVICES_AND_TABLES, *COMPARE, *OTHERS]
 
 
 def train(work: Workspace, *overrides: str, **changes: object) -> list:

@@ -75,6 +75,7 @@ class PredictOptions:
             checked_rule(self.decide)
         if self.interval is not None:
             check_level(self.interval)
+        _device(self.device)
 
 
 @dataclass(frozen=True)
@@ -167,7 +168,7 @@ def _predict_missing(
             f"warning: the networks were trained on {enumerated(trained_on, 'input')}: their scores would be "
             f"too good; `semidice evaluate {run}` scores held-out cases",
         )
-    device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = _device(options.device)
     networks = {fold: trained.network(fold, device=device) for fold in folds}
     if calibrator is not None:
         say(console, f"calibrating by {calibrator.name}, as kept with the run; --no-calibrate leaves it out")
@@ -181,6 +182,18 @@ def _predict_missing(
         heading = f"{len(errors)} of {len(remaining)} inputs could not be predicted:"
         raise ValueError("\n".join([heading, *(f"  {error}" for error in errors)]))
     say(console, f"next: semidice report {run} -o report.html")
+
+
+def _device(name: str | None) -> torch.device:
+    """The named device; None takes a GPU if there is one."""
+    has_gpu = torch.cuda.is_available()
+    try:
+        device = torch.device(name or ("cuda" if has_gpu else "cpu"))
+    except RuntimeError:
+        raise ValueError(f"--device must be cpu or cuda; got {name!r}") from None
+    if device.type == "cuda" and not has_gpu:
+        raise ValueError(f"--device is {name}, but PyTorch finds no CUDA device: use --device cpu")
+    return device
 
 
 def _predict_all(

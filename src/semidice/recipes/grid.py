@@ -10,6 +10,7 @@
 If `teacher.run` names another variant, the teacher is the run of that variant.
 """
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -71,7 +72,7 @@ def read_variants(
         grid = _read_grid(source)
         if grid is None:
             recipe = read_recipe(
-                source, [f"data.dataset={dataset.absolute()}", *overrides], accelerator=accelerator
+                source, [f"data.dataset={_quoted(dataset.absolute())}", *overrides], accelerator=accelerator
             )
             variants.append(Variant(recipe, out / folder_name(recipe.name)))
         else:
@@ -177,7 +178,7 @@ def _grid_variants(
             options["teacher.run"] = str((out / folder_name(teacher)).absolute())
         recipe_name = options.pop("recipe")
         sets = [f"{key}={_one_line(value)}" for key, value in options.items()]
-        fixed = [f"name={name}", f"data.dataset={dataset.absolute()}"]
+        fixed = [f"name={_quoted(name)}", f"data.dataset={_quoted(dataset.absolute())}"]
         try:
             recipe = read_recipe(recipe_name, [*sets, *fixed, *overrides], accelerator=accelerator)
         except ValueError as error:
@@ -189,6 +190,11 @@ def _grid_variants(
 def _one_line(value: Any) -> str:
     """The value as YAML on one line, as in an override."""
     return yaml_text({"value": value}).removeprefix("value:").strip() if not isinstance(value, str) else value
+
+
+def _quoted(text: str | Path) -> str:
+    """A text for an override; brackets, colons and # in a path are not YAML."""
+    return json.dumps(str(text), ensure_ascii=False)
 
 
 def _teachers_first(variants: Sequence[Variant]) -> list[Variant]:
