@@ -364,7 +364,8 @@ def _read_nifti(path: Path, file: BufferedReader, sha256: str) -> _Stored:
     # a side of 0 is not known, but an sform has its own
     for axis in np.flatnonzero(sides[:3] == 0):
         sform = image.get_sform(coded=True)[0]
-        spacing[axis] = 0.0 if sform is None else float(np.linalg.norm(sform[:3, axis])) * unit
+        step = 0.0 if sform is None else np.linalg.norm(sform[:3, axis])
+        spacing[axis] = float(str(np.float32(step))) * unit
     affines_mm = tuple(np.diag([unit, unit, unit, 1.0]) @ declared for declared in _declared_affines(image))
     return _Stored(values, tuple(spacing), affine, affines_mm, has_colours=False, sha256=sha256)
 
