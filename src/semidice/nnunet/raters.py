@@ -25,7 +25,7 @@ from nnunetv2.training.dataloading.nnunet_dataset import (
 )
 from nnunetv2.utilities.plans_handling.plans_handler import ConfigurationManager, PlansManager
 
-from ..limits import read_json
+from ..limits import MAX_JSON_BYTES, check_file, read_json
 from ..paths import write_text
 from .folders import NnunetDataset, rater_segmentations
 
@@ -66,7 +66,10 @@ def preprocess_raters(
 
     Cases that are finished are skipped, so the work can be continued after an interrupt.
     """
-    manager = PlansManager(str(dataset.preprocessed / f"{plans}.json"))
+    plans_file = dataset.preprocessed / f"{plans}.json"
+    # before nnU-Net reads it, which has no bound
+    check_file(plans_file, max_bytes=MAX_JSON_BYTES)
+    manager = PlansManager(str(plans_file))
     identifier = manager.get_configuration(configuration).data_identifier
     source = dataset.preprocessed / identifier
     if not source.is_dir():
