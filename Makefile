@@ -6,7 +6,7 @@ LOWEST := .venv-lowest
 LOWEST_TESTS := tests/networks tests/data tests/recipes tests/losses/test_losses.py tests/metrics tests/prediction tests/training tests/test_compare.py
 SOURCES := src tests benchmarks docs conftest.py
 
-.PHONY: help demo test test-slow test-lowest test-gpu test-nnunet test-integrations fuzz lint format figures bench bench-gpu clean
+.PHONY: help demo test test-slow test-lowest test-gpu test-nnunet test-integrations fuzz audit lint format figures bench bench-gpu clean
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
@@ -81,6 +81,16 @@ test-integrations: $(VENV)/.integrations  ## the adapters, each with its real fr
 FUZZ_SECONDS ?= 600
 fuzz: $(VENV)/.dev  ## read damaged files of every kind for ten minutes
 	$(BIN)/python -W ignore tests/support/fuzzing.py --seconds $(FUZZ_SECONDS)
+
+# in an environment of its own: what pip-audit needs is not audited
+$(VENV)/.audit: | $(BIN)/python
+	$(PYTHON) -m venv $(VENV)/audit
+	$(VENV)/audit/bin/pip install --disable-pip-version-check 'pip-audit>=2.9'
+	@touch $@
+
+# AUDIT='--ignore-vuln ID' make audit: leave one out
+audit: $(VENV)/.dev $(VENV)/.audit  ## compare the installed packages with known vulnerabilities
+	@$(BIN)/python tests/support/audit.py $(VENV)/audit/bin/pip-audit $(AUDIT)
 
 format: $(VENV)/.dev  ## rewrite the sources in the project's format
 	$(BIN)/ruff format $(SOURCES)

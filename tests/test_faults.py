@@ -172,19 +172,18 @@ def test_a_disk_that_fails_at_any_change_costs_nothing(trial):
 
 
 def test_a_kill_at_some_changes_costs_nothing(trial):
-    if trial.command in ("predict", "report"):
-        pytest.skip("the files of a killed process are removed where a lock tells that it is dead")
+    if trial.command == "report":
+        pytest.skip("a report takes long: see the slow test")
     for number in spread(trial.num_changes, 3, offset=2):
         trial.kill_at(number)
 
 
 @pytest.mark.slow
 def test_a_kill_at_any_change_costs_nothing(trial):
-    """One hundred kills each of prepare, train and compare."""
-    if trial.command in ("predict", "report"):
-        pytest.skip("the files of a killed process are removed where a lock tells that it is dead")
-    codes = [trial.kill_at(number) for number in spread(trial.num_changes, 100)]
-    assert codes.count(-9) >= 90
+    """One hundred kills each of prepare, train and compare; fewer of commands that take longer."""
+    num_kills = {"predict": 40, "report": 10}.get(trial.command, 100)
+    codes = [trial.kill_at(number) for number in spread(trial.num_changes, num_kills)]
+    assert codes.count(-9) >= 0.9 * num_kills
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,11 @@
 """Small files that ask for much are refused with the number, before memory is taken."""
 
+import ast
 import gzip
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 import zipfile
@@ -15,6 +17,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+from bad_commands import run_command
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -28,6 +31,7 @@ from semidice.data.dataset import Dataset
 from semidice.data.manifest import PrepareOptions, read_manifest
 from semidice.data.sources.readers import file_shape, read_image, read_mask
 from semidice.data.storage import Storage
+from semidice.limits import read_json
 from semidice.metrics.cases import CaseRow, CaseTable, read_cases, write_cases
 from semidice.metrics.cells import escaped_cell, unescaped_cell
 from semidice.metrics.tables import Cell, Table
@@ -36,6 +40,7 @@ from semidice.networks.checkpoint import Checkpoint
 from semidice.recipes import read_recipe
 from semidice.recipes.grid import read_variants
 from semidice.recipes.text import parse_yaml
+from semidice.report.curves import read_log
 from semidice.runs.predictions import read_prediction, write_prediction
 
 LAUGHS = "a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
@@ -99,6 +104,8 @@ class TestFilesWithoutAnEnd:
         lambda path: read_cases(path.with_suffix(".csv")),
         lambda path: read_prediction(path.with_suffix(".npz")),
         lambda path: Checkpoint(path.with_suffix(".safetensors")),
+        lambda path: read_log(path.with_suffix(".jsonl")),
+        lambda path: read_json(path.with_suffix(".json")),
         lambda path: build_model(
             architecture="unet",
             encoder="tu-resnet18",
@@ -111,7 +118,8 @@ class TestFilesWithoutAnEnd:
     @pytest.mark.parametrize("number", range(len(READERS)))
     @pytest.mark.parametrize("kind", ["pipe", "device"])
     def test_a_pipe_or_device_is_refused_and_nothing_waits_for_it(self, number, kind, tmp_path):
-        for suffix in (".png", ".nii.gz", ".tif", ".yaml", ".parquet", ".csv", ".npz", ".safetensors"):
+        suffixes = ".png .nii.gz .tif .yaml .parquet .csv .npz .safetensors .json .jsonl"
+        for suffix in suffixes.split():
             path = (tmp_path / "file").with_suffix(suffix)
             if kind == "pipe":
                 os.mkfifo(path)
@@ -119,6 +127,49 @@ class TestFilesWithoutAnEnd:
                 path.symlink_to("/dev/zero")
         with pytest.raises(ValueError, match=f"is a {kind}, which has no end"):
             self.READERS[number](tmp_path / "file")
+
+    def test_the_folders_of_a_stranger_are_read_to_the_end_although_they_hold_pipes(self, tmp_path):
+        """One file after the other of a run and its dataset is replaced by a pipe."""
+        dataset = make_prepared(tmp_path / "data")
+        run = make_run(tmp_path / "run", dataset)
+        picture = tmp_path / "a.png"
+        Image.radial_gradient("L").save(picture)
+        predict = ["predict", run.path, picture, "-o", tmp_path / "out"]
+        evaluate = ["evaluate", run.path, "--decide", "fitted"]
+        assert run_command(predict)[0] == run_command(evaluate)[0] == 0
+        files = {
+            run.recipe: predict,
+            run.dataset: predict,
+            run.fold(0).last: predict,
+            run.decision: [*predict[:-1], tmp_path / "new", "--decide", "fitted"],
+            tmp_path / "out/prediction.json": predict,
+            tmp_path / "out/volumes.csv": predict,
+            picture: [*predict[:-1], tmp_path / "other"],
+            run.folds: evaluate,
+            run.fold(0).prediction("scan002"): evaluate,
+            run.decisions: evaluate,
+            dataset.folder.manifest: evaluate,
+            dataset.folder.array("masks", "scan000"): ["check", dataset.folder.path],
+            dataset.folder.array("masks", "scan001"): [*evaluate, "--metric", "dice_score"],
+        }
+
+        def too_long(*_):
+            raise AssertionError("it waits for a pipe")
+
+        handler = signal.signal(signal.SIGALRM, too_long)
+        for path, command in files.items():
+            content = path.read_bytes()
+            path.unlink()
+            os.mkfifo(path)
+            signal.alarm(60)
+            code, printed, unhandled = run_command(command)
+            signal.alarm(0)
+            assert unhandled is None, (path, unhandled)
+            # a pipe in the place of results of the same command is replaced by them
+            assert code == (0 if path.parent == tmp_path / "out" or path == run.decisions else 1), printed
+            path.unlink()
+            path.write_bytes(content)
+        signal.signal(signal.SIGALRM, handler)
 
     def test_prepare_names_a_pipe_among_the_images(self, tmp_path):
         for folder in ("images", "masks"):
@@ -291,7 +342,40 @@ def test_no_bound_is_stated_anywhere_else():
     assert len(users) >= 10
     names = [name for name in vars(limits) if name.startswith("MAX_")]
     for name in names:
-        assert any(name in path.read_text() for path in users) or name == "MAX_VALUES", name
+        # the others are the defaults of functions in `limits`
+        is_default = name in ("MAX_VALUES", "MAX_JSON_BYTES")
+        assert any(name in path.read_text() for path in users) or is_default, name
+
+
+# modules that read what no stranger writes: the machine's own files, files of this package, an owner's lock
+OWN_READERS = {
+    *("limits.py", "locks.py", "recipes/files.py", "reproduce/tables.py", "report/page/build.py"),
+    *("kernels/__init__.py", "data/storage.py", "training/crossvalidation.py", "metrics/accumulators.py"),
+    # of a dataset that was just compared with its hashes
+    "data/prepare/scan.py",
+}
+
+
+def unbounded_reads(source):
+    """Calls that read a whole file, or nested text, without a bound."""
+    calls = [ast.unparse(node.func) for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    readers = (".read_text", ".read_bytes", "json.loads", "json.load", "np.load")
+    return [call for call in calls if call.endswith(readers)]
+
+
+def test_every_file_is_read_through_the_bounds():
+    root = Path(limits.__file__).parent
+    found = {
+        str(path.relative_to(root)): unbounded_reads(path.read_text())
+        for path in root.rglob("*.py")
+        if str(path.relative_to(root)) not in OWN_READERS
+    }
+    assert {path: calls for path, calls in found.items() if calls} == {}
+
+
+def test_an_unbounded_read_is_found():
+    assert unbounded_reads("json.loads(path.read_text())") == ["json.loads", "path.read_text"]
+    assert unbounded_reads("read_json(path)") == []
 
 
 def test_the_memory_of_a_refusal_is_small():

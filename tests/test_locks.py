@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from semidice import locks
-from semidice.locks import FolderLock, LockedError, Owner
+from semidice.locks import FolderLock, LockedError, Owner, locked
 from semidice.paths import Folder, RunFolder
 
 
@@ -60,6 +60,33 @@ def test_nothing_is_left_after_a_lock(folder):
     assert [path.name for path in folder.path.iterdir()] == ["file"]
 
 
+def test_a_function_that_writes_locks_the_folder_unless_its_process_has_the_lock(folder, me):
+    with locked(folder, "semidice evaluate"):
+        assert folder.lock.exists()
+        with pytest.raises(LockedError), lock_of(folder):
+            pass
+    with lock_of(folder) as lock:
+        with locked(folder, "semidice evaluate"):
+            pass
+        assert json.loads(folder.lock.read_text())["token"] == lock.owner.token
+    assert not folder.path.exists()
+    write_lock(folder, replace(me, host="other"))
+    with pytest.raises(LockedError, match="on other"), locked(folder, "semidice evaluate"):
+        pass
+
+
+def test_what_a_killed_process_left_under_temporary_names_is_removed_and_nothing_else(folder):
+    folder.fold(0).predictions.mkdir(parents=True)
+    left = [folder.path / ".cases.parquet.7.part", folder.fold(0).predictions / ".a.npz.7.part"]
+    kept = [folder.path / ".notes", folder.path / "a.part", folder.fold(0).path / "log.jsonl"]
+    for path in (*left, *kept):
+        path.touch()
+    with lock_of(folder):
+        pass
+    assert not any(path.exists() for path in left)
+    assert all(path.exists() for path in kept)
+
+
 def test_a_folder_in_which_nothing_was_written_is_removed_again(folder):
     with pytest.raises(KeyError), lock_of(folder):
         raise KeyError
@@ -90,7 +117,17 @@ def test_the_lock_of_another_machine_is_kept_while_it_is_touched_and_taken_over_
         pass
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"pid": 3}'])
+NO_OWNER = {"host": 1, "machine": "", "start": "", "command": "", "since": "", "token": ""}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("", "{", "[]", '{"pid": 3}', "[" * 10_000),
+        *(json.dumps(NO_OWNER | {"host": "h", "pid": pid}) for pid in ("x", 0, -1, 2**40, None)),
+        json.dumps(NO_OWNER | {"pid": 1}),
+    ],
+)
 def test_a_lock_that_cannot_be_read_is_kept_until_nobody_touches_it(folder, me, content):
     write_lock(folder, me)
     folder.lock.write_text(content)
@@ -99,6 +136,13 @@ def test_a_lock_that_cannot_be_read_is_kept_until_nobody_touches_it(folder, me, 
     os.utime(folder.lock, (0, 0))
     with lock_of(folder):
         pass
+
+
+def test_a_pipe_in_the_place_of_a_lock_is_not_waited_for(folder):
+    folder.path.mkdir()
+    os.mkfifo(folder.lock)
+    with pytest.raises(LockedError, match="in use by another process"):
+        lock_of(folder).__enter__()
 
 
 def test_the_owner_touches_its_lock(folder, monkeypatch):

@@ -86,7 +86,16 @@ def print_line(progress: Progress, task: TaskID, *, now: bool = False) -> None:
 
 def say(console: Console, text: str) -> None:
     """Print one line without markup and without breaking paths."""
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
+    console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
+
+
+def printable(text: str) -> str:
+    """The text with control characters spelled out: a name from a file must not change the terminal.
+
+    >>> printable("a\\x1b[31m, b")
+    'a\\\\x1b[31m, b'
+    """
+    return "".join(char if char.isprintable() or char in "\n\t" else repr(char)[1:-1] for char in text)
 
 
 def clock(seconds: float) -> str:

@@ -5,11 +5,13 @@ in YAML repeats a value, and a pipe never ends. So a size is compared with its b
 allocated, and the message has both numbers. The bounds lie far above what real data needs.
 """
 
+import json
 import math
 import os
 import stat
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 # values of one image, mask or prediction: a CT of 512 x 512 x 4096 voxels
 MAX_VALUES = 2**30
@@ -22,6 +24,8 @@ MAX_RECIPE_BYTES = 2**20
 MAX_RECIPE_VALUES = 100_000
 # of manifests, folds and other JSON files; a dataset of 100 000 scans has a manifest of 150 MB
 MAX_JSON_BYTES = 2**28
+# of the log of a fold: 200 bytes per line, a line per step
+MAX_LOG_BYTES = 2**30
 # of a case table: 10 000 cases, 20 methods, 50 scores and classes
 MAX_TABLE_ROWS = 10_000_000
 MAX_CSV_BYTES = 2**30
@@ -46,6 +50,34 @@ def check_file(path: Path, *, max_bytes: int | None = None) -> None:
         raise ValueError(f"{path} is a {_kind(status.st_mode)}, which has no end: copy its content to a file")
     if max_bytes is not None and status.st_size > max_bytes:
         raise ValueError(f"{path} has {status.st_size} bytes; at most {max_bytes} are read")
+
+
+def read_bytes(path: Path, *, max_bytes: int = MAX_JSON_BYTES) -> bytes:
+    """The content of a file, after `check_file`; an OSError if it cannot be read."""
+    check_file(path, max_bytes=max_bytes)
+    return path.read_bytes()
+
+
+def read_text(path: Path, *, max_bytes: int, encoding: str = "utf-8") -> str:
+    """The same as text; lines may end as on any system."""
+    return read_bytes(path, max_bytes=max_bytes).decode(encoding).replace("\r\n", "\n").replace("\r", "\n")
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file; a ValueError if it is none, an OSError if it cannot be read."""
+    return parse_json(read_bytes(path))
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value that a JSON text stands for; a ValueError, also for one that is nested too deeply.
+
+    >>> parse_json('{"step": 3}')
+    {'step': 3}
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("its brackets are nested too deeply") from None
 
 
 def check_shape(shape: Sequence[int], what: str, *, max_values: int = MAX_VALUES) -> None:

@@ -9,7 +9,7 @@ atomic on every file system, also over a network, where locks of the operating s
 the owner lives, a thread touches the file. A lock is taken over at once if its process on this machine is
 gone, and after `STALE_SECONDS` without a touch if it is of another machine. Times are those of the file
 server: clocks of machines may differ. A process that was stopped for so long learns by `check` that it lost
-the lock.
+the lock. Files that `paths.atomic_write` left in the folder because its process was killed are removed.
 """
 
 import json
@@ -17,16 +17,20 @@ import os
 import platform
 import time
 import uuid
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from threading import Event, Thread
 from types import TracebackType
 
+from .limits import read_json
 from .paths import Folder, write_error
 
 STALE_SECONDS = 300.0
 _SECONDS_BETWEEN_TOUCHES = 20.0
+# process and path of the locks that this process has; a forked process does not have them
+_held: set[tuple[int, Path]] = set()
 
 
 class LockedError(ValueError):
@@ -81,6 +85,7 @@ class FolderLock:
     def __init__(self, folder: Folder, command: str) -> None:
         self.folder, self.path = folder, folder.lock
         self.owner = Owner.this_process(command)
+        self._key = (self.owner.pid, self.path.resolve())
         self._lost, self._is_new = False, False
         self._released = Event()
         self._thread = Thread(target=self._keep_alive, name="lock", daemon=True)
@@ -92,6 +97,7 @@ class FolderLock:
             self._acquire()
         except OSError as error:
             raise write_error(self.folder.path, error) from error
+        _held.add(self._key)
         self._thread.start()
         return self
 
@@ -101,6 +107,7 @@ class FolderLock:
         # a forked process has a copy of this object, and is not the owner
         if os.getpid() != self.owner.pid:
             return
+        _held.discard(self._key)
         self._released.set()
         self._thread.join()
         if _read_owner(self.path) == self.owner:
@@ -132,6 +139,8 @@ class FolderLock:
             temp_path.unlink(missing_ok=True)
         # of processes that were killed here; one that still tries writes its file again
         for path in self.path.parent.glob(f"{self.path.name}.*.part"):
+            path.unlink(missing_ok=True)
+        for path in self.folder.temp_files():
             path.unlink(missing_ok=True)
 
     def _remove_dead_lock(self, temp_path: Path) -> None:
@@ -172,6 +181,18 @@ class FolderLock:
                 continue
 
 
+@contextmanager
+def locked(folder: Folder, command: str) -> Iterator[None]:
+    """A block with the lock of a folder, which the process may have already.
+
+    For functions that write to a folder and are also called by commands that lock it for long.
+    """
+    with ExitStack() as stack:
+        if (os.getpid(), folder.lock.resolve()) not in _held:
+            stack.enter_context(FolderLock(folder, command))
+        yield
+
+
 def _link(source: Path, target: Path) -> bool:
     """Give a file its second name; False if the name exists, or the file does not."""
     try:
@@ -192,10 +213,12 @@ def _link(source: Path, target: Path) -> bool:
 
 def _read_owner(path: Path) -> Owner | None:
     try:
-        return Owner(**json.loads(path.read_text(encoding="utf-8")))
+        owner = Owner(**read_json(path))
     # missing, or not written by this version
     except (OSError, ValueError, TypeError):
         return None
+    is_valid = all(type(getattr(owner, field.name)) is field.type for field in fields(Owner))
+    return owner if is_valid and 0 < owner.pid < 2**31 else None
 
 
 def _machine() -> str:

@@ -5,6 +5,7 @@ their source in `data.sources`.) A file appears under its name only when it is c
 """
 
 import errno
+import glob
 import hashlib
 import os
 import re
@@ -92,7 +93,9 @@ def force_to_disk(path: Path) -> None:
 
 
 def file_hash(path: Path) -> str:
-    """SHA-256 of a file."""
+    """SHA-256 of a file; an OSError for a pipe or a device, which has no end."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is not a file", str(path))
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -304,3 +307,8 @@ class ReportFolder(Folder):
     @classmethod
     def of(cls, page: Path) -> "ReportFolder":
         return cls(page.with_name(f"{page.stem}_files"))
+
+    def temp_files(self) -> list[Path]:
+        """Those of the folder, and of the page next to it."""
+        page = glob.escape(self.path.name.removesuffix("_files"))
+        return [*super().temp_files(), *self.path.parent.glob(f".{page}.htm*.part")]

@@ -1,5 +1,7 @@
 """Preparing gives the same bytes every time, continues after a stop, and leaves no incomplete dataset."""
 
+import gzip
+import io
 import json
 import os
 import signal
@@ -21,11 +23,13 @@ from preparing import (
     prepare,
     recording_reader,
 )
-from raw_trees import ellipsoids, make_kits, make_lits, write_nifti, write_picture
+from raw_trees import ellipsoids, make_folder, make_kits, make_lits, write_nifti, write_picture
+from rich.console import Console
 
 from semidice.data.dataset import Dataset
 from semidice.data.phantom import PhantomOptions, make_phantom
 from semidice.data.prepare import PrepareError
+from semidice.data.prepare.command import PrepareRequest, run_prepare
 from semidice.data.prepare.workers import WorkerDiedError, Workers
 from semidice.data.sources import find_datasets
 from semidice.data.sources.scan import read_scan
@@ -408,3 +412,25 @@ def test_a_second_run_at_the_same_time_is_refused(tmp_path):
 
     prepare(phantom_dataset(), tmp_path / "out", reader=start_second_run)
     assert len(names) == 6
+
+
+@pytest.mark.parametrize(("has_sform", "spacing"), [(True, (0.7, 0.8, 2.5)), (False, None)])
+def test_a_side_of_0_in_a_nifti_is_that_of_the_sform_or_not_known_and_never_1_mm(
+    tmp_path, has_sform, spacing
+):
+    raw = tmp_path / "raw"
+    make_folder(raw, num_cases=2, suffix=".nii.gz", volumes=True)
+    for path in raw.rglob("case1.nii.gz"):
+        image = nibabel.Nifti1Image(np.asarray(nibabel.load(path).dataobj), np.diag([0.7, 0.8, 2.5, 1]))
+        image.set_qform(None, 0)
+        if not has_sform:
+            image.set_sform(None, 0)
+        content = bytearray(image.to_bytes())
+        content[88:92] = bytes(4)
+        path.write_bytes(gzip.compress(bytes(content)))
+    console = Console(file=io.StringIO(), width=400)
+    (prepared,) = run_prepare("folder", raw, tmp_path / "out", PrepareRequest(workers=0), console=console)
+    case1 = next(scan for scan in prepared.manifest.scans if scan.name == "case1")
+    assert case1.spacing_mm == (None if spacing is None else pytest.approx(spacing))
+    warned = "the header of 1 scan (case1) has no voxel size: distances and volumes will be in voxels"
+    assert (warned in console.file.getvalue()) == (spacing is None)

@@ -70,16 +70,21 @@ def test_spacing_is_converted_to_mm_from_every_unit(tmp_path, unit, factor):
     )
 
 
+@pytest.mark.parametrize(("sform_code", "spacing"), [(0, None), (2, (0.7, 0.8, 2.5))])
 @pytest.mark.parametrize("name", ["case.nii", "case.nii.gz"])
-def test_the_spacing_of_a_header_without_one_is_not_known(tmp_path, capfd, name):
+def test_the_spacing_of_a_header_without_one_is_that_of_the_sform_or_not_known(
+    tmp_path, capfd, name, sform_code, spacing
+):
     path = write_nifti(tmp_path / name, VOLUME)
     opened = gzip.open if name.endswith(".gz") else open
     with opened(path, "rb") as file:
         header = bytearray(file.read())
     header[76:108] = bytes(32)
+    # the codes of qform and sform
+    header[252:256] = np.array([0, sform_code], np.int16).tobytes()
     with opened(path, "wb") as file:
         file.write(header)
-    assert read_image(path, num_axes=3).spacing_mm is None
+    assert read_image(path, num_axes=3).spacing_mm == spacing
     assert capfd.readouterr() == ("", "")
 
 

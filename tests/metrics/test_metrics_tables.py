@@ -3,6 +3,7 @@
 import csv
 import io
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -118,6 +119,28 @@ def test_the_terminal_shows_brackets_stars_and_numbers_in_full(comparisons):
         assert "★" in text
         assert "…" not in text
         assert re.search(r"\[[+−]?\d+\.\d\d, [+−]?\d+\.\d\d\]", text)
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_a_narrow_terminal_shows_every_score_and_every_method_in_each_table(comparisons, width):
+    console = pytest.importorskip("rich.console")
+    names = [f"score_number_{number}_error" for number in range(12)]
+    many = [replace(comparisons[0], metric=name) for name in names]
+    table = means_table(many, intervals=False)
+    out = console.Console(file=io.StringIO(), width=width, no_color=True)
+    out.print(table.rich())
+    lines = out.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    num_tables = sum("method" in line for line in lines)
+    # a column takes twelve characters
+    assert num_tables == {60: 3, 80: 2, 120: 2}[width]
+    # names are wrapped at thirteen characters
+    for name in METHODS:
+        assert sum(line.strip().startswith(name.split()[0][:13]) for line in lines) >= num_tables
+    words = " ".join(" ".join(lines).replace("★", "").split())
+    for row in table.rows:
+        assert all(words.count(cell.text) >= len(names) for cell in row[1:])
+    assert words.count(table.title) == 1
 
 
 def test_tables_refuse_comparisons_of_different_methods_or_of_one_method(table, comparisons):

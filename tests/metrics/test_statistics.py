@@ -43,7 +43,7 @@ def test_intervals_equal_those_of_scipy_within_resampling_error(interval, scipy_
     column = differences()
     result = paired_bootstrap(column, interval=interval, num_resamples=20_000)
     reference = stats.bootstrap(
-        (column[:, 0],), np.mean, method=scipy_name, n_resamples=20_000, rng=np.random.default_rng(5)
+        (column[:, 0],), np.mean, method=scipy_name, n_resamples=20_000, random_state=np.random.default_rng(5)
     )
     error = column.std(ddof=1) / np.sqrt(len(column))
     assert result.low[0] == pytest.approx(reference.confidence_interval.low, abs=0.06 * error)
@@ -101,7 +101,7 @@ def test_the_sampled_permutation_test_equals_that_of_scipy_within_resampling_err
         lambda x, axis: x.mean(axis=axis),
         permutation_type="samples",
         n_resamples=10_000,
-        rng=np.random.default_rng(6),
+        random_state=np.random.default_rng(6),
     )
     np.testing.assert_allclose(permutation_test(columns), reference.pvalue, atol=0.02)
 
@@ -120,7 +120,7 @@ def test_the_combined_p_is_the_larger_of_twice_a_studentised_tail_and_the_permut
         observed = t_value(column, 0)
         tail = (drawn >= observed).mean() if observed > 0 else (drawn <= observed).mean()
         flipped = stats.permutation_test(
-            (column,), np.mean, permutation_type="samples", n_resamples=20_000, rng=rng
+            (column,), np.mean, permutation_type="samples", n_resamples=20_000, random_state=rng
         )
         result = paired_bootstrap(column[:, None], num_resamples=20_000)
         assert (2 * tail > flipped.pvalue) == (shift < 0)

@@ -8,6 +8,7 @@ import pytest
 from browser import Watched, column, column_titles, open_page, press
 from pages import CLASS_OF, NAMES, SHOWN_METRICS, shown
 
+from semidice.metrics.tables import number_text
 from semidice.runs.predictions import read_prediction
 
 
@@ -53,7 +54,7 @@ def test_scripts_round_like_python(chromium):
     watched = Watched(chromium)
     rounded = watched.page.evaluate(f"values => {{ {function}; return values.map(fixed); }}", values)
     watched.close()
-    assert rounded == [f"{value:.2f}".replace("-", "−") for value in values]
+    assert rounded == [number_text(value) for value in values]
 
 
 def test_the_case_table_is_sorted_by_any_column_in_both_directions_by_mouse_and_keyboard(opened, built):

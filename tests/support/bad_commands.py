@@ -153,6 +153,9 @@ PREPARE = [
     CommandRow("patients with a comma", lambda w: prepare(w, cases("case,patient\n{0},Doe, John\n{1},Doe, Jane\n{2},b\n{3},c\n")), r"cases\.csv has more cells than columns in line 2, 'case1,Doe, John': put a text with a , in quotes"),
     CommandRow("patients that differ in upper and lower case", lambda w: prepare(w, cases("case,patient\n{0},P01\n{1},p01\n{2},b\n{3},c\n")), "patients 'P01' and 'p01', which differ only in their spelling"),
     CommandRow("two columns of patients", lambda w: prepare(w, cases("case,patient,patient\n{0},a,b\n{1},a,b\n{2},a,b\n{3},a,b\n")), r"cases\.csv has 2 columns patient: keep one"),
+    CommandRow("a voxel of NaN mm", lambda w: prepare(w, side("images/case1.nii.gz", NAN), "volumes"), r"images/case1\.nii\.gz: its voxel size is 0\.7 x 0\.8 x nan: write the right one into its header"),
+    CommandRow("a voxel of infinite mm", lambda w: prepare(w, side("raters/a/case1.nii.gz", float("inf")), "volumes"), r"raters/a/case1\.nii\.gz: its voxel size is 0\.7 x 0\.8 x inf: write the right one"),
+    CommandRow("a dataset.json of brackets", lambda w: ["prepare", "nnunet", nnunet_header(w, "[" * 100_000), w.out], r"dataset\.json cannot be read: .*nested too deeply.*it needs channel_names"),
     CommandRow("a case without a patient", lambda w: prepare(w, cases("case,patient\n{0}\n{1},b\n{2},c\n{3},d\n")), r"cases\.csv has no case and patient in line 2"),
     CommandRow("a quote that does not end", lambda w: prepare(w, cases('case,patient\n{0},"a\n{1},b\n{2},c\n{3},d\n')), r"cannot read .*cases\.csv: unexpected end of data; save it as CSV"),
     CommandRow("a case with two patients", lambda w: prepare(w, cases("case,patient\n{0},a\n{0},b\n{1},b\n{2},c\n{3},d\n")), "case 'case1' twice: keep one row"),
@@ -261,6 +264,17 @@ CHECK = [
     CommandRow("raw images to check", lambda w: ["check", w.copy("raw")], "semidice prepare folder"),
 ]
 
+DEVICES_AND_TABLES = [
+    CommandRow("a device that does not exist", lambda w: [*predict(w)[:-1], "xyz"], "--device must be cpu or cuda; got 'xyz'"),
+    *(CommandRow(f"{command[0]} into a text file", lambda w, c=command: [c[0], w.good / "run", *c[1:], "-o", w.folder / "a.txt"], rf"^semidice {command[0]}: a case table is a \.parquet or a \.csv file; got .*a\.txt")
+      for command in (["evaluate"], ["calibrate", "--by", "isotonic"])),
+    CommandRow("rules into a text file", lambda w: ["evaluate", w.good / "run", "--decide", "dice", "-o", w.folder / "a.txt"], r"^semidice evaluate: a case table is a \.parquet"),
+    CommandRow("a recipe that would colour the terminal", lambda w: train(w, name="a\x1b[31mred", data__num_folds=9), r"^semidice train: (?!.*\x1b)"),
+    CommandRow("an option that would colour the terminal", lambda w: train(w, **{"\x1b[31m": 1}), r"\\x1b\[31m"),
+    CommandRow("a checkpoint of brackets", lambda w: predict(w, lambda run: rewrite(run / "fold_0/last.safetensors", {"progress": "[" * 100_000})), r"last\.safetensors is not a complete checkpoint .*nested too deeply"),
+    CommandRow("a grid with a name that is no folder", lambda w: compare(w, "variants: {'[x] :b:': {}}"), r"'\[x\] :b:' cannot be a file name: use letters"),
+]
+
 COMPARE = [
     CommandRow("a misspelt grid", lambda w: ["compare", w.good / "data", "labls", "-o", w.out], "neither a file nor a shipped grid or recipe labls: did you mean labels"),
     CommandRow("nothing to compare", lambda w: ["compare", w.good / "data", "-o", w.out], "name a grid or recipe, such as labels, or tables of scores with --cases"),
@@ -302,7 +316,7 @@ OTHERS = [
     CommandRow("an unknown command", lambda w: ["trian"], "No such command 'trian'"),
 ]
 # fmt: on
-COMMANDS = [*TRAIN, *PREPARE, *PREDICT, *EVALUATE, *CHECK, *COMPARE, *OTHERS]
+COMMANDS = [*TRAIN, *PREPARE, *PREDICT, *EVALUATE, *CHECK, *DEVICES_AND_TABLES, *COMPARE, *OTHERS]
 
 
 def train(work: Workspace, *overrides: str, **changes: object) -> list:
@@ -466,6 +480,25 @@ def with_time(raw: Path) -> None:
 
 def time_series(work: Workspace) -> Path:
     return volume(work.folder / "time.nii.gz", np.random.default_rng(0).random((8, 9, 3, 2)))
+
+
+def side(name: str, length: float) -> Callable[[Path], object]:
+    """Write a third side of the voxel into the header of a NIfTI."""
+
+    def change(raw: Path) -> None:
+        content = bytearray(gzip.decompress((raw / name).read_bytes()))
+        content[88:92] = np.float32(length).tobytes()
+        (raw / name).write_bytes(gzip.compress(bytes(content)))
+
+    return change
+
+
+def nnunet_header(work: Workspace, text: str) -> Path:
+    raw = work.folder / "nnunet"
+    for name in ("imagesTr", "labelsTr"):
+        (raw / name).mkdir(parents=True)
+    (raw / "dataset.json").write_text(text)
+    return raw
 
 
 def unzip(path: Path) -> None:

@@ -6,8 +6,10 @@ import subprocess
 import sys
 from dataclasses import asdict, replace
 
+import numpy as np
 import pytest
 from lightning_fabric import Fabric
+from PIL import Image
 from prepared import make_prepared
 from rich.console import Console
 from trained import make_run
@@ -16,7 +18,7 @@ from typer.testing import CliRunner
 from semidice.cli import app
 from semidice.locks import FolderLock, Owner
 from semidice.networks import checkpoint
-from semidice.paths import ComparisonFolder, FoldFolder, RunFolder
+from semidice.paths import ComparisonFolder, FoldFolder, PredictionFolder, ReportFolder, RunFolder
 from semidice.recipes import read_recipe
 from semidice.training import crossvalidation
 from semidice.training.command import run_train
@@ -101,6 +103,38 @@ def test_evaluate_waits_for_nobody_and_names_the_training(dataset, tmp_path):
         # a file elsewhere needs no lock
         assert invoke("evaluate", run.path, "-o", tmp_path / "scores.csv").exit_code == 0
     assert invoke("evaluate", run.path).exit_code == 0
+
+
+def test_commands_that_write_to_a_run_or_a_folder_name_who_has_it(tmp_path):
+    """Of another machine: this process could have the lock itself."""
+    dataset = make_prepared(tmp_path / "data", num_cases=6)
+    run = make_run(tmp_path / "run", dataset)
+    image = tmp_path / "a.png"
+    Image.fromarray(np.arange(1024, dtype=np.uint8).reshape(32, 32)).save(image)
+    out, page = tmp_path / "out", tmp_path / "page.html"
+    table = tmp_path / "table.csv"
+    assert invoke("evaluate", run.path, "-o", table).exit_code == 0
+    other = asdict(replace(Owner.this_process("semidice train"), host="node7"))
+    for folder in (run, PredictionFolder(out), ReportFolder.of(page)):
+        folder.path.mkdir(exist_ok=True)
+        folder.lock.write_text(json.dumps(other))
+    before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+    commands = (
+        ["evaluate", run.path, "--decide", "fitted", "-o", tmp_path / "scores.csv"],
+        ["calibrate", run.path, "--by", "temperature"],
+        ["predict", run.path, image, "-o", out],
+        ["report", "--cases", table, "--dataset", dataset.folder.path, "-o", page],
+    )
+    for arguments in commands:
+        done = invoke(*arguments)
+        assert done.exit_code == 1, arguments
+        assert "is in use by `semidice train`" in done.stderr, done.stderr
+        assert "on node7" in done.stderr
+    assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
+    assert [path.name for path in out.iterdir()] == [".lock"]
+    assert not page.exists()
+    # without a rule that is stored in the run, scores in another file need no lock
+    assert invoke("evaluate", run.path, "--decide", "dice", "-o", tmp_path / "scores.csv").exit_code == 0
 
 
 def test_compare_names_who_has_its_folder_or_the_run_of_a_variant(dataset, tmp_path):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from threading import Event
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from semidice.data.label_making import LabelOptions
 from semidice.data.manifest import manifest_text
 from semidice.data.storage import Storage
 from semidice.metrics import CaseTable, read_cases, write_cases
+from semidice.networks import checkpoint
 from semidice.networks.build import build_model
 from semidice.networks.checkpoint import Checkpoint, CheckpointWriter, write_checkpoint
 from semidice.networks.small_unet import SmallUNet
@@ -275,6 +277,27 @@ def test_a_failed_write_keeps_the_previous_checkpoint(tmp_path, monkeypatch):
         writer.close()
     assert Checkpoint(path).progress == {"step": 1}
     assert [file.name for file in tmp_path.iterdir()] == ["last.safetensors"]
+
+
+def test_after_a_checkpoint_that_could_not_be_written_no_later_one_is(tmp_path, monkeypatch):
+    """The last checkpoint has the best score: a resumed training would not write the best one again."""
+    failed = Event()
+
+    def fail_once(path, tensors, progress):
+        if not failed.is_set():
+            failed.set()
+            # the second checkpoint waits already
+            time.sleep(0.2)
+            raise OSError(28, "No space left on device", str(path))
+        write_checkpoint(path, tensors, progress)
+
+    monkeypatch.setattr(checkpoint, "write_checkpoint", fail_once)
+    writer = CheckpointWriter()
+    for name in ("best", "last"):
+        writer.put(tmp_path / name, torch.nn.Linear(1, 1), None, {"best": 0.5})
+    with pytest.raises(OSError, match="No space left"):
+        writer.close()
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_error_names_a_file_that_is_not_a_checkpoint(tmp_path):

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from .. import __version__
+from ..console import printable
 from ..extras import missing_message
 
 app = typer.Typer(
@@ -47,7 +48,7 @@ def reported(command: str) -> Iterator[None]:
 
 
 def _fail(command: str, message: str) -> None:
-    typer.echo(f"semidice {command}: {message}", err=True)
+    typer.echo(printable(f"semidice {command}: {message}"), err=True)
     raise typer.Exit(1) from None
 
 

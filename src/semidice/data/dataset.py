@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float32, UInt8
 
+from ..limits import check_file
 from ..paths import DatasetFolder
 from .intensities import INTENSITY_UNITS, MeanStd, pooled_mean_std, stored_mean_std
 from .manifest import Kind, Manifest, Scan, read_manifest
@@ -123,8 +124,11 @@ class Dataset:
     def _stored_rows(self, kind: Kind, scan: Scan, rows: int | slice) -> np.ndarray:
         path = self.folder.array(kind, scan.name)
         try:
-            array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)[rows]
-        except (OSError, ValueError, IndexError, EOFError) as error:
+            check_file(path)
+            # not np.load, which also reads archives
+            array: np.ndarray = np.lib.format.open_memmap(path, mode="r")[rows]
+        # NumPy has no common error for a damaged header: ValueError, SyntaxError, TokenError, ...
+        except Exception as error:
             raise ValueError(
                 f"cannot read {path}: {error}; run `semidice check`, then prepare the dataset again"
             ) from error

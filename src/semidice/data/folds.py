@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field, ValidationError
 
-from ..limits import MAX_FOLDS, MAX_JSON_BYTES, check_file
+from ..limits import MAX_FOLDS, read_bytes
 from ..paths import write_text
 from .dataset import Dataset
 from .manifest import Record
@@ -97,9 +97,8 @@ def read_folds(path: Path, dataset: Dataset) -> list[int]:
 
     A ValueError if the names of the cases differ, a patient is in two folds, or a fold is empty.
     """
-    check_file(path, max_bytes=MAX_JSON_BYTES)
     try:
-        folds = _Folds.model_validate_json(path.read_bytes())
+        folds = _Folds.model_validate_json(read_bytes(path))
     except OSError as error:
         raise ValueError(f"cannot read folds from {path}: {error.strerror or error}") from error
     except ValidationError as error:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32, UInt8
 
-from ..limits import MAX_JSON_BYTES, check_file
+from ..limits import read_json
 from ..paths import DatasetFolder, file_hash, write_text
 from .dataset import Dataset
 from .intensities import INTENSITY_UNITS
@@ -228,8 +228,7 @@ def check_arrays(dataset: Dataset, seen: Path) -> None:
 
 def _read_seen(path: Path) -> dict[str, Any]:
     try:
-        check_file(path, max_bytes=MAX_JSON_BYTES)
-        seen = json.loads(path.read_bytes())
+        seen = read_json(path)
     # missing or damaged: the arrays are compared again
     except (OSError, ValueError):
         return {}

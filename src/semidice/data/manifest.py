@@ -22,7 +22,7 @@ from pydantic import (
     model_validator,
 )
 
-from ..limits import MAX_JSON_BYTES, MAX_PIXELS, MAX_RATERS, check_file, check_shape
+from ..limits import MAX_PIXELS, MAX_RATERS, check_shape, read_bytes
 from ..paths import DatasetFolder, check_name
 
 Kind = Literal["images", "masks", "truth"]
@@ -197,9 +197,8 @@ def read_manifest(folder: Path) -> Manifest:
             f"{folder} has no {path.name}, so it is not a prepared dataset: make one from raw images with "
             f"`semidice prepare folder {shlex.quote(str(folder))} {shlex.quote(out)}`"
         )
-    check_file(path, max_bytes=MAX_JSON_BYTES)
     try:
-        return Manifest.model_validate_json(path.read_bytes())
+        return Manifest.model_validate_json(read_bytes(path))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "as a whole"

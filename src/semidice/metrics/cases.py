@@ -351,6 +351,12 @@ def _in_order(column: np.ndarray) -> tuple[str, ...]:
     return tuple(dict.fromkeys(column.tolist()))
 
 
+def check_suffix(path: Path | None) -> None:
+    """A ValueError if a table cannot be written to the path, before the work for it is done."""
+    if path is not None:
+        _suffix(path)
+
+
 def _suffix(path: Path) -> str:
     if path.suffix not in (".parquet", ".csv"):
         raise ValueError(f"a case table is a .parquet or a .csv file; got {path}")

@@ -7,7 +7,7 @@ one row per mean or pair. Left out: the statistics (`statistics`).
 import csv
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -19,7 +19,9 @@ from .registry import display_scale
 from .statistics import Comparison, Correction, holm
 
 if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions
     from rich.table import Table as RichTable
+    from rich.text import Text
 
 
 # name of the row with the raters' own scores
@@ -96,29 +98,73 @@ class Table:
             write_text(file, text)
         return list(files)
 
-    def rich(self) -> "RichTable":
-        """For `rich.print`: best cells are bold, green, and marked with a star."""
+    def rich(self) -> "_TerminalTable":
+        """For `rich.print`: best cells are bold, green, and marked with a star.
+
+        Columns that do not fit are shown in further tables, each with the names of the methods.
+        """
         try:
-            from rich import box
-            from rich.table import Table as RichTable
-            from rich.text import Text
+            import rich.table  # noqa: F401
         except ImportError:
             raise ImportError("tables in the terminal need rich: pip install 'semidice[train]'") from None
-        table = RichTable(title=self.title, caption=self.note, box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
-        for number, name in enumerate(self.header):
+        return _TerminalTable(self)
+
+
+@dataclass(frozen=True)
+class _TerminalTable:
+    """One table, or several below each other if the terminal is narrow."""
+
+    table: Table
+
+    def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> Iterator["RichTable | Text"]:
+        from rich.measure import Measurement
+        from rich.text import Text
+
+        header = self.table.header
+        # names of methods: the first column, and that of the second method of a pair
+        names = [number for number, name in enumerate(header) if number == 0 or name == "minus"]
+        parts: list[list[int]] = [[]]
+        for number in range(len(header)):
+            if number in names:
+                continue
+            wider = self._part(sorted([*names, *parts[-1], number]))
+            # a measure is never above the width of its options
+            width = Measurement.get(console, options.update_width(10_000), wider).minimum
+            if parts[-1] and width > options.max_width:
+                parts.append([])
+            parts[-1].append(number)
+        for number, part in enumerate(parts):
+            table = self._part(sorted([*names, *part]))
+            table.title = self.table.title if number == 0 else None
+            yield table
+        yield Text(self.table.note, "table.caption")
+
+    def _part(self, columns: Sequence[int]) -> "RichTable":
+        from rich import box
+        from rich.table import Table as RichTable
+        from rich.text import Text
+
+        table = RichTable(box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
+        # a star marks the best
+        texts = [[f"{text} ★" if best else text for text, best in row] for row in self.table.rows]
+        for number in columns:
+            name = self.table.header[number]
             # on a narrow terminal names of methods are wrapped, and numbers are not
             holds_names = number == 0 or name == "minus"
-            longest = max((len(row[number].text) for row in self.rows), default=0)
+            longest = max((len(row[number]) for row in texts), default=0)
+            heading = _narrow(name)
+            longest_line = max(map(len, heading.split("\n")))
             table.add_column(
-                Text(_narrow(name)),
+                Text(heading),
                 justify="left" if holds_names else "right",
                 no_wrap=not holds_names,
                 overflow="fold",
-                min_width=min(longest, 13) if holds_names else None,
+                min_width=min(longest, 13) if holds_names else max(longest, longest_line),
             )
-        for row in self.rows:
+        for row, cells in zip(self.table.rows, texts, strict=True):
             # in Text, brackets such as "[0.1, 0.2]" are not markup
-            table.add_row(*(Text(f"{text} ★", "bold green") if best else Text(text) for text, best in row))
+            shown = (Text(cells[number], "bold green" if row[number].best else "") for number in columns)
+            table.add_row(*shown)
         return table
 
 
@@ -285,10 +331,12 @@ def p_text(p: float) -> str:
 def number_text(value: float, *, signed: bool = False) -> str:
     """A number with two decimals and a minus sign, not a hyphen.
 
-    >>> number_text(-1.5), number_text(0.256, signed=True)
-    ('−1.50', '+0.26')
+    >>> number_text(-1.5), number_text(0.256, signed=True), number_text(-0.001, signed=True)
+    ('−1.50', '+0.26', '0.00')
     """
-    return f"{value:{'+' if signed else ''}.2f}".replace("-", "−").replace("inf", "∞")
+    text = f"{value:{'+' if signed else ''}.2f}".replace("-", "−").replace("inf", "∞")
+    # a number that is rounded to 0 has no sign
+    return "0.00" if text in ("+0.00", "−0.00") else text
 
 
 def _narrow(name: str, width: int = 12) -> str:

@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from ..limits import check_file
+from ..limits import check_file, parse_json
 from ..paths import write_bytes
 
 # checkpoints in memory that are not written yet; beyond that, training waits
@@ -60,12 +60,12 @@ class Checkpoint:
         check_file(path)
         try:
             with safe_open(path, framework="pt") as file:
-                self.progress: dict[str, Any] = json.loads((file.metadata() or {})["progress"])
+                self.progress: dict[str, Any] = parse_json((file.metadata() or {})["progress"])
                 names = file.keys()
                 self.tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in names}
         except FileNotFoundError:
             raise ValueError(f"there is no checkpoint {path}") from None
-        except (SafetensorError, OSError, KeyError, json.JSONDecodeError) as error:
+        except (SafetensorError, OSError, KeyError, ValueError) as error:
             raise ValueError(f"{path} is not a complete checkpoint of semidice: {error}") from error
         if not isinstance(self.progress, dict):
             raise ValueError(f"{path} is not a checkpoint of semidice: its progress is {self.progress!r}")
@@ -163,12 +163,14 @@ class CheckpointWriter:
     """Writes checkpoints one after the other in a thread, while training continues.
 
     `put` copies the tensors and returns; a separate stream moves the copies off a GPU. `close` waits for the
-    thread. An error of the thread, such as a full disk, is raised by a later `put`, or by `close`.
+    thread. An error of the thread, such as a full disk, is raised by a later `put`, or by `close`. Nothing is
+    written after an error: the last checkpoint must not tell of a best one that was not written.
     """
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "checkpoints")
         self._jobs: list[Future[None]] = []
+        self._failed = False
 
     def put(
         self,
@@ -184,7 +186,7 @@ class CheckpointWriter:
         copied = torch.cuda.Event() if device.type == "cuda" else None
         if copied is not None:
             copied.record()
-        self._jobs.append(self._thread.submit(_write_copies, path, tensors, dict(progress), copied))
+        self._jobs.append(self._thread.submit(self._write, path, tensors, dict(progress), copied))
 
     def close(self) -> None:
         """Wait until all checkpoints are on the disk."""
@@ -197,6 +199,21 @@ class CheckpointWriter:
         """Wait until at most so many jobs are not finished; raise the error of a finished one."""
         while self._jobs and (len(self._jobs) > max_waiting or self._jobs[0].done()):
             self._jobs.pop(0).result()
+
+    def _write(
+        self,
+        path: Path,
+        tensors: Mapping[str, Tensor],
+        progress: Mapping[str, Any],
+        copied: torch.cuda.Event | None,
+    ) -> None:
+        if self._failed:
+            return
+        try:
+            _write_copies(path, tensors, progress, copied)
+        except BaseException:
+            self._failed = True
+            raise
 
 
 def _write_copies(

@@ -5,13 +5,14 @@ splits_final.json. Probabilities are the .npz files that `--npz` stores in fold_
 stay with nnU-Net: predict new scans with nnUNetv2_predict.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..data.dataset import Dataset
 from ..data.folds import fold_cases, write_folds
+from ..limits import read_json
+from ..locks import FolderLock
 from ..metrics.cases import concatenate, read_cases, write_cases
 from ..paths import FoldFolder, RunFolder
 from ..recipes import Recipe, read_recipe, write_recipe
@@ -59,14 +60,15 @@ def collect_run(
         recipe = recipe.model_copy(update={"validation": changed})
     folder = RunFolder(out)
     _check_target(folder)
-    out.mkdir(parents=True, exist_ok=True)
-    write_folds(folder.folds, dataset, fold_of_case)
-    write_dataset_facts(folder, dataset, fold_of_case)
-    for fold in finished:
-        cases = fold_cases(fold_of_case, fold)[1]
-        _collect_fold(results, folder.fold(fold), dataset, cases, recipe, fold, on_case)
-    write_recipe(recipe, folder.recipe)
-    write_cases(concatenate(read_cases(folder.fold(fold).cases) for fold in finished).sorted(), folder.cases)
+    with FolderLock(folder, "semidice nnunet collect"):
+        write_folds(folder.folds, dataset, fold_of_case)
+        write_dataset_facts(folder, dataset, fold_of_case)
+        for fold in finished:
+            cases = fold_cases(fold_of_case, fold)[1]
+            _collect_fold(results, folder.fold(fold), dataset, cases, recipe, fold, on_case)
+        write_recipe(recipe, folder.recipe)
+        tables = (read_cases(folder.fold(fold).cases) for fold in finished)
+        write_cases(concatenate(tables).sorted(), folder.cases)
     return finished
 
 
@@ -122,7 +124,7 @@ def _collect_fold(
 def read_splits(path: Path, dataset: Dataset) -> list[int]:
     """The fold in which nnU-Net holds out each case; a ValueError if it is not a cross-validation."""
     try:
-        splits: Any = json.loads(path.read_text())
+        splits = read_json(path)
         held_out = [set(map(str, split["val"])) for split in splits]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"cannot read nnU-Net's folds from {path}: {error}") from error

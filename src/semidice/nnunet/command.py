@@ -14,6 +14,7 @@ from ..data.dataset import Dataset
 from ..data.folds import fold_cases, split_folds
 from ..data.label_making import Maker
 from ..extras import need
+from ..limits import read_json
 from ..paths import write_text
 from .collect import collect_run, is_validated
 from .folders import NnunetDataset, NnunetFolders
@@ -200,7 +201,7 @@ def _is_preprocessed(dataset: NnunetDataset, identifier: str) -> bool:
 
 
 def _num_cases(dataset: NnunetDataset) -> int:
-    return int(json.loads((dataset.raw / "dataset.json").read_text())["numTraining"])
+    return int(read_json(dataset.raw / "dataset.json")["numTraining"])
 
 
 def _run_nnunet(folders: NnunetFolders, module: str, function: str, arguments: Sequence[str]) -> None:

@@ -13,9 +13,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from ..data.manifest import Record
+from ..limits import read_bytes
 from ..paths import write_text
 
 TRAINER_PREFIX = "SemidiceTrainer_"
@@ -111,8 +112,8 @@ class NnunetDataset:
     def read_record(self) -> ExportRecord:
         """What `export` wrote; a ValueError if this dataset was not made by it."""
         try:
-            return ExportRecord.model_validate_json(self.record.read_bytes())
-        except (OSError, ValidationError) as error:
+            return ExportRecord.model_validate_json(read_bytes(self.record))
+        except (OSError, ValueError) as error:
             raise ValueError(
                 f"{self.record} is missing or damaged ({type(error).__name__}): write the dataset with "
                 "`semidice nnunet export`"

@@ -18,6 +18,7 @@ from pydantic import Field, ValidationError
 from ..arrays import check_choice
 from ..data.label_making import LabelOptions, Maker
 from ..data.manifest import Record
+from ..limits import read_bytes
 from ..losses.distillation import Calibration
 from ..paths import check_name, write_text
 from ..recipes.options import SegmentationLossOptions
@@ -144,7 +145,7 @@ def read_options(preprocessed: Path, trainer: str) -> TrainerOptions:
     """The stored options; a ValueError names the file if it is missing or wrong."""
     path = trainer_options_file(preprocessed, trainer)
     try:
-        return TrainerOptions.model_validate_json(path.read_bytes())
+        return TrainerOptions.model_validate_json(read_bytes(path))
     except OSError as error:
         raise ValueError(
             f"{trainer} has no options in {path}: start the training with `semidice nnunet train`"

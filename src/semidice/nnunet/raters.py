@@ -25,6 +25,7 @@ from nnunetv2.training.dataloading.nnunet_dataset import (
 )
 from nnunetv2.utilities.plans_handling.plans_handler import ConfigurationManager, PlansManager
 
+from ..limits import MAX_JSON_BYTES, check_file, read_json
 from ..paths import write_text
 from .folders import NnunetDataset, rater_segmentations
 
@@ -45,7 +46,7 @@ class RatersDataset(nnUNetDatasetBlosc2):  # type: ignore[misc]
 def read_rater_names(folder: Path) -> tuple[str, ...]:
     """Names of the raters whose preprocessed masks are in the folder; a ValueError if there are none."""
     try:
-        names = json.loads((folder / _NAMES).read_text())
+        names = read_json(folder / _NAMES)
     except (OSError, ValueError) as error:
         raise ValueError(
             f"{folder} has no preprocessed raters: run `semidice nnunet preprocess` for this configuration"
@@ -65,7 +66,10 @@ def preprocess_raters(
 
     Cases that are finished are skipped, so the work can be continued after an interrupt.
     """
-    manager = PlansManager(str(dataset.preprocessed / f"{plans}.json"))
+    plans_file = dataset.preprocessed / f"{plans}.json"
+    # before nnU-Net reads it, which has no bound
+    check_file(plans_file, max_bytes=MAX_JSON_BYTES)
+    manager = PlansManager(str(plans_file))
     identifier = manager.get_configuration(configuration).data_identifier
     source = dataset.preprocessed / identifier
     if not source.is_dir():
@@ -113,7 +117,7 @@ def _preprocess_case(
     _, label, _, properties = own.load_case(case)
     both = np.full((1 + len(raters), *label.shape[1:]), -1, dtype=np.int16)
     both[0] = label[0]
-    ending = json.loads((dataset.preprocessed / "dataset.json").read_text())["file_ending"]
+    ending = read_json(dataset.preprocessed / "dataset.json")["file_ending"]
     files = [dataset.raters / rater / f"{case}{ending}" for rater in raters]
     present = [number for number, file in enumerate(files) if file.is_file()]
     if not present:

@@ -33,8 +33,9 @@ from ..decisions.conformal import ConformalInterval
 from ..decisions.decision import Decision
 from ..decisions.masks import decided_classes
 from ..decisions.volumes import check_level
+from ..locks import FolderLock
 from ..networks.systems import network_probability
-from ..paths import file_hash
+from ..paths import PredictionFolder, file_hash
 from ..recipes.options import FITTED, checked_rule
 from ..runs.calibration import KeptCalibrator, kept_calibrator
 from ..runs.decision_file import ALL_FOLDS, current_fits
@@ -74,6 +75,7 @@ class PredictOptions:
             checked_rule(self.decide)
         if self.interval is not None:
             check_level(self.interval)
+        _device(self.device)
 
 
 @dataclass(frozen=True)
@@ -132,11 +134,28 @@ def run_predict(
     calibrator = kept_calibrator(trained, console) if options.calibrate else None
     decision = _decision(trained, options, calibrator)
     interval = _interval(trained, options, calibrator, console)
-    class_names = trained.facts.class_names
-    folder = OutputFolder(out, class_names, interval=interval, uncertainty=options.uncertainty)
     settings = _settings(trained, folds, options, calibrator)
     settings |= {"decision": str(decision)} | _interval_settings(interval)
-    folder.check_settings(settings, overwrite=options.overwrite)
+    with FolderLock(PredictionFolder(out), "semidice predict") as lock:
+        class_names = trained.facts.class_names
+        folder = OutputFolder(out, class_names, interval=interval, uncertainty=options.uncertainty)
+        folder.check_settings(settings, overwrite=options.overwrite)
+        _predict_missing(trained, folds, calibrator, decision, cases, folder, options, lock, console)
+
+
+def _predict_missing(
+    trained: TrainedRun,
+    folds: Sequence[int],
+    calibrator: KeptCalibrator | None,
+    decision: Decision,
+    cases: Sequence[InputCase],
+    folder: OutputFolder,
+    options: PredictOptions,
+    lock: FolderLock,
+    console: Console,
+) -> None:
+    """Predict the inputs that the folder has no results of; a ValueError lists those that failed."""
+    run = shlex.quote(str(trained.folder.path))
     remaining = [case for case in cases if options.overwrite or not folder.is_done(case)]
     if len(remaining) < len(cases):
         say(console, f"{len(cases) - len(remaining)} of {len(cases)} inputs are predicted already")
@@ -147,19 +166,34 @@ def run_predict(
         say(
             console,
             f"warning: the networks were trained on {enumerated(trained_on, 'input')}: their scores would be "
-            f"too good; `semidice evaluate {shlex.quote(str(run))}` scores held-out cases",
+            f"too good; `semidice evaluate {run}` scores held-out cases",
         )
-    device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = _device(options.device)
     networks = {fold: trained.network(fold, device=device) for fold in folds}
     if calibrator is not None:
         say(console, f"calibrating by {calibrator.name}, as kept with the run; --no-calibrate leaves it out")
     ensemble = Ensemble(trained, networks, device, options, calibrator)
-    errors = _predict_all(ensemble, decision, remaining, folder, console)
-    say(console, f"predicted {len(remaining) - len(errors)} of {len(remaining)} inputs into {out}")
+    errors = _predict_all(ensemble, decision, remaining, folder, lock, console)
+    say(
+        console,
+        f"predicted {len(remaining) - len(errors)} of {len(remaining)} inputs into {folder.folder.path}",
+    )
     if errors:
         heading = f"{len(errors)} of {len(remaining)} inputs could not be predicted:"
         raise ValueError("\n".join([heading, *(f"  {error}" for error in errors)]))
-    say(console, f"next: semidice report {shlex.quote(str(run))} -o report.html")
+    say(console, f"next: semidice report {run} -o report.html")
+
+
+def _device(name: str | None) -> torch.device:
+    """The named device; None takes a GPU if there is one."""
+    has_gpu = torch.cuda.is_available()
+    try:
+        device = torch.device(name or ("cuda" if has_gpu else "cpu"))
+    except RuntimeError:
+        raise ValueError(f"--device must be cpu or cuda; got {name!r}") from None
+    if device.type == "cuda" and not has_gpu:
+        raise ValueError(f"--device is {name}, but PyTorch finds no CUDA device: use --device cpu")
+    return device
 
 
 def _predict_all(
@@ -167,6 +201,7 @@ def _predict_all(
     decision: Decision,
     cases: Sequence[InputCase],
     folder: OutputFolder,
+    lock: FolderLock,
     console: Console,
 ) -> list[str]:
     """Predict and write the inputs behind a progress bar; the messages of those that failed."""
@@ -177,6 +212,7 @@ def _predict_all(
             bar = progress.add_task("", total=len(cases))
             for number, case in enumerate(cases):
                 progress.update(bar, completed=number, description=case.name)
+                lock.check()
                 try:
                     image = read_input(case, facts, slice_axis=options.slice_axis)
                     prob = ensemble.predict(image, lambda share: progress.advance(bar, share))

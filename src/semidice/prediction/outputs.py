@@ -35,7 +35,7 @@ from PIL import Image
 from ..data.sources.readers import NIFTI_SUFFIXES, suffix_of
 from ..decisions.conformal import ConformalInterval
 from ..decisions.volumes import volume_interval, voxel_ml
-from ..limits import MAX_CSV_BYTES, check_file
+from ..limits import MAX_CSV_BYTES, check_file, read_json
 from ..metrics.cells import escaped_row, unescaped_cell
 from ..paths import PredictionFolder, atomic_write, write_text
 from ..runs.scoring import ONE_ML
@@ -244,7 +244,7 @@ def read_volumes(path: Path) -> dict[str, list[Volume]]:
 
 def _read_settings(path: Path) -> dict[str, Any]:
     try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
+        settings = read_json(path)
     except ValueError:
         return {}
     return settings if isinstance(settings, dict) else {}
@@ -287,7 +287,8 @@ def _write_picture(path: Path, pixels: np.ndarray) -> None:
 
 def _num_pages(source: Path) -> int:
     try:
-        with Image.open(source) as picture:
+        check_file(source)
+        with Image.open(source, formats=("PNG", "TIFF")) as picture:
             return int(getattr(picture, "n_frames", 1))
     # `read_input` reports a file that cannot be read
     except Exception:

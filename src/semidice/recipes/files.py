@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from .. import __version__
-from ..limits import MAX_RECIPE_BYTES, check_file
+from ..limits import MAX_RECIPE_BYTES, read_text
 from ..paths import write_text
 from .options import DataOptions, Recipe, flattened, nearest_hint, option_fields, option_value
 from .text import parse_yaml, yaml_text
@@ -125,9 +125,8 @@ def _recipe_text(path: str | Path) -> tuple[str, str, Path]:
     shipped = shipped_recipes()
     if not file.is_file() and str(path) in shipped:
         return f"recipe {path}", shipped_files()[str(path)], Path.cwd()
-    check_file(file, max_bytes=MAX_RECIPE_BYTES)
     try:
-        return str(path), file.read_text(encoding="utf-8"), file.absolute().parent
+        return str(path), read_text(file, max_bytes=MAX_RECIPE_BYTES), file.absolute().parent
     except FileNotFoundError:
         if str(path) in shipped_files():
             raise ValueError(

@@ -10,13 +10,14 @@
 If `teacher.run` names another variant, the teacher is the run of that variant.
 """
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from ..limits import MAX_RECIPE_BYTES, check_file
+from ..limits import MAX_RECIPE_BYTES, read_text
 from ..paths import check_name
 from . import Recipe, read_recipe
 from .files import shipped_files, shipped_recipes
@@ -71,7 +72,7 @@ def read_variants(
         grid = _read_grid(source)
         if grid is None:
             recipe = read_recipe(
-                source, [f"data.dataset={dataset.absolute()}", *overrides], accelerator=accelerator
+                source, [f"data.dataset={_quoted(dataset.absolute())}", *overrides], accelerator=accelerator
             )
             variants.append(Variant(recipe, out / folder_name(recipe.name)))
         else:
@@ -96,9 +97,8 @@ def _read_grid(source: str) -> dict[str, Any] | None:
     """The checked grid of a file or a shipped name; None if the source is a recipe."""
     path = Path(source)
     if path.is_file():
-        check_file(path, max_bytes=MAX_RECIPE_BYTES)
         try:
-            text, name, folder = path.read_text(encoding="utf-8"), source, path.parent
+            text, name, folder = read_text(path, max_bytes=MAX_RECIPE_BYTES), source, path.parent
         except UnicodeDecodeError:
             raise ValueError(f"{source} is neither a grid nor a recipe: the file is not UTF-8 text") from None
     elif source in shipped_grids():
@@ -178,7 +178,7 @@ def _grid_variants(
             options["teacher.run"] = str((out / folder_name(teacher)).absolute())
         recipe_name = options.pop("recipe")
         sets = [f"{key}={_one_line(value)}" for key, value in options.items()]
-        fixed = [f"name={name}", f"data.dataset={dataset.absolute()}"]
+        fixed = [f"name={_quoted(name)}", f"data.dataset={_quoted(dataset.absolute())}"]
         try:
             recipe = read_recipe(recipe_name, [*sets, *fixed, *overrides], accelerator=accelerator)
         except ValueError as error:
@@ -190,6 +190,11 @@ def _grid_variants(
 def _one_line(value: Any) -> str:
     """The value as YAML on one line, as in an override."""
     return yaml_text({"value": value}).removeprefix("value:").strip() if not isinstance(value, str) else value
+
+
+def _quoted(text: str | Path) -> str:
+    """A text for an override; brackets, colons and # in a path are not YAML."""
+    return json.dumps(str(text), ensure_ascii=False)
 
 
 def _teachers_first(variants: Sequence[Variant]) -> list[Variant]:

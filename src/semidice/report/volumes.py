@@ -13,7 +13,6 @@ share of covered raters.
 """
 
 import csv
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ import numpy as np
 from jaxtyping import Float
 
 from ..data.dataset import Dataset
+from ..limits import MAX_CSV_BYTES, check_file, read_json
 from ..metrics.cells import unescaped_cell
 from ..metrics.tables import Cell, Table, number_text
 from ..paths import RunFolder
@@ -135,6 +135,7 @@ class _Row:
 
 def _read_rows(path: Path, dataset: Dataset) -> tuple[list[_Row], tuple[str, ...]]:
     rows: dict[tuple[str, str], _Row] = {}
+    check_file(path, max_bytes=MAX_CSV_BYTES)
     try:
         with path.open(newline="", encoding="utf-8") as file:
             reader = csv.reader(file, strict=True)
@@ -202,7 +203,7 @@ def _number(cell: str, where: str) -> float:
 def _stored_level(folder: RunFolder) -> float | None:
     """The nominal level of the intervals, from decision.json; None if it does not have exactly one."""
     try:
-        levels = list(json.loads(folder.decision.read_text(encoding="utf-8"))["intervals"])
+        levels = list(read_json(folder.decision)["intervals"])
         level = float(levels[0]) if len(levels) == 1 else math.nan
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -32,7 +32,8 @@ from ..console import counting_bar, say, waiting
 from ..data.dataset import Dataset
 from ..data.folds import fold_cases, read_folds
 from ..labels.raters import read_raters
-from ..metrics.cases import CaseTable, concatenate, write_cases
+from ..locks import locked
+from ..metrics.cases import CaseTable, check_suffix, concatenate, write_cases
 from ..metrics.registry import display_scale, score_name
 from ..metrics.statistics import Comparison, compare_cases
 from ..metrics.tables import p_text
@@ -78,6 +79,7 @@ def run_calibrate(
     there are several. out: a .parquet or .csv file for the scores of each case. dataset_path: the new folder
     of the dataset, if it was moved.
     """
+    check_suffix(out)
     trained = open_run(run)
     num_classes = len(trained.facts.class_names)
     names = chosen_calibrators(by, keep, num_classes=num_classes, console=console)
@@ -98,7 +100,8 @@ def run_calibrate(
         )
         return table
     path = trained.folder.calibrator
-    _merged(part[keep] for part in parts.values()).save(path)
+    with locked(trained.folder, "semidice calibrate"):
+        _merged(part[keep] for part in parts.values()).save(path)
     say(console, f"kept {keep}, fitted to all {len(cases)} folds: {path}")
     say(console, f"next: semidice predict {shlex.quote(str(run))} INPUT -o OUT, which will use it")
     return table

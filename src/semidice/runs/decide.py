@@ -9,7 +9,7 @@ from rich.console import Console
 from ..console import counting_bar, say
 from ..data.dataset import Dataset, Unit
 from ..decisions.volumes import check_level
-from ..metrics.cases import CaseTable, write_cases
+from ..metrics.cases import CaseTable, check_suffix, write_cases
 from ..recipes.options import FITTED
 from .decision_file import ALL_FOLDS
 from .decisions import ARGMAX, add_decisions, fitted_rules, mask_metrics, rule_names, score_rules
@@ -38,6 +38,7 @@ def run_decide(
     takes those of the recipe. out: another file for the scores of the rules. Nothing is written to a run that
     has unfinished folds.
     """
+    check_suffix(out)
     names = rule_names(rules) if rules else []
     if interval is not None:
         check_level(interval)

@@ -7,11 +7,14 @@ are not used.
 
 import hashlib
 import zipfile
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ..data.dataset import Dataset
+from ..limits import check_file, read_bytes
+from ..locks import locked
 from ..paths import RunFolder, write_text
 from .run import TrainedRun, manifest_digest
 
@@ -79,7 +82,7 @@ def current_fits(run: TrainedRun) -> DecisionFile | None:
 def read_fits(folder: RunFolder) -> DecisionFile:
     """The content of decision.json; a ValueError if it is missing or of another semidice."""
     try:
-        return DecisionFile.model_validate_json(folder.decision.read_bytes())
+        return DecisionFile.model_validate_json(read_bytes(folder.decision))
     except FileNotFoundError:
         raise ValueError(f"there is no {folder.decision}") from None
     except ValidationError as error:
@@ -91,9 +94,22 @@ def read_fits(folder: RunFolder) -> DecisionFile:
         ) from error
 
 
-def write_fits(folder: RunFolder, fits: DecisionFile) -> None:
-    """Write decision.json."""
-    write_text(folder.decision, fits.model_dump_json(indent=1) + "\n")
+def store_rules(run: TrainedRun, dataset: Dataset, rules: Mapping[str, FittedRule]) -> None:
+    """Write fitted rules into decision.json; intervals that it has are kept."""
+    with locked(run.folder, "semidice evaluate"):
+        _write(run, stored_fits(run, dataset).model_copy(update={"rules": dict(rules)}))
+
+
+def store_interval(run: TrainedRun, dataset: Dataset, level: str, corrections: Mapping[str, Any]) -> None:
+    """Write the corrections of a level into decision.json; rules and other levels that it has are kept."""
+    with locked(run.folder, "semidice evaluate"):
+        fits = stored_fits(run, dataset)
+        intervals = {**fits.intervals, level: dict(corrections)}
+        _write(run, fits.model_copy(update={"intervals": intervals}))
+
+
+def _write(run: TrainedRun, fits: DecisionFile) -> None:
+    write_text(run.folder.decision, fits.model_dump_json(indent=1) + "\n")
 
 
 def predictions_digest(run: TrainedRun) -> str:
@@ -104,6 +120,7 @@ def predictions_digest(run: TrainedRun) -> str:
     digest = hashlib.sha256()
     for fold in run.finished_folds:
         for path in sorted(run.folder.fold(fold).predictions.glob("*.npz")):
+            check_file(path)
             try:
                 with zipfile.ZipFile(path) as archive:
                     checksums = [(info.filename, info.CRC, info.file_size) for info in archive.infolist()]

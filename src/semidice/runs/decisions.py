@@ -18,10 +18,11 @@ from ..data.folds import fold_cases, read_folds
 from ..decisions.decision import Decision
 from ..decisions.fitting import CANDIDATES, Case, ScoredCase, choose_decision, score_candidates
 from ..labels.raters import read_raters
+from ..locks import locked
 from ..metrics.cases import CaseTable, concatenate, read_cases, with_scores, write_cases
 from ..metrics.registry import PER_SLICE, SCORES, score_name, tolerance_of
 from ..recipes.options import FITTED, checked_rule
-from .decision_file import ALL_FOLDS, FittedRule, stored_fits, write_fits
+from .decision_file import ALL_FOLDS, FittedRule, store_rules, stored_fits
 from .run import TrainedRun
 from .scoring import inapplicable_metrics, predicted_batches, score_fold
 
@@ -81,7 +82,7 @@ def fitted_rules(
             decision=str(fitted.decision), scores=dict(fitted.scores), num_cases=fitted.num_cases
         )
     if not run.missing_folds:
-        write_fits(run.folder, fits.model_copy(update={"rules": rules}))
+        store_rules(run, dataset, rules)
     return rules
 
 
@@ -166,8 +167,14 @@ def add_decisions(run: TrainedRun, scores: CaseTable) -> CaseTable:
     Rows of the same rule and score are replaced. If argmax has other scores than before, the predictions have
     changed, and all older rows are dropped.
     """
+    with locked(run.folder, "semidice evaluate"):
+        table = _with_older_rules(run, scores)
+        write_cases(table, run.folder.decisions)
+    return table
+
+
+def _with_older_rules(run: TrainedRun, scores: CaseTable) -> CaseTable:
     path = run.folder.decisions
-    table = scores
     if path.is_file():
         older = read_cases(path)
         shared = set(older.metrics) & set(scores.metrics)
@@ -177,9 +184,8 @@ def add_decisions(run: TrainedRun, scores: CaseTable) -> CaseTable:
         )
         # as text, because NaN is not equal to itself
         if shared and str(before) == str(now):
-            table = with_scores(older, scores)
-    write_cases(table, path)
-    return table
+            return with_scores(older, scores)
+    return scores
 
 
 def with_fitted(run: TrainedRun, dataset: Dataset, table: CaseTable) -> CaseTable:

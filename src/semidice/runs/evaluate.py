@@ -17,7 +17,7 @@ from typing import ParamSpec, TypeVar
 import numpy as np
 import torch
 from rich import box
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 
 from ..console import counting_bar, say
@@ -26,7 +26,7 @@ from ..data.folds import fold_cases, read_folds
 from ..data.integrity import enumerated
 from ..decisions.decision import Decision
 from ..locks import FolderLock
-from ..metrics.cases import CaseTable, concatenate, read_cases, with_scores, write_cases
+from ..metrics.cases import CaseTable, check_suffix, concatenate, read_cases, with_scores, write_cases
 from ..metrics.registry import SCORES, display_scale, heading, higher_is_better
 from ..metrics.resampling import paired_bootstrap
 from ..metrics.statistics import compare_cases, possible_means, resampling_unit
@@ -78,6 +78,7 @@ def run_evaluate(
     metrics, unit, tolerance: None takes those of the recipe. dataset_path: the new folder of the dataset, if
     it was moved. Returns the new scores.
     """
+    check_suffix(out)
     trained = open_run(run)
     dataset = open_dataset(trained, dataset_path, console)
     validation = trained.recipe.validation
@@ -162,6 +163,7 @@ def run_evaluate_files(
     defaults of a recipe. skip_missing: score the scans that have a prediction, although others have none.
     rules: score masks alone, by these rules and argmax; the methods are then NAME, RULE.
     """
+    check_suffix(out)
     names = rule_names(rules) if rules else []
     if FITTED in names:
         raise ValueError("the rule fitted needs a run, whose folds it is fitted to: name another one")
@@ -289,7 +291,7 @@ def scores_table(table: CaseTable, *, title: str) -> Table:
     return rows
 
 
-def rules_table(table: CaseTable, baseline: str, *, title: str) -> Table:
+def rules_table(table: CaseTable, baseline: str, *, title: str) -> RenderableType:
     """One row per method: the mean of each score, its difference to the baseline, and the p-value."""
     methods = [baseline, *(method for method in table.methods if method != baseline)]
     comparisons = [compare_cases(table, name, methods=methods, missing="drop") for name in table.metrics]

@@ -22,9 +22,10 @@ from ..data.dataset import Dataset
 from ..data.folds import fold_cases, read_folds
 from ..decisions.conformal import ConformalInterval, fit_conformal
 from ..decisions.volumes import rater_volumes_ml, volume_interval, volume_ml, voxel_ml
+from ..locks import locked
 from ..metrics.cells import escaped_row
 from ..paths import atomic_write
-from .decision_file import ALL_FOLDS, stored_fits, write_fits
+from .decision_file import ALL_FOLDS, store_interval
 from .decisions import check_can_fit
 from .run import TrainedRun
 from .scoring import ONE_ML, PredictedBatch, in_voxels, predicted_batches
@@ -120,10 +121,8 @@ def fitted_intervals(
             voxel=volumes.voxel[others],
         )
     if not run.missing_folds:
-        fits = stored_fits(run, dataset)
         corrections = {name: correction.to_dict() for name, correction in fitted.items()}
-        intervals = {**fits.intervals, f"{level:g}": corrections}
-        write_fits(run.folder, fits.model_copy(update={"intervals": intervals}))
+        store_interval(run, dataset, f"{level:g}", corrections)
     return fitted
 
 
@@ -162,6 +161,7 @@ def write_volumes(
     empty = np.full_like(volumes.low, np.nan)
     columns = (volumes.expected, volumes.low, volumes.high, *(corrected or (empty, empty)))
     with (
+        locked(run.folder, "semidice evaluate"),
         atomic_write(run.folder.volumes) as temp_path,
         temp_path.open("w", newline="", encoding="utf-8") as file,
     ):

@@ -26,7 +26,7 @@ from ..data.intensities import MeanStd
 from ..data.manifest import Manifest, PrepareOptions
 from ..data.storage import Storage
 from ..decisions.decision import Decision
-from ..limits import MAX_JSON_BYTES, MAX_RATERS, check_file
+from ..limits import MAX_RATERS, read_bytes
 from ..networks.checkpoint import Checkpoint
 from ..networks.systems import build_network
 from ..paths import FoldFolder, RunFolder, write_text
@@ -268,9 +268,8 @@ def write_dataset_facts(run: RunFolder, dataset: Dataset, fold_of_case: Sequence
 
 def read_dataset_facts(run: RunFolder) -> DatasetFacts:
     """The facts of the dataset in a run folder; a ValueError names the option that is wrong."""
-    check_file(run.dataset, max_bytes=MAX_JSON_BYTES)
     try:
-        facts = DatasetFacts.model_validate_json(run.dataset.read_bytes())
+        facts = DatasetFacts.model_validate_json(read_bytes(run.dataset))
         _ = facts.prepare_options
     except ValidationError as error:
         first = error.errors()[0]

@@ -52,9 +52,6 @@ def start_run(recipe: Recipe, out: Path, *, resume: bool) -> TrainedRun:
     A ValueError says so if the folder holds the run of another recipe, or other files.
     """
     folder = RunFolder(out)
-    # of a process that was killed: no other one works on the run
-    for path in folder.temp_files():
-        path.unlink(missing_ok=True)
     if folder.recipe.exists():
         recipe = with_stored_choices(recipe, read_recipe(folder.recipe, accelerator=None))
         _check_same_recipe(recipe, folder)

@@ -25,6 +25,7 @@ from ..data.batches import Batches, CaseBatch, WholeCases
 from ..data.dataset import ScoredUnit
 from ..data.integrity import enumerated
 from ..labels.raters import read_raters
+from ..limits import MAX_LOG_BYTES, parse_json, read_bytes
 from ..metrics.accumulators import CaseScores
 from ..metrics.registry import higher_is_better
 from ..networks.checkpoint import Checkpoint, CheckpointWriter, checkpoint_tensors, write_checkpoint
@@ -368,9 +369,11 @@ class _Log:
 def _read_log(path: Path, last: int) -> dict[int, list[str]]:
     """The lines of a log by their step, up to the step `last`; lines that are not complete are left out."""
     lines: dict[int, list[str]] = {}
-    for line in path.read_text(errors="replace").splitlines() if path.exists() else ():
+    if not path.exists():
+        return lines
+    for line in read_bytes(path, max_bytes=MAX_LOG_BYTES).decode(errors="replace").splitlines():
         try:
-            step = int(json.loads(line)["step"])
+            step = int(parse_json(line)["step"])
         except (ValueError, KeyError, TypeError):
             continue
         if step <= last:

@@ -15,6 +15,7 @@ import torch
 from ..calibration.temperature import TemperatureScaling
 from ..data.batches import Batches, WholeCases
 from ..data.folds import read_folds
+from ..limits import read_json
 from ..losses.distillation import Teacher
 from ..paths import RunFolder, write_text
 from ..runs.run import FoldRun, TrainedRun, open_run
@@ -106,7 +107,7 @@ def _fit_to_held_out_cases(scaling: TemperatureScaling, teacher: FoldRun, batche
 
 def _read_temperature(path: Path) -> float:
     try:
-        return float(json.loads(path.read_text())["temperature"])
+        return float(read_json(path)["temperature"])
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"{path} does not hold a temperature: remove the file, then it is fitted again"

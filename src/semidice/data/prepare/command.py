@@ -113,6 +113,12 @@ def _print_summary(prepared: Prepared, console: Console) -> None:
     if prepared.without_foreground:
         names = enumerated(prepared.without_foreground, "scan")
         lines.append(f"left out, because no slice has foreground: {names}")
+    no_size = [scan.name for scan in manifest.scans if scan.affine is not None and scan.spacing_mm is None]
+    if no_size:
+        lines.append(
+            f"warning: the header of {enumerated(no_size, 'scan')} has no voxel size: distances and volumes "
+            "will be in voxels; to have mm and ml, write the size into the header and prepare again"
+        )
     if manifest.options.get("size") and any(len(scan.shape) == 3 for scan in manifest.scans):
         lines.append("size was not applied: volumes keep their size unless --slices cuts them into slices")
     if prepared.num_unlabelled:

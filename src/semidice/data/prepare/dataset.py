@@ -22,6 +22,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ... import __version__
+from ...limits import read_bytes
 from ...locks import FolderLock
 from ...paths import DatasetFolder, UnfinishedDataset, force_to_disk, write_text
 from ..intensities import pooled_mean_std
@@ -189,7 +190,7 @@ def _work_folder(job: Job, out: Path) -> Iterator[None]:
     with _lock(folder):
         description = json.dumps({"semidice": __version__} | _identity(job.raw))
         with writing(folder.job):
-            if not folder.job.is_file() or folder.job.read_text(encoding="utf-8") != description:
+            if not folder.job.is_file() or read_bytes(folder.job) != description.encode():
                 for path in (folder.records, folder.dataset.path):
                     shutil.rmtree(path, ignore_errors=not path.exists())
                 write_text(folder.job, description)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ...limits import read_bytes
 from ...paths import DatasetFolder, UnfinishedDataset, atomic_write, check_name, file_hash, write_error
 from ..intensities import stored_mean_std
 from ..manifest import Kind, Record, Scan
@@ -126,7 +127,7 @@ def writing(path: Path) -> Iterator[None]:
 def _earlier_record(job: Job, scan: RawScan) -> FinishedScan | None:
     """The record of a scan that an earlier run finished, if nothing has changed since."""
     try:
-        record = FinishedScan.model_validate_json(job.folder.record(scan.name).read_bytes())
+        record = FinishedScan.model_validate_json(read_bytes(job.folder.record(scan.name)))
         root = job.raw.root
         if record.raw != _description(root, scan) or record.inputs != _input_hashes(root, scan):
             return None

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ...limits import MAX_CSV_BYTES, check_file
+from ...limits import MAX_CSV_BYTES, read_text
 from ..manifest import PrepareOptions
 from .raw import RawDataset, RawScan, distinct_scans, is_folder, natural_order, visible
 from .readers import (
@@ -272,9 +272,8 @@ def _rows(table: Path, columns: tuple[str, str]) -> list[dict[str, str]]:
 
     A value may occur only once in the first column.
     """
-    check_file(table, max_bytes=MAX_CSV_BYTES)
     try:
-        text = table.read_text(encoding="utf-8-sig")
+        text = read_text(table, max_bytes=MAX_CSV_BYTES, encoding="utf-8-sig")
         header = text.partition("\n")[0]
         delimiter = ";" if ";" in header and "," not in header else ","
         lines = [header.lower(), *text.splitlines()[1:]]

@@ -11,13 +11,12 @@ Left out: regions and ignored voxels, because a prepared mask has one class for 
 dataset.json lists itself; imagesTs; the JSON files next to TIFFs in which nnU-Net looks for their spacing.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ...limits import MAX_JSON_BYTES, check_file
+from ...limits import read_json
 from .folders import files_by_name, matched_scans, slicing_options, space_and_channels
 from .raw import RawDataset, RawScan, distinct_scans, is_folder, natural_order, visible
 from .readers import NIFTI_SUFFIXES, SUFFIXES, channel_file, channel_of, file_shape
@@ -101,9 +100,8 @@ def _header_path(raw: Path) -> Path:
 
 def _read_decathlon(path: Path) -> _Header:
     header = None
-    check_file(path, max_bytes=MAX_JSON_BYTES)
     try:
-        header = json.loads(path.read_bytes())
+        header = read_json(path)
         labels, channels = _by_number(header["labels"]), _by_number(header["modality"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(header, dict) and "channel_names" in header:
@@ -115,9 +113,8 @@ def _read_decathlon(path: Path) -> _Header:
 
 
 def _read_nnunet(path: Path) -> _Header:
-    check_file(path, max_bytes=MAX_JSON_BYTES)
     try:
-        header = json.loads(path.read_bytes())
+        header = read_json(path)
         is_version_1 = "channel_names" not in header and "modality" in header
         if not is_version_1:
             labels, channels = dict(header["labels"]), _by_number(header["channel_names"])

@@ -341,6 +341,12 @@ def _read_nifti(path: Path, file: BufferedReader, sha256: str) -> _Stored:
     dtype = image.get_data_dtype()
     if dtype.kind not in "iuf":
         raise ValueError(f"its voxels are {dtype}; one real number per voxel is expected")
+    sides = _declared_sides(path, image, file)[: len(image.shape)]
+    # the fourth side of a NIfTI is time
+    if not np.isfinite(sides[:3]).all():
+        raise ValueError(
+            f"its voxel size is {' x '.join(map(str, sides[:3]))}: write the right one into its header"
+        )
     affine = np.asarray(image.affine, dtype=np.float64)
     if not np.isfinite(affine).all():
         raise ValueError("its affine is not finite")
@@ -354,23 +360,25 @@ def _read_nifti(path: Path, file: BufferedReader, sha256: str) -> _Stored:
         pass
     unit = _MM.get(image.header.get_xyzt_units()[0], 1.0)
     # through text, so that the float32 number 0.7 becomes 0.7 and not 0.699999988
-    zooms = [abs(float(str(zoom))) * unit for zoom in image.header.get_zooms()]
-    # nibabel turns a side of 0, which means that it is not known, into 1
-    declared = _declared_sides(image, file)[: len(zooms)]
-    spacing = tuple(
-        zoom if np.isfinite(side) and side != 0 else 0.0 for zoom, side in zip(zooms, declared, strict=True)
-    )
+    spacing = [abs(float(str(side))) * unit for side in sides]
+    # a side of 0 is not known, but an sform has its own
+    for axis in np.flatnonzero(sides[:3] == 0):
+        sform = image.get_sform(coded=True)[0]
+        step = 0.0 if sform is None else np.linalg.norm(sform[:3, axis])
+        spacing[axis] = float(str(np.float32(step))) * unit
     affines_mm = tuple(np.diag([unit, unit, unit, 1.0]) @ declared for declared in _declared_affines(image))
-    return _Stored(values, spacing, affine, affines_mm, has_colours=False, sha256=sha256)
+    return _Stored(values, tuple(spacing), affine, affines_mm, has_colours=False, sha256=sha256)
 
 
-def _declared_sides(image: Any, file: BufferedReader) -> np.ndarray:
-    """The sides of a voxel as the header has them, without nibabel's repairs."""
+def _declared_sides(path: Path, image: Any, file: BufferedReader) -> np.ndarray:
+    """The sides of a voxel as the header has them; nibabel turns a side of 0 into 1."""
+    # the voxels are read from here later
+    position = file.tell()
     file.seek(0)
-    is_gzip = file.read(2) == b"\x1f\x8b"
-    file.seek(0)
+    is_gzip = suffix_of(path) == ".nii.gz"
     stream: Any = gzip.GzipFile(fileobj=file) if is_gzip else file
     sides: np.ndarray = type(image.header).from_fileobj(stream, check=False)["pixdim"][1:]
+    file.seek(position)
     return sides
 
 

@@ -22,6 +22,7 @@ from rich.console import Console
 from ... import __version__
 from ...console import counting_bar, say
 from ...data.dataset import Dataset
+from ...locks import FolderLock
 from ...metrics.cases import CaseTable, write_cases
 from ...metrics.registry import PER_SLICE, display_scale, meaning, spoken_name
 from ...metrics.tables import Table, means_table, number_text, p_text, pairs_table
@@ -123,10 +124,20 @@ def build_page(
     if not runs and not others:
         raise ValueError("a report needs one method or more: a finished run or a case table; got none")
     check_comparable(runs, dataset)
-    content = gather_content(runs, others, dataset, options, notices=notices, on_step=on_step)
-    out.parent.mkdir(parents=True, exist_ok=True)
     folder = ReportFolder.of(out)
-    folder.path.mkdir(exist_ok=True)
+    with FolderLock(folder, "semidice report"):
+        content = gather_content(runs, others, dataset, options, notices=notices, on_step=on_step)
+        return _write_report(content, dataset, out, folder, options, on_step)
+
+
+def _write_report(
+    content: PageContent,
+    dataset: Dataset,
+    out: Path,
+    folder: ReportFolder,
+    options: PageOptions,
+    on_step: OnStep,
+) -> Report:
     write_cases(content.table, folder.cases)
     files = [folder.cases]
     tables = _tables(content)

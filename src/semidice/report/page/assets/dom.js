@@ -16,11 +16,11 @@ const el = (tag, attributes = {}, ...children) => fill(document.createElement(ta
 const svg = (tag, attributes = {}, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
 
 // Two decimals, rounded like Python: toFixed rounds a tie up, Python to the even digit. With two decimals, only
-// odd eighths are ties.
+// odd eighths are ties. A number that is rounded to 0 has no sign.
 function fixed(value) {
   const size = Math.abs(value);
   const text = (size * 8) % 4 === 1 ? (size - 0.001).toFixed(2) : size.toFixed(2);
-  return (value < 0 || Object.is(value, -0) ? "−" : "") + text;
+  return (value < 0 && text !== "0.00" ? "−" : "") + text;
 }
 // A name that may be broken after its underscores.
 const breakable = (name) => name.split(/(?<=_)/).flatMap((part, at) => (at ? [el("wbr"), part] : [part]));
