@@ -10,6 +10,10 @@ the owner lives, a thread touches the file. A lock is taken over at once if its 
 gone, and after `STALE_SECONDS` without a touch if it is of another machine. Times are those of the file
 server: clocks of machines may differ. A process that was stopped for so long learns by `check` that it lost
 the lock.
+
+A folder may have parts with locks of their own, such as the folds of a run. The lock of a part is taken while
+the lock of the folder is held for a moment (`part_lock`), so parts can be worked on at the same time. The lock
+of the whole folder is refused while a part is locked.
 """
 
 import json
@@ -17,7 +21,8 @@ import os
 import platform
 import time
 import uuid
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import Event, Thread
@@ -27,6 +32,8 @@ from .paths import Folder, write_error
 
 STALE_SECONDS = 300.0
 _SECONDS_BETWEEN_TOUCHES = 20.0
+# the lock of a process that died on another machine is free after that
+PATIENCE_SECONDS = STALE_SECONDS + 60
 
 
 class LockedError(ValueError):
@@ -76,24 +83,49 @@ class FolderLock:
     """The lock of a folder, held while a `with` block runs; a LockedError names another owner.
 
     The folder is created if it does not exist, and removed again if nothing is written to it.
+    whole: the lock is also for the parts of the folder, none of which may be locked. wait_s: how long to wait
+    for another owner.
     """
 
-    def __init__(self, folder: Folder, command: str) -> None:
+    def __init__(self, folder: Folder, command: str, *, whole: bool = True, wait_s: float = 0.0) -> None:
         self.folder, self.path = folder, folder.lock
+        self.whole, self.wait_s = whole, wait_s
         self.owner = Owner.this_process(command)
         self._lost, self._is_new = False, False
         self._released = Event()
         self._thread = Thread(target=self._keep_alive, name="lock", daemon=True)
 
     def __enter__(self) -> "FolderLock":
+        deadline, pause_s = time.monotonic() + self.wait_s, 0.01
         try:
-            self._is_new = not self.folder.path.exists()
-            self.folder.path.mkdir(parents=True, exist_ok=True)
-            self._acquire()
+            while not self._entered(may_wait=time.monotonic() < deadline):
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, 1.0)
         except OSError as error:
             raise write_error(self.folder.path, error) from error
         self._thread.start()
         return self
+
+    def _entered(self, *, may_wait: bool) -> bool:
+        """Whether the lock was acquired; False only if another owner has it and `may_wait`."""
+        self._is_new = not self.folder.path.exists()
+        self.folder.path.mkdir(parents=True, exist_ok=True)
+        try:
+            self._acquire()
+            try:
+                for part in self.folder.parts() if self.whole else ():
+                    if part.lock.exists():
+                        # removes the lock of a dead owner
+                        with FolderLock(part, self.owner.command):
+                            pass
+            except BaseException:
+                self._release()
+                raise
+        except LockedError:
+            if not may_wait:
+                raise
+            return False
+        return True
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -103,6 +135,9 @@ class FolderLock:
             return
         self._released.set()
         self._thread.join()
+        self._release()
+
+    def _release(self) -> None:
         if _read_owner(self.path) == self.owner:
             self.path.unlink(missing_ok=True)
         if self._is_new:
@@ -170,6 +205,28 @@ class FolderLock:
             except OSError:
                 # the server does not answer, or the folder is being removed: the next touch decides
                 continue
+
+
+@contextmanager
+def part_lock(folder: Folder, part: Folder, command: str, *, wait_s: float = 0.0) -> Iterator[FolderLock]:
+    """The lock of a part; a LockedError if the folder as a whole, or this part, has another owner.
+
+    The lock of the folder is not held while the block runs.
+    """
+    deadline = time.monotonic() + wait_s
+    with ExitStack() as stack:
+        while True:
+            left_s = deadline - time.monotonic()
+            try:
+                with FolderLock(folder, command, whole=False, wait_s=left_s):
+                    lock = stack.enter_context(FolderLock(part, command))
+                break
+            except LockedError:
+                if left_s <= 0:
+                    raise
+            # without the lock of the folder: other parts can be started
+            time.sleep(min(left_s, 1.0))
+        yield lock
 
 
 def _link(source: Path, target: Path) -> bool:
