@@ -11,9 +11,9 @@ gone, and after `STALE_SECONDS` without a touch if it is of another machine. Tim
 server: clocks of machines may differ. A process that was stopped for so long learns by `check` that it lost
 the lock.
 
-A folder may have parts with locks of their own, such as the folds of a run. The lock of a part is taken while
-the lock of the folder is held for a moment (`part_lock`), so parts can be worked on at the same time. The lock
-of the whole folder is refused while a part is locked.
+A folder may have parts with locks of their own, such as the folds of a run. The lock of a part is taken
+while the lock of the folder is held for a moment (`part_lock`), so that several processes can work on parts.
+The lock of the whole folder is refused while a part is locked.
 """
 
 import json

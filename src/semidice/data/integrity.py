@@ -197,9 +197,7 @@ def truth_problem(truth: Float32[np.ndarray, "C *space"]) -> str | None:
     return None
 
 
-def check_arrays(
-    dataset: Dataset, seen: Path, *, known: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
+def check_arrays(dataset: Dataset, seen: Path, *, known: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Size, time and SHA-256 of each array; a ValueError if one is not the one that was prepared.
 
     seen: a file with these facts of each array whose SHA-256 was right; those that still have the same size

@@ -200,7 +200,7 @@ def finish_fold(
     on_step: Callable[[StepStatus], object],
     on_phase: Callable[[int, FoldPhase], object],
 ) -> None:
-    """Train, predict and score a fold, unless it is finished. The clock's seconds are stored with the fold."""
+    """Train, predict and score a fold, unless it is finished, and store the seconds of the clock."""
     fold, folder = fold_run.fold, fold_run.folder
     if not folder.is_finished:
         on_phase(fold, "training")
@@ -273,7 +273,7 @@ def _predict(fold_run: FoldRun, fabric: Fabric, trained: nn.Module) -> None:
     """Predict and store the validation cases. Each process takes some scans; threads write the files."""
     dataset, folder = fold_run.dataset, fold_run.folder
     cases = [number for unit in _own_units(fold_run, fabric) for number in unit.cases]
-    # after the last step, its weights are those of the last checkpoint; those of several processes are wrapped
+    # its weights are those of the last checkpoint; networks of several processes are wrapped
     is_scored = fold_run.recipe.validation.checkpoint == "last" and fabric.world_size == 1
     predictions = predict_cases(
         fold_run.run,

@@ -1,7 +1,7 @@
 """Where the time of a fold goes: seconds of each phase, in the fold's folder and in one table of all folds.
 
     start         waiting for the lock, opening run and dataset
-    import        start of the worker process; 0 if it has worked before
+    import        start of a local worker process; 0 if it has worked before
     data          loading the dataset; 0 if it was loaded before
     network       building network, optimiser and teacher
     first_steps   the steps before and while a CUDA graph is recorded, or a network compiled
