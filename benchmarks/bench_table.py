@@ -16,7 +16,6 @@ OUT/KIND.json.
 import argparse
 import csv
 import json
-import platform
 import subprocess
 import sys
 import time
@@ -91,11 +90,13 @@ def main() -> None:
     command += [part for option in sets for part in ("--set", option)]
     command += ["-o", str(out), "--on", chosen.on, "--accelerator", chosen.accelerator]
     wall_s = timed(command, out.with_name(f"{out.name}_calls.json"))
-    rows = [row for path in sorted(out.rglob("jobs.csv")) for row in csv.DictReader(path.open())]
+    rows = [
+        row for path in sorted(out.rglob("jobs.csv")) for row in csv.DictReader(path.read_text().splitlines())
+    ]
     result = measured(chosen.kind, rows, wall_s, epochs, tasks, chosen.on)
     result |= {
         "command": command,
-        "device": torch.cuda.get_device_name() if has_gpu else platform.processor(),
+        "device": torch.cuda.get_device_name() if has_gpu else "a CPU",
     }
     path = chosen.out / f"{chosen.kind}.json"
     path.write_text(json.dumps(result, indent=1) + "\n")
@@ -140,7 +141,8 @@ def measured(
     num_steps = sum(int(row["last_step"]) - int(row["first_step"]) for row in rows)
     busy_s = sum(seconds.values())
     step_s = sum(seconds[name] for name in PER_STEP) / max(num_steps, 1)
-    fixed_s = (busy_s - num_steps * step_s) / max(len(rows), 1)
+    # a worker imports once, however many folds it trains
+    fixed_s = (busy_s - seconds["import"] - num_steps * step_s) / max(len(rows), 1)
     is_whole = epochs == EPOCHS[kind] and (kind == "lidc" or len(tasks) == len(QUBIQ))
     result = {
         "kind": kind,
@@ -160,8 +162,9 @@ def measured(
     }
     if not is_whole:
         num_jobs, whole_steps = whole_table(kind, num_steps / max(len(rows) * epochs, 1))
+        whole_s = seconds["import"] + num_jobs * fixed_s + whole_steps * step_s
         # as many jobs at once as were measured
-        result["whole_table_s"] = round((num_jobs * fixed_s + whole_steps * step_s) * wall_s / busy_s, 1)
+        result["whole_table_s"] = round(whole_s * wall_s / busy_s, 1)
     return result
 
 

@@ -45,7 +45,7 @@ class DyingJob(FoldJob):
     def run(self, worker):
         marker = self.folder.parent / f"killed_{self.name}_{self.fold}"
 
-        def train(fold_run, fabric, *, on_step, clock):
+        def train(fold_run, fabric, *, on_step, **options):
             def die(status):
                 on_step(status)
                 # the checkpoint of the step before is complete when the next one is put
@@ -56,7 +56,7 @@ class DyingJob(FoldJob):
                     os.kill(os.getpid(), signal.SIGKILL)
 
             often = partial(train_fold, seconds_between_checkpoints=0)
-            return often(fold_run, fabric, on_step=die, clock=clock)
+            return often(fold_run, fabric, on_step=die, **options)
 
         with mock.patch.object(crossvalidation, "train_fold", train):
             super().run(worker)

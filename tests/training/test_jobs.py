@@ -153,7 +153,7 @@ def test_worker_processes_write_the_tables_of_one_process(dataset, grid, plain, 
     out = tmp_path / "out"
     run_compare(variants_of(grid, dataset, out), out, QUIET, accelerator="cpu", on="local:2")
     assert_same_tables(plain, out)
-    rows = list(csv.DictReader(ComparisonFolder(out).jobs.open()))
+    rows = list(csv.DictReader(ComparisonFolder(out).jobs.read_text().splitlines()))
     assert [(row["method"], row["fold"]) for row in rows] == [
         (name, fold) for name in ("teacher", "student") for fold in "01"
     ]
@@ -307,7 +307,7 @@ def test_folds_of_a_run_are_worked_on_at_the_same_time_and_the_whole_run_is_refu
     with pytest.raises(LockedError, match="fold_1 is in use by `other`"), part_lock(run, run.fold(1), "test"):
         pass
     process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.communicate()
     with part_lock(run, run.fold(1), "test"), pytest.raises(LockedError), FolderLock(run, "semidice train"):
         pass
     with FolderLock(run, "semidice train"):

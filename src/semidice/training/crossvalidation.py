@@ -12,6 +12,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
@@ -27,6 +28,7 @@ from ..data.folds import read_folds, split_dataset, write_folds
 from ..data.shared import SharedDataset
 from ..data.storage import centred, shared_storage
 from ..metrics.cases import CaseTable, concatenate, read_cases, write_cases
+from ..networks.checkpoint import CheckpointWriter
 from ..networks.systems import network_probability
 from ..paths import RunFolder, write_text
 from ..recipes import Recipe, differing_keys, read_recipe, with_stored_choices, write_recipe
@@ -204,11 +206,20 @@ def finish_fold(
     fold, folder = fold_run.fold, fold_run.folder
     if not folder.is_finished:
         on_phase(fold, "training")
-        network = train_fold(fold_run, fabric, on_step=on_step, clock=clock)
-        fabric.barrier()
-        on_phase(fold, "predicting")
-        with clock.phase("prediction"):
-            _predict(fold_run, fabric, network)
+        # the last checkpoint is written while cases are predicted
+        with closing(CheckpointWriter()) as writer:
+            network = train_fold(fold_run, fabric, on_step=on_step, clock=clock, writer=writer)
+            # several processes have wrapped it
+            in_memory = fold_run.recipe.validation.checkpoint == "last" and fabric.world_size == 1
+            if not in_memory:
+                with clock.phase("checkpoints"):
+                    writer.close()
+            fabric.barrier()
+            on_phase(fold, "predicting")
+            with clock.phase("prediction"):
+                _predict(fold_run, fabric, network if in_memory else None)
+            with clock.phase("checkpoints"):
+                writer.close()
         with clock.phase("scoring"):
             _score(fold_run, fabric)
         fabric.barrier()
@@ -269,19 +280,15 @@ def _own_units(fold_run: FoldRun, fabric: Fabric) -> list[ScoredUnit]:
     return units[fabric.global_rank :: fabric.world_size]
 
 
-def _predict(fold_run: FoldRun, fabric: Fabric, trained: nn.Module) -> None:
-    """Predict and store the validation cases. Each process takes some scans; threads write the files."""
+def _predict(fold_run: FoldRun, fabric: Fabric, network: nn.Module | None) -> None:
+    """Predict and store the validation cases. Each process takes some scans; threads write the files.
+
+    network: with the weights of the last checkpoint; None loads the checkpoint that the recipe scores.
+    """
     dataset, folder = fold_run.dataset, fold_run.folder
     cases = [number for unit in _own_units(fold_run, fabric) for number in unit.cases]
-    # its weights are those of the last checkpoint; networks of several processes are wrapped
-    is_scored = fold_run.recipe.validation.checkpoint == "last" and fabric.world_size == 1
     predictions = predict_cases(
-        fold_run.run,
-        fold_run.fold,
-        dataset,
-        cases,
-        device=fabric.device,
-        network=trained if is_scored else None,
+        fold_run.run, fold_run.fold, dataset, cases, device=fabric.device, network=network
     )
     with ThreadPoolExecutor(_NUM_WRITERS) as threads:
         writing: deque[Future[None]] = deque()

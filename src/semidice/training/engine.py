@@ -71,20 +71,23 @@ def train_fold(
     on_step: Callable[[StepStatus], object] = lambda _: None,
     seconds_between_checkpoints: float = 60.0,
     clock: PhaseClock | None = None,
+    writer: CheckpointWriter | None = None,
 ) -> nn.Module:
     """The trained network of a fold. Training continues from the last checkpoint, if there is one.
 
-    All processes call this together. on_step is called after every step. clock: counts the phases.
+    All processes call this together. on_step is called after every step. clock: counts the phases. writer:
+    the caller closes it; None waits here until all checkpoints are written.
     """
     clock = clock or PhaseClock()
-    with clock.phase("network"):
-        trainer = _FoldTrainer(fold_run, fabric, on_step, seconds_between_checkpoints, clock)
-    try:
+    with ExitStack() as stack:
+        if writer is None:
+            writer = CheckpointWriter()
+            stack.callback(writer.close)
+        with clock.phase("network"):
+            trainer = _FoldTrainer(fold_run, fabric, on_step, seconds_between_checkpoints, clock, writer)
+        stack.callback(trainer.close)
         with clock.phase("steps"):
             trainer.train()
-    finally:
-        with clock.phase("checkpoints"):
-            trainer.close()
     return trainer.model
 
 
@@ -96,6 +99,7 @@ class _FoldTrainer:
         on_step: Callable[[StepStatus], object],
         seconds_between_checkpoints: float,
         clock: PhaseClock,
+        writer: CheckpointWriter,
     ) -> None:
         self.fold_run, self.fabric, self.on_step, self.clock = fold_run, fabric, on_step, clock
         self.seconds_between_checkpoints = seconds_between_checkpoints
@@ -129,7 +133,7 @@ class _FoldTrainer:
         self._resume()
         clock.first_step = clock.last_step = self.start
         self.log = _Log(self.folder, self.start) if fabric.is_global_zero else None
-        self.writer = CheckpointWriter() if fabric.is_global_zero else None
+        self.writer = writer if fabric.is_global_zero else None
         self.saved_at = time.monotonic()
         self.rate: float | None = None
         self.losses: dict[str, float] = {}
@@ -344,12 +348,8 @@ class _FoldTrainer:
             self.saved_at = time.monotonic()
 
     def close(self) -> None:
-        # all are closed, also if the disk is full for one of them
-        with ExitStack() as stack:
-            if self.writer is not None:
-                stack.callback(self.writer.close)
-            if self.log is not None:
-                stack.callback(self.log.close)
+        if self.log is not None:
+            self.log.close()
 
 
 class _Log:

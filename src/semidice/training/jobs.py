@@ -48,7 +48,7 @@ class Report:
 
 @dataclass(frozen=True)
 class WorkerOptions:
-    """What a worker process needs to know. num_threads: as in the process that started it, for equal bits."""
+    """What a worker process needs to know. num_threads: on a CPU, as in its parent, for equal bits."""
 
     accelerator: str = "auto"
     device: int = 0

@@ -32,7 +32,12 @@ class LocalPool:
         self.is_auto = num_workers is None
         self.num_workers, self.accelerator = num_workers or 1, accelerator
         self.num_gpus = torch.cuda.device_count() if accelerator != "cpu" else 0
-        self._context = _context()
+        self._context = _context(on_gpu=self.num_gpus > 0)
+        self._num_threads = torch.get_num_threads()
+        if self.num_gpus:
+            # threads of many workers that wait for work would take the processors from each other
+            workers = num_workers or MAX_AUTO_WORKERS * self.num_gpus
+            self._num_threads = max(1, (os.cpu_count() or 1) // workers)
         self._workers: list[_Process] = []
         self._largest_share = 0.0
 
@@ -57,7 +62,8 @@ class LocalPool:
             # on several GPUs, the one with the fewest workers
             devices = [worker.device for worker in self._workers]
             device = min(range(max(self.num_gpus, 1)), key=devices.count)
-            free = [_Process(self._context, WorkerOptions(self.accelerator, device), device)]
+            options = WorkerOptions(self.accelerator, device, self._num_threads)
+            free = [_Process(self._context, options)]
             self._workers += free
         free[0].give(job)
 
@@ -95,8 +101,8 @@ class LocalPool:
 class _Process:
     """A worker process and the job that it works on."""
 
-    def __init__(self, context: BaseContext, options: WorkerOptions, device: int) -> None:
-        self.device = device
+    def __init__(self, context: BaseContext, options: WorkerOptions) -> None:
+        self.device = options.device
         self.job: Job | None = None
         self.connection, theirs = context.Pipe()
         self.process: BaseProcess = context.Process(  # type: ignore[attr-defined]
@@ -119,9 +125,10 @@ class _Process:
         self.connection.close()
 
 
-def _context() -> BaseContext:
-    """Processes are copies of one that has imported everything, where the system can do that."""
-    if "forkserver" not in multiprocessing.get_all_start_methods():
+def _context(*, on_gpu: bool) -> BaseContext:
+    """On a CPU, processes are copies of one that has imported everything, where the system can do that."""
+    # a copy of a process that has looked for GPUs, as some modules do at import, cannot use them
+    if on_gpu or "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])

@@ -8,6 +8,7 @@ memory that it needed decides which share of a GPU the other jobs of the run ask
 import math
 import queue
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 from threading import Thread
 from types import TracebackType
@@ -18,6 +19,8 @@ from .jobs import Job, Report, Worker, WorkerOptions
 
 # memory that a job asks for, over the memory that another fold needed
 _RESERVE = 1.15
+# processor threads of a job that has a GPU or a share of one
+_GPU_THREADS = 4
 
 
 class RayPool:
@@ -28,11 +31,13 @@ class RayPool:
         import ray
 
         self.ray: Any = ray
-        self.options = WorkerOptions(accelerator)
         self._is_ours = not ray.is_initialized()
         if self._is_ours:
             ray.init(address=address, log_to_driver=False, logging_level="warning")
         self.has_gpus = accelerator != "cpu" and ray.cluster_resources().get("GPU", 0) > 0
+        self.options = WorkerOptions(accelerator)
+        if self.has_gpus:
+            self.options = replace(self.options, num_threads=_GPU_THREADS)
         self._remote = ray.remote(_task)
         self._running: dict[Any, Job] = {}
         # share of a GPU that a job of a run needs
