@@ -36,6 +36,8 @@ def cluster(monkeypatch):
     from ray.cluster_utils import Cluster
 
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    # the nodes import semidice and the jobs of the tests
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": 80 << 20})
     for _ in range(2):
         cluster.add_node(num_cpus=1, object_store_memory=80 << 20)

@@ -5,6 +5,7 @@ the schedule and continues from the checkpoint of its fold. The first job of a r
 memory that it needed decides which share of a GPU the other jobs of the run ask for.
 """
 
+import inspect
 import math
 import queue
 from collections.abc import Iterator
@@ -38,7 +39,8 @@ class RayPool:
         self.options = WorkerOptions(accelerator)
         if self.has_gpus:
             self.options = replace(self.options, num_threads=_GPU_THREADS)
-        self._remote = ray.remote(_task)
+        # a type checker may have wrapped it, and Ray must see that it is a generator
+        self._remote = ray.remote(inspect.unwrap(_task))
         self._running: dict[Any, Job] = {}
         # share of a GPU that a job of a run needs
         self._share: dict[str, float] = {}
@@ -76,7 +78,11 @@ class RayPool:
     def _next_report(self, task: Any) -> Report:
         try:
             report: Report = self.ray.get(next(task))
-        # a task catches its own errors: its worker or its node died, or the generator ended without a report
+        # a task catches errors of its job: it could not be started, such as on a node without semidice
+        except self.ray.exceptions.RayTaskError as error:
+            self._running.pop(task)
+            return Report("failed", f"Ray could not start it: {str(error).strip().splitlines()[-1]}")
+        # its worker or its node died, or the generator ended without a report
         except (self.ray.exceptions.RayError, StopIteration) as error:
             self._running.pop(task)
             return Report("lost", type(error).__name__)
