@@ -77,7 +77,8 @@ def start_run(
         _check_same_dataset(dataset, folder)
     else:
         _create_run_folder(recipe, dataset, folder)
-    if recipe != stored:
+    # other processes may be reading the file
+    if whole or recipe != stored:
         # written last: a folder that has a recipe is a run
         write_recipe(recipe, folder.recipe)
     return TrainedRun(folder, recipe, read_dataset_facts(folder))
