@@ -30,8 +30,16 @@ import numpy as np
 
 # for arrays with more values than LARGEST, the SHA-256 and every 97th value are stored
 LARGEST, STRIDE = 1 << 14, 97
-# these contain package versions, times of events, wording that may change, and dates
-SKIPPED = ("*/versions.json", "*.tfevents.*", "*.html", "*.svg")
+# these contain package versions, durations, times of events, wording that may change, and dates
+SKIPPED = (
+    "*/versions.json",
+    "*/arrays.json",
+    "*/seconds.json",
+    "*/jobs.csv",
+    "*.tfevents.*",
+    "*.html",
+    "*.svg",
+)
 FORMS = ("min", "product", "squared", "relaxed")
 ACTIVATIONS = ("softmax", "sigmoid", "none")
 # maximum number of differences shown per section without --all

@@ -66,10 +66,11 @@ def run(command, inputs, out):
 
 
 def content(work):
-    """The bytes of every file; curves for TensorBoard have times in them."""
+    """The bytes of every file, without those that hold times."""
+    with_times = {"tensorboard", "seconds.json", "jobs.csv"}
     files = [path for path in sorted(work.rglob("*")) if path.is_file()]
     return {
-        str(path.relative_to(work)): path.read_bytes() for path in files if "tensorboard" not in path.parts
+        str(path.relative_to(work)): path.read_bytes() for path in files if not with_times & {*path.parts}
     }
 
 

@@ -3,6 +3,7 @@
     OUT/NAME/           the run of a variant
         cases.parquet   scores of every case by every method
         means.*, pairs_METRIC.*   tables as Markdown, LaTeX and CSV
+        jobs.csv        seconds of each phase of each fold
 
 Prints a verdict of one or two sentences, then the means; pairs on request. A variant that fails does not stop
 the others; its error is reported at the end. A second call skips the finished folds. Methods of other tools
@@ -24,6 +25,7 @@ from rich.console import Console
 
 from .console import say, training_bars
 from .data.dataset import Dataset
+from .data.shared import SharedDataset
 from .decisions.volumes import check_level
 from .locks import FolderLock
 from .metrics.cases import CaseTable, concatenate, write_cases
@@ -40,6 +42,8 @@ from .runs.decisions import add_decisions, mask_metrics, rule_names
 from .runs.run import TrainedRun
 from .training.command import RunBar, start_fabric
 from .training.crossvalidation import cross_validate, start_run
+from .training.grid import check_engine, finish_folds
+from .training.phases import write_jobs_table
 
 
 class CompareError(ValueError):
@@ -68,9 +72,20 @@ class Outcome:
             )
 
 
-def run_variants(variants: Sequence[Variant], fabric: Fabric, console: Console) -> Outcome:
-    """Train every variant that is not finished, with one progress bar for each."""
-    outcome = Outcome()
+def run_variants(
+    variants: Sequence[Variant],
+    fabric: Fabric,
+    console: Console,
+    *,
+    seen: Path | None = None,
+    failed: Mapping[str, str] | None = None,
+) -> Outcome:
+    """Train every variant that is not finished, with one progress bar for each.
+
+    seen: file with the arrays of the dataset whose hashes were compared, for all runs. failed: errors of
+    variants that are not to be trained, by their absolute folder.
+    """
+    outcome, data = Outcome(), SharedDataset()
     with training_bars(console, names=[variant.name for variant in variants]) as progress:
         bars = {variant.name: RunBar(progress, variant.recipe) for variant in variants}
         for variant in variants:
@@ -78,9 +93,19 @@ def run_variants(variants: Sequence[Variant], fabric: Fabric, console: Console) 
             try:
                 if variant.teacher in outcome.failed:
                     raise ValueError(f"its teacher {variant.teacher} failed")
+                folder = str(variant.folder.absolute())
+                if failed and folder in failed:
+                    raise ValueError(failed[folder])
                 with FolderLock(RunFolder(variant.folder), "semidice compare") as bar.lock:
-                    run = start_run(variant.recipe, variant.folder, resume=True)
-                    table = cross_validate(run, fabric, on_step=bar.show_step, on_phase=bar.show_phase)
+                    run = start_run(variant.recipe, variant.folder, resume=True, data=data)
+                    table = cross_validate(
+                        run,
+                        fabric,
+                        on_step=bar.show_step,
+                        on_phase=bar.show_phase,
+                        data=data,
+                        seen=() if seen is None else (seen,),
+                    )
                 assert table is not None
             # a wrong recipe must not stop the others
             except Exception as error:
@@ -147,6 +172,7 @@ def run_compare(
     interval: float | None = None,
     show_pairs: bool = False,
     accelerator: str = "auto",
+    on: str | None = None,
 ) -> Mapping[str, Comparison]:
     """Train, compare, print and write; a CompareError at the end if a variant failed.
 
@@ -155,7 +181,10 @@ def run_compare(
     rules: that make masks, such as dice or fitted; argmax is added. interval: level of the intervals of
     volumes that are written for each run, such as 0.9.
     show_pairs: also print the difference of every pair of methods, which is always written.
+    on: where the folds are trained, see `training.grid`; None trains one after the other in this process.
     """
+    if on is not None:
+        check_engine(on)
     prepared = Dataset(dataset or variants[0].recipe.data.dataset)
     # before the training, which takes long
     names = rule_names(rules) if rules else []
@@ -165,11 +194,14 @@ def run_compare(
     _check_metrics(metrics or (), others)
     folder = ComparisonFolder(out)
     with FolderLock(folder, "semidice compare"):
-        for path in folder.temp_files():
-            path.unlink(missing_ok=True)
         outcome = Outcome()
         if variants:
-            outcome = run_variants(variants, start_fabric(accelerator=accelerator), console)
+            failed: Mapping[str, str] = {}
+            if on is not None:
+                failed = finish_folds({folder.arrays: variants}, on, console, accelerator=accelerator)
+            fabric = start_fabric(accelerator=accelerator)
+            outcome = run_variants(variants, fabric, console, seen=folder.arrays, failed=failed)
+            write_jobs_table(variants, folder.jobs)
         if names:
             outcome.tables = decided_tables(outcome.runs, prepared, names, console)
         if interval is not None:

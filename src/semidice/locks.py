@@ -10,6 +10,10 @@ the owner lives, a thread touches the file. A lock is taken over at once if its 
 gone, and after `STALE_SECONDS` without a touch if it is of another machine. Times are those of the file
 server: clocks of machines may differ. A process that was stopped for so long learns by `check` that it lost
 the lock. Files that `paths.atomic_write` left in the folder because its process was killed are removed.
+
+A folder may have parts with locks of their own, such as the folds of a run. The lock of a part is taken
+while the lock of the folder is held for a moment (`part_lock`), so that several processes can work on parts.
+The lock of the whole folder is refused while a part is locked.
 """
 
 import json
@@ -31,6 +35,8 @@ STALE_SECONDS = 300.0
 _SECONDS_BETWEEN_TOUCHES = 20.0
 # process and path of the locks that this process has; a forked process does not have them
 _held: set[tuple[int, Path]] = set()
+# the lock of a process that died on another machine is free after that
+PATIENCE_SECONDS = STALE_SECONDS + 60
 
 
 class LockedError(ValueError):
@@ -80,10 +86,13 @@ class FolderLock:
     """The lock of a folder, held while a `with` block runs; a LockedError names another owner.
 
     The folder is created if it does not exist, and removed again if nothing is written to it.
+    whole: the lock is also for the parts of the folder, none of which may be locked. wait_s: how long to wait
+    for another owner.
     """
 
-    def __init__(self, folder: Folder, command: str) -> None:
+    def __init__(self, folder: Folder, command: str, *, whole: bool = True, wait_s: float = 0.0) -> None:
         self.folder, self.path = folder, folder.lock
+        self.whole, self.wait_s = whole, wait_s
         self.owner = Owner.this_process(command)
         self._key = (self.owner.pid, self.path.resolve())
         self._lost, self._is_new = False, False
@@ -91,15 +100,40 @@ class FolderLock:
         self._thread = Thread(target=self._keep_alive, name="lock", daemon=True)
 
     def __enter__(self) -> "FolderLock":
+        deadline, pause_s = time.monotonic() + self.wait_s, 0.01
         try:
-            self._is_new = not self.folder.path.exists()
-            self.folder.path.mkdir(parents=True, exist_ok=True)
-            self._acquire()
+            while not self._entered(may_wait=time.monotonic() < deadline):
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, 1.0)
         except OSError as error:
             raise write_error(self.folder.path, error) from error
         _held.add(self._key)
         self._thread.start()
         return self
+
+    def _entered(self, *, may_wait: bool) -> bool:
+        """Whether the lock was acquired; False only if another owner has it and `may_wait`."""
+        self._is_new = not self.folder.path.exists()
+        self.folder.path.mkdir(parents=True, exist_ok=True)
+        try:
+            self._acquire()
+            try:
+                for part in self.folder.parts() if self.whole else ():
+                    if part.lock.exists():
+                        # removes the lock of a dead owner
+                        with FolderLock(part, self.owner.command):
+                            pass
+                # of processes that were killed: no other one works on these files
+                for path in self.folder.temp_files() if self.whole else self.folder.own_temp_files():
+                    path.unlink(missing_ok=True)
+            except BaseException:
+                self._release()
+                raise
+        except LockedError:
+            if not may_wait:
+                raise
+            return False
+        return True
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -110,6 +144,9 @@ class FolderLock:
         _held.discard(self._key)
         self._released.set()
         self._thread.join()
+        self._release()
+
+    def _release(self) -> None:
         if _read_owner(self.path) == self.owner:
             self.path.unlink(missing_ok=True)
         if self._is_new:
@@ -139,8 +176,6 @@ class FolderLock:
             temp_path.unlink(missing_ok=True)
         # of processes that were killed here; one that still tries writes its file again
         for path in self.path.parent.glob(f"{self.path.name}.*.part"):
-            path.unlink(missing_ok=True)
-        for path in self.folder.temp_files():
             path.unlink(missing_ok=True)
 
     def _remove_dead_lock(self, temp_path: Path) -> None:
@@ -191,6 +226,28 @@ def locked(folder: Folder, command: str) -> Iterator[None]:
         if (os.getpid(), folder.lock.resolve()) not in _held:
             stack.enter_context(FolderLock(folder, command))
         yield
+
+
+@contextmanager
+def part_lock(folder: Folder, part: Folder, command: str, *, wait_s: float = 0.0) -> Iterator[FolderLock]:
+    """The lock of a part; a LockedError if the folder as a whole, or this part, has another owner.
+
+    The lock of the folder is not held while the block runs.
+    """
+    deadline = time.monotonic() + wait_s
+    with ExitStack() as stack:
+        while True:
+            left_s = deadline - time.monotonic()
+            try:
+                with FolderLock(folder, command, whole=False, wait_s=left_s):
+                    lock = stack.enter_context(FolderLock(part, command))
+                break
+            except LockedError:
+                if left_s <= 0:
+                    raise
+            # without the lock of the folder: other parts can be started
+            time.sleep(min(left_s, 1.0))
+        yield lock
 
 
 def _link(source: Path, target: Path) -> bool:

@@ -9,7 +9,8 @@ import glob
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Iterator
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +38,8 @@ def atomic_write(path: Path, *, durable: bool = True) -> Iterator[Path]:
     or the new one. False is many times faster for small files: after a loss of power, but not after a crash
     of the program, the file may be incomplete.
     """
-    temp_path = path.with_name(f".{path.name}.{os.getpid()}.part")
+    # processes of several machines may have the same number
+    temp_path = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
     with named_errors(path):
         try:
             yield temp_path
@@ -111,10 +113,18 @@ class Folder:
         """Who writes to the folder, see `locks`."""
         return self.path / ".lock"
 
-    def temp_files(self) -> list[Path]:
+    def parts(self) -> Sequence["Folder"]:
+        """The folders in it that have locks of their own."""
+        return ()
+
+    def own_temp_files(self) -> list[Path]:
         """Files that `atomic_write` left in the folder because its process was killed."""
         lock = f"{self.lock.name}."
         return [path for path in self.path.glob(".*.part") if not path.name.startswith(lock)]
+
+    def temp_files(self) -> list[Path]:
+        """Also those of its parts."""
+        return [*self.own_temp_files(), *(path for part in self.parts() for path in part.temp_files())]
 
 
 class _File:
@@ -188,11 +198,16 @@ class FoldFolder(Folder):
     teacher = _File("teacher.json")  # the fitted temperature of the teacher, if the fold has one
     predictions = _File("predictions")  # CASE.npz, see `runs.predictions`
     cases = _File("cases.parquet")  # scores of the fold's cases; written when the fold is finished
+    seconds = _File("seconds.json")  # time of each phase, one entry for each time that the fold was worked on
 
     @property
     def is_finished(self) -> bool:
         """Whether the fold is trained, predicted and scored."""
         return self.cases.exists()
+
+    def temp_files(self) -> list[Path]:
+        """Those of the fold and its predictions."""
+        return [*super().temp_files(), *Folder(self.predictions).temp_files()]
 
     def prediction(self, case: str) -> Path:
         return self.predictions / f"{case}.npz"
@@ -216,11 +231,8 @@ class RunFolder(Folder):
     volumes = _File("volumes.csv")  # volume of every case with its interval, and the raters' volumes
     calibrator = _File("calibrator.safetensors")  # what `semidice calibrate` kept for `predict`
 
-    def temp_files(self) -> list[Path]:
-        """Those of the run, its folds and their predictions."""
-        folds = self.existing_folds()
-        parts = [*folds, *(Folder(fold.predictions) for fold in folds)]
-        return [*super().temp_files(), *(path for part in parts for path in part.temp_files())]
+    def parts(self) -> Sequence[Folder]:
+        return self.existing_folds()
 
     def foreign_files(self) -> list[Path]:
         """What a start of a run did not write into a folder without a recipe; the path itself if a file."""
@@ -259,6 +271,8 @@ class ComparisonFolder(Folder):
 
     cases = _File("cases.parquet")  # every score of every case and method
     means = _File("means")  # the table of means, without its suffix
+    arrays = _File("arrays.json")  # as in a run, for all runs of the comparison
+    jobs = _File("jobs.csv")  # time of each phase of each fold of each run
 
     def pairs(self, metric: str) -> Path:
         """The table of pairs of methods in one metric, without its suffix."""

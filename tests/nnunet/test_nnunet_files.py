@@ -9,6 +9,7 @@ from PIL import Image
 from prepared import make_prepared
 
 from semidice.metrics.cases import read_cases
+from semidice.nnunet import command
 from semidice.nnunet.collect import collect_run, read_splits
 from semidice.nnunet.export import export_dataset
 from semidice.nnunet.folders import NnunetFolders
@@ -229,3 +230,14 @@ class TestCollect:
         self.collect(trained, tmp_path / "run")
         with pytest.raises(ValueError, match="nnUNetv2_predict"):
             open_run(tmp_path / "run").checkpoint_path(0)
+
+
+def test_a_job_of_nnunet_continues_a_training_that_was_begun(tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr(command, "_run_nnunet", lambda *arguments: calls.append(arguments[-1]))
+    job = command.NnunetJob(NnunetFolders.of(tmp_path), "Trainer", tmp_path / "fold_0", ["D", "2d", "0"])
+    job.train()
+    job.results.mkdir()
+    job.train()
+    assert calls == [["D", "2d", "0"], ["D", "2d", "0", "--c"]]
+    assert str(job) == "fold 0 with Trainer"

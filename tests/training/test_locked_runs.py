@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import asdict, replace
@@ -191,7 +192,8 @@ def test_no_temporary_file_of_another_name_is_used_for_a_checkpoint(tmp_path, mo
     seen = []
     monkeypatch.setattr("semidice.paths.force_to_disk", lambda path: seen.extend(tmp_path.iterdir()))
     checkpoint.write_checkpoint(tmp_path / "last.safetensors", {}, {"step": 1})
-    assert [path.name for path in seen] == [f".last.safetensors.{os.getpid()}.part"]
+    (name,) = [path.name for path in seen]
+    assert re.fullmatch(rf"\.last\.safetensors\.{os.getpid()}-[0-9a-f]{{8}}\.part", name)
     seen[0].touch()
     assert FoldFolder(tmp_path).temp_files() == seen
 

@@ -42,6 +42,8 @@ def student_of(teacher, dataset, out, **options):
         }
     )
     run = start_run(recipe, out, resume=False)
+    # opened again: a dataset keeps its cases in memory, and tests change the files
+    dataset = Dataset(dataset.folder.path)
     return FoldRun(run, dataset, FOLD, read_folds(run.folder.folds, dataset))
 
 

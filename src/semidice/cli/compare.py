@@ -1,5 +1,6 @@
 """`semidice compare`, `semidice report` and `semidice reproduce`."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -7,7 +8,7 @@ import typer
 
 from ..console import new_console
 from .application import app, reported
-from .options import Accelerator, Interval, Overrides, PreparedDataset, Rules
+from .options import Accelerator, Engine, Interval, Overrides, PreparedDataset, Rules
 
 
 @app.command()
@@ -33,6 +34,13 @@ def compare(
     decide: Rules = None,
     interval: Interval = None,
     accelerator: Accelerator = "auto",
+    on: Engine = None,
+    list_jobs: Annotated[
+        bool, typer.Option("--list-jobs", help="Print one command per unfinished fold, and stop.")
+    ] = False,
+    job: Annotated[
+        str | None, typer.Option(metavar="NAME:FOLD", help="Work on one fold, as --list-jobs prints it.")
+    ] = None,
 ) -> None:
     """Find out which label and loss are best on your data, by how much, and whether it is significant.
 
@@ -43,17 +51,30 @@ def compare(
     With --decide, every run is scored by each rule and by argmax, without another training, and the methods
     are NAME, RULE. With --interval, volumes.csv of each run gets the volumes of its cases.
 
+    With --on, folds are trained at the same time. The commands of --list-jobs can run on many machines with
+    one shared folder; compare then gathers what they wrote.
+
     Example: **semidice compare data labels -o comparison --set schedule.epochs=50**
     """
     with reported("compare"):
         from ..compare import run_compare
+        from ..paths import ComparisonFolder
         from ..recipes.grid import read_variants
+        from ..training.grid import job_lines, run_job
 
         if not recipes and not cases:
             raise ValueError("name a grid or recipe, such as labels, or tables of scores with --cases")
         variants = read_variants(
             recipes or (), dataset=dataset, out=out, overrides=overrides or (), accelerator=accelerator
         )
+        if list_jobs:
+            command = _job_command(dataset, out, recipes or (), overrides or (), accelerator)
+            for line in job_lines(variants, command):
+                typer.echo(line)
+            return
+        if job is not None:
+            run_job(variants, job, ComparisonFolder(out).arrays, new_console(), accelerator=accelerator)
+            return
         run_compare(
             variants,
             out,
@@ -65,7 +86,19 @@ def compare(
             interval=interval,
             show_pairs=pairs,
             accelerator=accelerator,
+            on=on,
         )
+
+
+def _job_command(
+    dataset: Path, out: Path, recipes: Sequence[str], overrides: Sequence[str], accelerator: str
+) -> list[str]:
+    """The command of the jobs of a grid; folders and files are absolute, so it works in every folder."""
+    sources = [str(Path(source).absolute()) if Path(source).is_file() else source for source in recipes]
+    sets = [part for override in overrides for part in ("--set", override)]
+    device = [] if accelerator == "auto" else ["--accelerator", accelerator]
+    folders = [str(dataset.absolute()), *sources, "-o", str(out.absolute())]
+    return ["semidice", "compare", *folders, *sets, *device]
 
 
 @app.command()
@@ -128,6 +161,7 @@ def reproduce(
     ] = "text",
     overrides: Overrides = None,
     accelerator: Accelerator = "auto",
+    on: Engine = None,
 ) -> None:
     """Run the paper's tables again: print our numbers next to the paper's, and which conclusions hold.
 
@@ -151,4 +185,5 @@ def reproduce(
             protocol=protocol,
             list_only=show,
             accelerator=accelerator,
+            on=on,
         )

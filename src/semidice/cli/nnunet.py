@@ -7,7 +7,7 @@ import typer
 
 from ..console import new_console
 from .application import app, reported
-from .options import MovedDataset, PreparedDataset
+from .options import Engine, MovedDataset, PreparedDataset
 
 nnunet_app = typer.Typer(
     help="nnU-Net with several raters: export, preprocess, train, collect; see docs/nnunet.md.",
@@ -106,6 +106,7 @@ def nnunet_train(
     device: Annotated[str, typer.Option(help="cuda, cpu or mps.")] = "cuda",
     num_gpus: Annotated[int, typer.Option(min=1, help="GPUs of one training.")] = 1,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an unfinished training.")] = False,
+    on: Engine = None,
 ) -> None:
     """Train with nnU-Net's own command, with a label of all raters and one of our losses.
 
@@ -134,6 +135,7 @@ def nnunet_train(
             device=device,
             num_gpus=num_gpus,
             resume=resume,
+            on=on,
         )
 
 

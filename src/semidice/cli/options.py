@@ -9,6 +9,13 @@ Overrides = Annotated[
     list[str] | None, typer.Option("--set", help="KEY=VALUE: change an option of the recipe. Repeatable.")
 ]
 Accelerator = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Engine = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ENGINE",
+        help="Train folds at the same time: local:N processes, local:auto, ray, or ray:ADDRESS.",
+    ),
+]
 PreparedDataset = Annotated[Path, typer.Argument(help="Folder written by `semidice prepare`.")]
 Rules = Annotated[
     list[str] | None,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float32, UInt8
@@ -17,6 +17,9 @@ from ..paths import DatasetFolder
 from .intensities import INTENSITY_UNITS, MeanStd, pooled_mean_std, stored_mean_std
 from .manifest import Kind, Manifest, Scan, read_manifest
 from .packing import unpack_case
+
+if TYPE_CHECKING:
+    from .storage import Storage
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,7 @@ class Dataset:
 
     cases: in the order of the manifest; a case number is an index into this tuple.
     present: bool (cases, R), which raters looked at each case.
+    loaded: by device, the cases that `storage.shared_storage` has loaded.
     """
 
     def __init__(self, path: Path) -> None:
@@ -64,6 +68,7 @@ class Dataset:
         self.present: Bool[np.ndarray, "N R"] = np.array(
             [[rater in case.scan.raters for rater in self.manifest.raters] for case in self.cases]
         )
+        self.loaded: dict[str, Storage] = {}
 
     def __len__(self) -> int:
         return len(self.cases)

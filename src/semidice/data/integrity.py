@@ -197,14 +197,15 @@ def truth_problem(truth: Float32[np.ndarray, "C *space"]) -> str | None:
     return None
 
 
-def check_arrays(dataset: Dataset, seen: Path) -> None:
-    """A ValueError if an array is not the one that was prepared.
+def check_arrays(dataset: Dataset, seen: Path, *, known: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Size, time and SHA-256 of each array; a ValueError if one is not the one that was prepared.
 
-    seen: a file with size and time of each array whose SHA-256 was right; those that still have both are not
-    read again. It is written here.
+    seen: a file with these facts of each array whose SHA-256 was right; those that still have the same size
+    and time are not read again. It is written here. known: the same facts from another call.
     """
     arrays = {str(path.relative_to(dataset.folder.path)): digest for digest, path in listed_arrays(dataset)}
-    known = _read_seen(seen)
+    stored = _read_seen(seen)
+    known = {**stored, **(known or {})}
     present: dict[str, list[Any]] = {}
     for name, digest in arrays.items():
         try:
@@ -222,8 +223,9 @@ def check_arrays(dataset: Dataset, seen: Path) -> None:
             f"{dataset.folder.path} has {enumerated(changed, 'array')} that `semidice prepare` did not "
             "write, or that changed since: look at it with `semidice check`, then prepare it again"
         )
-    if new:
+    if any(stored.get(name) != facts for name, facts in present.items()):
         write_text(seen, json.dumps(present) + "\n")
+    return present
 
 
 def _read_seen(path: Path) -> dict[str, Any]:

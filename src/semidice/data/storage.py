@@ -5,6 +5,7 @@ zero. Images and masks stay as they are stored on disk: one or two bytes per vox
 rater. Only the cases of one batch become floats, on the device.
 """
 
+import copy
 import math
 import os
 from collections.abc import Sequence
@@ -88,20 +89,28 @@ class Storage:
         dtypes = self._image_dtypes()
         # int16 holds the values of both types; `scale` makes up for their units
         self.dtype = torch.uint8 if set(dtypes) == {"uint8"} else torch.int16
-        units = torch.tensor([INTENSITY_UNITS[dtype] for dtype in dtypes], device=device)
-        self.mean, self.std = (
-            torch.tensor(numbers, dtype=torch.float32, device=device)
-            for numbers in mean_std or (dataset.manifest.mean, dataset.manifest.std)
-        )
-        scale, shift = scale_and_shift(units.view(-1, 1), self.mean, self.std)
-        ones = [1] * len(self.space)
-        self.scale, self.shift = scale.view(len(dataset), -1, *ones), shift.view(-1, *ones)
+        self._units = torch.tensor([INTENSITY_UNITS[dtype] for dtype in dtypes], device=device)
+        self._normalise_with(mean_std or MeanStd(dataset.manifest.mean, dataset.manifest.std))
         total = len(dataset) * self.bytes_per_case()
         self.resident = total <= free_memory(self.device) // 2 if resident is None else resident
         self.images: Tensor | None = None
         self.packed: Tensor | None = None
         if self.resident:
             self._load()
+
+    def with_mean_std(self, mean_std: MeanStd) -> "Storage":
+        """The same cases in the same memory, normalised with other numbers."""
+        other = copy.copy(self)
+        other._normalise_with(mean_std)
+        return other
+
+    def _normalise_with(self, mean_std: MeanStd) -> None:
+        self.mean, self.std = (
+            torch.tensor(numbers, dtype=torch.float32, device=self.device) for numbers in mean_std
+        )
+        scale, shift = scale_and_shift(self._units.view(-1, 1), self.mean, self.std)
+        ones = [1] * len(self.space)
+        self.scale, self.shift = scale.view(len(self.dataset), -1, *ones), shift.view(-1, *ones)
 
     def bytes_per_case(self) -> int:
         """Memory of one stored case."""
@@ -202,6 +211,22 @@ class Storage:
                 f"{path} holds {shape} for a case, but the manifest says {expected}: "
                 "run `semidice check`, then prepare the dataset again"
             )
+
+
+def shared_storage(
+    dataset: Dataset, device: torch.device | str, mean_std: MeanStd, *, load: bool = True
+) -> Storage:
+    """A storage of the cases that are loaded once for all folds, as long as the dataset is open.
+
+    load: False takes the cases from their files, unless they are loaded.
+    """
+    name = str(torch.device(device))
+    if name not in dataset.loaded:
+        storage = Storage(dataset, device, mean_std=mean_std, resident=None if load else False)
+        if load:
+            dataset.loaded[name] = storage
+        return storage
+    return dataset.loaded[name].with_mean_std(mean_std)
 
 
 def free_memory(device: torch.device) -> int:

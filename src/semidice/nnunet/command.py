@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -16,6 +17,8 @@ from ..data.label_making import Maker
 from ..extras import need
 from ..limits import read_json
 from ..paths import write_text
+from ..training.grid import ListView, check_engine, opened_pool
+from ..training.jobs import Worker, run_jobs
 from .collect import collect_run, is_validated
 from .folders import NnunetDataset, NnunetFolders
 from .options import LossName, NnunetTeacher, trainer_name, trainer_options, write_options
@@ -98,8 +101,14 @@ def run_train(
     device: str = "cuda",
     num_gpus: int = 1,
     resume: bool = False,
+    on: str | None = None,
 ) -> str:
-    """Train folds with nnU-Net's own command, one after the other; returns the name of the trainer."""
+    """Train folds with nnU-Net's own command; returns the name of the trainer.
+
+    on: where folds are trained at the same time, see `training.grid`; None trains one after the other.
+    """
+    if on is not None:
+        check_engine(on)
     need("nnunetv2", "this command")
     folders = NnunetFolders.of(work)
     dataset = folders.dataset(name)
@@ -111,6 +120,7 @@ def run_train(
     options = trainer_options(label, loss, epochs=epochs, iterations=iterations, teacher=teacher)
     results = dataset.results(trainer, plans, configuration)
     write_options(dataset.preprocessed, trainer, options, has_results=results.is_dir())
+    jobs = []
     for fold in folds:
         if is_validated(results, fold):
             say(console, f"fold {fold} of {trainer} is finished")
@@ -121,17 +131,54 @@ def run_train(
                 f"{results / f'fold_{fold}'} holds an unfinished training: continue it with --resume, or "
                 "remove the folder"
             )
-        say(console, f"nnU-Net trains fold {fold} with {trainer}")
         arguments = [name, configuration, fold, "-tr", trainer, "-p", plans, "--npz", "-device", device]
         arguments += ["-num_gpus", str(num_gpus)] if num_gpus > 1 else []
-        arguments += ["--c"] if started else []
-        _run_nnunet(folders, "run.run_training", "run_training_entry", arguments)
+        jobs.append(NnunetJob(folders, trainer, results / f"fold_{fold}", arguments))
+    if on is None:
+        for job in jobs:
+            say(console, f"nnU-Net trains {job}")
+            job.train()
+    elif jobs:
+        with opened_pool(on) as pool:
+            errors = run_jobs(jobs, pool, ListView(console))
+        if errors:
+            raise RuntimeError("; ".join(errors.values()))
     say(
         console,
         f"next: semidice nnunet collect {name} {configuration} --trainer {trainer}{_work_option(work)} "
         f"-o runs/{trainer.partition('_')[2]}",
     )
     return trainer
+
+
+@dataclass(frozen=True, eq=False)
+class NnunetJob:
+    """Train one fold with nnU-Net's own command, which continues a training that was stopped."""
+
+    folders: NnunetFolders
+    trainer: str
+    results: Path
+    arguments: Sequence[str]
+
+    @property
+    def group(self) -> str:
+        # a fold that fails does not stop the others
+        return str(self.results)
+
+    @property
+    def after(self) -> str | None:
+        return None
+
+    def __str__(self) -> str:
+        return f"{self.results.name.replace('_', ' ')} with {self.trainer}"
+
+    def run(self, worker: Worker) -> None:
+        self.train()
+
+    def train(self) -> None:
+        """Run the command, with --c if nnU-Net has begun."""
+        started = ["--c"] if self.results.is_dir() else []
+        _run_nnunet(self.folders, "run.run_training", "run_training_entry", [*self.arguments, *started])
 
 
 def run_collect(

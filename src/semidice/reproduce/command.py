@@ -22,9 +22,11 @@ from ..compare import run_variants
 from ..console import counting_bar, say, waiting
 from ..metrics.cases import CaseTable, concatenate, write_cases
 from ..metrics.tables import Cell, Table
-from ..paths import ReproductionFolder, write_text
+from ..paths import ComparisonFolder, ReproductionFolder, write_text
 from ..recipes.grid import Variant
 from ..training.command import start_fabric
+from ..training.grid import check_engine, finish_folds
+from ..training.phases import write_jobs_table
 from .comparison_tables import conclusions_table, values_table
 from .plan import (
     Plan,
@@ -58,13 +60,17 @@ def run_reproduce(
     protocol: str = "text",
     list_only: bool = False,
     accelerator: str = "auto",
+    on: str | None = None,
 ) -> dict[str, TableValues]:
     """Run, print and write one table of the paper, or `all`, and return our numbers by table.
 
     A ReproduceError at the end names the trainings that failed. folds: run only the first N folds. tasks:
     datasets such as kidney or lits; all if empty. overrides: KEY=VALUE for every recipe. protocol: text
     or authors, see `protocols`. list_only: only show how many trainings are left and how long they take.
+    on: where the folds are trained, see `training.grid`; None trains one after the other in this process.
     """
+    if on is not None:
+        check_engine(on)
     if protocol not in PROTOCOLS:
         raise ValueError(f"unknown protocol {protocol!r}; choose from {', '.join(PROTOCOLS)}")
     out = ReproductionFolder.of(out, protocol).path
@@ -85,7 +91,7 @@ def run_reproduce(
             f"{data} has no dataset of table {table}; make one with a command shown above, or change --data"
         )
     paper_plan = make_plan(tables, data=data, out=out, tasks=tasks, protocol=protocol)
-    runs, failed = _run(plan, console, accelerator)
+    runs, failed = _run(plan, ReproductionFolder(out), console, accelerator, on)
     results = {}
     for paper_table in tables:
         datasets = [name for name in plan.datasets if name in paper_table.datasets]
@@ -108,7 +114,7 @@ def run_reproduce(
 
 
 def _run(
-    plan: Plan, console: Console, accelerator: str
+    plan: Plan, folder: ReproductionFolder, console: Console, accelerator: str, on: str | None
 ) -> tuple[dict[tuple[str, str], CaseTable], dict[str, str]]:
     """Scores by dataset and method, of the folds that the recipes ask for; and errors by failed training."""
     runs: dict[tuple[str, str], CaseTable] = {}
@@ -116,15 +122,26 @@ def _run(
     runnable = plan.runnable()
     if not runnable:
         return runs, failed
+    folders = {dataset: ComparisonFolder(folder.runs(dataset)) for dataset in runnable}
+    errors: Mapping[str, str] = {}
+    if on is not None:
+        by_seen = {folders[dataset].arrays: variants for dataset, variants in runnable.items()}
+        errors = finish_folds(by_seen, on, console, accelerator=accelerator, command="semidice reproduce")
     fabric = start_fabric(accelerator=accelerator)
-    left = sum(folds_left(variant) for variants in runnable.values() for variant in variants)
+    left = (
+        0
+        if on is not None
+        else sum(folds_left(variant) for variants in runnable.values() for variant in variants)
+    )
     if left:
         with waiting(console, "measuring the time of a training step"):
             seconds = estimated_seconds(runnable, plan.datasets, StepTimes(fabric.device))
         say(console, f"{left} trainings to run, about {time_text(seconds)} on {fabric.device.type}")
     for dataset, variants in runnable.items():
         say(console, f"{dataset}: {len(variants)} methods")
-        outcome = run_variants(variants, fabric, console)
+        seen = folders[dataset].arrays
+        outcome = run_variants(variants, fabric, console, seen=seen, failed=errors)
+        write_jobs_table(variants, folders[dataset].jobs)
         failed |= {f"{dataset}/{name}": error for name, error in outcome.failed.items()}
         for variant in variants:
             if variant.name in outcome.tables:

@@ -24,7 +24,7 @@ from ..data.dataset import Dataset, Unit
 from ..data.folds import fold_cases, read_folds
 from ..data.intensities import MeanStd
 from ..data.manifest import Manifest, PrepareOptions
-from ..data.storage import Storage
+from ..data.storage import Storage, shared_storage
 from ..decisions.decision import Decision
 from ..limits import MAX_RATERS, read_bytes
 from ..networks.checkpoint import Checkpoint
@@ -205,10 +205,9 @@ class FoldRun:
     def validation_cases(self) -> list[int]:
         return fold_cases(self.fold_of_case, self.fold)[1]
 
-    def storage(self, device: torch.device | str, *, resident: bool | None = None) -> Storage:
+    def storage(self, device: torch.device | str, *, load: bool = True) -> Storage:
         """All cases of the dataset, normalised as the network of this fold needs them."""
-        mean_std = self.run.facts.mean_std(self.fold)
-        return Storage(self.dataset, device, mean_std=mean_std, resident=resident)
+        return shared_storage(self.dataset, device, self.run.facts.mean_std(self.fold), load=load)
 
 
 def mirrored_axes(recipe: Recipe, num_axes: int, *, flips: bool | None = None) -> tuple[int, ...]:

@@ -76,17 +76,18 @@ class RunBar:
     """
 
     def __init__(self, progress: Progress, recipe: Recipe, lock: FolderLock | None = None) -> None:
-        self.progress, self.num_folds = progress, len(recipe.data.fold_numbers)
+        self.progress, self.folds = progress, recipe.data.fold_numbers
         self.lock = lock
-        self.num_finished = 0
         self.task = progress.add_task(recipe.name, total=None, status="", left="", repeats=False)
         self.started_at: float | None = None
-        # steps that a resumed run had done before
-        self.num_before: int | None = None
+        # steps of each fold; those that a resumed fold had done before
+        self.num_done: dict[int, int] = {}
+        self.num_before: dict[int, int] = {}
+        self.finished: set[int] = set()
 
     def show_phase(self, fold: int, phase: FoldPhase) -> None:
         if phase == "finished":
-            self.num_finished += 1
+            self.finished.add(fold)
         repeats = phase == "predicting"
         self.progress.update(self.task, status=f"fold {fold}: {phase}", left="", repeats=repeats)
         is_first = phase == "training" and self.started_at is None
@@ -97,8 +98,11 @@ class RunBar:
     def show_step(self, status: StepStatus) -> None:
         if self.lock is not None:
             self.lock.check()
-        done = self.num_finished * status.num_steps + status.step
-        total = self.num_folds * status.num_steps
+        self.num_done[status.fold] = status.step
+        self.num_before.setdefault(status.fold, status.step - 1)
+        # folds that were finished before have no steps here
+        done = sum(self.num_done.values()) + len(self.finished - set(self.num_done)) * status.num_steps
+        total = len(self.folds) * status.num_steps
         dice = status.scores.get("dice_score")
         left = self._time_left(done, total)
         # the first is the whole loss; the log has its terms
@@ -117,16 +121,17 @@ class RunBar:
 
     def _time_left(self, done: int, total: int) -> str:
         """The time left for all folds at the pace so far."""
-        if self.started_at is None or self.num_before is None:
-            self.started_at, self.num_before = self.started_at or time.monotonic(), done - 1
-        seconds = (time.monotonic() - self.started_at) / (done - self.num_before) * (total - done)
+        if self.started_at is None:
+            self.started_at = time.monotonic()
+        num_new = sum(self.num_done.values()) - sum(self.num_before.values())
+        seconds = (time.monotonic() - self.started_at) / num_new * (total - done)
         return f"  {clock(seconds)} left"
 
     def show_failed(self) -> None:
         self._show_end("failed", completed=0)
 
     def show_finished(self) -> None:
-        self._show_end(f"{self.num_folds} folds finished", completed=1)
+        self._show_end(f"{len(self.folds)} folds finished", completed=1)
 
     def _show_end(self, status: str, *, completed: int) -> None:
         self.progress.update(self.task, total=1, completed=completed, status=status, left="", repeats=False)

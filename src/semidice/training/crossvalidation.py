@@ -9,22 +9,26 @@ import json
 import os
 import platform
 import re
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
 import torch
 from lightning_fabric import Fabric
-from torch import Tensor
+from torch import Tensor, nn
 
 from .. import __version__
 from ..data.batches import WholeCases
 from ..data.dataset import Dataset, ScoredUnit
 from ..data.folds import read_folds, split_dataset, write_folds
-from ..data.integrity import check_arrays
-from ..data.storage import Storage, centred
+from ..data.shared import SharedDataset
+from ..data.storage import centred, shared_storage
 from ..metrics.cases import CaseTable, concatenate, read_cases, write_cases
+from ..networks.checkpoint import CheckpointWriter
 from ..networks.systems import network_probability
 from ..paths import RunFolder, write_text
 from ..recipes import Recipe, differing_keys, read_recipe, with_stored_choices, write_recipe
@@ -42,31 +46,42 @@ from ..runs.run import (
 )
 from ..runs.scoring import named_units, score_fold
 from .engine import StepStatus, train_fold
+from .phases import PhaseClock
+
+# files of predictions that are compressed and written at the same time
+_NUM_WRITERS = 4
 
 FoldPhase = Literal["training", "predicting", "finished"]
 
 
-def start_run(recipe: Recipe, out: Path, *, resume: bool) -> TrainedRun:
+def start_run(
+    recipe: Recipe, out: Path, *, resume: bool, data: SharedDataset | None = None, whole: bool = True
+) -> TrainedRun:
     """The run of a recipe in the folder `out`, which is created or, with `resume`, continued.
 
-    A ValueError says so if the folder holds the run of another recipe, or other files.
+    A ValueError says so if the folder holds the run of another recipe, or other files. data: opens the
+    dataset. whole: False if other processes may work on folds of the run.
     """
     folder = RunFolder(out)
+    dataset = (data or SharedDataset()).open(recipe.data.dataset)
+    stored = None
     if folder.recipe.exists():
-        recipe = with_stored_choices(recipe, read_recipe(folder.recipe, accelerator=None))
-        _check_same_recipe(recipe, folder)
+        stored = read_recipe(folder.recipe, accelerator=None)
+        recipe = with_stored_choices(recipe, stored)
+        _check_same_recipe(recipe, stored, folder)
         if not resume:
             raise ValueError(f"{out} already holds this run: continue it with --resume, or remove the folder")
-        _check_same_dataset(recipe, folder)
+        _check_same_dataset(dataset, folder)
     else:
-        _create_run_folder(recipe, folder)
-    # written last: a folder that has a recipe is a run
-    write_recipe(recipe, folder.recipe)
+        _create_run_folder(recipe, dataset, folder)
+    # other processes may be reading the file
+    if whole or recipe != stored:
+        # written last: a folder that has a recipe is a run
+        write_recipe(recipe, folder.recipe)
     return TrainedRun(folder, recipe, read_dataset_facts(folder))
 
 
-def _check_same_recipe(recipe: Recipe, folder: RunFolder) -> None:
-    stored = read_recipe(folder.recipe, accelerator=None)
+def _check_same_recipe(recipe: Recipe, stored: Recipe, folder: RunFolder) -> None:
     may_differ = (*MAY_DIFFER, "teacher.run") if _teacher_has_moved(stored, recipe) else MAY_DIFFER
     different = [key for key in differing_keys(recipe, stored) if key not in may_differ]
     if not different:
@@ -80,9 +95,9 @@ def _check_same_recipe(recipe: Recipe, folder: RunFolder) -> None:
     )
 
 
-def _check_same_dataset(recipe: Recipe, folder: RunFolder) -> None:
+def _check_same_dataset(dataset: Dataset, folder: RunFolder) -> None:
     """A ValueError if the dataset is not the one that the run was started with, although names may agree."""
-    dataset, facts = Dataset(recipe.data.dataset), read_dataset_facts(folder)
+    facts = read_dataset_facts(folder)
     if manifest_digest(dataset.manifest) != facts.manifest_sha256:
         raise ValueError(
             f"{dataset.folder.path} is not the dataset that {folder.path} was started with, or it was "
@@ -100,14 +115,13 @@ def _teacher_has_moved(stored: Recipe, recipe: Recipe) -> bool:
     return old.name == new.name and not os.path.exists(old) and RunFolder(new).recipe.is_file()
 
 
-def _create_run_folder(recipe: Recipe, folder: RunFolder) -> None:
+def _create_run_folder(recipe: Recipe, dataset: Dataset, folder: RunFolder) -> None:
     out = folder.path
     foreign = folder.foreign_files()
     if foreign:
         raise ValueError(
             f"{out} exists and is not a run folder: it has {foreign[0].name}; choose another one with --out"
         )
-    dataset = Dataset(recipe.data.dataset)
     problem = volume_problem(dataset)
     if problem is not None:
         raise ValueError(problem)
@@ -159,29 +173,64 @@ def cross_validate(
     *,
     on_step: Callable[[StepStatus], object] = lambda _: None,
     on_phase: Callable[[int, FoldPhase], object] = lambda _, __: None,
+    data: SharedDataset | None = None,
+    seen: Sequence[Path] = (),
 ) -> CaseTable | None:
     """Train the folds that are not finished and return the case table of the run; None unless rank 0.
 
     on_phase(fold, phase) is called when a fold starts to be trained or predicted, and when it is finished.
+    data, seen: opens the dataset, and files of a grid with the arrays whose hashes were compared.
     """
-    dataset = Dataset(run.recipe.data.dataset)
+    data = data or SharedDataset()
+    dataset = data.open(run.recipe.data.dataset)
     fold_of_case = read_folds(run.folder.folds, dataset)
     if fabric.is_global_zero and run.missing_folds:
-        check_arrays(dataset, run.folder.arrays)
+        data.check(dataset, *seen, run.folder.arrays)
     for fold in run.recipe.data.fold_numbers:
         fold_run = FoldRun(run, dataset, fold, fold_of_case)
-        if not fold_run.folder.is_finished:
-            on_phase(fold, "training")
-            train_fold(fold_run, fabric, on_step=on_step)
+        finish_fold(fold_run, fabric, PhaseClock(), on_step=on_step, on_phase=on_phase)
+    return _gathered(run, dataset, fabric)
+
+
+def finish_fold(
+    fold_run: FoldRun,
+    fabric: Fabric,
+    clock: PhaseClock,
+    *,
+    on_step: Callable[[StepStatus], object],
+    on_phase: Callable[[int, FoldPhase], object],
+) -> None:
+    """Train, predict and score a fold, unless it is finished, and store the seconds of the clock."""
+    fold, folder = fold_run.fold, fold_run.folder
+    if not folder.is_finished:
+        on_phase(fold, "training")
+        # the last checkpoint is written while cases are predicted
+        with closing(CheckpointWriter()) as writer:
+            network = train_fold(fold_run, fabric, on_step=on_step, clock=clock, writer=writer)
+            # several processes have wrapped it
+            in_memory = fold_run.recipe.validation.checkpoint == "last" and fabric.world_size == 1
+            if not in_memory:
+                with clock.phase("checkpoints"):
+                    writer.close()
             fabric.barrier()
             on_phase(fold, "predicting")
-            _predict(fold_run, fabric)
+            with clock.phase("prediction"):
+                _predict(fold_run, fabric, network if in_memory else None)
+            with clock.phase("checkpoints"):
+                writer.close()
+        with clock.phase("scoring"):
             _score(fold_run, fabric)
-            fabric.barrier()
-        elif not _is_scored_as_asked(fold_run):
-            _score(fold_run, fabric)
-            fabric.barrier()
-        on_phase(fold, "finished")
+        fabric.barrier()
+        if fabric.is_global_zero:
+            clock.store(folder)
+    elif not _is_scored_as_asked(fold_run):
+        _score(fold_run, fabric)
+        fabric.barrier()
+    on_phase(fold, "finished")
+
+
+def _gathered(run: TrainedRun, dataset: Dataset, fabric: Fabric) -> CaseTable | None:
+    """The case table of the finished folds, which is also written; None unless rank 0."""
     is_fitted = run.has_fitted_decision
     if not fabric.is_global_zero and not is_fitted:
         return None
@@ -206,15 +255,17 @@ def predict_cases(
     *,
     device: torch.device,
     flips: bool | None = None,
+    network: nn.Module | None = None,
 ) -> Iterator[tuple[int, Tensor]]:
     """The number and the class probabilities (C, *space) of each case, by the network of a fold.
 
-    flips: mean over mirrored images; None takes `validation.flips`.
+    flips: mean over mirrored images; None takes `validation.flips`. network: of the checkpoint that the
+    recipe scores; None loads it.
     """
     recipe = run.recipe
     axes = mirrored_axes(recipe, len(dataset.cases[0].shape), flips=flips)
-    network = run.network(fold, device=device)
-    storage = Storage(dataset, device, mean_std=run.facts.mean_std(fold), resident=False)
+    network = run.network(fold, device=device) if network is None else network.eval()
+    storage = shared_storage(dataset, device, run.facts.mean_std(fold), load=False)
     for batch in WholeCases(storage, cases, batch_size=recipe.batch_size):
         probs = network_probability(network, batch.image, dtype=recipe.precision.dtype, flips=axes).cpu()
         for number, prob in zip(batch.case.tolist(), probs, strict=True):
@@ -227,12 +278,25 @@ def _own_units(fold_run: FoldRun, fabric: Fabric) -> list[ScoredUnit]:
     return units[fabric.global_rank :: fabric.world_size]
 
 
-def _predict(fold_run: FoldRun, fabric: Fabric) -> None:
-    """Predict and store the validation cases. Each process takes some scans."""
-    dataset = fold_run.dataset
+def _predict(fold_run: FoldRun, fabric: Fabric, network: nn.Module | None) -> None:
+    """Predict and store the validation cases. Each process takes some scans; threads write the files.
+
+    network: with the weights of the last checkpoint; None loads the checkpoint that the recipe scores.
+    """
+    dataset, folder = fold_run.dataset, fold_run.folder
     cases = [number for unit in _own_units(fold_run, fabric) for number in unit.cases]
-    for number, prob in predict_cases(fold_run.run, fold_run.fold, dataset, cases, device=fabric.device):
-        write_prediction(fold_run.folder.prediction(dataset.cases[number].name), prob)
+    predictions = predict_cases(
+        fold_run.run, fold_run.fold, dataset, cases, device=fabric.device, network=network
+    )
+    with ThreadPoolExecutor(_NUM_WRITERS) as threads:
+        writing: deque[Future[None]] = deque()
+        for number, prob in predictions:
+            path = folder.prediction(dataset.cases[number].name)
+            writing.append(threads.submit(write_prediction, path, prob))
+            if len(writing) > 4 * _NUM_WRITERS:
+                writing.popleft().result()
+        for each in writing:
+            each.result()
 
 
 def _score(fold_run: FoldRun, fabric: Fabric) -> None:

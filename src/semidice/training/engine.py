@@ -10,7 +10,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,8 @@ from ..paths import FoldFolder, named_errors, write_text
 from ..runs.run import FoldRun
 from ..runs.scoring import scan_slices, volume_of
 from .distributed import synchronise_norms
-from .step import TrainingStep, build_optimiser, step_seed
+from .phases import PhaseClock
+from .step import NUM_WARM_UP, TrainingStep, build_optimiser, step_seed
 from .teacher import load_teacher
 
 # scores of every validation: cheap, and enough to see whether training works
@@ -70,16 +71,24 @@ def train_fold(
     *,
     on_step: Callable[[StepStatus], object] = lambda _: None,
     seconds_between_checkpoints: float = 60.0,
+    clock: PhaseClock | None = None,
+    writer: CheckpointWriter | None = None,
 ) -> nn.Module:
     """The trained network of a fold. Training continues from the last checkpoint, if there is one.
 
-    All processes call this together. on_step is called after every step.
+    All processes call this together. on_step is called after every step. clock: counts the phases. writer:
+    the caller closes it; None waits here until all checkpoints are written.
     """
-    trainer = _FoldTrainer(fold_run, fabric, on_step, seconds_between_checkpoints)
-    try:
-        trainer.train()
-    finally:
-        trainer.close()
+    clock = clock or PhaseClock()
+    with ExitStack() as stack:
+        if writer is None:
+            writer = CheckpointWriter()
+            stack.callback(writer.close)
+        with clock.phase("network"):
+            trainer = _FoldTrainer(fold_run, fabric, on_step, seconds_between_checkpoints, clock, writer)
+        stack.callback(trainer.close)
+        with clock.phase("steps"):
+            trainer.train()
     return trainer.model
 
 
@@ -90,8 +99,10 @@ class _FoldTrainer:
         fabric: Fabric,
         on_step: Callable[[StepStatus], object],
         seconds_between_checkpoints: float,
+        clock: PhaseClock,
+        writer: CheckpointWriter,
     ) -> None:
-        self.fold_run, self.fabric, self.on_step = fold_run, fabric, on_step
+        self.fold_run, self.fabric, self.on_step, self.clock = fold_run, fabric, on_step, clock
         self.seconds_between_checkpoints = seconds_between_checkpoints
         recipe, self.dataset, self.folder = fold_run.recipe, fold_run.dataset, fold_run.folder
         self.recipe = recipe
@@ -101,8 +112,10 @@ class _FoldTrainer:
             model = synchronise_norms(model, fabric.device)
         self.model = model.to(fabric.device)
         self.optimiser = build_optimiser(recipe, self.model, fabric.device)
+        with clock.phase("data"):
+            storage = fold_run.storage(fabric.device)
         self.batches = Batches(
-            fold_run.storage(fabric.device),
+            storage,
             fold_run.training_cases,
             batch_size=recipe.batch_size,
             label=recipe.label,
@@ -119,8 +132,9 @@ class _FoldTrainer:
         # the step to start from, and the best validation score so far, signed so that higher is better
         self.start, self.best = 0, -math.inf
         self._resume()
+        clock.first_step = clock.last_step = self.start
         self.log = _Log(self.folder, self.start) if fabric.is_global_zero else None
-        self.writer = CheckpointWriter() if fabric.is_global_zero else None
+        self.writer = writer if fabric.is_global_zero else None
         self.saved_at = time.monotonic()
         self.rate: float | None = None
         self.losses: dict[str, float] = {}
@@ -189,21 +203,25 @@ class _FoldTrainer:
         self.model.train()
         feeds = self.batches.feeds(self.start, self.num_steps)
         for step, feed in zip(range(self.start, self.num_steps), feeds, strict=True):
+            is_first = step <= self.start + NUM_WARM_UP
             try:
-                losses.append(self.step(feed, step).clone())
+                with self.clock.phase("first_steps") if is_first else nullcontext():
+                    losses.append(self.step(feed, step).clone())
             except NotFiniteError:
                 # on the CPU a loss checks its own value
                 self._stop_diverged(step)
             images += recipe.batch_size
-            num_done = step + 1
+            num_done = self.clock.last_step = step + 1
             epoch, step_in_epoch = divmod(num_done, self.steps_per_epoch)
             ends_epoch = step_in_epoch == 0
             if ends_epoch or step_in_epoch % recipe.log_every == 0:
                 self._log_losses(losses, num_done)
                 losses.clear()
                 if ends_epoch and (epoch % recipe.validation.every == 0 or epoch == recipe.schedule.epochs):
-                    self._validate(num_done, epoch)
-                self._save(num_done)
+                    with self.clock.phase("validation"):
+                        self._validate(num_done, epoch)
+                with self.clock.phase("checkpoints"):
+                    self._save(num_done)
             elapsed = time.monotonic() - since
             status = StepStatus(
                 fold=self.fold_run.fold,
@@ -331,12 +349,8 @@ class _FoldTrainer:
             self.saved_at = time.monotonic()
 
     def close(self) -> None:
-        # all are closed, also if the disk is full for one of them
-        with ExitStack() as stack:
-            if self.writer is not None:
-                stack.callback(self.writer.close)
-            if self.log is not None:
-                stack.callback(self.log.close)
+        if self.log is not None:
+            self.log.close()
 
 
 class _Log:

@@ -20,7 +20,7 @@ from ..networks.systems import DTYPES, System, TrainingLabels
 from ..recipes import Recipe
 
 # eager steps before a graph is recorded: libraries choose their algorithms, optimisers create their state
-_NUM_WARM_UP = 3
+NUM_WARM_UP = 3
 
 
 def step_seed(seed: int, fold: int, step: int, rank: int = 0) -> int:
@@ -81,7 +81,7 @@ class TrainingStep:
         seed = step_seed(self.recipe.seed, self.fold, number, self.fabric.global_rank)
         torch.manual_seed(seed)
         self._feed = self._on_device(feed)
-        if self._graph is None and self._uses_graph() and self._num_eager >= _NUM_WARM_UP:
+        if self._graph is None and self._uses_graph() and self._num_eager >= NUM_WARM_UP:
             torch.cuda.synchronize()
             self._graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self._graph):

@@ -99,7 +99,7 @@ def _fitted_temperature(teacher: TrainedRun, student: FoldRun, batches: Batches)
 def _fit_to_held_out_cases(scaling: TemperatureScaling, teacher: FoldRun, batches: Batches) -> None:
     """Fit to the validation cases of one fold of the teacher, with the labels of the student."""
     network = teacher.run.network(teacher.fold, device=batches.device)
-    storage = teacher.storage(batches.device, resident=False)
+    storage = teacher.storage(batches.device, load=False)
     for batch in WholeCases(storage, teacher.validation_cases, batch_size=batches.batch_size):
         target = batches.labels(batch)
         scaling.partial_fit(network(batch.image).float(), target, valid=batch.valid)

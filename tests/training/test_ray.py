@@ -1,0 +1,121 @@
+"""A grid on Ray: a cluster of three nodes on this machine, of which a node, a worker or the driver dies."""
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from grid_jobs import DyingJob, set_options, variants_of, write_grid
+from prepared import make_prepared
+from rich.console import Console
+from test_jobs import NoView, assert_same_tables
+
+from semidice.compare import run_compare
+from semidice.paths import ComparisonFolder, RunFolder
+from semidice.training.jobs import fold_jobs, run_jobs
+from semidice.training.phases import read_seconds
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.integrations,
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray"),
+    # ray leaves sockets and files open when a cluster ends
+    pytest.mark.filterwarnings("ignore"),
+]
+QUIET = Console(quiet=True)
+LIMIT_S = 900
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    """Three nodes with one processor each; the first one is the head, on which the driver is."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    # the nodes import semidice and the jobs of the tests
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": 80 << 20})
+    for _ in range(2):
+        cluster.add_node(num_cpus=1, object_store_memory=80 << 20)
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+@pytest.fixture
+def grid(tmp_path):
+    return write_grid(tmp_path)
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    return make_prepared(tmp_path / "data", num_cases=8, truth=False).folder.path
+
+
+@pytest.fixture
+def plain(dataset, grid, tmp_path):
+    out = tmp_path / "plain"
+    run_compare(variants_of(grid, dataset, out), out, QUIET, accelerator="cpu")
+    return out
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_killed_node_and_killed_workers_lose_nothing(cluster, dataset, grid, plain, tmp_path):
+    from semidice.training.ray_pool import RayPool
+
+    out = tmp_path / "out"
+    out.mkdir()
+    variants = variants_of(grid, dataset, out)
+    fields = ("name", "recipe", "folder", "fold", "seen")
+    jobs = [
+        # its worker kills itself at step 2, the first time
+        DyingJob(**{name: getattr(job, name) for name in fields})
+        for job in fold_jobs(variants, ComparisonFolder(out).arrays)
+    ]
+
+    class KillsANode(NoView):
+        def __init__(self):
+            self.nodes, self.lost = list(cluster.worker_nodes), 0
+
+        def show(self, job, report):
+            self.lost += report.kind == "lost"
+            if report.kind == "phase" and self.nodes:
+                cluster.remove_node(self.nodes.pop(), allow_graceful=False)
+                del self.nodes[:]
+
+    view = KillsANode()
+    with RayPool(cluster.address, accelerator="cpu") as pool:
+        assert run_jobs(jobs, pool, view) == {}
+    assert view.lost >= len(jobs)
+    for job in jobs:
+        (attempt,) = read_seconds(RunFolder(job.folder).fold(job.fold))
+        assert attempt["first_step"] >= 1
+    run_compare(variants, out, QUIET, accelerator="cpu")
+    for path in out.glob("killed_*"):
+        path.unlink()
+    assert_same_tables(plain, out)
+
+
+def test_a_killed_driver_is_started_again(cluster, dataset, grid, plain, tmp_path):
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "semidice", "compare", str(dataset), str(grid), "-o", str(out)]
+    command += [*set_options(), "--accelerator", "cpu", "--on", f"ray:{cluster.address}"]
+    driver = subprocess.Popen(command)
+    wait_for(lambda: list(out.glob("*/fold_*/.lock")) or driver.poll() is not None)
+    os.kill(driver.pid, signal.SIGKILL)
+    driver.wait()
+    finished = {path: path.read_bytes() for path in out.glob("*/fold_*/cases.parquet")}
+    assert subprocess.run(command, check=False, timeout=LIMIT_S).returncode == 0
+    # a finished fold is not trained again
+    assert all(path.read_bytes() == content for path, content in finished.items())
+    assert_same_tables(plain, out)
