@@ -72,7 +72,7 @@ def run_variants(variants: Sequence[Variant], fabric: Fabric, console: Console) 
     """Train every variant that is not finished, with one progress bar for each."""
     outcome = Outcome()
     with training_bars(console, names=[variant.name for variant in variants]) as progress:
-        bars = {variant.name: RunBar(progress, variant.recipe) for variant in variants}
+        bars = {variant.name: RunBar(progress, variant.recipe, name=variant.name) for variant in variants}
         for variant in variants:
             bar = bars[variant.name]
             try:
