@@ -21,7 +21,7 @@ from semidice.metrics.seeds import seed_variance, with_seed_variance
 
 Row = Sequence[str]
 
-NUM_PATIENTS, NUM_TRIALS, NUM_RESAMPLES, LEVEL = 40, 2000, 1000, 0.05
+NUM_PATIENTS, NUM_TRIALS, NUM_RESAMPLES, LEVEL = 40, 2000, 500, 0.05
 # standard deviations of the patients' effects and of the noise
 PATIENT, NOISE = 1.0, 1.0
 # of the mean over patients, with one seed and without an effect of the training
