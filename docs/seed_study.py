@@ -58,7 +58,9 @@ def simulated(setting: Setting, num_seeds: int, num_trials: int, rng: np.random.
     """Differences of two methods, (seeds, patients, trials)."""
     effect = _effects(setting, rng, (num_seeds, setting.num_folds, num_trials))[:, folds_of(setting)]
     patient = PATIENT * rng.standard_normal((NUM_PATIENTS, num_trials))
-    return patient + effect + NOISE * rng.standard_normal((num_seeds, NUM_PATIENTS, num_trials))
+    noise = NOISE * rng.standard_normal((num_seeds, NUM_PATIENTS, num_trials))
+    differences: np.ndarray = patient + effect + noise
+    return differences
 
 
 def folds_of(setting: Setting) -> list[int]:
@@ -73,7 +75,8 @@ def _effects(setting: Setting, rng: np.random.Generator, shape: tuple[int, ...])
     else:
         share = setting.failures
         standard = ((rng.random(shape) < share) - share) / np.sqrt(share * (1 - share))
-    return setting.size * ERROR * np.sqrt(setting.num_folds) * standard
+    effects: np.ndarray = setting.size * ERROR * np.sqrt(setting.num_folds) * standard
+    return effects
 
 
 @cache

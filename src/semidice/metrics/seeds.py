@@ -106,8 +106,8 @@ def student_tails(t: np.ndarray, freedom: int) -> np.ndarray:
 
     The finite sums of Abramowitz and Stegun, 26.7.3 and 26.7.4; exact to about 1e-15.
 
-    >>> student_tails(np.array([12.706, 2.228]), 1).round(3).tolist()
-    [0.05, 0.268]
+    >>> student_tails(np.array([0.0, 2.2281]), 10).round(3).tolist()
+    [1.0, 0.05]
     """
     angle = np.arctan(np.asarray(t, dtype=np.float64) / math.sqrt(freedom))
     sine, cosine = np.sin(angle), np.cos(angle)
