@@ -30,7 +30,7 @@ from semidice.metrics import (
     permutation_test,
     soft_dice_score,
 )
-from semidice.metrics.cases import PairedScores
+from semidice.metrics.pairing import PairedScores
 from semidice.metrics.resampling import Interval
 
 VOLUME = (1, 1, 512, 512, 100)

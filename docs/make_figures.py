@@ -22,6 +22,7 @@ import calibrator_study
 import decision_study
 import label_study
 import rooms
+import seed_study
 import torch
 import volume_study
 from jaxtyping import Float
@@ -146,6 +147,7 @@ TABLES: Mapping[str, Mapping[str, Callable[[], list[Sequence[str]] | None]]] = {
     "decisions.md": decision_study.TABLES,
     "calibration.md": {**calibration_study.TABLES, **calibrator_study.TABLES},
     "volumes.md": volume_study.TABLES,
+    "metrics.md": seed_study.TABLES,
     "landing.md": {"landed_predictions": landing_table},
     "where.md": {"rooms_and_imports": rooms.rooms_table},
 }

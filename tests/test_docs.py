@@ -23,6 +23,7 @@ import decision_study  # noqa: E402
 import label_study  # noqa: E402
 import make_figures  # noqa: E402
 import rooms  # noqa: E402
+import seed_study  # noqa: E402
 import volume_study  # noqa: E402
 
 TABLES = [(page, name) for page, makers in make_figures.TABLES.items() for name in makers]
@@ -208,6 +209,23 @@ class TestRooms:
 
 
 class TestStatementsInThePages:
+    @pytest.mark.parametrize("num_seeds", [2, 3, 5])
+    def test_intervals_of_patients_and_seeds_hold_their_level_for_any_size_of_the_trainings_effect(
+        self, num_seeds
+    ):
+        for name in ("none", "half", "1", "3", "3, without folds"):
+            # 0.94 is two standard errors of 2000 trials below 0.95
+            assert seed_study.judged(name, num_seeds, True).coverage >= 0.94, name
+
+    def test_intervals_of_patients_alone_do_not_hold_it_where_trainings_differ(self):
+        for num_seeds in seed_study.SEEDS:
+            assert seed_study.judged("none", num_seeds, False).coverage >= 0.94
+            assert seed_study.judged("3", num_seeds, False).coverage < 0.8
+
+    def test_a_rare_failure_of_a_training_is_not_covered_by_few_seeds(self):
+        failing = "3, from a tenth of the trainings, which fail"
+        assert seed_study.judged(failing, 3, True).coverage < 0.9
+
     @pytest.mark.parametrize("scale", volume_study.SCALES)
     def test_corrected_intervals_keep_the_level_with_every_scale_and_distortion(self, scale):
         interval = volume_study.scaled(scale)

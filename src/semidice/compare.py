@@ -1,6 +1,6 @@
 """`semidice compare`: variants are trained over the same folds, then all finished ones are compared.
 
-    OUT/NAME/           the run of a variant
+    OUT/NAME/           the run of a variant; with several seeds, its runs are OUT/NAME/seed_K
         cases.parquet   scores of every case by every method
         means.*, pairs_METRIC.*   tables as Markdown, LaTeX and CSV
         jobs.csv        seconds of each phase of each fold
@@ -28,7 +28,7 @@ from .data.dataset import Dataset
 from .data.shared import SharedDataset
 from .decisions.volumes import check_level
 from .locks import FolderLock
-from .metrics.cases import CaseTable, concatenate, write_cases
+from .metrics.cases import CaseTable, concatenate, with_seed, write_cases
 from .metrics.registry import SCORES, score_name
 from .metrics.statistics import Comparison, compare_cases
 from .metrics.tables import means_table, pairs_table
@@ -36,7 +36,7 @@ from .paths import ComparisonFolder, RunFolder
 from .recipes.grid import Variant
 from .recipes.options import nearest_hint
 from .report.other_methods import read_other_methods
-from .report.verdict import raters_of, raters_warning, verdict
+from .report.verdict import raters_of, raters_warning, seeds_sentences, verdict
 from .runs.decide import run_intervals, scored_rules
 from .runs.decisions import add_decisions, mask_metrics, rule_names
 from .runs.run import TrainedRun
@@ -59,7 +59,7 @@ class Outcome:
     failed: dict[str, str] = field(default_factory=dict)
 
     def table(self) -> CaseTable:
-        """All scores; the methods are the names of the variants."""
+        """All scores; the methods are those of the variants."""
         return concatenate(self.tables.values()).sorted()
 
     def raise_if_failed(self) -> None:
@@ -87,7 +87,7 @@ def run_variants(
     """
     outcome, data = Outcome(), SharedDataset()
     with training_bars(console, names=[variant.name for variant in variants]) as progress:
-        bars = {variant.name: RunBar(progress, variant.recipe) for variant in variants}
+        bars = {variant.name: RunBar(progress, variant.recipe, name=variant.name) for variant in variants}
         for variant in variants:
             bar = bars[variant.name]
             try:
@@ -117,20 +117,27 @@ def run_variants(
     return outcome
 
 
+def seeded_tables(tables: Mapping[str, CaseTable], variants: Sequence[Variant]) -> dict[str, CaseTable]:
+    """The tables with the column `seed` where a method has several."""
+    seeds = {variant.name: variant.seed for variant in variants}
+    return {
+        name: table if (seed := seeds[name]) is None else with_seed(table, seed)
+        for name, table in tables.items()
+    }
+
+
 def decided_tables(
     runs: Mapping[str, TrainedRun], dataset: Dataset, rules: Sequence[str], console: Console
 ) -> dict[str, CaseTable]:
-    """The scores of masks of each run by each rule, as methods NAME, RULE; also added to the run's table."""
+    """The scores of masks of each run by all rules, as methods NAME, RULE; also added to the run's table."""
     tables = {}
     for name, run in runs.items():
         metrics = mask_metrics(dataset, run.recipe.validation.metrics)
         scores = scored_rules(run, dataset, rules, console, metrics=metrics)
         if not run.missing_folds:
             add_decisions(run, scores)
-        for rule in rules:
-            method = f"{name}, {rule}"
-            columns = scores.select(method=rule).columns
-            tables[method] = CaseTable({**columns, "method": np.full(len(columns["method"]), method)})
+        methods = np.array([f"{run.recipe.name}, {rule}" for rule in scores.columns["method"].tolist()])
+        tables[name] = CaseTable({**scores.columns, "method": methods})
     return tables
 
 
@@ -190,7 +197,7 @@ def run_compare(
     names = rule_names(rules) if rules else []
     if interval is not None:
         check_level(interval)
-    others = read_other_methods(case_tables, prepared, [variant.name for variant in variants])
+    others = read_other_methods(case_tables, prepared, [variant.method for variant in variants])
     _check_metrics(metrics or (), others)
     folder = ComparisonFolder(out)
     with FolderLock(folder, "semidice compare"):
@@ -207,7 +214,7 @@ def run_compare(
         if interval is not None:
             for run in outcome.runs.values():
                 run_intervals(run, prepared, interval, console)
-        outcome.tables.update(others)
+        outcome.tables = seeded_tables(outcome.tables, variants) | others
         comparisons = _compared(outcome, prepared, out, metrics, show_pairs, console)
     outcome.raise_if_failed()
     return comparisons
@@ -227,6 +234,8 @@ def _compared(
         table = outcome.table()
         folder = ComparisonFolder(out)
         write_cases(table, folder.cases)
+        for sentence in seeds_sentences(table):
+            console.print(sentence, style="yellow", highlight=False, markup=False, soft_wrap=True)
         comparisons = comparisons_of(table, metrics)
         partial = [name for name in table.metrics if metrics is None and name not in comparisons]
         if partial:

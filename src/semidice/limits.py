@@ -30,6 +30,8 @@ MAX_LOG_BYTES = 2**30
 MAX_TABLE_ROWS = 10_000_000
 MAX_CSV_BYTES = 2**30
 MAX_FOLDS = 1000
+# trainings of one method
+MAX_SEEDS = 1000
 MAX_RATERS = 1000
 # any number in `model.options`, such as the channels of a layer
 MAX_NETWORK_NUMBER = 4096

@@ -259,6 +259,36 @@ class RunFolder(Folder):
         return any(any(fold.predictions.glob("*.npz")) for fold in self.existing_folds())
 
 
+class MethodFolder(Folder):
+    """The runs of one method that was trained with several seeds: METHOD/seed_K."""
+
+    def seed(self, seed: int) -> RunFolder:
+        return RunFolder(self.path / f"seed_{seed}")
+
+    def seeds(self) -> dict[int, RunFolder]:
+        """The runs that were started, in the order of their seeds."""
+        found = {int(path.name[5:]): RunFolder(path) for path in self.path.glob("seed_*") if _is_seed(path)}
+        return {seed: found[seed] for seed in sorted(found) if found[seed].recipe.is_file()}
+
+
+def _is_seed(path: Path) -> bool:
+    return re.fullmatch(r"seed_(0|[1-9]\d{0,18})", path.name) is not None
+
+
+def run_name(path: Path) -> str:
+    """The name of a run folder, with that of its method if the method has several seeds.
+
+    >>> run_name(Path("runs/uniform")), run_name(Path("runs/uniform/seed_0"))
+    ('uniform', 'uniform/seed_0')
+    """
+    return f"{path.parent.name}/{path.name}" if _is_seed(path) else path.name
+
+
+def method_path(path: Path) -> Path:
+    """The folder of the method that a run folder belongs to: its parent if the method has several seeds."""
+    return path.parent if _is_seed(path) else path
+
+
 class PredictionFolder(Folder):
     """What `semidice predict` writes, besides the probabilities and masks of each input."""
 

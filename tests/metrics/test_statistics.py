@@ -18,7 +18,7 @@ from semidice.metrics import (
     paired_bootstrap,
     permutation_test,
 )
-from semidice.metrics.cases import PairedScores
+from semidice.metrics.pairing import PairedScores
 
 INTERVALS = ["combined", "studentised", "percentile", "bca"]
 

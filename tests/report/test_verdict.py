@@ -11,7 +11,7 @@ from synthetic_runs import write_runs
 from semidice.data.dataset import Dataset
 from semidice.metrics import binarized_dice_score, compare_scores
 from semidice.metrics.agreement import raters_own_scores
-from semidice.metrics.cases import PairedScores
+from semidice.metrics.pairing import PairedScores
 from semidice.report.verdict import raters_of, raters_warning
 
 

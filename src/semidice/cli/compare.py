@@ -28,6 +28,12 @@ def compare(
         list[str] | None,
         typer.Option("--metric", help="Score to compare. Repeatable. Default: all scores."),
     ] = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Trainings of each method, on the same folds. Default: as in the grid, or 1."
+        ),
+    ] = None,
     pairs: Annotated[
         bool, typer.Option("--pairs", help="Also print the difference of every pair of methods.")
     ] = False,
@@ -48,6 +54,9 @@ def compare(
     and prints the verdict and the mean of each method and score. Files in OUT also have the difference of
     each pair with confidence interval and p-value. If a recipe fails, the others continue.
 
+    With --seeds 3, every recipe is trained with three seeds, in OUT/NAME/seed_K. Scores are means over the
+    seeds; intervals also cover the draw of the seeds, and the spread over seeds stands next to them.
+
     With --decide, every run is scored by each rule and by argmax, without another training, and the methods
     are NAME, RULE. With --interval, volumes.csv of each run gets the volumes of its cases.
 
@@ -65,10 +74,15 @@ def compare(
         if not recipes and not cases:
             raise ValueError("name a grid or recipe, such as labels, or tables of scores with --cases")
         variants = read_variants(
-            recipes or (), dataset=dataset, out=out, overrides=overrides or (), accelerator=accelerator
+            recipes or (),
+            dataset=dataset,
+            out=out,
+            overrides=overrides or (),
+            accelerator=accelerator,
+            seeds=seeds,
         )
         if list_jobs:
-            command = _job_command(dataset, out, recipes or (), overrides or (), accelerator)
+            command = _job_command(dataset, out, recipes or (), overrides or (), accelerator, seeds)
             for line in job_lines(variants, command):
                 typer.echo(line)
             return
@@ -91,14 +105,20 @@ def compare(
 
 
 def _job_command(
-    dataset: Path, out: Path, recipes: Sequence[str], overrides: Sequence[str], accelerator: str
+    dataset: Path,
+    out: Path,
+    recipes: Sequence[str],
+    overrides: Sequence[str],
+    accelerator: str,
+    seeds: int | None,
 ) -> list[str]:
     """The command of the jobs of a grid; folders and files are absolute, so it works in every folder."""
     sources = [str(Path(source).absolute()) if Path(source).is_file() else source for source in recipes]
     sets = [part for override in overrides for part in ("--set", override)]
     device = [] if accelerator == "auto" else ["--accelerator", accelerator]
     folders = [str(dataset.absolute()), *sources, "-o", str(out.absolute())]
-    return ["semidice", "compare", *folders, *sets, *device]
+    trainings = [] if seeds is None else ["--seeds", str(seeds)]
+    return ["semidice", "compare", *folders, *sets, *trainings, *device]
 
 
 @app.command()

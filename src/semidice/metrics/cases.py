@@ -8,9 +8,10 @@
     class     string   name of a class; "mean" over the foreground classes; "all" for scores without a class
     metric    string   name of the score, such as dice_score
     value     float64  the score; NaN where it is not defined
+    seed      integer  only in tables of several seeds: of the training; -1 for a method with one training
 
-(case, method, class, metric) is unique; a case has one patient, and one fold per method. The suffix of a
-file, .parquet or .csv, tells its format; both keep every bit of a value. Left out: computing scores.
+(case, method, seed, class, metric) is unique; a case has one patient, and one fold per method. The suffix of
+a file, .parquet or .csv, tells its format; both keep every bit of a value. Left out: computing scores.
 """
 
 import csv
@@ -18,21 +19,21 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..limits import MAX_CSV_BYTES, MAX_TABLE_ROWS, check_file
 from ..paths import atomic_write
 from .cells import escaped_row, unescaped_cell
+from .pairing import Missing, PairedScores, pair_columns, shared_seeds
 from .registry import SCORES, score_name
 
 SCHEMA_VERSION = "1"
 COLUMNS = ("case", "patient", "fold", "method", "class", "metric", "value")
-_KEY = ("case", "method", "class", "metric")
-_DTYPES = {"fold": np.dtype(np.int64), "value": np.dtype(np.float64)}
-
-Missing = Literal["error", "drop"]
+SEED, NO_SEED = "seed", -1
+_KEY = ("case", "method", SEED, "class", "metric")
+_DTYPES = {"fold": np.dtype(np.int64), "value": np.dtype(np.float64), SEED: np.dtype(np.int64)}
 
 
 class CaseRow(NamedTuple):
@@ -45,20 +46,7 @@ class CaseRow(NamedTuple):
     class_name: str
     metric: str
     value: float
-
-
-class PairedScores(NamedTuple):
-    """Scores of one metric and class, one row per case and one column per method, without gaps."""
-
-    metric: str
-    class_name: str
-    cases: tuple[str, ...]
-    patients: tuple[str, ...]
-    methods: tuple[str, ...]
-    # float64 (cases, methods)
-    values: np.ndarray
-    # cases left out because a method has no score for them
-    num_dropped: int
+    seed: int = NO_SEED
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,18 +68,27 @@ class CaseTable:
         """
         records = list(rows)
         for number, row in enumerate(records):
-            if not isinstance(row, tuple) or len(row) != len(COLUMNS):
+            if not isinstance(row, tuple) or len(row) not in (len(COLUMNS), len(COLUMNS) + 1):
                 raise ValueError(f"row {number} must be a CaseRow ({', '.join(COLUMNS)}); got {row!r}")
-        parts: Sequence[Sequence[Any]] = list(zip(*records, strict=True)) or [()] * len(COLUMNS)
-        return cls({name: _column(name, part) for name, part in zip(COLUMNS, parts, strict=True)})
+        has_seeds = any(row[len(COLUMNS) :] not in ((), (NO_SEED,)) for row in records)
+        names = (*COLUMNS, SEED) if has_seeds else COLUMNS
+        # a plain tuple may leave the seed out
+        full = [(*row, NO_SEED)[: len(names)] for row in records]
+        parts: Sequence[Sequence[Any]] = list(zip(*full, strict=True)) or [()] * len(names)
+        return cls({name: _column(name, part) for name, part in zip(names, parts, strict=True)})
 
     def __len__(self) -> int:
         return len(self.columns["value"])
 
     def rows(self) -> Iterator[CaseRow]:
         """The rows in order."""
-        for row in zip(*(self.columns[name].tolist() for name in COLUMNS), strict=True):
+        for row in zip(*(column.tolist() for column in self.columns.values()), strict=True):
             yield CaseRow(*row)
+
+    @property
+    def seeds(self) -> np.ndarray:
+        """The seed of each row; -1 where a method has one training."""
+        return _seeds(self.columns)
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -109,13 +106,19 @@ class CaseTable:
         for name, value in wanted.items():
             column = "class" if name == "class_name" else name
             if column not in self.columns:
-                raise ValueError(f"the case table has columns {', '.join(COLUMNS)}; got {name!r}")
+                raise ValueError(f"the case table has columns {', '.join(self.columns)}; got {name!r}")
             keep &= self.columns[column] == value
         return CaseTable({name: column[keep] for name, column in self.columns.items()})
 
     def sorted(self) -> "CaseTable":
-        """The rows sorted by metric, class, method and case."""
-        order = np.lexsort([self.columns[name] for name in ("case", "method", "class", "metric")])
+        """The rows sorted by metric, class, method, seed and case."""
+        order = np.lexsort(
+            [
+                self.columns["case"],
+                self.seeds,
+                *(self.columns[name] for name in ("method", "class", "metric")),
+            ]
+        )
         return CaseTable({name: column[order] for name, column in self.columns.items()})
 
     def paired(
@@ -129,7 +132,8 @@ class CaseTable:
         """Scores of one metric, one row per case (sorted) and one column per method, for paired statistics.
 
         class_name: by default "mean" if the metric has it, else "all". missing: a case without a score of
-        every method, or with NaN, is an error, or is dropped for all methods.
+        every method, or with NaN, is an error, or is dropped for all methods. The score of a method with
+        several seeds is the mean over the seeds that all such methods have.
         """
         table = self.select(metric=metric)
         classes = _in_order(table.columns["class"])
@@ -145,7 +149,9 @@ class CaseTable:
                 + f"; it has metrics {', '.join(self.metrics)}, methods {', '.join(self.methods)}"
                 + (f", and {metric} for classes {', '.join(classes)}" if classes else "")
             )
-        return _pair(table, metric, class_name, methods, missing)
+        keep = np.isin(table.columns["method"], methods)
+        columns = {name: column[keep] for name, column in table.columns.items()}
+        return pair_columns(columns, _seeds(columns), metric, class_name, methods, missing)
 
 
 def concatenate(tables: Iterable[CaseTable]) -> CaseTable:
@@ -153,7 +159,39 @@ def concatenate(tables: Iterable[CaseTable]) -> CaseTable:
     tables = list(tables)
     if not tables:
         raise ValueError("concatenate needs at least one case table; got none")
-    return CaseTable({name: np.concatenate([table.columns[name] for table in tables]) for name in COLUMNS})
+    columns = {name: np.concatenate([table.columns[name] for table in tables]) for name in COLUMNS}
+    if any(SEED in table.columns for table in tables):
+        columns[SEED] = np.concatenate([table.seeds for table in tables])
+    return CaseTable(columns)
+
+
+def with_seed(table: CaseTable, seed: int) -> CaseTable:
+    """The table with this seed in every row."""
+    return CaseTable({**table.columns, SEED: np.full(len(table), seed, dtype=np.int64)})
+
+
+def mean_over_seeds(table: CaseTable) -> CaseTable:
+    """The table with the mean over the seeds that all methods have, as in `CaseTable.paired`.
+
+    NaN where a seed has no score. A table without seeds is returned as it is.
+    """
+    if SEED not in table.columns:
+        return table
+    shared = shared_seeds(table.columns["method"], table.seeds).seeds
+    kept = of_seeds(table, shared)
+    inverse = _codes([kept.columns[name] for name in _KEY if name != SEED])
+    first = np.unique(inverse, return_index=True)[1]
+    counts = np.bincount(inverse)
+    value = np.bincount(inverse, weights=kept.columns["value"]) / counts
+    complete = counts == np.where(kept.seeds[first] == NO_SEED, 1, len(shared))
+    columns = {name: kept.columns[name][first] for name in COLUMNS}
+    return CaseTable({**columns, "value": np.where(complete, value, np.nan)}).sorted()
+
+
+def of_seeds(table: CaseTable, seeds: Sequence[int]) -> CaseTable:
+    """The rows of these seeds, and those of methods with one training."""
+    keep = np.isin(table.seeds, (NO_SEED, *seeds))
+    return CaseTable({name: column[keep] for name, column in table.columns.items()})
 
 
 def with_scores(table: CaseTable, scores: CaseTable) -> CaseTable:
@@ -169,9 +207,9 @@ def check_columns(columns: dict[str, np.ndarray], source: str = "case table") ->
     """Raise unless the columns follow the schema; `source` is their name in the message."""
     if not isinstance(columns, dict) or not all(isinstance(part, np.ndarray) for part in columns.values()):
         raise ValueError(f"{source} must be a dict of numpy arrays; got {columns!r:.80}: use from_rows")
-    if tuple(columns) != COLUMNS:
+    if tuple(columns) not in (COLUMNS, (*COLUMNS, SEED)):
         missing = [name for name in COLUMNS if name not in columns]
-        unknown = [name for name in columns if name not in COLUMNS]
+        unknown = [name for name in columns if name not in (*COLUMNS, SEED)]
         problem = f"lacks {', '.join(missing)}" if missing else f"has {', '.join(unknown) or 'another order'}"
         raise ValueError(f"{source} must have the columns {', '.join(COLUMNS)} in this order; it {problem}")
     lengths = {name: len(column) for name, column in columns.items()}
@@ -209,7 +247,10 @@ def _check_scores(columns: dict[str, np.ndarray], source: str) -> None:
 def _check_consistent(columns: dict[str, np.ndarray], source: str) -> None:
     if (columns["fold"] < -1).any():
         raise ValueError(f"{source}: fold must be -1 (no folds) or more; got {int(columns['fold'].min())}")
-    for key, single in ((_KEY, None), (("case",), "patient"), (("case", "method"), "fold")):
+    if (_seeds(columns) < NO_SEED).any():
+        raise ValueError(f"{source}: seed must be -1 (one training) or more; got {int(columns[SEED].min())}")
+    unique = tuple(name for name in _KEY if name in columns)
+    for key, single in ((unique, None), (("case",), "patient"), (("case", "method"), "fold")):
         codes = _codes([columns[name] for name in key])
         order = np.argsort(codes, kind="stable")
         repeated = codes[order][1:] == codes[order][:-1]
@@ -236,35 +277,6 @@ def _codes(columns: Sequence[np.ndarray]) -> np.ndarray:
     return codes
 
 
-def _pair(
-    table: CaseTable, metric: str, class_name: str, methods: tuple[str, ...], missing: Missing
-) -> PairedScores:
-    columns = table.columns
-    cases, first, row = np.unique(columns["case"], return_index=True, return_inverse=True)
-    values = np.full((len(cases), len(methods)), np.nan)
-    for column, method in enumerate(methods):
-        of_method = columns["method"] == method
-        values[row[of_method], column] = columns["value"][of_method]
-    gaps = np.isnan(values)
-    if gaps.any() and missing == "error":
-        case, column = np.argwhere(gaps)[0]
-        raise ValueError(
-            f"{metric} of class {class_name!r} is missing or NaN in {int(gaps.any(1).sum())} of {len(cases)} "
-            f"cases, first for case {cases[case]} and method {methods[column]}: score it, or pass "
-            "missing='drop' to leave such cases out for every method"
-        )
-    complete = ~gaps.any(1)
-    return PairedScores(
-        metric,
-        class_name,
-        tuple(cases[complete].tolist()),
-        tuple(columns["patient"][first][complete].tolist()),
-        methods,
-        values[complete],
-        int((~complete).sum()),
-    )
-
-
 def write_cases(table: CaseTable, path: str | Path) -> None:
     """Write the sorted table to a .parquet or .csv file, which appears only when it is complete."""
     path = Path(path)
@@ -273,14 +285,17 @@ def write_cases(table: CaseTable, path: str | Path) -> None:
         if suffix == ".csv":
             with temp_path.open("w", newline="", encoding="utf-8") as file:
                 writer = csv.writer(file, lineterminator="\n")
-                writer.writerow(COLUMNS)
+                names = tuple(table.columns)
+                writer.writerow(names)
                 # repr gives the shortest text that reads back as the same float
-                writer.writerows((*escaped_row(row[:-1]), repr(row.value)) for row in table.rows())
+                writer.writerows(
+                    (*escaped_row(row[:6]), repr(row.value), row.seed)[: len(names)] for row in table.rows()
+                )
         else:
             pyarrow, parquet = _import_pyarrow()
             arrow = pyarrow.table({name: column.tolist() for name, column in table.columns.items()})
-            types = {"fold": pyarrow.int64(), "value": pyarrow.float64()}
-            fields = [(name, types.get(name, pyarrow.string())) for name in COLUMNS]
+            types = {"fold": pyarrow.int64(), "value": pyarrow.float64(), SEED: pyarrow.int64()}
+            fields = [(name, types.get(name, pyarrow.string())) for name in table.columns]
             schema = pyarrow.schema(fields, metadata={"semidice_case_table": SCHEMA_VERSION})
             parquet.write_table(arrow.cast(schema), temp_path)
 
@@ -318,26 +333,27 @@ def read_cases(path: str | Path) -> CaseTable:
 def _read_csv(path: Path) -> dict[str, np.ndarray]:
     with path.open(newline="", encoding="utf-8") as file:
         reader = csv.reader(file)
-        header = next(reader, [])
-        if tuple(header) != COLUMNS:
+        header = tuple(next(reader, []))
+        if header not in (COLUMNS, (*COLUMNS, SEED)):
             check_columns({name: np.array([], dtype=np.str_) for name in header}, str(path))
         rows = []
+        numbers = [(name, int if name != "value" else float) for name in _DTYPES if name in header]
         for row in reader:
-            if len(row) != len(COLUMNS):
+            if len(row) != len(header):
                 raise ValueError(
-                    f"{path}, line {reader.line_num}: expected {len(COLUMNS)} cells, got {len(row)}"
+                    f"{path}, line {reader.line_num}: expected {len(header)} cells, got {len(row)}"
                 )
             rows.append([unescaped_cell(cell) for cell in row])
-            for name, parse in (("fold", int), ("value", float)):
-                cell = row[COLUMNS.index(name)]
+            for name, parse in numbers:
+                cell = row[header.index(name)]
                 try:
                     parse(cell)
                 except ValueError:
                     raise ValueError(
                         f"{path}, line {reader.line_num}: {name} must be a number; got {cell!r}"
                     ) from None
-    parts = list(zip(*rows, strict=True)) or [()] * len(COLUMNS)
-    return {name: _column(name, part) for name, part in zip(COLUMNS, parts, strict=True)}
+    parts = list(zip(*rows, strict=True)) or [()] * len(header)
+    return {name: _column(name, part) for name, part in zip(header, parts, strict=True)}
 
 
 def _column(name: str, values: Sequence[Any]) -> np.ndarray:
@@ -345,6 +361,10 @@ def _column(name: str, values: Sequence[Any]) -> np.ndarray:
         return np.array(values, dtype=_DTYPES.get(name, np.dtype(np.str_)))
     except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"column {name} of a case table must hold numbers: {error}") from error
+
+
+def _seeds(columns: dict[str, np.ndarray]) -> np.ndarray:
+    return columns.get(SEED, np.full(len(columns["value"]), NO_SEED, dtype=np.int64))
 
 
 def _in_order(column: np.ndarray) -> tuple[str, ...]:

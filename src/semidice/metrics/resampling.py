@@ -205,13 +205,13 @@ def _percentile(
     num_resamples = len(drawn)
     ends = []
     for end in (level / 2, 1 - level / 2):
-        reached = bias + _normal_quantile(np.array(end))
+        reached = bias + normal_quantile(np.array(end))
         share = _normal_cdf(bias + reached / (1 - skew * reached))
         ends.append(np.array([np.quantile(column, at) for column, at in zip(drawn.T, share, strict=True)]))
     smallest = 1 / (num_resamples + 1)
     # half of the draws at exactly 0 count below it
     below = ((drawn + value < 0).sum(0) + 0.5 * (drawn + value == 0).sum(0) + 0.5) / (num_resamples + 1)
-    shifted = _normal_quantile(np.clip(below, smallest / 2, 1 - smallest / 2)) - bias
+    shifted = normal_quantile(np.clip(below, smallest / 2, 1 - smallest / 2)) - bias
     tail = _normal_cdf(shifted / (1 + skew * shifted) - bias)
     return value + ends[0], value + ends[1], np.maximum(smallest, 2 * np.minimum(tail, 1 - tail))
 
@@ -219,7 +219,7 @@ def _percentile(
 def _bca_terms(residual: np.ndarray, sizes: np.ndarray, drawn: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Bias correction, and acceleration from the jackknife over cases or groups (Efron, 1987)."""
     share = ((drawn < 0).sum(0) + 0.5 * (drawn == 0).sum(0)) / len(drawn)
-    bias = _normal_quantile(np.clip(share, 0.5 / len(drawn), 1 - 0.5 / len(drawn)))
+    bias = normal_quantile(np.clip(share, 0.5 / len(drawn), 1 - 0.5 / len(drawn)))
     left_out = -residual / (sizes.sum() - sizes)[:, None]
     centred = left_out.mean(0) - left_out
     spread = (centred**2).sum(0)
@@ -302,6 +302,6 @@ def _normal_cdf(z: np.ndarray) -> np.ndarray:
     return cdf
 
 
-def _normal_quantile(p: np.ndarray) -> np.ndarray:
+def normal_quantile(p: np.ndarray) -> np.ndarray:
     quantile: np.ndarray = torch.special.ndtri(torch.as_tensor(p, dtype=torch.float64)).numpy()
     return quantile

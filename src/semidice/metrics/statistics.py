@@ -5,21 +5,25 @@ with all their cases if a patient has several. A method is in the best set if it
 than any other; the paper marks its tables by this rule. Holm's correction is over the m pairs of one metric.
 The corrected intervals are at level 0.05 / m (Bonferroni). Where Holm's method finds more, the divisor is
 the largest at which they agree with it: an interval excludes 0 exactly where its p is below 0.05.
-Left out: the resampling (`resampling`), tables and figures (`tables`, `report`), unpaired comparisons.
+With several seeds, the score of a case is the mean over them, and intervals also cover the draw of the seeds
+(`seeds`). Left out: the resampling (`resampling`), tables and figures (`tables`, `report`), unpaired
+comparisons.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import combinations
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from ..arrays import check_choice
 from . import registry
-from .cases import CaseTable, Missing, PairedScores
+from .cases import CaseTable
+from .pairing import Missing, PairedScores
 from .resampling import ROUNDING, Estimate, Interval, paired_bootstrap, permutation_test
+from .seeds import SeedVariance, seed_variance, with_seed_variance
 
 Unit = Literal["case", "patient"]
 Correction = Literal["holm", "none"]
@@ -43,6 +47,10 @@ class Comparison:
     Matrices are (methods, methods); entry [i, j] is method i minus method j. The diagonal has difference 0
     and p 1. low, high and p are of a single pair; low_holm, high_holm and p_holm are corrected for all pairs
     of this metric. `corrected` takes one kind or the other, so that interval and p agree.
+
+    seeds: those that the scores are means over; empty without several seeds. seed_means: the mean over cases
+    of each seed, (seeds, methods); NaN for a method with one training. covers_seeds: whether intervals and p
+    cover the draw of the seeds; p_permutation never does.
     """
 
     metric: str
@@ -65,6 +73,28 @@ class Comparison:
     high_holm: np.ndarray
     p_holm: np.ndarray
     p_permutation: np.ndarray
+    seeds: tuple[int, ...] = ()
+    seed_means: np.ndarray = field(default_factory=lambda: np.empty((0, 0)))
+    covers_seeds: bool = False
+
+    @property
+    def seed_spread(self) -> np.ndarray:
+        """Standard deviation over the seeds of each method's mean; NaN with one training."""
+        if not self.seeds:
+            return np.full(len(self.methods), np.nan)
+        spread: np.ndarray = self.seed_means.std(0, ddof=1)
+        return spread
+
+    @property
+    def pair_spread(self) -> np.ndarray:
+        """Standard deviation over the seeds of each difference, (methods, methods); NaN as above."""
+        if not self.seeds:
+            return np.full((len(self.methods),) * 2, np.nan)
+        # a method with one training adds nothing that is known
+        means = np.where(np.isnan(self.seed_means), 0, self.seed_means)
+        spread: np.ndarray = (means[:, :, None] - means[:, None, :]).std(0, ddof=1)
+        unknown = np.isnan(self.seed_spread)
+        return np.where(unknown[:, None] & unknown, np.nan, spread)
 
     @property
     def num_pairs(self) -> int:
@@ -108,6 +138,7 @@ def compare_cases(
     level: float = 0.05,
     seed: int = 0,
     higher_is_better: bool | None = None,
+    cover_seeds: bool = True,
 ) -> Comparison:
     """All pairs of methods of a case table compared on one metric; see the module docstring.
 
@@ -115,6 +146,8 @@ def compare_cases(
     `resampling_unit`. Single cases of such patients are not independent, and too many differences are found.
     missing: see `CaseTable.paired`. level: 1 minus the coverage of the intervals. higher_is_better: for a
     metric whose name does not tell. The same seed gives the same result for any order of the rows.
+    cover_seeds: whether intervals and p cover the draw of the training seeds, or patients alone, given these
+    trainings; without several seeds there is no difference.
 
     >>> from semidice.metrics.cases import CaseRow
     >>> rows = [
@@ -134,6 +167,7 @@ def compare_cases(
         level=level,
         seed=seed,
         higher_is_better=higher_is_better,
+        cover_seeds=cover_seeds,
     )
 
 
@@ -147,6 +181,7 @@ def compare_scores(
     seed: int = 0,
     higher_is_better: bool | None = None,
     baseline: str | None = None,
+    cover_seeds: bool = True,
 ) -> Comparison:
     """`compare_cases` of paired scores.
 
@@ -156,25 +191,36 @@ def compare_scores(
     unit = resampling_unit(scores.patients, scores.cases) if unit is None else unit
     check_choice("unit", unit, Unit)
     num_methods, pairs = len(scores.methods), _pairs(scores.methods, baseline)
-    per_case = _differences(scores.values, _contrasts(pairs, num_methods))
+    contrasts = _contrasts(pairs, num_methods)
+    per_case = _differences(scores.values, contrasts)
     groups = scores.patients if unit == "patient" else None
+    variance = _seed_variance(scores, contrasts, groups) if cover_seeds else None
 
-    def estimated(columns: np.ndarray, at_level: float) -> Estimate:
-        return paired_bootstrap(
-            columns, groups=groups, interval=interval, num_resamples=num_resamples, level=at_level, seed=seed
+    def estimated(num_columns: int, at_level: float) -> Estimate:
+        estimate = paired_bootstrap(
+            per_case[:, :num_columns],
+            groups=groups,
+            interval=interval,
+            num_resamples=num_resamples,
+            level=at_level,
+            seed=seed,
         )
+        if variance is None:
+            return estimate
+        of_seeds, of_cases = variance.of_seeds[:num_columns], variance.of_cases[:num_columns]
+        return with_seed_variance(estimate, SeedVariance(of_seeds, of_cases, variance.freedom), at_level)
 
     p_permutation = permutation_test(
         per_case[:, : len(pairs)], groups=groups, num_resamples=num_resamples, seed=seed
     )
     # the interval of few cases may extend beyond the possible means
     lowest, highest = possible_means(scores.metric, scores.values)
-    estimate = estimated(per_case, level)
+    estimate = estimated(len(contrasts), level)
     of_methods = _within(Estimate(*(part[len(pairs) :] for part in estimate)), lowest, highest)
     single = Estimate(*(part[: len(pairs)] for part in estimate))
     p_holm = holm(single.p)
     corrected_level = _agreeing_level(single.p, p_holm, level)
-    wider = single if corrected_level == level else estimated(per_case[:, : len(pairs)], corrected_level)
+    wider = single if corrected_level == level else estimated(len(pairs), corrected_level)
     most = highest - lowest
     of_pairs, corrected = (
         _agreeing(_within(each, -most, most), level) for each in (single, wider._replace(p=p_holm))
@@ -204,7 +250,27 @@ def compare_scores(
         high_holm=matrix(corrected.high, 0 - corrected.low, 0.0),
         p_holm=matrix(p_holm, p_holm, 1.0),
         p_permutation=matrix(p_permutation, p_permutation, 1.0),
+        **_seed_means(scores),
+        covers_seeds=variance is not None,
     )
+
+
+def _seed_variance(
+    scores: PairedScores, contrasts: np.ndarray, groups: Sequence[str] | None
+) -> SeedVariance | None:
+    """Of each contrast; None without several seeds."""
+    if scores.of_seeds is None:
+        return None
+    per_seed = np.stack([_differences(values, contrasts) for values in scores.of_seeds.values])
+    return seed_variance(per_seed, scores.of_seeds.folds, groups)
+
+
+def _seed_means(scores: PairedScores) -> dict[str, Any]:
+    """The fields of a comparison on seeds."""
+    if scores.of_seeds is None:
+        return {}
+    means = np.where(scores.of_seeds.trained, scores.of_seeds.values.mean(1), np.nan)
+    return {"seeds": scores.of_seeds.seeds, "seed_means": means}
 
 
 def _pairs(methods: Sequence[str], baseline: str | None) -> list[tuple[int, int]]:

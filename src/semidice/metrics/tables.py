@@ -6,6 +6,7 @@ one row per mean or pair. Left out: the statistics (`statistics`).
 
 import csv
 import io
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -181,23 +182,28 @@ def means_table(
 
     raters: their own scores by metric and class (`agreement.raters_own_scores`), for the last row.
 
-    All comparisons have the same methods. intervals: whether to show the confidence intervals.
+    All comparisons have the same methods. intervals: whether to show the confidence intervals. With several
+    seeds, the standard deviation of the mean over seeds follows as ± SD.
     """
     if not comparisons or any(each.methods != comparisons[0].methods for each in comparisons):
         raise ValueError(
             "means_table needs one or more comparisons, all of the same methods in the same order"
         )
-    records, columns = [], []
+    records: list[dict[str, object]] = []
+    columns = []
+    has_seeds = any(each.seeds for each in comparisons)
     for each in comparisons:
         # one method is not compared with anything
         best = each.best(level=level, correction=correction) if len(each.methods) > 1 else ()
         scale = display_scale(each.metric)
         column = []
-        means = zip(each.methods, each.mean, each.mean_low, each.mean_high, strict=True)
-        for method, mean, low, high in means:
+        means = zip(each.methods, each.mean, each.mean_low, each.mean_high, each.seed_spread, strict=True)
+        for method, mean, low, high, spread in means:
             text = number_text(mean * scale)
             if intervals:
                 text += f" [{number_text(low * scale)}, {number_text(high * scale)}]"
+            if not math.isnan(spread):
+                text += f" ± {number_text(spread * scale)}"
             column.append(Cell(text, method in best))
             records.append(
                 {
@@ -209,6 +215,7 @@ def means_table(
                     "low": float(low),
                     "high": float(high),
                     "best": method in best if len(each.methods) > 1 else None,
+                    **(_seed_cells(each, spread) if has_seeds else {}),
                 }
             )
         if raters:
@@ -221,6 +228,7 @@ def means_table(
     note = f"Marked: not significantly worse than any other {_test(comparisons, level, correction)}"
     if len(comparisons[0].methods) == 1:
         note = f"Mean over {_cases(comparisons)}."
+    note += _seeds_note(comparisons)
     if raters:
         note += f" {RATERS}: their own agreement, each rater scored like a method."
     return Table(title, header, rows, note, tuple(records))
@@ -235,12 +243,16 @@ def pairs_table(comparison: Comparison, *, level: float = 0.05, correction: Corr
     shown = comparison.corrected(correction)
     names = list(_P_HEADER) if correction == "holm" else ["p", "p_permutation"]
     superior = comparison.superior(level=level, correction=correction)
-    rows, records = [], []
+    rows: list[tuple[Cell, ...]] = []
+    records: list[dict[str, object]] = []
     for i, j in combinations(range(len(comparison.methods)), 2):
         marked = bool(superior[i, j] or superior[j, i])
         difference, low, high = (float(part[i, j]) for part in (shown.value, shown.low, shown.high))
         first, second = comparison.methods[i], comparison.methods[j]
         interval = f"[{number_text(low * scale, signed=True)}, {number_text(high * scale, signed=True)}]"
+        spread = float(comparison.pair_spread[i, j])
+        if not math.isnan(spread):
+            interval += f" ± {number_text(spread * scale)}"
         rows.append(
             (
                 Cell(first),
@@ -264,6 +276,7 @@ def pairs_table(comparison: Comparison, *, level: float = 0.05, correction: Corr
                     )
                 },
                 "significant": marked,
+                **(_seed_cells(comparison, spread) if comparison.seeds else {}),
             }
         )
     if not records:
@@ -277,6 +290,7 @@ def pairs_table(comparison: Comparison, *, level: float = 0.05, correction: Corr
             f" Intervals and the corrected p are after correction for {comparison.num_pairs} comparisons; "
             "the other p are of one comparison alone."
         )
+    note += _seeds_note([comparison])
     return Table(title, header, tuple(rows), note, tuple(records))
 
 
@@ -351,6 +365,23 @@ def _narrow(name: str, width: int = 12) -> str:
             lines.append("")
         lines[-1] += part
     return "\n".join(lines)
+
+
+def _seed_cells(comparison: Comparison, spread: float) -> dict[str, object]:
+    """Cells of a CSV on seeds."""
+    return {"num_seeds": max(1, len(comparison.seeds)), "seed_spread": float(spread)}
+
+
+def _seeds_note(comparisons: Sequence[Comparison]) -> str:
+    """What ± means; empty without several seeds."""
+    counts = sorted({len(each.seeds) for each in comparisons if each.seeds})
+    if not counts:
+        return ""
+    covered = "patients and seeds" if all(each.covers_seeds for each in comparisons) else "patients alone"
+    return (
+        f" Scores are means over {' or '.join(map(str, counts))} seeds; ±: standard deviation over them. "
+        f"Intervals cover the draw of {covered}."
+    )
 
 
 def _cases(comparisons: Sequence[Comparison]) -> str:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from .. import __version__
 from ..limits import MAX_RECIPE_BYTES, read_text
-from ..paths import write_text
+from ..paths import method_path, write_text
 from .options import DataOptions, Recipe, flattened, nearest_hint, option_fields, option_value
 from .text import parse_yaml, yaml_text
 
@@ -108,13 +108,15 @@ def with_stored_choices(recipe: Recipe, stored: Recipe) -> Recipe:
 def write_recipe(recipe: Recipe, path: Path) -> None:
     """Write every option in the order of its declaration; `read_recipe` returns the same recipe.
 
-    path: in the run folder. A teacher in the same folder as the run is written as ../NAME, so that the runs
-    can be moved together.
+    path: in the run folder. A teacher in the same folder as the run is written as ../NAME, and one with
+    several seeds as ../../NAME/seed_K, so that the runs can be moved together.
     """
     options = recipe.model_dump(mode="json")
-    folder_of_runs = Path(os.path.abspath(path)).parent.parent
-    if recipe.teacher is not None and recipe.teacher.run.parent == folder_of_runs:
-        options["teacher"]["run"] = f"../{recipe.teacher.run.name}"
+    run = Path(os.path.abspath(path)).parent
+    if recipe.teacher is not None:
+        teacher = recipe.teacher.run
+        if teacher.parent == run.parent or method_path(teacher).parent == method_path(run).parent:
+            options["teacher"]["run"] = Path(os.path.relpath(teacher, run)).as_posix()
     heading = f"# Resolved by semidice {__version__}: every option, defaults included.\n"
     write_text(path, heading + yaml_text(options))
 

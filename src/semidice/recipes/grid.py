@@ -2,23 +2,26 @@
 
     recipe: quick                    the recipe that all variants start from: a file or a shipped name
     set: {schedule.epochs: 40}       options of all variants
+    seeds: 3                         trainings of each variant, on the same folds; 1 by default
     variants:
       uniform: {label.maker: mean}   name of the method: the options that differ
       student: {teacher.run: uniform, label.maker: majority}
       large: {recipe: auto}          a variant can start from a recipe of its own
 
-If `teacher.run` names another variant, the teacher is the run of that variant.
+If `teacher.run` names another variant, the teacher is the run of that variant. With several seeds, the runs
+are NAME/seed_K. K is the option `seed` of the run and starts with that of the recipe; `data.fold_seed`, which
+decides the folds, stays. A student learns from the teacher of its own seed.
 """
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from ..limits import MAX_RECIPE_BYTES, read_text
-from ..paths import check_name
+from ..limits import MAX_RECIPE_BYTES, MAX_SEEDS, read_text
+from ..paths import MethodFolder, RunFolder, check_name
 from . import Recipe, read_recipe
 from .files import shipped_files, shipped_recipes
 from .text import parse_yaml, yaml_text
@@ -29,15 +32,23 @@ _DECIDED = {"data.dataset": "the first argument of the command", "name": "the na
 
 @dataclass(frozen=True)
 class Variant:
-    """One method of a grid: its recipe, its run folder, and the variant that must be trained before it."""
+    """One training of a grid: its recipe, its run folder, and the variant that must be trained before it.
+
+    seed: of the recipe, if the method has several; None if it has one training.
+    """
 
     recipe: Recipe
     folder: Path
     teacher: str | None = None
+    seed: int | None = None
+
+    @property
+    def method(self) -> str:
+        return self.recipe.name
 
     @property
     def name(self) -> str:
-        return self.recipe.name
+        return self.method if self.seed is None else f"{self.method}/seed_{self.seed}"
 
 
 def shipped_grids() -> list[str]:
@@ -57,17 +68,23 @@ def read_variants(
     overrides: Sequence[str] = (),
     only: Collection[str] | None = None,
     accelerator: str = "auto",
+    seeds: int | None = None,
 ) -> list[Variant]:
     """All variants of the sources, each with its own folder in `out`, teachers before their students.
 
     sources: files or shipped names, of grids and of recipes; a recipe is one variant under its own name.
     overrides: KEY=VALUE for every variant. only: names of the variants to read; their teachers are added.
+    seeds: number of trainings of every method, each a variant of its own; None takes that of the grid, or 1.
+    All methods come with their first seed before any comes with its second.
     """
+    if seeds is not None:
+        _check_seeds(seeds, "--seeds")
     for override in overrides:
         if override.partition("=")[0].strip() in _DECIDED:
             key = override.partition("=")[0].strip()
             raise ValueError(f"--set {override}: {key} is {_DECIDED[key]}: leave it out")
     variants: list[Variant] = []
+    num_seeds: list[int] = []
     for source in sources:
         grid = _read_grid(source)
         if grid is None:
@@ -77,11 +94,57 @@ def read_variants(
             variants.append(Variant(recipe, out / folder_name(recipe.name)))
         else:
             variants += _grid_variants(grid, source, dataset, out, overrides, only, accelerator)
+        of_source = seeds or (1 if grid is None else grid["seeds"])
+        num_seeds += [of_source] * (len(variants) - len(num_seeds))
     folders = [variant.folder for variant in variants]
     for variant in variants:
         if folders.count(variant.folder) > 1:
             raise ValueError(f"two variants are called {variant.name}; rename one of them")
-    return _teachers_first(variants)
+    return _teachers_first(_with_seeds(variants, num_seeds))
+
+
+def _check_seeds(seeds: object, name: str) -> None:
+    if not isinstance(seeds, int) or isinstance(seeds, bool) or not 1 <= seeds <= MAX_SEEDS:
+        raise ValueError(f"{name} must be the number of trainings, 1 to {MAX_SEEDS}; got {seeds!r}")
+
+
+def _with_seeds(variants: Sequence[Variant], num_seeds: Sequence[int]) -> list[Variant]:
+    """The variants, with one for each seed of those that have several."""
+    counts = {variant.name: count for variant, count in zip(variants, num_seeds, strict=True)}
+    first = {variant.recipe.seed: variant.name for variant in variants if counts[variant.name] > 1}
+    if len(first) > 1:
+        starts = ", ".join(f"{name} {seed}" for seed, name in first.items())
+        raise ValueError(
+            f"methods with several seeds start with different ones: {starts}; give all the same option seed"
+        )
+    expanded = []
+    for number in range(max(num_seeds, default=0)):
+        for variant in variants:
+            count = counts[variant.name]
+            if count == 1 and number == 0:
+                expanded.append(variant)
+            elif count > 1 and number < count:
+                expanded.append(_of_seed(variant, variant.recipe.seed + number, counts))
+    return expanded
+
+
+def _of_seed(variant: Variant, seed: int, counts: Mapping[str, int]) -> Variant:
+    """The variant with this seed, in its own folder, with the teacher of this seed if there are several."""
+    if RunFolder(variant.folder).recipe.is_file():
+        raise ValueError(
+            f"{variant.folder} holds a run with one seed: choose another folder with -o, or move the run to "
+            f"{MethodFolder(variant.folder).seed(variant.recipe.seed).path}"
+        )
+    changes: dict[str, Any] = {"seed": seed}
+    teacher = variant.teacher
+    if variant.recipe.teacher is not None:
+        folder = MethodFolder(variant.recipe.teacher.run)
+        if counts.get(teacher or "", 1) > 1 or (teacher is None and folder.seeds()):
+            changes["teacher"] = variant.recipe.teacher.model_copy(update={"run": folder.seed(seed).path})
+            teacher = None if teacher is None else f"{teacher}/seed_{seed}"
+    run = MethodFolder(variant.folder).seed(seed).path
+    recipe = variant.recipe.model_copy(update=changes)
+    return replace(variant, recipe=recipe, folder=run, teacher=teacher, seed=seed)
 
 
 def folder_name(method: str) -> str:
@@ -110,9 +173,12 @@ def _read_grid(source: str) -> dict[str, Any] | None:
     grid = parse_yaml(text, name)
     if not isinstance(grid, dict) or "variants" not in grid:
         return None
-    unknown = sorted(set(grid) - {"recipe", "set", "variants"})
+    unknown = sorted(set(grid) - {"recipe", "set", "seeds", "variants"})
     if unknown:
-        raise ValueError(f"{name}: a grid has the keys recipe, set and variants; got {', '.join(unknown)}")
+        raise ValueError(
+            f"{name}: a grid has the keys recipe, set, seeds and variants; got {', '.join(unknown)}"
+        )
+    _check_seeds(grid.setdefault("seeds", 1), f"{name}: seeds")
     for key in ("set", "variants"):
         if not isinstance(grid.setdefault(key, {}), dict):
             raise ValueError(f"{name}: {key} must be a mapping; got {grid[key]!r}")

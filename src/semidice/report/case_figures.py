@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from ..metrics.bins import CalibrationBins
-from ..metrics.cases import PairedScores
+from ..metrics.pairing import PairedScores
 from ..metrics.registry import display_scale
 from ..metrics.statistics import Comparison, Correction
 from ..metrics.tables import p_text

@@ -14,7 +14,8 @@ from functools import partial
 import numpy as np
 
 from ..data.dataset import Dataset
-from ..metrics.cases import CaseTable, PairedScores
+from ..metrics.cases import CaseTable
+from ..metrics.pairing import PairedScores
 from ..metrics.registry import SCORES, display_scale, higher_is_better, score_name, spoken_name
 from ..metrics.statistics import Comparison, compare_scores
 from ..metrics.tables import Cell, Table, number_text, p_text

@@ -9,6 +9,8 @@ import numpy as np
 
 from ..data.dataset import Dataset, ScoredUnit
 from ..metrics.agreement import OVERLAP_SCORES, raters_own_scores
+from ..metrics.cases import NO_SEED, CaseTable
+from ..metrics.pairing import shared_seeds
 from ..metrics.registry import PER_SLICE, score_name, spoken_name
 from ..metrics.statistics import Comparison
 from ..metrics.tables import number_text
@@ -70,8 +72,35 @@ def raters_warning(comparisons: Sequence[Comparison], raters: Mapping[tuple[str,
     )
 
 
+def seeds_sentences(table: CaseTable) -> list[str]:
+    """Which seeds are left out and why, and which methods have one training among others with several."""
+    shared = shared_seeds(table.columns["method"], table.seeds)
+    sentences = [
+        f"Seed {seed} is left out of every method: there are no scores of {listed(lacking)} with it."
+        for seed, lacking in shared.lacking.items()
+    ]
+    single = sorted(set(table.columns["method"][table.seeds == NO_SEED].tolist()))
+    if shared.seeds and single:
+        sentences.append(
+            f"There is one training of {listed(single)}: its spread over seeds is not known, and no interval "
+            "covers it."
+        )
+    return sentences
+
+
 def verdict(comparisons: Mapping[str, Comparison], *, level: float = 0.05) -> str:
-    """Which method is best, in one or two sentences; comparisons: of the same methods, by name of a score."""
+    """Which method is best, in a few sentences; comparisons: of the same methods, by name of a score."""
+    sentence = _which_is_best(comparisons, level)
+    counts = sorted({max(1, len(comparison.seeds)) for comparison in comparisons.values()})
+    if counts == [1]:
+        return sentence
+    trainings = " or ".join(map(str, counts))
+    return (
+        f"{sentence} Each score is the mean of {trainings} seeds, and intervals cover the draw of the seeds."
+    )
+
+
+def _which_is_best(comparisons: Mapping[str, Comparison], level: float) -> str:
     methods = next(iter(comparisons.values())).methods
     best = {name: comparison.best(level=level) for name, comparison in comparisons.items()}
     if len(methods) == 1:

@@ -20,7 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from ..metrics.agreement import agreement_rows
-from ..metrics.cases import CaseTable, PairedScores, concatenate
+from ..metrics.cases import CaseTable, concatenate
+from ..metrics.pairing import PairedScores
 from ..metrics.registry import PER_SLICE
 from ..metrics.statistics import compare_scores
 from ..report.check import check_dataset

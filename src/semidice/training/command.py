@@ -72,13 +72,15 @@ class RunBar:
     """The progress of a run over the steps of all its folds, with losses, learning rate, Dice and speed.
 
     Without a terminal: a line at the start, then one per epoch at most, and repeated lines while a fold is
-    predicted. lock: of the run folder; its loss stops the training.
+    predicted. lock: of the run folder; its loss stops the training. name: None takes that of the recipe.
     """
 
-    def __init__(self, progress: Progress, recipe: Recipe, lock: FolderLock | None = None) -> None:
+    def __init__(
+        self, progress: Progress, recipe: Recipe, lock: FolderLock | None = None, *, name: str | None = None
+    ) -> None:
         self.progress, self.folds = progress, recipe.data.fold_numbers
         self.lock = lock
-        self.task = progress.add_task(recipe.name, total=None, status="", left="", repeats=False)
+        self.task = progress.add_task(name or recipe.name, total=None, status="", left="", repeats=False)
         self.started_at: float | None = None
         # steps of each fold; those that a resumed fold had done before
         self.num_done: dict[int, int] = {}

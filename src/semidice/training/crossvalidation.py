@@ -30,7 +30,7 @@ from ..data.storage import centred, shared_storage
 from ..metrics.cases import CaseTable, concatenate, read_cases, write_cases
 from ..networks.checkpoint import CheckpointWriter
 from ..networks.systems import network_probability
-from ..paths import RunFolder, write_text
+from ..paths import RunFolder, run_name, write_text
 from ..recipes import Recipe, differing_keys, read_recipe, with_stored_choices, write_recipe
 from ..runs.decisions import fitted_rules, with_fitted
 from ..runs.predictions import write_prediction
@@ -112,7 +112,7 @@ def _teacher_has_moved(stored: Recipe, recipe: Recipe) -> bool:
         return False
     old, new = stored.teacher.run, recipe.teacher.run
     # os.path.exists returns False for a path that cannot be read here; Path.exists would raise
-    return old.name == new.name and not os.path.exists(old) and RunFolder(new).recipe.is_file()
+    return run_name(old) == run_name(new) and not os.path.exists(old) and RunFolder(new).recipe.is_file()
 
 
 def _create_run_folder(recipe: Recipe, dataset: Dataset, folder: RunFolder) -> None:

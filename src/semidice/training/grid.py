@@ -95,7 +95,10 @@ class JobsView:
     def __init__(self, progress: Progress, variants: Sequence[Variant]) -> None:
         self.progress = progress
         self.task = progress.add_task(_ALL, total=None, status="", left="", repeats=False)
-        self.bars = {str(variant.folder.absolute()): RunBar(progress, variant.recipe) for variant in variants}
+        self.bars = {
+            str(variant.folder.absolute()): RunBar(progress, variant.recipe, name=variant.name)
+            for variant in variants
+        }
 
     def show_schedule(self, schedule: Schedule) -> None:
         failed = f", {len(schedule.errors)} runs failed" if schedule.errors else ""

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..limits import MAX_JSON_BYTES, check_file
+from ..limits import read_json
 from ..paths import FoldFolder, RunFolder, write_text
 from ..recipes.grid import Variant
 
@@ -83,8 +83,7 @@ class PhaseClock:
 def read_seconds(folder: FoldFolder) -> list[dict[str, Any]]:
     """Seconds of each time that the fold was worked on; empty if none are stored, or the file is damaged."""
     try:
-        check_file(folder.seconds, max_bytes=MAX_JSON_BYTES)
-        entries = json.loads(folder.seconds.read_bytes())
+        entries = read_json(folder.seconds)
         return [{**entry, **{name: float(entry[name]) for name in PHASES}} for entry in entries]
     # times are not results: a fold without them is as good
     except (OSError, ValueError, KeyError, TypeError):

@@ -3,6 +3,7 @@
 A score is one metric of the mean over classes, or of one class if there are more than two.
 """
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ...metrics.cases import CaseTable, PairedScores
+from ...metrics.cases import CaseTable
+from ...metrics.pairing import PairedScores
 from ...metrics.registry import PER_SLICE, display_scale, higher_is_better, score_name, spoken_name
 from ...metrics.statistics import Comparison, compare_scores
 from ...metrics.tables import number_text, p_text
@@ -155,11 +157,13 @@ def answer_of(score: Score, raters: Mapping[tuple[str, str], float]) -> dict[str
         )
     own = raters.get((score.metric, score.paired.class_name))
     low, high = (float(part[first]) * scale for part in (comparison.mean_low, comparison.mean_high))
+    spread = float(comparison.seed_spread[first]) * scale
     return {
         "heading": comparison.heading,
         "leader": comparison.methods[first],
         "mean": number_text(float(comparison.mean[first]) * scale),
         "interval": f"[{number_text(low)}, {number_text(high)}]",
+        "spread": "" if math.isnan(spread) else f"± {number_text(spread)} over {len(comparison.seeds)} seeds",
         "raters": None if own is None else number_text(own * scale),
         "leads": leads,
     }

@@ -40,7 +40,7 @@ from ..volumes import volumes_sentence, volumes_table
 from .answer import LEVEL, Score, abbreviations_in, answer_of, headline
 from .content import DEFAULT_OPTIONS, OnStep, PageContent, PageOptions, gather_content, main_cases
 from .records import embedded_json, page_records
-from .runs import check_comparable, find_runs
+from .runs import SeedRuns, check_comparable, find_runs
 
 _MAX_NAME_LENGTH = 24
 _SCRIPTS = ("dom.js", "charts.js", "cases.js", "volumes.js", "pictures.js", "browser.js", "main.js")
@@ -89,6 +89,7 @@ def run_report(
             out,
             options,
             others=others,
+            seeds=found.seeds,
             notices=found.notices,
             on_step=lambda step, done, total: progress.update(
                 bar, description=step, completed=done, total=total
@@ -109,13 +110,15 @@ def build_page(
     options: PageOptions = DEFAULT_OPTIONS,
     *,
     others: Mapping[str, CaseTable] | None = None,
+    seeds: SeedRuns | None = None,
     notices: Sequence[str] = (),
     on_step: OnStep = lambda _, __, ___: None,
 ) -> Report:
     """Write the report of finished runs on one dataset to `out`, an .html file, and to a folder next to it.
 
     runs: by the name of their method. others: scores of methods without a run, by the same name as in their
-    column `method`; there must be one method or more. notices: more sentences for the top of the page.
+    column `method`; there must be one method or more. seeds: all runs of the methods with several seeds, of
+    which `runs` has one; the scores are means over the seeds. notices: more sentences for the page's top.
     on_step(name of the step, done, total) is called during the work.
     """
     if out.suffix.lower() not in (".html", ".htm"):
@@ -123,10 +126,13 @@ def build_page(
     others = others or {}
     if not runs and not others:
         raise ValueError("a report needs one method or more: a finished run or a case table; got none")
-    check_comparable(runs, dataset)
+    seeds = seeds or {}
+    check_comparable(runs, dataset, seeds)
     folder = ReportFolder.of(out)
     with FolderLock(folder, "semidice report"):
-        content = gather_content(runs, others, dataset, options, notices=notices, on_step=on_step)
+        content = gather_content(
+            runs, others, dataset, options, seeds=seeds, notices=notices, on_step=on_step
+        )
         return _write_report(content, dataset, out, folder, options, on_step)
 
 
@@ -138,7 +144,7 @@ def _write_report(
     options: PageOptions,
     on_step: OnStep,
 ) -> Report:
-    write_cases(content.table, folder.cases)
+    write_cases(content.table_of_seeds, folder.cases)
     files = [folder.cases]
     tables = _tables(content)
     for name, table in tables.items():

@@ -14,17 +14,18 @@ import torch
 from ...data.dataset import Dataset, ScoredUnit
 from ...labels.raters import read_raters
 from ...metrics.bins import CalibrationBins, calibration_bins
-from ...metrics.cases import CaseTable
+from ...metrics.cases import SEED, CaseTable, mean_over_seeds, of_seeds
+from ...metrics.pairing import shared_seeds
 from ...metrics.registry import PER_SLICE
 from ...runs.predictions import read_case
 from ...runs.run import TrainedRun
 from ..curves import Curve, read_curves
 from ..images import MAX_CHARACTERS, Picture, PictureLayout, make_pictures, picture_of_scan, shown_case
 from ..rules import RuleScore, compare_rules, read_rules
-from ..verdict import listed, raters_of, raters_warning
+from ..verdict import listed, raters_of, raters_warning, seeds_sentences
 from ..volumes import ClassVolumes, read_volumes
 from .answer import LEVEL, Score, compare_all
-from .runs import differing_options, joined_cases
+from .runs import SeedRuns, differing_options, joined_cases
 
 # in the smallest images, one voxel in another bin changes the error by less than this
 _TOLERANCE = 1e-4
@@ -63,11 +64,13 @@ class PageContent:
     runs: names of the methods that are runs; the others have only scores.
     raters: their own scores by metric and class; empty if there is one rater. options: one row per option in
     which the recipes differ. bins: of the methods with stored predictions; the pictures show the same
-    methods. rules, volumes: of the runs that have them.
+    methods. rules, volumes: of the runs that have them. table: means over the seeds, if there are several;
+    table_of_seeds: the scores of every seed.
     """
 
     dataset: Dataset
     table: CaseTable
+    table_of_seeds: CaseTable
     runs: tuple[str, ...]
     scores: Sequence[Score]
     raters: Mapping[tuple[str, str], float]
@@ -122,13 +125,15 @@ def gather_content(
     dataset: Dataset,
     options: PageOptions,
     *,
+    seeds: SeedRuns,
     notices: Sequence[str],
     on_step: OnStep,
 ) -> PageContent:
     """The content of the page from the files of the runs and the tables of other methods."""
-    table = joined_cases(runs, others, dataset)
+    table_of_seeds = joined_cases(runs, others, dataset, seeds)
+    table = mean_over_seeds(table_of_seeds)
     scores, left_out = compare_all(
-        table,
+        table_of_seeds,
         [*runs, *others],
         dataset.manifest.class_names,
         num_resamples=options.num_resamples,
@@ -137,6 +142,7 @@ def gather_content(
     stored = {method: run for method, run in runs.items() if run.folder.has_predictions()}
     folders = {method: run.folder for method, run in runs.items()}
     rule_tables, without_rules = read_rules(folders, dataset)
+    shown_table, of_first_seed = _first_seed(table_of_seeds)
     volumes = {method: read_volumes(folder, dataset) for method, folder in folders.items()}
     raters = raters_of(dataset, set(table.columns["case"].tolist()), table.metrics)
     warning = raters_warning([score.comparison for score in scores if score.is_main], raters)
@@ -147,7 +153,7 @@ def gather_content(
     bins = count_bins(
         predictions,
         sorted({number for unit in units.values() for number in unit.cases}),
-        table,
+        shown_table,
         on_case=partial(on_step, "reading predictions"),
     )
     shown = [name for name in main_cases(table) if name in units]
@@ -158,6 +164,7 @@ def gather_content(
     return PageContent(
         dataset=dataset,
         table=table,
+        table_of_seeds=table_of_seeds,
         runs=tuple(runs),
         scores=scores,
         raters=raters,
@@ -171,11 +178,27 @@ def gather_content(
         notices=(
             *([warning] if warning else []),
             *notices,
+            *seeds_sentences(table_of_seeds),
+            *of_first_seed,
             *left_out,
             *_missing_parts(runs, stored, others),
             *without_rules,
         ),
     )
+
+
+def _first_seed(table: CaseTable) -> tuple[CaseTable, list[str]]:
+    """The scores of the trainings that the page shows in detail, without seeds, and a sentence on them."""
+    seeds = shared_seeds(table.columns["method"], table.seeds).seeds
+    if not seeds:
+        return table, []
+    columns = of_seeds(table, seeds[:1]).columns
+    sentence = (
+        f"Scores are means over the seeds {listed([str(seed) for seed in seeds])}. Calibration, decisions, "
+        f"volumes, curves and images are of seed {seeds[0]}."
+    )
+    shown = CaseTable({name: column for name, column in columns.items() if name != SEED})
+    return shown, [sentence] if len(seeds) > 1 else []
 
 
 def _missing_parts(runs: Collection[str], stored: Collection[str], others: Collection[str]) -> Iterator[str]:

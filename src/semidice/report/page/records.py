@@ -93,6 +93,10 @@ def _score_record(score: Score, raters: float | None) -> dict[str, Any]:
         "higher_is_better": score.comparison.higher_is_better,
         "is_main": score.is_main,
         "raters": raters,
+        "seeds": [
+            {"seed": seed, "means": [_finite(float(mean)) for mean in means]}
+            for seed, means in zip(score.comparison.seeds, score.comparison.seed_means, strict=True)
+        ],
     }
 
 

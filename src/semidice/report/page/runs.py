@@ -1,21 +1,24 @@
 """The runs of a report: found, checked to be comparable, and their case tables joined."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
 from ...data.dataset import Dataset
 from ...data.folds import read_folds
-from ...metrics.cases import CaseTable, concatenate, read_cases
-from ...paths import ComparisonFolder, RunFolder
+from ...metrics.cases import CaseTable, concatenate, read_cases, with_seed
+from ...paths import ComparisonFolder, MethodFolder, RunFolder, method_path, run_name
 from ...recipes import flat_options
 from ...runs.run import TrainedRun, open_run
 from ...runs.scoring import named_units
 
 # options that may differ between runs of the same method
 _NOT_SHOWN = ("name", "data.dataset")
+# the finished runs of each method with several seeds, by seed
+SeedRuns = Mapping[str, Mapping[int, TrainedRun]]
 # options that are paths, of which the last part is shown
 _PATHS = ("teacher.run", "model.weights")
 # names of the paper for Dice losses
@@ -27,42 +30,55 @@ class FoundRuns:
     """Finished runs by the name of their method, and notes on runs left out.
 
     dataset: of all runs; None without a run. tables: of `semidice compare`, which may have methods of other
-    tools.
+    tools. seeds: all finished runs of the methods with several seeds; `runs` has one of them, with the first
+    seed that all these methods have.
     """
 
     runs: dict[str, TrainedRun]
     dataset: Path | None
     notices: tuple[str, ...]
     tables: tuple[Path, ...] = ()
+    seeds: SeedRuns = field(default_factory=dict)
 
 
 def find_runs(paths: Sequence[Path]) -> FoundRuns:
-    """The finished runs in `paths`, each a run folder or a folder of run folders.
+    """The finished runs in `paths`, each a run folder, the folder of a method with seeds, or one of such.
 
     An unfinished run is an error if its own folder is in `paths`; otherwise it is left out. A method has the
     name of its recipe, or the name of its folder if two recipes have the same name.
     """
     runs: list[TrainedRun] = []
+    seeds: dict[Path, dict[int, TrainedRun]] = {}
     notices = []
     tables = []
     for path in paths:
         if _is_comparison(path):
             tables.append(ComparisonFolder(path).cases)
         for folder in _run_folders(path):
-            if folder.cases.is_file():
+            if folder.cases.is_file() and folder.path != path and method_path(folder.path) != folder.path:
+                run = open_run(folder)
+                seeds.setdefault(method_path(folder.path), {})[run.recipe.seed] = run
+            elif folder.cases.is_file():
                 runs.append(open_run(folder))
             elif folder.path == path:
                 raise ValueError(f"{path} is not finished: continue with `semidice train --resume`")
             else:
-                notices.append(f"The run {folder.path.name} is not finished and is left out.")
+                notices.append(f"The run {run_name(folder.path)} is not finished and is left out.")
+    folder_names = [run_name(run.folder.path) for run in runs] + [path.name for path in seeds]
+    shared = set.intersection(*(set(of_method) for of_method in seeds.values())) if seeds else set()
+    runs += [of_method[min(shared or of_method)] for of_method in seeds.values()]
     if paths and not runs and not tables:
         raise ValueError(
             f"no run in {', '.join(map(str, paths))} is finished, so there are no scores to report: "
             "continue with `semidice train --resume`"
         )
-    dataset = _shared_dataset(runs) if runs else None
-    named = dict(zip(_method_names(runs), runs, strict=True))
-    return FoundRuns(named, dataset, tuple(notices), tuple(tables))
+    every = [*runs, *(run for of_method in seeds.values() for run in of_method.values())]
+    dataset = _shared_dataset(every) if runs else None
+    names = _method_names(runs, folder_names)
+    # the methods with several seeds are the last ones
+    of_methods = dict(zip(names[len(names) - len(seeds) :], seeds.values(), strict=True))
+    named = dict(zip(names, runs, strict=True))
+    return FoundRuns(named, dataset, tuple(notices), tuple(tables), of_methods)
 
 
 def _is_comparison(path: Path) -> bool:
@@ -75,7 +91,10 @@ def _run_folders(path: Path) -> list[RunFolder]:
         return [RunFolder(path)]
     if not path.is_dir():
         raise ValueError(f"there is no folder {path}: name a run folder, or a folder of run folders")
-    folders = [RunFolder(folder) for folder in sorted(path.iterdir()) if RunFolder(folder).recipe.is_file()]
+    folders = list(MethodFolder(path).seeds().values())
+    for folder in sorted(path.iterdir()) if not folders else ():
+        is_run = RunFolder(folder).recipe.is_file()
+        folders += [RunFolder(folder)] if is_run else MethodFolder(folder).seeds().values()
     if not folders and not _is_comparison(path):
         raise ValueError(
             f"{path} is neither a run folder nor a folder of run folders: neither it nor a folder in it has "
@@ -84,11 +103,11 @@ def _run_folders(path: Path) -> list[RunFolder]:
     return folders
 
 
-def _method_names(runs: Sequence[TrainedRun]) -> list[str]:
+def _method_names(runs: Sequence[TrainedRun], folder_names: Sequence[str]) -> list[str]:
     names = [run.recipe.name for run in runs]
     unique = [
-        name if names.count(name) == 1 else run.folder.path.name
-        for name, run in zip(names, runs, strict=True)
+        name if names.count(name) == 1 else folder_name
+        for name, folder_name in zip(names, folder_names, strict=True)
     ]
     for name in unique:
         if unique.count(name) > 1:
@@ -120,11 +139,17 @@ def _option_text(key: str, value: object) -> str:
         return "–"
     if key == "loss.form" and value in _LOSS_OF_FORM:
         return f"{value} ({_LOSS_OF_FORM[str(value)]})"
-    return Path(str(value)).name if key in _PATHS else str(value)
+    return method_path(Path(str(value))).name if key in _PATHS else str(value)
 
 
-def check_comparable(runs: Mapping[str, TrainedRun], dataset: Dataset) -> None:
+def check_comparable(
+    runs: Mapping[str, TrainedRun], dataset: Dataset, seeds: SeedRuns = MappingProxyType({})
+) -> None:
     """Raise unless all runs validated the same cases of `dataset` in the same folds; none is fine."""
+    of_seeds = {
+        f"{method}/seed_{seed}": run for method, of_method in seeds.items() for seed, run in of_method.items()
+    }
+    runs = {**{method: run for method, run in runs.items() if method not in seeds}, **of_seeds}
     folds = {method: read_folds(run.folder.folds, dataset) for method, run in runs.items()}
     first = next(iter(folds), "")
     for method, fold_of_case in folds.items():
@@ -138,13 +163,23 @@ def check_comparable(runs: Mapping[str, TrainedRun], dataset: Dataset) -> None:
 
 
 def joined_cases(
-    runs: Mapping[str, TrainedRun], others: Mapping[str, CaseTable], dataset: Dataset
+    runs: Mapping[str, TrainedRun],
+    others: Mapping[str, CaseTable],
+    dataset: Dataset,
+    seeds: SeedRuns = MappingProxyType({}),
 ) -> CaseTable:
     """The case tables of all runs and other methods in one; the runs have their names in `runs`."""
     tables = []
     for method, run in runs.items():
-        table = named_units(read_cases(run.folder.cases), dataset)
-        if len(table) == 0:
-            raise ValueError(f"{run.folder.cases} has no scores: run `semidice evaluate {run.folder.path}`")
-        tables.append(CaseTable({**table.columns, "method": np.full(len(table), method)}))
+        if method not in seeds:
+            tables.append(_cases_of(run, method, dataset))
+        for seed, of_seed in seeds.get(method, {}).items():
+            tables.append(with_seed(_cases_of(of_seed, method, dataset), seed))
     return concatenate([*tables, *others.values()])
+
+
+def _cases_of(run: TrainedRun, method: str, dataset: Dataset) -> CaseTable:
+    table = named_units(read_cases(run.folder.cases), dataset)
+    if len(table) == 0:
+        raise ValueError(f"{run.folder.cases} has no scores: run `semidice evaluate {run.folder.path}`")
+    return CaseTable({**table.columns, "method": np.full(len(table), method)})

@@ -124,6 +124,13 @@ function drawDistributions(width) {
       svg("path", { d: markerPath("D", 4.5), transform: `translate(${x(mean(column)).toFixed(1)} ${y})`, class: "diamond" }),
     );
   });
+  for (const { means } of score.seeds) {
+    means.forEach((value, number) => {
+      if (value === null) return;
+      const at = `translate(${x(value * score.scale).toFixed(1)} ${centre(number) + (narrow ? 20 : 23)})`;
+      dots.append(svg("path", { d: markerPath("^", 4), transform: at, class: "seed" }));
+    });
+  }
   const followed = svg("g", { class: "followed" });
   root.append(dots, followed);
   const tip = el("p", { class: "tip", role: "status" }, " ");
