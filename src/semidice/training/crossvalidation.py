@@ -9,7 +9,7 @@ import json
 import os
 import platform
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
@@ -42,6 +42,7 @@ from ..runs.run import (
 )
 from ..runs.scoring import named_units, score_fold
 from .engine import StepStatus, train_fold
+from .log import Logger
 
 FoldPhase = Literal["training", "predicting", "finished"]
 
@@ -164,10 +165,13 @@ def cross_validate(
     *,
     on_step: Callable[[StepStatus], object] = lambda _: None,
     on_phase: Callable[[int, FoldPhase], object] = lambda _, __: None,
+    loggers: Mapping[str, Callable[[FoldRun], Logger]] | None = None,
+    on_warning: Callable[[str], object] = print,
 ) -> CaseTable | None:
     """Train the folds that are not finished and return the case table of the run; None unless rank 0.
 
     on_phase(fold, phase) is called when a fold starts to be trained or predicted, and when it is finished.
+    loggers, on_warning: see `TrainingLog`.
     """
     dataset = Dataset(run.recipe.data.dataset)
     fold_of_case = read_folds(run.folder.folds, dataset)
@@ -177,7 +181,7 @@ def cross_validate(
         fold_run = FoldRun(run, dataset, fold, fold_of_case)
         if not fold_run.folder.is_finished:
             on_phase(fold, "training")
-            train_fold(fold_run, fabric, on_step=on_step)
+            train_fold(fold_run, fabric, on_step=on_step, loggers=loggers, on_warning=on_warning)
             fabric.barrier()
             on_phase(fold, "predicting")
             _predict(fold_run, fabric)
