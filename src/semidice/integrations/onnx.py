@@ -1,8 +1,7 @@
 """A trained run as one file that needs no semidice: ONNX, or a program of torch.export (.pt2).
 
     image (N, channels, H, W), intensities in [0, 1]
-      --mean and std of a fold, padding to a multiple of 32, network, activation--> mean of the folds
-    prob (N, C, H, W)
+      --mean and std of a fold, padding, network, activation--> mean of the folds: prob (N, C, H, W)
 
 These are the probabilities of `semidice predict` in float32, before a calibrator, for an image that is not
 cut into windows. N, H and W are free. Not inside: the scaling of raw values to [0, 1], `data.intensities`.
@@ -111,7 +110,7 @@ def _exported_program(model: nn.Module, num_channels: int, size: Size | None) ->
     try:
         return torch.export.export(model, (image,), dynamic_shapes=shapes)
     except Exception as error:  # of many kinds
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = f"{type(error).__name__} {error}".splitlines()[0]
         remedy = "choose another network" if size else "name the size of its images, such as --size 256x256"
         raise ValueError(f"this network cannot be exported: {reason}; {remedy}") from error
 
@@ -135,12 +134,12 @@ def _write_onnx(program: Any, path: Path, facts: dict[str, str]) -> Callable[[Te
     import onnx
     import onnxruntime
 
-    names: Any = {"input_names": ["image"], "output_names": ["prob"]}
-    model = cast(Any, torch.onnx.export(program, dynamo=True, verbose=False, **names)).model_proto
+    names: Any = {"input_names": ["image"], "output_names": ["prob"], "verbose": False}
+    model = cast(Any, torch.onnx.export(program, dynamo=True, **names)).model_proto
     onnx.helper.set_model_props(model, facts)
     onnx.save(model, path)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    return lambda image: session.run(["prob"], {"image": image.numpy()})[0]  # type: ignore[no-any-return]
+    return lambda image: session.run(["prob"], {"image": image.numpy()})[0]
 
 
 def _write_pt2(program: Any, path: Path, facts: dict[str, str]) -> Callable[[Tensor], np.ndarray]:
@@ -148,4 +147,4 @@ def _write_pt2(program: Any, path: Path, facts: dict[str, str]) -> Callable[[Ten
         torch.export.save(program, file, extra_files={"semidice.json": json.dumps(facts)})
     with path.open("rb") as file:
         exported = torch.export.load(file).module()
-    return lambda image: exported(image).numpy()  # type: ignore[no-any-return]
+    return lambda image: exported(image).numpy()

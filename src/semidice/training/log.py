@@ -115,31 +115,38 @@ class _Guarded:
     def __init__(self, name: str, opened: Callable[[], Logger], on_warning: Callable[[str], object]) -> None:
         self.name, self.on_warning = name, on_warning
         self.logger: Logger | None = None
-        self._try(lambda: setattr(self, "logger", opened()))
-
-    def params(self, values: Mapping[str, str]) -> None:
-        self._try(lambda: self.logger and self.logger.params(values))
-
-    def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        self._try(lambda: self.logger and self.logger.scalars(step, values))
-
-    def close(self) -> None:
-        self._try(lambda: self.logger and self.logger.close())
-
-    def _try(self, call: Callable[[], object]) -> None:
         try:
-            call()
+            self.logger = opened()
         # packages of others raise errors of all kinds
         except Exception as error:
-            failed, self.logger = self.logger, None
-            text = " ".join(str(error).split()) or type(error).__name__
-            self.on_warning(
-                f"warning: logging to {self.name} failed and ends here; training continues, and "
-                f"log.jsonl has every value: {text}"
-            )
+            self._end(error)
+
+    def params(self, values: Mapping[str, str]) -> None:
+        self._try(lambda logger: logger.params(values))
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        self._try(lambda logger: logger.scalars(step, values))
+
+    def close(self) -> None:
+        self._try(lambda logger: logger.close())
+
+    def _try(self, call: Callable[[Logger], None]) -> None:
+        if self.logger is None:
+            return
+        try:
+            call(self.logger)
+        except Exception as error:
             with suppress(Exception):
-                if failed is not None:
-                    failed.close()
+                self.logger.close()
+            self._end(error)
+
+    def _end(self, error: Exception) -> None:
+        self.logger = None
+        text = " ".join(str(error).split()) or type(error).__name__
+        self.on_warning(
+            f"warning: logging to {self.name} failed and ends here; training continues, and log.jsonl has "
+            f"every value: {text}"
+        )
 
 
 def read_log(path: Path, last: int) -> dict[int, list[str]]:
