@@ -6,7 +6,7 @@ LOWEST := .venv-lowest
 LOWEST_TESTS := tests/networks tests/data tests/recipes tests/losses/test_losses.py tests/metrics tests/prediction tests/training tests/test_compare.py
 SOURCES := src tests benchmarks docs conftest.py
 
-.PHONY: help demo test test-slow test-lowest test-gpu test-nnunet test-integrations fuzz audit lint format figures bench bench-gpu clean
+.PHONY: help demo test test-slow test-lowest test-gpu test-nnunet test-integrations test-wheel fuzz audit lint format figures bench bench-gpu clean
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
@@ -77,6 +77,15 @@ $(VENV)/.integrations: $(VENV)/.dev
 test-integrations: $(VENV)/.integrations  ## the adapters, each with its real framework
 	$(VENV)/integrations/bin/python -m pytest -q -m integrations
 
+# an environment that builds; the one that tests the wheel is made anew each time, and finds torch in the first one
+$(VENV)/.build: constraints.txt | $(BIN)/python
+	$(PYTHON) -m venv $(VENV)/build
+	$(VENV)/build/bin/pip install --disable-pip-version-check -c constraints.txt build
+	@touch $@
+
+test-wheel: $(VENV)/.build $(VENV)/.train  ## build wheel and sdist, and use the wheel in an empty environment
+	$(VENV)/build/bin/python tests/support/check_wheel.py --parent $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+
 # FUZZ_SECONDS=60 make fuzz: a shorter run
 FUZZ_SECONDS ?= 600
 fuzz: $(VENV)/.dev  ## read damaged files of every kind for ten minutes
@@ -114,4 +123,4 @@ bench-gpu: $(VENV)/.dev  ## time of losses, KDE, batches and training step on a 
 	$(BIN)/python benchmarks/bench_training.py --docs docs/performance.md
 
 clean:  ## remove the environment and all caches
-	rm -rf $(VENV) $(LOWEST) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis demo_out bench_out
+	rm -rf $(VENV) $(LOWEST) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis demo_out bench_out dist

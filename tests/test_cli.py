@@ -13,6 +13,7 @@ from trained import recipe_of
 from typer.testing import CliRunner
 
 import semidice
+from semidice import extras
 from semidice.cli import app
 
 COMMANDS = (
@@ -23,6 +24,7 @@ COMMANDS = (
     "evaluate",
     "calibrate",
     "predict",
+    "export",
     "compare",
     "report",
     "reproduce",
@@ -230,3 +232,17 @@ def test_the_name_of_a_method_is_printed_as_it_is(tmp_path):
     done = CliRunner().invoke(app, command, env={"COLUMNS": "200"})
     assert done.exit_code == 0
     assert f"{name}: scores of the held-out cases" in done.output
+
+
+@pytest.mark.parametrize(
+    ("package", "command"),
+    [("mlflow", ["train", "quick", "--log", "mlflow"]), ("wandb", ["train", "quick", "--log", "wandb"])],
+)
+def test_a_logger_without_its_package_is_one_line_before_anything_is_read(monkeypatch, package, command):
+    found = extras.importlib.util.find_spec
+    monkeypatch.setattr(
+        extras.importlib.util, "find_spec", lambda name: None if name == package else found(name)
+    )
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 1
+    assert done.output == f"semidice train: needs {package}; run: pip install 'semidice[{package}]'\n"

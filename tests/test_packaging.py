@@ -1,13 +1,22 @@
 """The core has few dependencies, the command line names a missing one, and the examples in pages run."""
 
+import io
 import re
 import subprocess
 import sys
+import tarfile
+import tomllib
+import zipfile
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
+from check_wheel import problems, source_files
+from doc_commands import Command, problem
+
+import semidice
 
 ROOT = Path(__file__).parent.parent
 
@@ -145,3 +154,95 @@ except AttributeError as error:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "module 'semidice' has no attribute 'dise_loss'"
+
+
+def write_distributions(folder, *, without=()):
+    """A wheel and an sdist of all sources and top files, except those of `without`."""
+    wheel, sdist = folder / "semidice-0-py3-none-any.whl", folder / "semidice-0.tar.gz"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name in source_files() - set(without):
+            archive.write(ROOT / "src" / name, name)
+    include = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"][
+        "sdist"
+    ]
+    # the build backend adds pyproject.toml
+    files = ["pyproject.toml", *(name for name in include["include"] if (ROOT / name).is_file())]
+    files += [f"src/{name}" for name in source_files()]
+    with tarfile.open(sdist, "w:gz") as archive:
+        for name in set(files) - set(without):
+            archive.addfile(tarfile.TarInfo(f"semidice-0/{name}"), io.BytesIO())
+    return wheel, sdist
+
+
+def test_a_file_that_is_not_in_the_wheel_or_the_sdist_is_named(tmp_path):
+    assert problems(*write_distributions(tmp_path)) == []
+    left_out = (
+        "semidice/py.typed",
+        "semidice/recipes/shipped/auto.yaml",
+        "src/semidice/console.py",
+        "LICENSE",
+    )
+    assert problems(*write_distributions(tmp_path, without=left_out)) == [
+        "the wheel has no semidice/py.typed",
+        "the wheel has no semidice/recipes/shipped/auto.yaml",
+        "the sdist has no src/semidice/console.py",
+        "the sdist has no LICENSE",
+    ]
+
+
+def test_the_sources_have_the_files_that_are_no_modules():
+    files = source_files()
+    for name in ("py.typed", "report/page/assets/template.html", "reproduce/paper.yaml"):
+        assert f"semidice/{name}" in files
+    assert "semidice/nnunet/trainers/semidice_trainers.py" in files
+    assert not [name for name in files if "__pycache__" in name]
+
+
+def test_the_version_is_the_same_in_package_changelog_and_citation():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == semidice.__version__
+    assert f"## {semidice.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+    paper = citation["preferred-citation"]
+    assert paper["authors"][0]["family-names"] == "Wang"
+    assert " ".join((ROOT / "README.md").read_text().split()).count(paper["title"]) == 1
+
+
+def workflow_commands(path):
+    """The commands of all steps of a workflow."""
+    workflow = yaml.safe_load(path.read_text())
+    # YAML reads the key `on` as true
+    assert {"name", True, "jobs"} <= set(workflow), path
+    for job in workflow["jobs"].values():
+        assert job["runs-on"]
+        for step in job["steps"]:
+            assert ("uses" in step) != ("run" in step), step
+            yield from step.get("run", "").splitlines()
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / ".github" / "workflows").glob("*.yml")), ids=lambda path: path.name
+)
+def test_the_commands_of_a_workflow_are_valid(path):
+    for text in workflow_commands(path):
+        if text.split()[0] in ("make", "semidice"):
+            # the target of the site comes with its sources
+            is_known = problem(Command(text, complete=True)) is None
+            assert is_known or (text == "make docs" and not (ROOT / "docs" / "conf.py").exists()), text
+
+
+def test_the_workflow_runs_all_supported_versions_of_python():
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "tests.yml").read_text())["jobs"]
+    classifiers = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["classifiers"]
+    supported = [name.rpartition(" ")[2] for name in classifiers if ":: Python ::" in name]
+    assert jobs["test"]["strategy"]["matrix"]["python"] == supported
+
+
+def test_every_package_of_an_extra_has_a_tested_version():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pinned = {re.split("==", line)[0].lower().replace("_", "-") for line in lines if "==" in line}
+    named = {
+        re.match(r"[\w.-]+", text)[0].lower().replace("_", "-") for extra in extras.values() for text in extra
+    }
+    # nnU-Net is pinned by the Makefile, because it needs another timm
+    assert named - pinned == {"semidice", "nnunetv2"}

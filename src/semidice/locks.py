@@ -7,7 +7,7 @@
 The lock is a file with its owner: process, machine, command. A hard link gives the file its name, which is
 atomic on every file system, also over a network, where locks of the operating system are not reliable. While
 the owner lives, a thread touches the file. A lock is taken over at once if its process on this machine is
-gone, and after `STALE_SECONDS` without a touch if it is of another machine. Times are those of the file
+gone, and after `STALE_SECONDS` without a touch if that is not known. Times are those of the file
 server: clocks of machines may differ. A process that was stopped for so long learns by `check` that it lost
 the lock. Files that `paths.atomic_write` left in the folder because its process was killed are removed.
 
@@ -66,8 +66,9 @@ class Owner:
         return cls(pid, platform.node(), _machine(), _start_of(pid), command, since, uuid.uuid4().hex)
 
     def is_gone(self) -> bool | None:
-        """Whether the process has ended; None if it cannot be known, because it is of another machine."""
-        if (self.host, self.machine) != (platform.node(), _machine()):
+        """Whether the process has ended; None if it cannot be known: on another machine, or on Windows."""
+        # on Windows, signal 0 is an interrupt: it would stop the process
+        if (self.host, self.machine) != (platform.node(), _machine()) or platform.system() == "Windows":
             return None
         try:
             os.kill(self.pid, 0)

@@ -229,6 +229,8 @@ class RunFolder(Folder):
     decision = _File("decision.json")  # fitted rules and corrections of intervals, per fold and for new scans
     decisions = _File("decisions.parquet")  # scores of masks by several rules, which are the methods
     volumes = _File("volumes.csv")  # volume of every case with its interval, and the raters' volumes
+    mlflow = _File("mlruns")  # file store of MLflow, if it is used
+    wandb = _File("wandb")  # runs of Weights & Biases, if it is used
     calibrator = _File("calibrator.safetensors")  # what `semidice calibrate` kept for `predict`
 
     def parts(self) -> Sequence[Folder]:

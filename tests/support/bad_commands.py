@@ -315,6 +315,10 @@ COMPARE = [
 ]
 
 OTHERS = [
+    CommandRow("an export to an unknown format", lambda w: ["export", w.good / "run", "-o", w.folder / "model.tflite"], r"exported to a file with \.onnx or \.pt2; got .*model\.tflite"),
+    CommandRow("an export of a fold that does not exist", lambda w: ["export", w.good / "run", "--fold", 7, "-o", w.folder / "model.pt2"], "has no fold 7; its folds are 0, 1"),
+    CommandRow("an export with a size of one number", lambda w: ["export", w.good / "run", "-o", w.folder / "model.pt2", "--size", "256"], "--size must be ROWSxCOLUMNS, such as 256x256; got '256'"),
+    CommandRow("a logger that does not exist", lambda w: ["train", "quick", "--log", "mlfow"], "there is no logger 'mlfow'; there are mlflow, wandb"),
     CommandRow("a report of nothing", lambda w: ["report", w.folder / "no"], "there is no folder .*no: name a run folder"),
     CommandRow("a report of a dataset", lambda w: ["report", w.good / "data"], r"neither a run folder nor a folder of run folders.*recipe\.yaml"),
     CommandRow("a report of a run that is not finished", lambda w: ["report", w.good / "run", "-o", w.folder / "r.html"], "is not finished: continue with `semidice train --resume`"),

@@ -6,8 +6,8 @@ Commands are listed in the order in which their modules are imported here.
 
 # isort: off
 from .application import app, reported
-from . import demo, data, train, evaluate, predict, compare, nnunet
+from . import demo, data, train, evaluate, predict, export, compare, nnunet
 
 # isort: on
 
-__all__ = ["app", "compare", "data", "demo", "evaluate", "nnunet", "predict", "reported", "train"]
+__all__ = ["app", "compare", "data", "demo", "evaluate", "export", "nnunet", "predict", "reported", "train"]

@@ -28,6 +28,9 @@ def reported(command: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         _fail(command, missing_message(str(error.name)))
+    # a package that is too old
+    except ImportError as error:
+        _fail(command, str(error))
     except MemoryError as error:
         _fail(
             command, f"there is not enough memory: {error or 'close other programs, or use a smaller size'}"

@@ -7,7 +7,7 @@ import typer
 
 from ..console import new_console
 from .application import app, reported
-from .options import PreparedDataset
+from .options import PreparedDataset, parsed_size
 
 Source = Annotated[
     str,
@@ -94,10 +94,7 @@ def _folders(source: str, paths: list[Path]) -> tuple[Path, Path]:
 def _size(text: str | None) -> tuple[int, int] | Literal["raw"] | None:
     if text is None or text == "raw":
         return text  # type: ignore[return-value]
-    lengths = text.lower().split("x")
-    if len(lengths) != 2 or not all(length.isdecimal() and int(length) > 0 for length in lengths):
-        raise ValueError(f"--size must be ROWSxCOLUMNS, such as 256x256, or raw; got {text!r}")
-    return int(lengths[0]), int(lengths[1])
+    return parsed_size(text, others=", or raw")
 
 
 @app.command()

@@ -32,3 +32,15 @@ Interval = Annotated[
     ),
 ]
 MovedDataset = Annotated[Path | None, typer.Option(help="Folder of the dataset, if it was moved.")]
+
+
+def parsed_size(text: str, *, others: str = "") -> tuple[int, int]:
+    """Rows and columns of a --size; others: what it may be else, for the message.
+
+    >>> parsed_size("256x128")
+    (256, 128)
+    """
+    lengths = text.lower().split("x")
+    if len(lengths) != 2 or not all(length.isdecimal() and int(length) > 0 for length in lengths):
+        raise ValueError(f"--size must be ROWSxCOLUMNS, such as 256x256{others}; got {text!r}")
+    return int(lengths[0]), int(lengths[1])

@@ -24,6 +24,10 @@ def train(
     devices: Annotated[int, typer.Option(min=1, help="Devices per machine.")] = 1,
     nodes: Annotated[int, typer.Option(min=1, help="Number of machines.")] = 1,
     strategy: Annotated[str, typer.Option(help="auto, or ddp for several devices.")] = "auto",
+    log: Annotated[
+        list[str] | None,
+        typer.Option(help="Also log to mlflow or wandb, in the run folder; nothing is sent. Repeatable."),
+    ] = None,
 ) -> None:
     """Train and cross-validate a recipe. Each case is scored by a network that never saw its patient.
 
@@ -33,10 +37,12 @@ def train(
     Example: **semidice train auto --set data.dataset=data --set schedule.epochs=30 -o runs/first**
     """
     with reported("train"):
+        from ..integrations.loggers import new_loggers
         from ..recipes import read_recipe
         from ..recipes.grid import folder_name
         from ..training.command import run_train
 
+        loggers = new_loggers(log or ())
         resolved = read_recipe(recipe, overrides or (), accelerator=accelerator)
         run_train(
             resolved,
@@ -47,4 +53,5 @@ def train(
             devices=devices,
             nodes=nodes,
             strategy=strategy,
+            loggers=loggers,
         )

@@ -178,15 +178,17 @@ class CheckpointWriter:
         model: nn.Module,
         optimiser: torch.optim.Optimizer | None,
         progress: Mapping[str, Any],
-    ) -> None:
-        """Copy the current state and write it in the thread."""
+    ) -> Future[None]:
+        """Copy the current state and write it in the thread; the result is done when it is on the disk."""
         self._wait(_MAX_WAITING)
         tensors = checkpoint_tensors(model, optimiser)
         device = next(iter(tensors.values())).device
         copied = torch.cuda.Event() if device.type == "cuda" else None
         if copied is not None:
             copied.record()
-        self._jobs.append(self._thread.submit(self._write, path, tensors, dict(progress), copied))
+        job = self._thread.submit(self._write, path, tensors, dict(progress), copied)
+        self._jobs.append(job)
+        return job
 
     def close(self) -> None:
         """Wait until all checkpoints are on the disk."""

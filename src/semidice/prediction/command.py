@@ -130,7 +130,7 @@ def run_predict(
     """Predict files, or folders of files, into `out`; a ValueError lists the inputs that failed."""
     trained = open_run(run)
     cases = find_inputs(inputs, out, trained.facts)
-    folds = _chosen_folds(trained, options.fold, console)
+    folds = chosen_folds(trained, options.fold, console)
     calibrator = kept_calibrator(trained, console) if options.calibrate else None
     decision = _decision(trained, options, calibrator)
     interval = _interval(trained, options, calibrator, console)
@@ -293,7 +293,8 @@ def _interval_settings(interval: IntervalOptions | None) -> dict[str, Any]:
     return {"interval": {"level": interval.level, "correction": correction}}
 
 
-def _chosen_folds(run: TrainedRun, fold: int | None, console: Console) -> tuple[int, ...]:
+def chosen_folds(run: TrainedRun, fold: int | None, console: Console) -> tuple[int, ...]:
+    """The fold, or all finished ones; a ValueError if there is none. Says which ones are missing."""
     finished = run.finished_folds
     if fold is not None:
         run.checkpoint_path(fold)
@@ -307,7 +308,7 @@ def _chosen_folds(run: TrainedRun, fold: int | None, console: Console) -> tuple[
         )
     missing = list(map(str, run.missing_folds))
     if missing:
-        say(console, f"predicting without fold {', '.join(missing)}, which is not finished")
+        say(console, f"without fold {', '.join(missing)}, which is not finished")
     return finished
 
 

@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,9 +15,10 @@ from ..locks import FolderLock
 from ..paths import RunFolder
 from ..recipes import Recipe, option_value
 from ..runs.evaluate import scores_table
-from ..runs.run import open_run
+from ..runs.run import FoldRun, open_run
 from .crossvalidation import FoldPhase, cross_validate, start_run
 from .engine import StepStatus
+from .log import Logger
 
 
 def run_train(
@@ -29,8 +31,12 @@ def run_train(
     devices: int | str = 1,
     nodes: int = 1,
     strategy: str = "auto",
+    loggers: Mapping[str, Callable[[FoldRun], Logger]] | None = None,
 ) -> None:
-    """Train every fold of the recipe into `out`, then print the scores and the next command."""
+    """Train every fold of the recipe into `out`, then print the scores and the next command.
+
+    loggers: by their names, see `TrainingLog`; log.jsonl and TensorBoard are always written.
+    """
     fabric = start_fabric(accelerator=accelerator, devices=devices, nodes=nodes, strategy=strategy)
     with ExitStack() as stack:
         lock = None
@@ -45,7 +51,14 @@ def run_train(
         _print_choices(run.recipe, console)
         progress = stack.enter_context(training_bars(console, names=[run.recipe.name], transient=True))
         bar = RunBar(progress, run.recipe, lock)
-        table = cross_validate(run, fabric, on_step=bar.show_step, on_phase=bar.show_phase)
+        table = cross_validate(
+            run,
+            fabric,
+            on_step=bar.show_step,
+            on_phase=bar.show_phase,
+            loggers=loggers,
+            on_warning=lambda text: say(console, text),
+        )
     if table is None:
         return
     console.print(scores_table(table, title=f"{recipe.name}: scores of the held-out cases"))

@@ -10,7 +10,7 @@ import os
 import platform
 import re
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from importlib import metadata
@@ -46,6 +46,7 @@ from ..runs.run import (
 )
 from ..runs.scoring import named_units, score_fold
 from .engine import StepStatus, train_fold
+from .log import Logger
 from .phases import PhaseClock
 
 # files of predictions that are compressed and written at the same time
@@ -175,11 +176,14 @@ def cross_validate(
     on_phase: Callable[[int, FoldPhase], object] = lambda _, __: None,
     data: SharedDataset | None = None,
     seen: Sequence[Path] = (),
+    loggers: Mapping[str, Callable[[FoldRun], Logger]] | None = None,
+    on_warning: Callable[[str], object] = print,
 ) -> CaseTable | None:
     """Train the folds that are not finished and return the case table of the run; None unless rank 0.
 
     on_phase(fold, phase) is called when a fold starts to be trained or predicted, and when it is finished.
     data, seen: opens the dataset, and files of a grid with the arrays whose hashes were compared.
+    loggers, on_warning: see `TrainingLog`.
     """
     data = data or SharedDataset()
     dataset = data.open(run.recipe.data.dataset)
@@ -188,7 +192,15 @@ def cross_validate(
         data.check(dataset, *seen, run.folder.arrays)
     for fold in run.recipe.data.fold_numbers:
         fold_run = FoldRun(run, dataset, fold, fold_of_case)
-        finish_fold(fold_run, fabric, PhaseClock(), on_step=on_step, on_phase=on_phase)
+        finish_fold(
+            fold_run,
+            fabric,
+            PhaseClock(),
+            on_step=on_step,
+            on_phase=on_phase,
+            loggers=loggers,
+            on_warning=on_warning,
+        )
     return _gathered(run, dataset, fabric)
 
 
@@ -199,6 +211,8 @@ def finish_fold(
     *,
     on_step: Callable[[StepStatus], object],
     on_phase: Callable[[int, FoldPhase], object],
+    loggers: Mapping[str, Callable[[FoldRun], Logger]] | None = None,
+    on_warning: Callable[[str], object] = print,
 ) -> None:
     """Train, predict and score a fold, unless it is finished, and store the seconds of the clock."""
     fold, folder = fold_run.fold, fold_run.folder
@@ -206,7 +220,15 @@ def finish_fold(
         on_phase(fold, "training")
         # the last checkpoint is written while cases are predicted
         with closing(CheckpointWriter()) as writer:
-            network = train_fold(fold_run, fabric, on_step=on_step, clock=clock, writer=writer)
+            network = train_fold(
+                fold_run,
+                fabric,
+                on_step=on_step,
+                loggers=loggers,
+                on_warning=on_warning,
+                clock=clock,
+                writer=writer,
+            )
             # several processes have wrapped it
             in_memory = fold_run.recipe.validation.checkpoint == "last" and fabric.world_size == 1
             if not in_memory:

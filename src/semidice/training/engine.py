@@ -5,35 +5,31 @@ bits whether the training ran through or was killed and resumed: batches, augmen
 on the seed and the step number alone, and a checkpoint is written only after a line of the log.
 """
 
-import json
 import math
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
-from torch.utils.tensorboard import SummaryWriter
 
 from ..arrays import NotFiniteError
 from ..data.batches import Batches, CaseBatch, WholeCases
 from ..data.dataset import ScoredUnit
 from ..data.integrity import enumerated
 from ..labels.raters import read_raters
-from ..limits import MAX_LOG_BYTES, parse_json, read_bytes
 from ..metrics.accumulators import CaseScores
 from ..metrics.registry import higher_is_better
 from ..networks.checkpoint import Checkpoint, CheckpointWriter, checkpoint_tensors, write_checkpoint
 from ..networks.systems import System, network_probability
-from ..paths import FoldFolder, named_errors, write_text
 from ..runs.run import FoldRun
 from ..runs.scoring import scan_slices, volume_of
 from .distributed import synchronise_norms
+from .log import Logger, TrainingLog, read_log
 from .phases import PhaseClock
 from .step import NUM_WARM_UP, TrainingStep, build_optimiser, step_seed
 from .teacher import load_teacher
@@ -70,14 +66,17 @@ def train_fold(
     fabric: Fabric,
     *,
     on_step: Callable[[StepStatus], object] = lambda _: None,
+    loggers: Mapping[str, Callable[[FoldRun], Logger]] | None = None,
+    on_warning: Callable[[str], object] = print,
     seconds_between_checkpoints: float = 60.0,
     clock: PhaseClock | None = None,
     writer: CheckpointWriter | None = None,
 ) -> nn.Module:
     """The trained network of a fold. Training continues from the last checkpoint, if there is one.
 
-    All processes call this together. on_step is called after every step. clock: counts the phases. writer:
-    the caller closes it; None waits here until all checkpoints are written.
+    All processes call this together. on_step is called after every step. loggers, on_warning: see
+    `TrainingLog`; only the first process logs. clock: counts the phases. writer: the caller closes it; None
+    waits here until all checkpoints are written.
     """
     clock = clock or PhaseClock()
     with ExitStack() as stack:
@@ -87,6 +86,8 @@ def train_fold(
         with clock.phase("network"):
             trainer = _FoldTrainer(fold_run, fabric, on_step, seconds_between_checkpoints, clock, writer)
         stack.callback(trainer.close)
+        if fabric.is_global_zero:
+            trainer.log = TrainingLog(fold_run, trainer.start, loggers=loggers, on_warning=on_warning)
         with clock.phase("steps"):
             trainer.train()
     return trainer.model
@@ -133,9 +134,12 @@ class _FoldTrainer:
         self.start, self.best = 0, -math.inf
         self._resume()
         clock.first_step = clock.last_step = self.start
-        self.log = _Log(self.folder, self.start) if fabric.is_global_zero else None
+        # of the first process alone
+        self.log: TrainingLog | None = None
         self.writer = writer if fabric.is_global_zero else None
         self.saved_at = time.monotonic()
+        # the last checkpoint: its step, and whether it is on the disk
+        self.saved: tuple[int, Future[None]] | None = None
         self.rate: float | None = None
         self.losses: dict[str, float] = {}
         self.scores: dict[str, float] = {}
@@ -178,7 +182,7 @@ class _FoldTrainer:
             )
         if not isinstance(best, int | float) or math.isnan(best):
             raise ValueError(f"{checkpoint.path} has the best score {best!r}: train the fold again")
-        lines = _read_log(self.folder.log, step)
+        lines = read_log(self.folder.log, step)
         missing = [str(logged) for logged in self._logged_steps(step) if logged not in lines]
         if missing:
             raise ValueError(
@@ -341,55 +345,31 @@ class _FoldTrainer:
 
     def _save(self, num_done: int) -> None:
         """Write a checkpoint at the end, and when the last one is old enough."""
+        if self.writer is None or self.log is None:
+            return
+        self._send_saved()
         is_due = time.monotonic() - self.saved_at >= self.seconds_between_checkpoints
-        if self.writer is not None and self.log is not None and (is_due or num_done == self.num_steps):
+        if is_due or num_done == self.num_steps:
             # a checkpoint after a loss of power has all lines of the log before it
             self.log.force_to_disk()
-            self.writer.put(self.folder.last, self.model, self.optimiser, self._progress(num_done))
+            progress = self._progress(num_done)
+            self.saved = num_done, self.writer.put(self.folder.last, self.model, self.optimiser, progress)
             self.saved_at = time.monotonic()
 
-    def close(self) -> None:
-        if self.log is not None:
-            self.log.close()
-
-
-class _Log:
-    """log.jsonl and TensorBoard. Equal trainings write equal lines: no time or speed is in log.jsonl."""
-
-    def __init__(self, folder: FoldFolder, start: int) -> None:
-        folder.path.mkdir(parents=True, exist_ok=True)
-        # a killed run may have logged steps after its last checkpoint; they are trained and logged again
-        lines = [line for of_step in _read_log(folder.log, start).values() for line in of_step]
-        write_text(folder.log, "".join(f"{line}\n" for line in lines))
-        self.path, self.file = folder.log, folder.log.open("a")
-        self.board = SummaryWriter(str(folder.tensorboard), purge_step=start)
-
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        with named_errors(self.path):
-            print(json.dumps({"step": step, **values}), file=self.file, flush=True)
-        for name, value in values.items():
-            self.board.add_scalar(name, value, step)
-
-    def force_to_disk(self) -> None:
-        with named_errors(self.path):
-            os.fsync(self.file.fileno())
+    def _send_saved(self) -> None:
+        """Give the loggers the steps up to the last checkpoint, if it is on the disk."""
+        if self.log is None or self.saved is None:
+            return
+        step, written = self.saved
+        if written.done() and written.exception() is None:
+            self.log.send(step)
+            self.saved = None
 
     def close(self) -> None:
         with ExitStack() as stack:
-            stack.callback(self.board.close)
-            stack.callback(self.file.close)
-
-
-def _read_log(path: Path, last: int) -> dict[int, list[str]]:
-    """The lines of a log by their step, up to the step `last`; lines that are not complete are left out."""
-    lines: dict[int, list[str]] = {}
-    if not path.exists():
-        return lines
-    for line in read_bytes(path, max_bytes=MAX_LOG_BYTES).decode(errors="replace").splitlines():
-        try:
-            step = int(parse_json(line)["step"])
-        except (ValueError, KeyError, TypeError):
-            continue
-        if step <= last:
-            lines.setdefault(step, []).append(line)
-    return lines
+            if self.log is not None:
+                stack.callback(self.log.close)
+            stack.callback(self._send_saved)
+            if self.saved is not None and self.log is not None and self.log.loggers:
+                # loggers get a step when its checkpoint is on the disk
+                wait([self.saved[1]])

@@ -107,7 +107,8 @@ class MRNet(System):
     ) -> Float32[Tensor, "N C H W"]:
         """The final prediction; weight: of each rater, by default equal."""
         if weight is None:
-            weight = torch.full((len(image), self.num_raters), 1 / self.num_raters, device=image.device)
+            # not len: an exported network takes batches of any size
+            weight = torch.full((image.shape[0], self.num_raters), 1 / self.num_raters, device=image.device)
         return self.weighted(image, weight.unsqueeze(0)).final.float().softmax(1)
 
 
