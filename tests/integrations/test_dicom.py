@@ -146,6 +146,9 @@ def test_segmentations_equal_the_drawn_masks_and_patients_and_raters_are_named(t
     write_series(raw / "unrated", image)
     (raw / "notes.txt").write_text("nothing")
     (raw / "empty").write_bytes(b"")
+    index = slice_dataset(np.zeros((2, 2)), ORIGIN, SOPClassUID="1.2.840.10008.1.3.10")
+    del index.SOPClassUID, index.SOPInstanceUID
+    save(index, raw / "DICOMDIR")
     console = new_console()
     (prepared,) = run_prepare("dicom", raw, tmp_path / "out", PrepareRequest(workers=1), console=console)
     printed = console.file.getvalue()

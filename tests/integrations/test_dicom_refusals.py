@@ -29,6 +29,8 @@ from dicom_trees import (  # noqa: E402
 from semidice.cli import app  # noqa: E402
 from semidice.data.sources import find_datasets  # noqa: E402
 from semidice.data.sources.scan import read_scan  # noqa: E402
+from semidice.prediction.inputs import find_inputs  # noqa: E402
+from semidice.runs.run import DatasetFacts  # noqa: E402
 
 
 def with_series(change=lambda datasets: None, **options):
@@ -320,10 +322,18 @@ def test_the_position_of_masks_cannot_be_ignored(tmp_path):
     assert "leave out --ignore-placement" in CliRunner().invoke(app, [*command, "--workers", "1"]).output
 
 
+def test_a_header_is_read_only_up_to_a_bound(tmp_path, monkeypatch):
+    with_series()(tmp_path / "raw")
+    monkeypatch.setattr("semidice.data.sources.dicom_series.MAX_DICOM_HEADER_BYTES", 400)
+    assert "its header has more than 400 bytes, which is not supported" in problem_of(tmp_path / "raw")
+
+
 def test_without_the_package_one_line_says_what_to_install(tmp_path, monkeypatch):
     with_series()(tmp_path / "raw")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert "needs pydicom; run: pip install 'semidice[dicom]'" in problem_of(tmp_path / "raw")
+    with pytest.raises(ModuleNotFoundError, match=r"needs pydicom; run: pip install 'semidice\[dicom\]'"):
+        find_inputs([tmp_path / "raw"], tmp_path / "out", facts=DatasetFacts.model_construct())
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -149,8 +149,9 @@ class OutputFolder:
         if image.case.modality:
             write_segmentations(prob_paths[0], mask_path, image.case.files, prob, mask, self.class_names)
             if uncertainty_path is not None:
-                volume = nibabel.Nifti1Image(uncertainty_of(prob), series_grid(image.case.files).affine)
-                _write_stream(uncertainty_path, volume)
+                nifti: Any = nibabel.Nifti1Image
+                affine = series_grid(image.case.files).affine
+                _write_stream(uncertainty_path, nifti(uncertainty_of(prob), affine))
         elif suffix_of(image.case.path) in NIFTI_SUFFIXES:
             _write_nifti(prob_paths[0], image, prob[1] if len(prob) == 2 else prob, highest=1)
             _write_nifti(mask_path, image, mask, highest=len(prob) - 1)

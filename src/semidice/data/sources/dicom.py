@@ -173,8 +173,12 @@ def find_files(root: Path, *, on_file: OnFile = lambda _, __: None) -> DicomFile
             header = _header(path)
             if header is None:
                 continue
-            with reading(path):
-                kind, uid = str(header.SOPClassUID), str(header.get("SeriesInstanceUID") or "")
+            with reading(path) as pydicom:
+                # an index of the files (DICOMDIR) has its class only in the meta information
+                kind = str(header.get("SOPClassUID") or header.file_meta.get("MediaStorageSOPClassUID") or "")
+                if not kind:
+                    raise ValueError("it has no SOPClassUID")
+                uid = str(header.get("SeriesInstanceUID") or "")
                 if kind in IMAGE_CLASSES:
                     patient = str(header.get("PatientID") or "").strip()
                     image = _Image(path, str(header.SOPInstanceUID), patient, IMAGE_CLASSES[kind])
@@ -182,7 +186,7 @@ def find_files(root: Path, *, on_file: OnFile = lambda _, __: None) -> DicomFile
                 elif kind == SEGMENTATION_CLASS:
                     drawings.append((path, header))
                 else:
-                    foreign[uid] = header.SOPClassUID.name
+                    foreign[uid] = pydicom.uid.UID(kind).name
             if kind in _OTHER_DRAWINGS:
                 unsupported.append(
                     f"{path} is {_OTHER_DRAWINGS[kind]}, which is not supported: convert it to a DICOM "

@@ -14,13 +14,14 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float64
 
-from ...limits import check_shape
+from ...limits import MAX_DICOM_HEADER_BYTES, check_shape
 from .readers import ImageFile, Placement, open_file, unreadable, usable_intensities
 
 # classes of objects that hold CT or MR images, the enhanced ones with several frames per file
@@ -112,7 +113,7 @@ def is_dicom(path: Path) -> bool:
 def read_header(path: Path, tags: Sequence[str]) -> Any:
     """The elements of a file named by `tags`, as far as it has them."""
     with reading(path) as pydicom, open_file(path) as file:
-        return pydicom.dcmread(file, stop_before_pixels=True, specific_tags=list(tags))
+        return pydicom.dcmread(_BoundedHeader(file), stop_before_pixels=True, specific_tags=list(tags))
 
 
 def read_whole(path: Path) -> tuple[Any, np.ndarray, str]:
@@ -191,6 +192,21 @@ def read_series(paths: Sequence[Path]) -> ImageFile:
                 values[number] = stored[plane.frame].astype(np.float64) * slope + (plane.intercept or 0.0)
     volume = usable_intensities(paths[0].parent, values.T[None])
     return ImageFile(volume, grid.spacing_mm, grid.affine, (grid.affine[:3],), tuple(digests))
+
+
+class _BoundedHeader:
+    """A file of which only a header of bounded length can be read: each item takes 100 times its bytes."""
+
+    def __init__(self, file: BufferedReader) -> None:
+        self._file = file
+        self.seek, self.tell, self.close = file.seek, file.tell, file.close
+
+    def read(self, size: int | None = -1) -> bytes:
+        if size is None or size < 0 or self.tell() + size > MAX_DICOM_HEADER_BYTES:
+            raise RefusedError(
+                f"its header has more than {MAX_DICOM_HEADER_BYTES} bytes, which is not supported"
+            )
+        return self._file.read(size)
 
 
 @contextmanager
