@@ -19,6 +19,8 @@ MAX_VALUES = 2**30
 MAX_PIXELS = 2**26
 # data of a NIfTI besides its voxels: header, extensions, and what comes after the voxels
 MAX_NIFTI_EXTRA_BYTES = 2**24
+# what comes before the pixels of a DICOM file; a segmentation of 4096 frames has 4 MB
+MAX_DICOM_HEADER_BYTES = 2**25
 # of recipes and grids: the text, and the number of values after aliases are replaced by what they name
 MAX_RECIPE_BYTES = 2**20
 MAX_RECIPE_VALUES = 100_000

@@ -86,7 +86,8 @@ def test_datasets_do_not_depend_on_the_order_of_directory_entries(tmp_path, sour
 
 
 def test_every_source_is_tested_and_an_unknown_source_is_refused(tmp_path):
-    assert set(SOURCES) == {*MAKERS, "phantom"}
+    # tests/integrations/test_dicom.py has the tests of dicom
+    assert set(SOURCES) == {*MAKERS, "dicom", "phantom"}
     with pytest.raises(ValueError, match=r"one of qubiq, lits, kits.*; got 'nifti'"):
         find_datasets("nifti", tmp_path)
 

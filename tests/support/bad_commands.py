@@ -204,7 +204,7 @@ PREDICT = [
     CommandRow("a run whose recipe is no YAML", lambda w: predict(w, lambda run: (run / "recipe.yaml").write_text("[1")), r"recipe\.yaml line .*not YAML"),
     CommandRow("a run whose facts are a list", lambda w: predict(w, lambda run: (run / "dataset.json").write_text("[1]")), r"dataset\.json was not written by this version of semidice"),
     CommandRow("a NIfTI with time to predict", lambda w: predict(w, file=time_series(w)), r"time\.nii\.gz has shape \(8, 9, 3, 2\).*expected"),
-    CommandRow("a text to predict", lambda w: predict(w, file=w.write("a.txt", "x")), r"a\.txt has an unknown format: inputs are files with"),
+    CommandRow("a text to predict", lambda w: predict(w, file=w.write("a.txt", "x")), r"a\.txt has an unknown format: inputs are DICOM, or files with"),
     CommandRow("a file without a suffix", lambda w: predict(w, file=w.write("scan", "x")), "scan has an unknown format"),
     CommandRow("a file that is only a suffix", lambda w: predict(w, file=w.write(".png", "x")), r"\.png has no name before its suffix.*rename it"),
     CommandRow("an empty file to predict", lambda w: predict(w, file=w.write("a.png", "")), r"a\.png is empty"),

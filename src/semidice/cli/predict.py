@@ -12,7 +12,7 @@ from .application import app, reported
 @app.command()
 def predict(
     run: Annotated[Path, typer.Argument(help="Run folder.")],
-    inputs: Annotated[list[Path], typer.Argument(help="Images, NIfTI volumes, or folders of them.")],
+    inputs: Annotated[list[Path], typer.Argument(help="Images, NIfTI volumes, DICOM series, or folders.")],
     out: Annotated[Path, typer.Option("-o", "--out", help="Folder for probabilities, masks and volumes.")],
     fold: Annotated[
         int | None, typer.Option(min=0, help="Use the network of one fold. Default: mean of all folds.")
@@ -55,7 +55,8 @@ def predict(
 ) -> None:
     """Predict new images or volumes: probabilities and masks in the grid of the input, and volumes in ml.
 
-    NIfTI input gives NIfTI output with the same affine; PNG input gives PNG output. Several channels are in
+    NIfTI input gives NIfTI output with the same affine; PNG input gives PNG output; a DICOM
+    series gives DICOM segmentations, fractional probabilities and a binary mask. Several channels are in
     one file, or in files CASE_0000, CASE_0001, ...: name any one of them. volumes.csv also has the expected
     volumes, computed from the probabilities, and with --interval where the volume of a rater would lie.
     Existing output is kept. `semidice evaluate RUN --decide fitted --interval 0.9` fits rule and intervals.

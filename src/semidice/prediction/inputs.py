@@ -5,11 +5,13 @@ gets the same values as in training. A volume is cut into slices along the datas
 dataset holds whole volumes; its intensities are scaled over the whole volume. If one axis of a NIfTI has
 length 1, it is the slice axis. The slices of a TIFF are its pages, unless the dataset was cut along another
 axis. If the dataset has several channels, files CASE_0000, CASE_0001, ... with one channel each are one
-input, as in nnU-Net. Not supported: channels in files with other names.
+input, as in nnU-Net. A folder without such files is searched for DICOM series; a DICOM file selects its
+series in its folder. Not supported: channels in files with other names, several channels in DICOM.
 """
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,9 +24,13 @@ from torch import Tensor
 
 from ..data.intensities import INTENSITY_UNITS, MeanStd, scale_and_shift
 from ..data.prepare.convert import convert_image
+from ..data.sources.dicom import find_files
+from ..data.sources.dicom_series import is_dicom, read_series
+from ..data.sources.raw import natural_order, walk
 from ..data.sources.readers import (
     NIFTI_SUFFIXES,
     SUFFIXES,
+    ImageFile,
     channel_file,
     channel_of,
     file_shape,
@@ -32,15 +38,20 @@ from ..data.sources.readers import (
     suffix_of,
 )
 from ..data.sources.scan import read_channels
+from ..extras import need
 from ..runs.run import DatasetFacts
 
 
 @dataclass(frozen=True)
 class InputCase:
-    """One input: the name of its results, and its file, or one file for each channel."""
+    """One input: the name of its results, and its file, or one file for each channel.
+
+    modality: of a DICOM series, whose files are slices; "" for other inputs.
+    """
 
     name: str
     files: tuple[Path, ...]
+    modality: str = ""
 
     @property
     def path(self) -> Path:
@@ -85,26 +96,27 @@ def find_inputs(inputs: Sequence[Path], out: Path, facts: DatasetFacts) -> list[
 
     A file with one channel of several also selects the files of the other channels; they may be missing.
     """
-    paths: list[Path] = []
+    cases: list[InputCase] = []
     for path in inputs:
         if path.is_dir():
             if path.resolve() == out.resolve():
                 raise ValueError(f"{out} is both input and output: choose another folder with -o")
-            files = [file for file in sorted(path.iterdir()) if suffix_of(file) and file.is_file()]
-            paths += [file for file in files if not file.name.startswith(".")]
-            if not files:
-                raise ValueError(f"{path} has no file to predict: it needs files with {', '.join(SUFFIXES)}")
+            cases += _cases_in(path, facts)
         elif not path.exists():
             raise ValueError(f"there is no file or folder {path}: check the path")
+        elif not suffix_of(path) and is_dicom(path):
+            cases += _dicom_cases(path.parent, containing=path)
         elif suffix_of(path) and not stem_of(path):
             raise ValueError(
                 f"{path} has no name before its suffix, so its results would have none: rename it"
             )
         elif not suffix_of(path):
-            raise ValueError(f"{path} has an unknown format: inputs are files with {', '.join(SUFFIXES)}")
+            raise ValueError(
+                f"{path} has an unknown format: inputs are DICOM, or files with {', '.join(SUFFIXES)}"
+            )
         else:
-            paths.append(path)
-    cases = list(dict.fromkeys(_case_of(path, facts) for path in paths))
+            cases.append(_case_of(path, facts))
+    cases = list(dict.fromkeys(cases))
     if not cases:
         raise ValueError("there is nothing to predict: name files, or folders with files")
     # results are named after their input, and some disks ignore the case of letters
@@ -121,6 +133,8 @@ def find_inputs(inputs: Sequence[Path], out: Path, facts: DatasetFacts) -> list[
 def read_input(case: InputCase, facts: DatasetFacts, *, slice_axis: int | None = None) -> InputImage:
     """The prepared input; a ValueError names the file. slice_axis: of a volume; None takes the dataset's."""
     path, num_channels = case.path, len(facts.channels)
+    if case.modality:
+        return _prepared(case, _read_dicom(case, facts), facts, slice_axis, is_volume_last=True)
     if len(case.files) > 1:
         for file, channel in zip(case.files, facts.channels, strict=True):
             if not file.exists():
@@ -134,15 +148,22 @@ def read_input(case: InputCase, facts: DatasetFacts, *, slice_axis: int | None =
     num_axes = max(2, len(space))
     remedy = "" if facts.prepare_options.ignore_placement else "copy the header of the first"
     image = read_channels(case.files, num_axes=num_axes, num_channels=num_channels, remedy=remedy)
+    return _prepared(case, image, facts, slice_axis, is_volume_last=is_nifti)
+
+
+def _prepared(
+    case: InputCase, image: ImageFile, facts: DatasetFacts, slice_axis: int | None, *, is_volume_last: bool
+) -> InputImage:
+    """The image as slices, prepared like the dataset. is_volume_last: the format counts slices last."""
     space = image.values.shape[1:]
-    axis = None if num_axes == 2 else _slice_axis(space, facts, slice_axis, is_nifti=is_nifti)
+    axis = None if len(space) == 2 else _slice_axis(space, facts, slice_axis, is_nifti=is_volume_last)
     options, slices = facts.prepare_options, None
     if axis is not None:
         options, slices = options.model_copy(update={"slice_axis": axis}), tuple(range(space[axis]))
     try:
         stored = convert_image(image.values, options, slices=slices)
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+        raise ValueError(f"{case.path}: {error}") from error
     height, width = (length for number, length in enumerate(space) if number != axis)
     return InputImage(
         case=case,
@@ -152,6 +173,57 @@ def read_input(case: InputCase, facts: DatasetFacts, *, slice_axis: int | None =
         slice_axis=axis,
         spacing_mm=image.spacing_mm,
     )
+
+
+def _cases_in(folder: Path, facts: DatasetFacts) -> list[InputCase]:
+    """The inputs in a folder: its NIfTI files and pictures, or the DICOM series below it."""
+    files = [file for file in sorted(folder.iterdir()) if file.is_file() and not file.name.startswith(".")]
+    images = [file for file in files if suffix_of(file)]
+    if not images:
+        return _dicom_cases(folder)
+    for file in files:
+        is_slice = False
+        # other files are ignored, also those that cannot be read
+        with suppress(ValueError):
+            is_slice = not suffix_of(file) and is_dicom(file)
+        if is_slice:
+            raise ValueError(
+                f"{folder} has both DICOM files and {images[0].name}: put them into different folders"
+            )
+    return [_case_of(file, facts) for file in images]
+
+
+def _dicom_cases(folder: Path, *, containing: Path | None = None) -> list[InputCase]:
+    """The DICOM series below a folder, or the one with a file; a ValueError if there is none."""
+    if not any(is_dicom(file) for _, files in walk(folder) for file in files):
+        raise ValueError(
+            f"{folder} has no file to predict: it needs DICOM, or files with {', '.join(SUFFIXES)}"
+        )
+    need("pydicom", "DICOM input")
+    need("highdicom", "DICOM output")
+    found = find_files(folder)
+    if found.problems:
+        # it may be a slice of a series
+        raise ValueError(f"{found.problems[0]}; or remove it ({len(found.problems)} such problems)")
+    cases = [
+        InputCase(series.name, series.files, series.modality)
+        for series in sorted(found.series.values(), key=lambda series: natural_order(series.name))
+        if containing is None or containing in series.files
+    ]
+    if not cases:
+        raise ValueError(f"{containing or folder} has no DICOM image to predict: only CT and MR can be")
+    return cases
+
+
+def _read_dicom(case: InputCase, facts: DatasetFacts) -> ImageFile:
+    if len(facts.channels) > 1:
+        raise ValueError(
+            f"{case.path}: a DICOM series has one channel, but the run has {len(facts.channels)}: convert "
+            "the series to NIfTI files CASE_0000, CASE_0001, ..."
+        )
+    if facts.source == "dicom" and facts.channels != (case.modality,):
+        raise ValueError(f"{case.path} is {case.modality}, but the run was trained on {facts.channels[0]}")
+    return read_series(case.files)
 
 
 def _case_of(path: Path, facts: DatasetFacts) -> InputCase:

@@ -1,6 +1,7 @@
 """The files of a prediction, on the voxel grid of its input and under the input's name.
 
-NAME is the name of the file, or CASE if the channels are in files CASE_0000, CASE_0001, ...
+NAME is the name of the file, or CASE if the channels are in files CASE_0000, CASE_0001, ..., or that of the
+case that `prepare dicom` makes of a series.
 
 NIfTI      NAME_prob.nii.gz         float32. Two classes: the foreground's probability (*space). More classes:
                                     all of them, the background first, on a last axis (X, Y, Z, C)
@@ -8,7 +9,8 @@ NIfTI      NAME_prob.nii.gz         float32. Two classes: the foreground's proba
 picture    NAME_prob.png            16-bit grey, 65535 is 1. More classes: one NAME_prob_CLASS.png each
            NAME_mask.png            8-bit. Two classes: 0 and 255. More classes: class numbers
            .tif instead, with one page per slice, if the input has several pages
-both       NAME_uncertainty         if asked for: entropy of the probabilities, divided by its largest value,
+DICOM      NAME_prob.dcm, NAME_mask.dcm   see `dicom_outputs`; NAME_uncertainty is a NIfTI
+all        NAME_uncertainty         if asked for: entropy of the probabilities, divided by its largest value,
                                     log C: 0 is certain, 1 is undecided (of two classes, entropy in bits).
                                     Like the probabilities: float32 in a NIfTI, 65535 is 1 in a picture
 volumes.csv                         for each input and foreground class: the volume of the mask, the expected
@@ -32,6 +34,7 @@ import torch
 from jaxtyping import Float32, UInt8
 from PIL import Image
 
+from ..data.sources.dicom_series import series_grid
 from ..data.sources.readers import NIFTI_SUFFIXES, suffix_of
 from ..decisions.conformal import ConformalInterval
 from ..decisions.volumes import volume_interval, voxel_ml
@@ -39,6 +42,7 @@ from ..limits import MAX_CSV_BYTES, check_file, read_json
 from ..metrics.cells import escaped_row, unescaped_cell
 from ..paths import PredictionFolder, atomic_write, write_text
 from ..runs.scoring import ONE_ML
+from .dicom_outputs import write_segmentations
 from .inputs import InputCase, InputImage
 
 
@@ -96,11 +100,15 @@ class OutputFolder:
     def files(self, case: InputCase) -> list[Path]:
         """The mask, the probabilities (a picture has one file per foreground class), and the uncertainty."""
         suffix, parts = ".nii.gz", [""]
-        if suffix_of(case.path) not in NIFTI_SUFFIXES:
+        if case.modality:
+            suffix = ".dcm"
+        elif suffix_of(case.path) not in NIFTI_SUFFIXES:
             suffix = ".tif" if _num_pages(case.path) > 1 else ".png"
             parts = self._class_parts()
-        names = ["mask", *(f"prob{part}" for part in parts), *(["uncertainty"] if self.uncertainty else [])]
-        return [self.folder.path / f"{case.name}_{name}{suffix}" for name in names]
+        names = [f"{name}{suffix}" for name in ("mask", *(f"prob{part}" for part in parts))]
+        if self.uncertainty:
+            names.append(f"uncertainty{'.nii.gz' if case.modality else suffix}")
+        return [self.folder.path / f"{case.name}_{name}" for name in names]
 
     def _class_parts(self) -> list[str]:
         """What distinguishes the file names of the foreground classes; empty if there is one class."""
@@ -138,7 +146,13 @@ class OutputFolder:
         """Write the files of an input; its volumes are written by `close`."""
         mask_path, *prob_paths = self.files(image.case)
         uncertainty_path = prob_paths.pop() if self.uncertainty else None
-        if suffix_of(image.case.path) in NIFTI_SUFFIXES:
+        if image.case.modality:
+            write_segmentations(prob_paths[0], mask_path, image.case.files, prob, mask, self.class_names)
+            if uncertainty_path is not None:
+                nifti: Any = nibabel.Nifti1Image
+                affine = series_grid(image.case.files).affine
+                _write_stream(uncertainty_path, nifti(uncertainty_of(prob), affine))
+        elif suffix_of(image.case.path) in NIFTI_SUFFIXES:
             _write_nifti(prob_paths[0], image, prob[1] if len(prob) == 2 else prob, highest=1)
             _write_nifti(mask_path, image, mask, highest=len(prob) - 1)
             if uncertainty_path is not None:
@@ -266,13 +280,17 @@ def _write_nifti(path: Path, image: InputImage, values: np.ndarray, *, highest: 
             values = values[:, :, None]
         # an axis that the input lacks may have the voxel size 0, which other readers refuse
         header["pixdim"][3:5] = np.where(header["pixdim"][3:5] > 0, header["pixdim"][3:5], 1)
+    _write_stream(path, type(source)(values, None, header))
+
+
+def _write_stream(path: Path, image: Any) -> None:
     with (
         atomic_write(path) as temp_path,
         temp_path.open("wb") as file,
         # level 1, like nibabel: higher levels are slower and hardly make noisy values smaller
         gzip.GzipFile("", "wb", compresslevel=1, fileobj=file, mtime=0) as stream,
     ):
-        type(source)(values, None, header).to_stream(stream)
+        image.to_stream(stream)
 
 
 def _write_picture(path: Path, pixels: np.ndarray) -> None:

@@ -26,6 +26,7 @@ from jaxtyping import Float32, UInt8
 from ..data.dataset import Case, Dataset
 from ..data.integrity import enumerated
 from ..data.resample import resize_classes, resize_probability
+from ..data.sources.placement import placement_difference
 from ..data.sources.readers import (
     Placement,
     file_shape,
@@ -35,7 +36,6 @@ from ..data.sources.readers import (
     stem_of,
     suffix_of,
 )
-from ..data.sources.scan import placement_difference
 from ..limits import check_file
 from .predictions import NPZ_ERRORS, array_header
 

@@ -98,6 +98,7 @@ def _print_summary(prepared: Prepared, console: Console) -> None:
         f"{path}: {_count(prepared.num_cases, 'case')} of {_count(prepared.num_patients, 'patient')}, "
         f"{_count(len(manifest.raters), 'rater')}, {size}, classes {', '.join(manifest.class_names)}"
     ]
+    lines += prepared.notes
     cut = [scan for scan in manifest.scans if scan.slices is not None]
     if cut:
         num_slices = sum(len(scan.case_names()) for scan in cut)

@@ -57,6 +57,7 @@ class Prepared:
     num_continued: scans that an interrupted run had finished.
     without_foreground: scans without a slice that became a case.
     num_unlabelled: scans without a mask, which were not read. left_out: problems of scans that were left out.
+    notes: of the source.
     """
 
     path: Path
@@ -66,6 +67,7 @@ class Prepared:
     without_foreground: tuple[str, ...] = ()
     num_unlabelled: int = 0
     left_out: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def num_cases(self) -> int:
@@ -121,6 +123,7 @@ def prepare_dataset(
         ),
         num_unlabelled=raw.num_skipped,
         left_out=left_out,
+        notes=raw.notes,
     )
 
 
@@ -136,7 +139,8 @@ def _with_overrides(options: PrepareOptions, overrides: Mapping[str, Any]) -> Pr
 def _keeps_bytes(raw: RawDataset) -> bool:
     """Whether the images are stored with their 8 bits: all are 8-bit pictures, and there is no window."""
     files = [path for scan in raw.scans for path in scan.image]
-    return raw.options.window is None and bool(files) and all(map(_may_be_8_bit, files))
+    is_dicom = raw.class_of_label is not None
+    return raw.options.window is None and not is_dicom and bool(files) and all(map(_may_be_8_bit, files))
 
 
 def _may_be_8_bit(path: Path) -> bool:
@@ -309,6 +313,8 @@ def _identity(raw: RawDataset) -> dict[str, Any]:
         del used["ignore_placement"]
     if raw.class_of_value is not None:
         used["class_of_value"] = {str(value): label for value, label in sorted(raw.class_of_value.items())}
+    if raw.class_of_label is not None:
+        used["class_of_label"] = dict(sorted(raw.class_of_label.items()))
     if raw.phantom is not None:
         used["phantom"] = asdict(raw.phantom) | {"size": list(raw.phantom.size)}
     return {

@@ -149,6 +149,8 @@ def _read_and_convert(raw: RawDataset, scan: RawScan) -> tuple[ScanArrays, Store
     except ValueError as error:
         # the conversion does not know the name of the file
         files = ", ".join(map(str, scan.image)) or "its image"
+        if raw.class_of_label is not None:
+            files = f"series in {scan.image[0].parent}"
         raise ValueError(f"{files}: {error}") from error
     return arrays, stored
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from ..manifest import PrepareOptions
 from ..phantom import PhantomOptions
 from .challenges import find_kits, find_lits, find_qubiq
+from .dicom import find_dicom
 from .folders import OnFile, find_folder, find_lidc
 from .nnunet import find_decathlon, find_nnunet
 from .raw import RawDataset, RawScan, is_folder
@@ -25,6 +26,7 @@ SOURCES = {
     "nnunet": "dataset.json, imagesTr/CASE_0000.nii.gz (one file per channel) and labelsTr/CASE.nii.gz",
     "folder": "images/CASE (or one file per channel, images/CASE_0000) and raters/NAME/CASE or masks/CASE, "
     "as PNG, TIFF or NIfTI",
+    "dicom": "DICOM files of CT or MR series, and a DICOM segmentation (SEG) of each rater, in any folders",
     "phantom": "no files: it makes its slices",
 }
 
@@ -41,7 +43,8 @@ def find_datasets(
 
     tasks: names of the QUBIQ datasets to keep; all if empty.
     phantom: options of the source phantom, which does not look at `raw`.
-    on_file(done, total) is called for each mask of a user's folder, because reading them all takes time.
+    on_file(done, total) is called for each mask of a user's folder and each DICOM file, because reading them
+    all takes time.
     """
     finders: dict[str, Callable[[], list[RawDataset]]] = {
         "qubiq": lambda: find_qubiq(raw),
@@ -51,6 +54,7 @@ def find_datasets(
         "decathlon": lambda: find_decathlon(raw),
         "nnunet": lambda: find_nnunet(raw),
         "folder": lambda: find_folder(raw, on_file=on_file),
+        "dicom": lambda: find_dicom(raw, on_file=on_file),
         "phantom": lambda: [_phantom_dataset(raw, phantom or PhantomOptions())],
     }
     if source not in finders:

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from ...limits import MAX_CSV_BYTES, read_text
 from ..manifest import PrepareOptions
-from .raw import RawDataset, RawScan, distinct_scans, is_folder, natural_order, visible
+from .raw import RawDataset, RawScan, distinct_scans, is_folder, natural_order, two_spellings, visible
 from .readers import (
     NIFTI_SUFFIXES,
     SUFFIXES,
@@ -244,7 +244,7 @@ def _with_patients(scans: Sequence[RawScan], table: Path) -> tuple[list[RawScan]
     if not os.path.lexists(table):
         return list(scans), []
     try:
-        rows = _rows(table, ("case", "patient"))
+        rows = table_rows(table, ("case", "patient"))
     except ValueError as error:
         return [], [str(error)]
     patients: dict[str, str] = {}
@@ -252,14 +252,12 @@ def _with_patients(scans: Sequence[RawScan], table: Path) -> tuple[list[RawScan]
         case = unicodedata.normalize("NFC", stem_of(Path(row["case"])))
         if patients.setdefault(case, row["patient"]) != row["patient"]:
             return [], [f"{table} has two patients for case {case!r}: keep one row"]
-    spellings: dict[str, str] = {}
-    for patient in patients.values():
-        other = spellings.setdefault(unicodedata.normalize("NFKC", patient).casefold(), patient)
-        if other != patient:
-            return [], [
-                f"{table} has patients {other!r} and {patient!r}, which differ only in their spelling: write "
-                "one of them, or rename one if they are two persons"
-            ]
+    spellings = two_spellings(patients.values())
+    if spellings:
+        return [], [
+            f"{table} has patients {spellings[0]!r} and {spellings[1]!r}, which differ only in their "
+            "spelling: write one of them, or rename one if they are two persons"
+        ]
     return [replace(scan, patient=patients[scan.name]) for scan in scans if scan.name in patients], [
         f"{table} has no row for case {scan.name!r} ({scan.image[0]}): add one"
         for scan in scans
@@ -267,7 +265,7 @@ def _with_patients(scans: Sequence[RawScan], table: Path) -> tuple[list[RawScan]
     ]
 
 
-def _rows(table: Path, columns: tuple[str, str]) -> list[dict[str, str]]:
+def table_rows(table: Path, columns: tuple[str, str]) -> list[dict[str, str]]:
     """Rows of a CSV table with these columns, separated by commas or semicolons.
 
     A value may occur only once in the first column.
@@ -310,7 +308,7 @@ def _rows(table: Path, columns: tuple[str, str]) -> list[dict[str, str]]:
 def _declared_classes(table: Path) -> tuple[tuple[str, ...], dict[int, int]]:
     """Class names, and the class of each value, from classes.csv; 0 is background if it has no row."""
     names_of: dict[int, str] = {}
-    for row in _rows(table, ("value", "name")):
+    for row in table_rows(table, ("value", "name")):
         if not row["value"].isdecimal() or int(row["value"]) >= 2**16:
             raise ValueError(f"{table} has value {row['value']!r}; use whole numbers from 0 to 65535")
         names_of[int(row["value"])] = row["name"]

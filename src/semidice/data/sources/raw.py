@@ -54,6 +54,8 @@ class RawDataset:
     num_skipped: int = 0
     num_axes: int = 2
     phantom: PhantomOptions | None = None
+    class_of_label: Mapping[str, int] | None = None
+    notes: tuple[str, ...] = ()
 
 
 def natural_order(name: str) -> tuple[tuple[tuple[int, str], ...], str]:
@@ -118,6 +120,20 @@ def safe_name(name: str) -> str:
     plain = "".join(char for char in unicodedata.normalize("NFKD", name) if not unicodedata.combining(char))
     plain = re.sub(r"[^A-Za-z0-9_.+=,@ -]", "_", plain).lstrip(". ")
     return check_name(plain[:150].rstrip() or "_")
+
+
+def two_spellings(names: Iterable[str]) -> tuple[str, str] | None:
+    """Two names that differ only in upper and lower case or in how Unicode writes them; None if none do.
+
+    >>> two_spellings(["Liver", "tumour", "liver"])
+    ('Liver', 'liver')
+    """
+    spellings: dict[str, str] = {}
+    for name in names:
+        other = spellings.setdefault(unicodedata.normalize("NFKC", name).casefold(), name)
+        if other != name:
+            return other, name
+    return None
 
 
 def distinct_scans(

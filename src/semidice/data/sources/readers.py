@@ -122,6 +122,11 @@ def read_image(path: Path, *, num_axes: int, num_channels: int = 1) -> ImageFile
     """
     stored = _read(path, palette_to_colours=True)
     values, spacing, placements = _arrange(path, stored, num_axes=num_axes, num_channels=num_channels)
+    return ImageFile(usable_intensities(path, values), spacing, stored.affine, placements, (stored.sha256,))
+
+
+def usable_intensities(path: Path, values: np.ndarray) -> np.ndarray:
+    """Intensities as uint8 or float32; values that are not finite, or all equal, are errors."""
     if values.dtype == np.bool_:
         values = values * np.uint8(255)
     elif values.dtype != np.uint8:
@@ -136,7 +141,7 @@ def read_image(path: Path, *, num_axes: int, num_channels: int = 1) -> ImageFile
             )
     if values.min() == values.max():
         raise ValueError(f"{path} is {values.flat[0]:g} everywhere: it has no contrast; export it again")
-    return ImageFile(np.ascontiguousarray(values), spacing, stored.affine, placements, (stored.sha256,))
+    return np.ascontiguousarray(values)
 
 
 def read_mask(path: Path, *, num_axes: int, class_of_value: Mapping[int, int] | None = None) -> MaskFile:
@@ -181,7 +186,7 @@ def holds_fractions(path: Path) -> bool:
         try:
             stored = _nifti(path, file).dataobj
         except Exception as error:
-            raise _unreadable(path, error) from error
+            raise unreadable(path, error) from error
     if stored.dtype.kind in "iu" and (stored.slope, stored.inter) == (1, 0):
         return False
     values = _read(path, palette_to_colours=False).values
@@ -216,7 +221,7 @@ def file_shape(path: Path) -> tuple[tuple[int, ...], int]:
                     check_shape(shape, "it")
                     colours = 1 if picture.mode in _GREY_MODES else 3
         except Exception as error:
-            raise _unreadable(path, error) from error
+            raise unreadable(path, error) from error
     return tuple(int(length) for length in shape if length != 1), colours
 
 
@@ -228,7 +233,7 @@ def can_be_volume(path: Path) -> bool:
         try:
             return len(_nifti(path, file).shape) > 2
         except Exception as error:
-            raise _unreadable(path, error) from error
+            raise unreadable(path, error) from error
 
 
 def is_8_bit_picture(path: Path) -> bool:
@@ -240,7 +245,7 @@ def is_8_bit_picture(path: Path) -> bool:
             with Image.open(file, formats=("PNG", "TIFF")) as picture:
                 return picture.mode not in _DEEP_MODES
         except Exception as error:
-            raise _unreadable(path, error) from error
+            raise unreadable(path, error) from error
 
 
 def _read(path: Path, *, palette_to_colours: bool) -> _Stored:
@@ -253,22 +258,14 @@ def _read(path: Path, *, palette_to_colours: bool) -> _Stored:
             values, has_colours = _read_picture(file, palette_to_colours=palette_to_colours)
         # the libraries have no common error for a damaged file: nibabel alone raises nine kinds
         except Exception as error:
-            raise _unreadable(path, error) from error
+            raise unreadable(path, error) from error
     return _Stored(values, None, None, (), has_colours=has_colours, sha256=sha256)
 
 
 def _opened(path: Path) -> BufferedReader:
     if not suffix_of(path):
         raise ValueError(f"{path} cannot be read: images and masks must be {', '.join(SUFFIXES)}")
-    check_file(path)
-    try:
-        file = path.open("rb")
-    except FileNotFoundError as error:
-        raise ValueError(f"there is no file {path}: it, or the file it links to, is missing") from error
-    except PermissionError as error:
-        raise ValueError(f"no permission to read {path}: change its permissions") from error
-    except OSError as error:
-        raise _unreadable(path, error) from error
+    file = open_file(path)
     if not file.read(1):
         file.close()
         raise ValueError(f"{path} is empty: copy or export it again")
@@ -276,7 +273,21 @@ def _opened(path: Path) -> BufferedReader:
     return file
 
 
-def _unreadable(path: Path, error: Exception) -> ValueError:
+def open_file(path: Path) -> BufferedReader:
+    """An open file; a ValueError for a pipe, a broken link, or a file without permission."""
+    check_file(path)
+    try:
+        return path.open("rb")
+    except FileNotFoundError as error:
+        raise ValueError(f"there is no file {path}: it, or the file it links to, is missing") from error
+    except PermissionError as error:
+        raise ValueError(f"no permission to read {path}: change its permissions") from error
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def unreadable(path: Path, error: Exception) -> ValueError:
+    """The error of a file that a library cannot read."""
     reason = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, UnidentifiedImageError):
         reason = "it is neither PNG nor TIFF"

@@ -1,0 +1,366 @@
+"""DICOM: CT or MR series, and one segmentation (SEG) per rater and series, in any folders.
+
+Files are found by their content. A series is the images of one SeriesInstanceUID. A segmentation belongs to
+the series that it refers to, or else to the series of its source images. A rater without a segmentation did
+not look at the series. The patient is the PatientID; no name of a patient is read here.
+
+    case      PatientID, and eight digits of the SHA-256 of the SeriesInstanceUID: the same in `predict`
+    rater     ContentCreatorName, or else SeriesDescription, or else the folder of the segmentation: the first
+              of the three that all segmentations have and that tells those of one series apart
+    class     the segment's label, in the order of segment numbers; or by RAW/classes.csv, with columns label
+              and name: labels with one name are one class
+"""
+
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ...extras import need
+from .dicom_segmentation import SEGMENTATION_CLASS, segment_labels
+from .dicom_series import IMAGE_CLASSES, is_dicom, read_header, reading
+from .folders import OnFile, slicing_options, table_rows
+from .raw import RawDataset, RawScan, distinct_scans, natural_order, safe_name, two_spellings, walk
+
+# drawings that would be lost if they were ignored; other objects, such as reports, are ignored
+_OTHER_DRAWINGS = {
+    "1.2.840.10008.5.1.4.1.1.481.3": "an RT structure set",
+    "1.2.840.10008.5.1.4.1.1.66.5": "a surface segmentation",
+    "1.2.840.10008.5.1.4.1.1.66.7": "a label map segmentation",
+}
+_SUFFIXES = (".dcm", ".dicom", ".ima")
+_TAGS = (
+    "SpecificCharacterSet",
+    "SOPClassUID",
+    "SOPInstanceUID",
+    "SeriesInstanceUID",
+    "PatientID",
+    "SeriesDescription",
+    "ContentCreatorName",
+    "SegmentSequence",
+    "ReferencedSeriesSequence",
+    "SharedFunctionalGroupsSequence",
+    "PerFrameFunctionalGroupsSequence",
+)
+_MAX_CLASSES = 256
+
+
+class _Image(NamedTuple):
+    path: Path
+    uid: str
+    patient: str
+    modality: str
+
+
+@dataclass(frozen=True)
+class Series:
+    """The files of one series, in natural order. patient: "" if the files do not say."""
+
+    uid: str
+    modality: str
+    patient: str
+    files: tuple[Path, ...]
+
+    @property
+    def name(self) -> str:
+        """Of its case, and of its results."""
+        digits = hashlib.sha256(self.uid.encode()).hexdigest()[:8]
+        return safe_name(f"{self.patient[:100] or 'series'}_{digits}")
+
+
+@dataclass(frozen=True)
+class Segmentation:
+    """A segmentation, by its header. labels: of its segments by number. series: UIDs that it refers to."""
+
+    path: Path
+    creator: str
+    description: str
+    labels: Mapping[int, str]
+    series: frozenset[str]
+
+
+@dataclass(frozen=True)
+class DicomFiles:
+    """What a folder holds. foreign: the kind of other series by UID.
+
+    problems: of files that cannot be read. unsupported: drawings of other kinds. One message each.
+    """
+
+    series: Mapping[str, Series]
+    segmentations: tuple[Segmentation, ...]
+    foreign: Mapping[str, str]
+    problems: tuple[str, ...]
+    unsupported: tuple[str, ...]
+
+
+# where the name of a rater is from, in this order
+_RATER_NAMES: dict[str, Callable[[Segmentation], str]] = {
+    "ContentCreatorName": lambda segmentation: segmentation.creator,
+    "SeriesDescription": lambda segmentation: segmentation.description,
+    "folder": lambda segmentation: segmentation.path.parent.name,
+}
+
+
+def find_dicom(raw: Path, *, on_file: OnFile) -> list[RawDataset]:
+    """The dataset in a folder of DICOM files; on_file(done, total) is called for each file."""
+    need("pydicom", "source dicom")
+    found = find_files(raw, on_file=on_file)
+    problems = [*found.problems, *found.unsupported]
+    drawings: dict[str, list[Segmentation]] = defaultdict(list)
+    for segmentation in found.segmentations:
+        uids = segmentation.series & found.series.keys()
+        if len(uids) == 1:
+            drawings[next(iter(uids))].append(segmentation)
+        else:
+            problems.append(_unmatched(segmentation, found, raw))
+    num_skipped = len(found.series.keys() - drawings.keys())
+    usable = {uid: series for uid, series in found.series.items() if uid in drawings}
+    _check_modalities(usable.values())
+    for uid, series in [*usable.items()]:
+        if not series.patient:
+            problems.append(
+                f"the series in {series.files[0].parent} has no PatientID, so scans of one patient could be "
+                "in several folds: add it"
+            )
+            del usable[uid], drawings[uid]
+    _check_patients(usable.values())
+    origin, rater_of = _raters(drawings)
+    names, class_of_label = _classes(raw, drawings, rater_of)
+    scans, all_problems = distinct_scans(
+        [
+            RawScan(
+                series.name,
+                series.patient,
+                series.files,
+                {rater_of[drawn.path]: drawn.path for drawn in drawings[uid]},
+            )
+            for uid, series in usable.items()
+        ],
+        problems,
+    )
+    raters = tuple(sorted(set(rater_of.values()), key=natural_order))
+    shown = ", ".join(raters[:8]) + (", ..." if len(raters) > 8 else "")
+    return [
+        RawDataset(
+            source="dicom",
+            root=raw,
+            class_names=names,
+            raters=raters,
+            channels=tuple({series.modality for series in usable.values()}) or ("CT",),
+            scans=scans,
+            options=slicing_options(3, is_nifti=True),
+            problems=all_problems,
+            num_skipped=num_skipped,
+            num_axes=3,
+            class_of_label=class_of_label,
+            notes=(f"raters are named by {origin}: {shown}",),
+        )
+    ]
+
+
+def find_files(root: Path, *, on_file: OnFile = lambda _, __: None) -> DicomFiles:
+    """The DICOM files below a folder, by their headers."""
+    images: dict[str, list[_Image]] = defaultdict(list)
+    drawings: list[tuple[Path, Any]] = []
+    foreign: dict[str, str] = {}
+    problems: list[str] = []
+    unsupported: list[str] = []
+    paths = [path for _, files in walk(root) for path in files]
+    for done, path in enumerate(paths, start=1):
+        try:
+            header = _header(path)
+            if header is None:
+                continue
+            with reading(path) as pydicom:
+                # an index of the files (DICOMDIR) has its class only in the meta information
+                kind = str(header.get("SOPClassUID") or header.file_meta.get("MediaStorageSOPClassUID") or "")
+                if not kind:
+                    raise ValueError("it has no SOPClassUID")
+                uid = str(header.get("SeriesInstanceUID") or "")
+                if kind in IMAGE_CLASSES:
+                    patient = str(header.get("PatientID") or "").strip()
+                    image = _Image(path, str(header.SOPInstanceUID), patient, IMAGE_CLASSES[kind])
+                    images[str(header.SeriesInstanceUID)].append(image)
+                elif kind == SEGMENTATION_CLASS:
+                    drawings.append((path, header))
+                else:
+                    foreign[uid] = pydicom.uid.UID(kind).name
+            if kind in _OTHER_DRAWINGS:
+                unsupported.append(
+                    f"{path} is {_OTHER_DRAWINGS[kind]}, which is not supported: convert it to a DICOM "
+                    "segmentation (SEG), BINARY or FRACTIONAL, or remove it"
+                )
+        except ValueError as error:
+            problems.append(str(error))
+        finally:
+            on_file(done, len(paths))
+    series_of_instance = {image.uid: uid for uid, files in images.items() for image in files}
+    segmentations = []
+    for path, header in drawings:
+        try:
+            with reading(path):
+                segmentations.append(_segmentation(path, header, series_of_instance))
+        except ValueError as error:
+            problems.append(str(error))
+    series, conflicts = _series(images)
+    return DicomFiles(series, tuple(segmentations), foreign, (*problems, *conflicts), tuple(unsupported))
+
+
+def _header(path: Path) -> Any | None:
+    """The header of a DICOM file; None for another file. A ValueError if only its name says it is DICOM."""
+    if is_dicom(path):
+        return read_header(path, _TAGS)
+    if path.suffix.lower() in _SUFFIXES:
+        raise ValueError(f"{path} is not a DICOM file: it has no DICM at byte 128; copy or export it again")
+    return None
+
+
+def _series(images: Mapping[str, Sequence[_Image]]) -> tuple[dict[str, Series], list[str]]:
+    series, problems = {}, []
+    for uid, files in images.items():
+        paths = tuple(image.path for image in files)
+        kinds = {(image.modality, image.patient) for image in files}
+        if len(kinds) == 1:
+            series[uid] = Series(uid, *kinds.pop(), paths)
+        else:
+            problems.append(
+                f"the files of one series, such as {paths[0]}, differ in PatientID or modality: export it "
+                "again"
+            )
+    return series, problems
+
+
+def _segmentation(path: Path, header: Any, series_of_instance: Mapping[str, str]) -> Segmentation:
+    declared = {str(item.SeriesInstanceUID) for item in header.get("ReferencedSeriesSequence") or ()}
+    if not declared:
+        sources = set(_source_instances(header))
+        declared = {series_of_instance[uid] for uid in sources if uid in series_of_instance}
+    return Segmentation(
+        path=path,
+        # the parts of a person's name are separated by ^
+        creator=" ".join(str(header.get("ContentCreatorName") or "").replace("^", " ").split()),
+        description=str(header.get("SeriesDescription") or "").strip(),
+        labels=segment_labels(header),
+        series=frozenset(declared),
+    )
+
+
+def _source_instances(header: Any) -> Iterator[str]:
+    """UIDs of the images that the frames of a segmentation were drawn on."""
+    frames = header.get("PerFrameFunctionalGroupsSequence") or ()
+    for groups in (*frames, *(header.get("SharedFunctionalGroupsSequence") or ())):
+        for derivation in groups.get("DerivationImageSequence") or ():
+            for source in derivation.get("SourceImageSequence") or ():
+                yield str(source.ReferencedSOPInstanceUID)
+
+
+def _unmatched(segmentation: Segmentation, found: DicomFiles, raw: Path) -> str:
+    """What is wrong with a segmentation that does not belong to one series."""
+    if not segmentation.series:
+        return f"{segmentation.path} does not refer to a series in {raw}: export it with a reference to one"
+    if len(segmentation.series & found.series.keys()) > 1:
+        return f"{segmentation.path} refers to several series: save one segmentation for each"
+    uid = min(segmentation.series)
+    if uid in found.foreign:
+        return f"{segmentation.path} refers to a series of {found.foreign[uid]}; only CT and MR can be read"
+    return f"{segmentation.path} refers to series {uid}, which is not in {raw}: add its images, or remove it"
+
+
+def _check_modalities(series: Iterable[Series]) -> None:
+    first: dict[str, Series] = {}
+    for each in series:
+        first.setdefault(each.modality, each)
+    if len(first) > 1:
+        files = " and ".join(
+            f"{modality} ({each.files[0].parent})" for modality, each in sorted(first.items())
+        )
+        raise ValueError(f"the series with segmentations are {files}: prepare each from a folder of its own")
+
+
+def _check_patients(series: Iterable[Series]) -> None:
+    spellings = two_spellings(sorted(each.patient for each in series))
+    if spellings:
+        raise ValueError(
+            f"the PatientIDs {spellings[0]!r} and {spellings[1]!r} differ only in their spelling: write one "
+            "of them, or rename one if they are two persons"
+        )
+
+
+def _raters(drawings: Mapping[str, Sequence[Segmentation]]) -> tuple[str, dict[Path, str]]:
+    """Where the raters' names are from, and the rater of each segmentation; a ValueError if none fits."""
+    repeated: list[str] = []
+    for origin, name_of in _RATER_NAMES.items():
+        pairs = [(uid, drawn) for uid, group in drawings.items() for drawn in group]
+        counts = Counter((uid, name_of(drawn).casefold()) for uid, drawn in pairs)
+        if all(name_of(drawn) for _, drawn in pairs) and max(counts.values(), default=1) == 1:
+            names = {drawn.path: name_of(drawn) for _, drawn in pairs}
+            spellings = two_spellings(sorted(names.values()))
+            if spellings:
+                raise ValueError(
+                    f"raters {spellings[0]!r} and {spellings[1]!r} ({origin}) differ only in their spelling: "
+                    "write one of them"
+                )
+            return origin, names
+        repeated = [str(drawn.path) for uid, drawn in pairs if counts[uid, name_of(drawn).casefold()] > 1]
+    raise ValueError(
+        f"{' and '.join(repeated[:2])} are segmentations of one series, and neither ContentCreatorName nor "
+        "SeriesDescription nor their folders name different raters: put the files of each rater into a "
+        "folder with the rater's name, and all segments of a rater into one file"
+    )
+
+
+def _classes(
+    raw: Path, drawings: Mapping[str, Sequence[Segmentation]], rater_of: Mapping[Path, str]
+) -> tuple[tuple[str, ...], dict[str, int]]:
+    """Names of the classes, and the class of each segment label; a ValueError names a conflict."""
+    first_with: dict[str, Path] = {}
+    numbers: dict[str, int] = {}
+    labels_of: dict[str, set[str]] = defaultdict(set)
+    for drawn in sorted(
+        (drawn for group in drawings.values() for drawn in group), key=lambda each: each.path
+    ):
+        for number, label in drawn.labels.items():
+            first_with.setdefault(label, drawn.path)
+            numbers[label] = min(number, numbers.get(label, number))
+            labels_of[rater_of[drawn.path]].add(label)
+    table = raw / "classes.csv"
+    if table.exists():
+        name_of = {row["label"]: row["name"] for row in table_rows(table, ("label", "name"))}
+        unknown = [label for label in first_with if label not in name_of]
+        if unknown:
+            raise ValueError(
+                f"{table} has no row for label {unknown[0]!r} of {first_with[unknown[0]]}: add one"
+            )
+    else:
+        ordered = sorted(first_with, key=lambda label: (numbers[label], natural_order(label)))
+        name_of = {label: label for label in ordered}
+        _check_labels(first_with, labels_of, table)
+    is_background = {name: name.casefold() == "background" for name in name_of.values()}
+    names = ("background", *dict.fromkeys(name for name in name_of.values() if not is_background[name]))
+    if drawings and not 2 <= len(names) <= _MAX_CLASSES:
+        raise ValueError(
+            f"the segments have {len(names)} classes with background; 2 to {_MAX_CLASSES} are possible"
+        )
+    return names, {label: 0 if is_background[name] else names.index(name) for label, name in name_of.items()}
+
+
+def _check_labels(first_with: Mapping[str, Path], labels_of: Mapping[str, set[str]], table: Path) -> None:
+    """A ValueError if raters seem to call one structure by different labels."""
+    remedy = (
+        f"correct the labels, or write {table} with columns label and name: labels of one name are one class"
+    )
+    spellings = two_spellings(sorted(first_with))
+    if spellings:
+        files = " and ".join(f"{label!r} ({first_with[label]})" for label in spellings)
+        raise ValueError(f"the segment labels {files} differ only in their spelling: {remedy}")
+    raters = sorted(labels_of, key=natural_order)
+    for number, rater in enumerate(raters):
+        for other in raters[number + 1 :]:
+            only = [sorted(labels_of[a] - labels_of[b]) for a, b in ((rater, other), (other, rater))]
+            if all(only):
+                raise ValueError(
+                    f"rater {rater!r} never draws {only[1][0]!r} of rater {other!r}, who never draws "
+                    f"{only[0][0]!r}: the raters seem to use different labels; {remedy}"
+                )
