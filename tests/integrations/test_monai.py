@@ -290,6 +290,28 @@ def test_errors_of_newcomers_are_one_line_that_says_what_to_do(scored):
         assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("package", ["monai", "lightning"])
+def test_a_missing_or_old_package_is_one_line_that_says_what_to_install(package):
+    code = "import sys, importlib.machinery, importlib.metadata\n"
+    missing = code + f"sys.modules[{package!r}] = None\nimport semidice.integrations.{package}"
+    old = code + (
+        "import types\n"
+        f"stub = sys.modules[{package!r}] = types.ModuleType({package!r})\n"
+        f"stub.__spec__ = importlib.machinery.ModuleSpec({package!r}, None)\n"
+        "version = importlib.metadata.version\n"
+        f"importlib.metadata.version = lambda name: '0.9' if name == {package!r} else version(name)\n"
+        f"import semidice.integrations.{package}"
+    )
+    for text, message in (
+        (missing, f"needs {package}; run: pip install 'semidice[{package}]'"),
+        (old, f"and 0.9 is installed; run: pip install --upgrade 'semidice[{package}]'"),
+    ):
+        done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False)
+        last = done.stderr.strip().splitlines()[-1]
+        assert f"semidice.integrations.{package} needs {package}" in last
+        assert last.endswith(message)
+
+
 def write_nifti(path, values):
     path.parent.mkdir(parents=True, exist_ok=True)
     nibabel.save(nibabel.Nifti1Image(values, AFFINE.numpy()), path)

@@ -4,6 +4,10 @@ The step returns a dict with the arguments of `CaseScores.update`: prob, case, a
 scores need. Several processes write the table of one. docs/lightning.md has a module to copy.
 """
 
+from ..extras import need
+
+need("lightning", "semidice.integrations.lightning")
+
 import inspect
 import math
 import sys
@@ -11,18 +15,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 from torch.utils.data import DistributedSampler
 
 from ..arrays import check_choice, describe
-from ..extras import need
 from ..metrics.accumulators import CaseScores
 from ..metrics.cases import CaseTable, write_cases
 from ..metrics.registry import ScoreFunction
-
-need("lightning", "semidice.integrations.lightning")
-
-from lightning.pytorch import Callback, LightningModule, Trainer
 
 Stage = Literal["validate", "test"]
 _ARGUMENTS = frozenset(inspect.signature(CaseScores.update).parameters) - {"self", "fold"}
@@ -120,7 +120,8 @@ def _num_unrepeated(trainer: Trainer, loader_index: int) -> int:
     if not isinstance(sampler, DistributedSampler) or sampler.drop_last:
         return sys.maxsize
     # sample k of this process is number rank + k * num_replicas of the dataset
-    return math.ceil((len(sampler.dataset) - sampler.rank) / sampler.num_replicas)
+    num_samples = len(sampler.dataset)  # type: ignore[arg-type]
+    return math.ceil((num_samples - sampler.rank) / sampler.num_replicas)
 
 
 def _first(value: Any, num_kept: int, num_cases: int) -> Any:

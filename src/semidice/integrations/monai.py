@@ -4,20 +4,14 @@ Scores come from `semidice.metrics`, labels from `semidice.labels`, and resizing
 need no adapter: name `semidice.SegmentationLoss` in a bundle.
 """
 
+from ..extras import need
+
+need("monai", "semidice.integrations.monai")
+
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
-
-from .. import labels
-from ..arrays import check_unit_range, describe
-from ..data.resample import resize_soft_label
-from ..extras import need
-from ..metrics import binarized_dice_score, calibration_error, soft_dice_score
-
-need("monai", "semidice.integrations.monai")
-
 from monai.data.meta_tensor import MetaTensor
 from monai.data.utils import to_affine_nd
 from monai.metrics.metric import CumulativeIterationMetric
@@ -28,6 +22,12 @@ from monai.utils.enums import MetricReduction
 from monai.utils.misc import fall_back_tuple
 from monai.utils.module import look_up_option
 from monai.utils.type_conversion import convert_to_dst_type
+from torch import Tensor
+
+from .. import labels
+from ..arrays import check_unit_range, describe
+from ..data.resample import resize_soft_label
+from ..metrics import binarized_dice_score, calibration_error, soft_dice_score
 
 _MAKERS = ("majority", "mean", "dice_weighted", "staple")
 # what to do about arguments of MONAI's metrics and losses
