@@ -184,6 +184,9 @@ class TestDifferences:
         ignored[:, :, :2] = 255
         mine = ours.DiceLoss("multiclass", ignore_index=255)
         assert_close(mine(logits, ignored), ours.DiceLoss("multiclass")(logits[:, :, 2:], label[:, :, 2:]))
+        ignored[:, 0] = 255
+        with pytest.raises(ValueError, match=r"target must lie in \[0, 1\]; got values from .* to 255"):
+            mine(logits, ignored)
 
     def test_gradient_at_the_label(self):
         label = soft_label(2, 3, 50)
@@ -338,7 +341,7 @@ LOGITS, INDEX = random_logits(2, 3, 4, 5), class_map((2, 4, 5), 3)
             ValueError,
             "class indices 9 to 11, but there",
         ),
-        (lambda: ours.DiceLoss("multiclass")(LOGITS, INDEX.numpy()), ValueError, "y_true must be a tensor"),
+        (lambda: ours.DiceLoss("multiclass")(LOGITS, INDEX.to_sparse()), ValueError, "y_true is sparse"),
     ],
 )
 def test_a_wrong_argument_is_one_line_that_says_what_to_do(make, error, message):

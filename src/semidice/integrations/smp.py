@@ -49,7 +49,7 @@ class DiceLoss(nn.Module):
 
     # fmt: off
     def __init__(
-        self, mode: Mode, classes: Sequence[int] | None = None, log_loss: bool = False,
+        self, mode: str, classes: Sequence[int] | None = None, log_loss: bool = False,
         from_logits: bool = True, smooth: float = 0.0, ignore_index: int | None = None, eps: float = 1e-7,
         class_weights: Sequence[float] | Tensor | None = None, **unknown: object,
     ) -> None:
@@ -138,7 +138,7 @@ class TverskyLoss(DiceLoss):
 
     # fmt: off
     def __init__(
-        self, mode: Mode, classes: Sequence[int] | None = None, log_loss: bool = False,
+        self, mode: str, classes: Sequence[int] | None = None, log_loss: bool = False,
         from_logits: bool = True, smooth: float = 0.0, ignore_index: int | None = None, eps: float = 1e-7,
         alpha: float = 0.5, beta: float = 0.5, gamma: float = 1.0,
         class_weights: Sequence[float] | Tensor | None = None, **unknown: object,
