@@ -1,5 +1,6 @@
 """Our losses in the real Trainer, and networks that go to the hub and come back."""
 
+import importlib
 import json
 import re
 from functools import partial
@@ -137,6 +138,65 @@ class TestTrainer:
             gradients += trained(tmp_path, images_and_labels(3, soft=False), **options)[1]
         assert len(gradients) == 2
         assert_close(gradients[1], gradients[0])
+
+
+class TestDifferences:
+    """One test for each row of the table of the loss in docs/huggingface.md that is not obvious."""
+
+    def test_soft_labels(self):
+        images, labels = (
+            torch.stack([each[name] for each in images_and_labels()]) for name in ("pixel_values", "labels")
+        )
+        with pytest.raises(RuntimeError, match="ignore_index"):
+            segformer()(images, labels)
+        assert compute_loss_func(segformer()(images), labels) > 0
+
+    def test_accumulated_batches(self, tmp_path):
+        """The same batch twice, then accumulated."""
+        for function, factor in ((None, 2), (compute_loss_func, 1)):
+            dataset = images_and_labels(2, soft=False)
+            _, once = trained(tmp_path, dataset, function=function, steps=1)
+            twice = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 2}
+            # not shuffled: each batch has both images
+            order = [dataset[0], dataset[1]] * 2
+            options = {"train_sampling_strategy": "sequential"}
+            _, accumulated = trained(tmp_path, order, function=function, steps=1, **twice, **options)
+            name = "decode_head.classifier.weight"
+            assert_close(accumulated[0][name], factor * once[0][name])
+
+    def test_one_class(self):
+        outputs, mask = {"logits": random_logits(2, 1, 4, 4)}, class_map((2, 16, 16), 2)
+        with pytest.raises(ValueError, match=r"softmax over one channel .*use activation='sigmoid'"):
+            compute_loss_func(outputs, mask)
+        assert compute_loss_func(outputs, mask, loss=SegmentationLoss(activation="sigmoid")) > 0
+
+
+class TestPackages:
+    """`semidice.integrations.huggingface` without its packages, or with old ones."""
+
+    def test_a_missing_package_is_one_line(self, monkeypatch):
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+        with pytest.raises(ModuleNotFoundError) as caught:
+            importlib.reload(huggingface)
+        assert str(caught.value) == (
+            "semidice.integrations.huggingface needs huggingface_hub; run: "
+            "pip install 'semidice[huggingface]'"
+        )
+
+    def test_an_old_package_is_one_line(self, monkeypatch):
+        versions = {"huggingface-hub": "0.34.0", "transformers": "4.40.0"}
+        monkeypatch.setattr("importlib.metadata.version", versions.get)
+        required = [
+            "huggingface_hub>=0.34; extra == 'huggingface'",
+            "transformers>=4.57; extra == 'huggingface'",
+        ]
+        monkeypatch.setattr("importlib.metadata.requires", lambda name: required)
+        with pytest.raises(ImportError) as caught:
+            importlib.reload(huggingface)
+        assert str(caught.value) == (
+            "semidice.integrations.huggingface needs transformers>=4.57, and 4.40.0 is installed; run: "
+            "pip install --upgrade 'semidice[huggingface]'"
+        )
 
 
 class TestLoss:
