@@ -1,7 +1,7 @@
 """Build the documentation site: `make docs`, or `python docs/build_site.py`.
 
-The pages are docs/*.md as they are, the pages of docs/site, those of the repository's root, and the reference.
-They are collected in build/site_source, where examples of docs/gallery are run; the site is build/site.
+The pages are docs/*.md as they are, those of docs/site and of the repository's root, and the reference. They
+are collected in build/site_source, where examples of docs/gallery are run; the site is build/site.
 Warnings are errors. Nothing is loaded from the network.
 """
 
@@ -26,6 +26,7 @@ SECTIONS: dict[str, tuple[str, str, list[str]]] = {
         "Guides",
         "One page per step: from raters' masks to a label, a loss, a trained network, a mask and a report.",
         [
+            "first_hour",
             "labels",
             "losses",
             "training",
@@ -50,7 +51,7 @@ SECTIONS: dict[str, tuple[str, str, list[str]]] = {
     ),
 }
 # pages that the landing page lists itself
-FIRST_PAGES = ["start", "first_hour", "choose"]
+FIRST_PAGES = ["start", "choose"]
 # pages outside of docs/, by their place in the site
 ROOT_PAGES = {
     "where": DOCS / "where.md",
@@ -101,7 +102,9 @@ def with_site_links(text: str, page: Path) -> str:
 def section_page(name: str) -> str:
     """A page with the list of the pages of a section."""
     title, sentence, _ = SECTIONS[name]
-    return _list_page(title, sentence, sections()[name])
+    # the report of a small run is made while the site is built
+    made = ["example_report"] if name == "evidence" else []
+    return _list_page(title, sentence, [*sections()[name], *made])
 
 
 def _list_page(title: str, sentence: str, pages: list[str]) -> str:
@@ -147,7 +150,7 @@ def make_report() -> None:
         return
     report.parent.mkdir(parents=True, exist_ok=True)
     runs = RUN / "runs"
-    _semidice("demo", "-o", str(RUN), "--cases", "30", "--epochs", "40")
+    _semidice("demo", "-o", str(RUN), "--cases", "30", "--epochs", "90")
     _semidice(
         "report", str(runs), "-o", str(report), "--title", "Four methods on phantoms", "--max-cases", "12"
     )

@@ -30,7 +30,7 @@ extensions = [
 ]
 
 # pages are written for the forge: dollar signs, ```math and links to headings work there too
-myst_enable_extensions = ["dollarmath", "colon_fence"]
+myst_enable_extensions = ["dollarmath", "colon_fence", "html_image"]
 myst_fence_as_directive = ["math"]
 myst_heading_anchors = 4
 myst_dmath_double_inline = True
@@ -86,7 +86,9 @@ html_theme_options = {
     "pygments_dark_style": "a11y-high-contrast-dark",
     "back_to_top_button": False,
 }
-html_sidebars: dict[str, list[str]] = {"index": []}
+html_context = {"default_mode": "auto"}
+# pages without others in their section have no list of them
+html_sidebars: dict[str, list[str]] = {name: [] for name in ("index", "start", "choose", "search")}
 copyright = "the semidice developers. Apache-2.0"
 
 

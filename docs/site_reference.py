@@ -83,6 +83,7 @@ def _members(module: ModuleType, names: list[str]) -> Iterator[str]:
     yield f".. currentmodule:: {module.__name__}"
     yield ""
     yield ".. autosummary::"
+    yield "   :nosignatures:"
     yield ""
     yield from (f"   {name}" for name in names)
     yield ""

@@ -10,13 +10,14 @@ only show that it works.
 # **The folder.** Images are in ``images``, and the masks of each rater in ``raters/NAME``, with the same
 # file names.
 
-import subprocess
-import sys
 import tempfile
+from contextlib import chdir
 from pathlib import Path
 
 from PIL import Image
+from typer.testing import CliRunner
 
+from semidice.cli import app
 from semidice.data.phantom import make_phantom
 
 root = Path(tempfile.mkdtemp())
@@ -32,21 +33,21 @@ for number, (image, masks) in enumerate(zip(phantom.image, phantom.masks, strict
         Image.fromarray(255 * mask.byte().numpy()).save(drawn / name)
 
 # %%
-# **The commands.** Without ``--set schedule.epochs=10`` and ``--set data.num_folds=2``, the recipe ``auto``
+# **The commands.** Without ``--set schedule.epochs=60`` and ``--set data.num_folds=2``, the recipe ``auto``
 # chooses five folds and as many epochs as the dataset needs.
 
 commands = """
-semidice prepare folder my_scans data
+semidice prepare folder my_scans data --workers 1
 semidice check data
-semidice train auto --set data.dataset=data -o runs/first --set schedule.epochs=10 --set data.num_folds=2
+semidice train auto --set data.dataset=data -o runs/first --set schedule.epochs=60 --set data.num_folds=2
 semidice predict runs/first new_scans -o predictions
 semidice report runs/first -o report.html
 """
-for command in commands.strip().splitlines():
-    done = subprocess.run(
-        [sys.executable, "-m", *command.split()], cwd=root, capture_output=True, text=True, check=True
-    )
-    print("$", command, *done.stdout.strip().splitlines()[-2:], sep="\n")
+with chdir(root):
+    for command in commands.strip().splitlines():
+        # the same as in a terminal
+        done = CliRunner().invoke(app, command.split()[1:], catch_exceptions=False)
+        print("$", command, *done.stdout.strip().splitlines()[-2:], sep="\n")
 
 # %%
 # **The result.** ``report.html`` has scores, calibration and every case; :doc:`/example_report` is such a

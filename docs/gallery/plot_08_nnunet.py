@@ -11,18 +11,23 @@ shows the label and the loss that our trainer would use.
 # **Export.** A prepared dataset becomes nnU-Net's raw layout, with the masks of each rater beside nnU-Net's
 # own label.
 
-import subprocess
-import sys
 import tempfile
+from contextlib import chdir
 from pathlib import Path
+
+from typer.testing import CliRunner
+
+from semidice.cli import app
 
 root = Path(tempfile.mkdtemp())
 commands = """
-semidice prepare phantom data --cases 6 --size 64x64 --raters 4
+semidice prepare phantom data --cases 6 --size 64x64 --raters 4 --workers 1
 semidice nnunet export data Dataset101_Phantom --work nnunet
 """
-for command in commands.strip().splitlines():
-    subprocess.run([sys.executable, "-m", *command.split()], cwd=root, check=True, capture_output=True)
+with chdir(root):
+    for command in commands.strip().splitlines():
+        # the same as in a terminal
+        print(CliRunner().invoke(app, command.split()[1:], catch_exceptions=False).stdout.strip())
 raw = root / "nnunet" / "raw" / "Dataset101_Phantom"
 for path in sorted(path for path in raw.rglob("*") if path.is_dir()):
     print(path.relative_to(raw), len(list(path.glob("*.png"))), "files")
