@@ -71,7 +71,7 @@ test-nnunet: $(VENV)/.nnunet  ## our trainer in the real nnU-Net; ten minutes
 $(VENV)/.integrations: $(VENV)/.dev
 	$(PYTHON) -m venv $(VENV)/integrations
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$($(VENV)/integrations/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/parent.pth
-	$(VENV)/integrations/bin/pip install --disable-pip-version-check -c constraints.txt -e '.[lightning,huggingface,onnx,mlflow,wandb,dicom]'
+	$(VENV)/integrations/bin/pip install --disable-pip-version-check -c constraints.txt -e '.[lightning,huggingface,onnx,mlflow,wandb,dicom]' 'monai[fire,ignite]'
 	@touch $@
 
 test-integrations: $(VENV)/.integrations  ## the adapters, each with its real framework

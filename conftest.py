@@ -23,9 +23,17 @@ _CHECKED = [
 ]
 install_import_hook(_CHECKED, "shapecheck.check")
 
-# modules that are classes of nnU-Net; `make test-nnunet` has it
-if importlib.util.find_spec("nnunetv2") is None:
-    collect_ignore_glob = ["src/semidice/nnunet/raters.py", "src/semidice/nnunet/trainer*"]
+# modules that are classes of a package; `make test-nnunet` and `make test-integrations` have them
+_MODULES_OF_PACKAGE = {
+    "lightning": ["src/semidice/integrations/lightning.py"],
+    "nnunetv2": ["src/semidice/nnunet/raters.py", "src/semidice/nnunet/trainer*"],
+}
+collect_ignore_glob = [
+    module
+    for package, modules in _MODULES_OF_PACKAGE.items()
+    if importlib.util.find_spec(package) is None
+    for module in modules
+]
 
 # Tensors in tests are tiny: a second thread slows tests down, up to a hundredfold on a busy machine.
 torch.set_num_threads(1)

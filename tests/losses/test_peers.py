@@ -21,6 +21,7 @@ from semidice import (
     tversky_loss,
 )
 from semidice.arrays import one_hot
+from semidice.losses.tversky import _OF_PEERS
 
 monai = pytest.importorskip("monai.losses")
 smp = pytest.importorskip("segmentation_models_pytorch").losses
@@ -312,6 +313,13 @@ class TestTheTablesOfArguments:
         for row in rows:
             _, _, ours, _ = row.split("|")
             assert "`" in ours or "because" in ours, row
+
+    def test_a_loss_that_refuses_an_argument_of_a_peer_names_ours(self):
+        arguments = [name for peer in MODULES for name in self.first_columns(peer)[1]]
+        assert set(_OF_PEERS) <= set(arguments)
+        for name, way_out in _OF_PEERS.items():
+            with pytest.raises(TypeError, match=f"^DiceLoss has no option '{name}'; {re.escape(way_out)}$"):
+                DiceLoss(**{name: True})
 
     def test_each_replacement_in_the_tables_can_be_built(self):
         calls = re.findall(r"`((?:Dice|Jaccard|Tversky|Segmentation)Loss\([^`]*\))`", self.PAGE)

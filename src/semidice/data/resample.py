@@ -7,11 +7,13 @@ and after (align_corners=False). Along each axis, n pixels become m:
     m > n   linear interpolation between centres; beyond the outermost centres the outermost value
 If m = n, no bit changes. Weights are 0 or more and sum to one: a probability stays a probability.
 
-Left out: resizing across slices, and nearest neighbours, which would move a boundary by half a pixel.
+Left out: resizing images across slices, and nearest neighbours, which would move a boundary by half a pixel.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
-from jaxtyping import Float, Float32, Int, UInt8
+from jaxtyping import Bool, Float, Float32, Int, UInt8
 
 
 def resize_image(
@@ -41,6 +43,32 @@ def resize_probability(
     return resized
 
 
+def resize_soft_label(
+    label: Float[np.ndarray, "C *space"],
+    size: Sequence[int],
+    *,
+    valid: Bool[np.ndarray, "*space"] | None = None,
+) -> tuple[Float32[np.ndarray, "..."], Bool[np.ndarray, "..."] | None]:
+    """A soft label (C, *size) of one to three axes of space, and its valid voxels; sums over C are kept.
+
+    Voxels outside `valid` do not reach the label. A new voxel is valid if half of it is: if its centre is
+    inside a straight border, as in augmentation; the others are background, channel 0 of several.
+
+    >>> label, valid = np.array([[0.2, 0.4, 1.0, 1.0]]), np.array([True, True, True, False])
+    >>> resize_soft_label(label, (2,), valid=valid)
+    (array([[0.3, 1. ]], dtype=float32), array([ True,  True]))
+    """
+    if valid is None:
+        return _resize_axes(label, size), None
+    share = _resize_axes(valid[None].astype(np.float32), size)
+    mean = _resize_axes(np.where(valid, label, 0), size) / np.where(share > 0, share, 1)
+    # shares are rounded
+    inside = share[0] > 0.5 - 1e-6
+    background = np.zeros((len(label), *[1] * len(size)), dtype=np.float32)
+    background[0] = len(label) > 1
+    return np.where(inside, mean.clip(0, 1), background).astype(np.float32), inside
+
+
 def resize_classes(
     classes: UInt8[np.ndarray, "*leading H W"], size: tuple[int, int], *, num_classes: int
 ) -> UInt8[np.ndarray, "..."]:
@@ -64,6 +92,14 @@ def resize_classes(
         chosen[score > highest] = label
         np.maximum(highest, score, out=highest)
     return chosen
+
+
+def _resize_axes(label: np.ndarray, size: Sequence[int]) -> np.ndarray:
+    """`resize_image` along every axis but the first."""
+    for axis, length in enumerate(size, 1):
+        moved = np.moveaxis(label, axis, -1)
+        label = np.moveaxis(resize_image(moved, (moved.shape[-2], length)), -1, axis)
+    return label
 
 
 def _resized(values: np.ndarray, size: tuple[int, int], *, scaled: bool = True) -> np.ndarray:

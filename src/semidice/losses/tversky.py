@@ -35,11 +35,32 @@ class LossKeywords(ModuleKeywords, total=False):
     valid: Tensor | None
 
 
+# what to do about arguments of MONAI and smp; docs/peers.md has all of them
+_OF_PEERS = {
+    "softmax": "use activation='softmax'",
+    "sigmoid": "use activation='sigmoid'",
+    "from_logits": "use activation='softmax' or 'sigmoid' for logits, 'none' for probabilities",
+    "mode": "use activation='softmax' for multiclass, 'sigmoid' for binary and multilabel",
+    "to_onehot_y": "leave it out: integers (N, 1, *space) are class indices",
+    "include_background": "use background",
+    "squared_pred": "use form='squared'",
+    "batch": "use over='batch' for True, over='image' for False",
+    "weight": "use class_weight",
+    "class_weights": "use class_weight",
+    "soft_label": "leave it out: every loss takes soft labels",
+    "log_loss": "use log",
+    "lambda_dice": "use region_weight of SegmentationLoss",
+    "lambda_ce": "use cross_entropy_weight of SegmentationLoss",
+}
+
+
 def check_options(loss: str, options: Iterable[str], known: Collection[str]) -> None:
-    """Raise unless `loss` has all these options; the message lists those it has."""
+    """Raise unless `loss` has all these options; the message lists those it has, or the name used here."""
     for name in options:
         if name not in known:
-            raise TypeError(f"{loss} has no option {name!r}; it has {', '.join(known)}")
+            raise TypeError(
+                f"{loss} has no option {name!r}; " + _OF_PEERS.get(name, f"it has {', '.join(known)}")
+            )
 
 
 def tversky_loss(

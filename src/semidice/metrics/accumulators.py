@@ -57,6 +57,9 @@ class CaseScores(Metric):
         if unknown:
             raise ValueError(f"there is no score {', '.join(unknown)}; there are {', '.join(SCORES)}")
         self.metrics, self.class_names, self.method = tuple(scores), tuple(class_names), method
+        # In a MetricCollection, metrics whose states are equal after one batch share them from then on. Other
+        # functions of the same name may differ later, so their states must never be equal.
+        self.state_mark = str(id(self)) if self.own_scores else ""
         self.add_state("encoded", default=[], dist_reduce_fx="cat")
 
     def update(
@@ -96,7 +99,7 @@ class CaseScores(Metric):
             for class_name, values in columns:
                 for name, owner, value in zip(case, patient or case, values.tolist(), strict=True):
                     rows.append(CaseRow(name, owner, fold, self.method, class_name, metric, value))
-        self.encoded.append(_encode(rows, self.device))
+        self.encoded.append(_encode(rows, self.device, self.state_mark))
 
     def compute(self) -> dict[str, Tensor]:
         """Mean of each score over the cases of all processes."""
@@ -185,9 +188,9 @@ class CalibrationError(Metric):
         return torch.stack([bins.count, bins.confidence, bins.accuracy])
 
 
-def _encode(rows: Sequence[CaseRow], device: torch.device) -> Tensor:
-    """The rows as bytes, one JSON list per line."""
-    text = "".join(json.dumps(row) + "\n" for row in rows)
+def _encode(rows: Sequence[CaseRow], device: torch.device, mark: str = "") -> Tensor:
+    """The rows as bytes, one JSON list per line that ends with the mark, which `_decode` ignores."""
+    text = "".join(json.dumps([*row, mark]) + "\n" for row in rows)
     return torch.tensor(list(text.encode()), dtype=torch.uint8, device=device)
 
 
@@ -197,7 +200,7 @@ def _decode(encoded: Tensor | Sequence[Tensor]) -> CaseTable:
     seen: dict[tuple[str, ...], CaseRow] = {}
     for part in parts:
         for line in bytes(part.cpu().numpy()).decode().splitlines():
-            row = CaseRow(*json.loads(line))
+            row = CaseRow(*json.loads(line)[:-1])
             key = (row.case, row.method, row.class_name, row.metric)
             other = seen.setdefault(key, row)
             same = row[:-1] == other[:-1] and (

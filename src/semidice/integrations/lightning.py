@@ -1,0 +1,130 @@
+"""Lightning: a callback that scores every case of a validation or test loop and writes the case table.
+
+The step returns a dict with the arguments of `CaseScores.update`: prob, case, and the references that the
+scores need. Several processes write the table of one. docs/lightning.md has a module to copy.
+"""
+
+from ..extras import need
+
+need("lightning", "semidice.integrations.lightning")
+
+import inspect
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+from torch.utils.data import DistributedSampler
+
+from ..arrays import check_choice, describe
+from ..metrics.accumulators import CaseScores
+from ..metrics.cases import CaseTable, write_cases
+from ..metrics.registry import ScoreFunction
+
+Stage = Literal["validate", "test"]
+_ARGUMENTS = frozenset(inspect.signature(CaseScores.update).parameters) - {"self", "fold"}
+
+
+class CaseTableCallback(Callback):  # type: ignore[misc]
+    """Writes the case table of every validation (or test) epoch to `path`, .csv or .parquet.
+
+    `semidice report` and `semidice compare` read it with --cases. scores, class_names, method: as in
+    `metrics.accumulators.CaseScores`. stage: the loop that is scored. fold: the fold of its cases. The means
+    are logged as STAGE_SCORE, so that a checkpoint can monitor validate_soft_dice_score. `table` is the last
+    table. The sanity check is not scored, and neither are cases that a DistributedSampler repeats.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        scores: Sequence[str] | Mapping[str, ScoreFunction],
+        *,
+        class_names: Sequence[str],
+        method: str,
+        stage: Stage = "validate",
+        fold: int = -1,
+    ) -> None:
+        check_choice("stage", stage, Stage)
+        self.path, self.stage, self.fold = Path(path), stage, fold
+        if self.path.suffix not in (".csv", ".parquet"):
+            raise ValueError(f"path must end in .csv or .parquet; got {path}")
+        self.scores = CaseScores(scores, class_names=class_names, method=method)
+        self.table: CaseTable | None = None
+        # samples of this process so far, of each data loader
+        self._num_seen: dict[int, int] = {}
+
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._is_scored(trainer):
+            self.scores.reset()
+            self.scores.to(pl_module.device)
+            self._num_seen.clear()
+
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        if not self._is_scored(trainer):
+            return
+        references = self._references(outputs)
+        num_cases, start = len(references["prob"]), self._num_seen.get(dataloader_idx, 0)
+        self._num_seen[dataloader_idx] = start + num_cases
+        num_kept = min(num_cases, _num_unrepeated(trainer, dataloader_idx) - start)
+        if num_kept > 0:
+            kept = {name: _first(value, num_kept, num_cases) for name, value in references.items()}
+            self.scores.update(**kept, fold=self.fold)
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not self._is_scored(trainer):
+            return
+        # on every process, because they exchange rows
+        self.table = self.scores.table()
+        means = {f"{self.stage}_{name}": mean.float() for name, mean in self.scores.compute().items()}
+        self.log_dict(means, sync_dist=True)
+        if trainer.is_global_zero:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_cases(self.table, self.path)
+
+    on_test_epoch_start = on_validation_epoch_start
+    on_test_batch_end = on_validation_batch_end
+    on_test_epoch_end = on_validation_epoch_end
+
+    def _is_scored(self, trainer: Trainer) -> bool:
+        return trainer.testing == (self.stage == "test") and not trainer.sanity_checking
+
+    def _references(self, outputs: Any) -> dict[str, Any]:
+        """What a step returned, for `CaseScores.update`; other keys, such as loss, are left out."""
+        is_mapping = isinstance(outputs, Mapping)
+        if not is_mapping or not {"prob", "case"} <= outputs.keys():
+            step = "test_step" if self.stage == "test" else "validation_step"
+            got = f"keys {', '.join(map(str, outputs))}" if is_mapping else describe(outputs)
+            raise ValueError(
+                f"{step} must return a dict with prob, case and what the scores need, such as soft_target; "
+                f"got {got}"
+            )
+        return {name: value for name, value in outputs.items() if name in _ARGUMENTS}
+
+
+def _num_unrepeated(trainer: Trainer, loader_index: int) -> int:
+    """How many samples of this process count; a DistributedSampler repeats some to fill the last batch."""
+    # trainer.val_dataloaders is that of fit, also in a later trainer.validate
+    loader = trainer._evaluation_loop._combined_loader.flattened[loader_index]
+    sampler = getattr(loader, "sampler", None)
+    if not isinstance(sampler, DistributedSampler) or sampler.drop_last:
+        return sys.maxsize
+    # sample k of this process is number rank + k * num_replicas of the dataset
+    num_samples = len(sampler.dataset)  # type: ignore[arg-type]
+    return math.ceil((num_samples - sampler.rank) / sampler.num_replicas)
+
+
+def _first(value: Any, num_kept: int, num_cases: int) -> Any:
+    """The first cases of a value that has one entry per case; a spacing is one for all cases."""
+    per_case = isinstance(value, (Tensor, list, tuple)) and len(value) == num_cases
+    return value[:num_kept] if per_case else value

@@ -1,0 +1,221 @@
+"""The callback in the real Lightning: the page from its first command to its report; two processes."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import jaxtyping
+import numpy as np
+import pytest
+import torch
+from prepared import make_prepared
+from typer.testing import CliRunner
+
+from semidice.cli import app
+from semidice.labels import majority_label, mean_label
+from semidice.metrics import binarized_dice_score, calibration_error, dice_score, read_cases, soft_dice_score
+
+pytestmark = [
+    pytest.mark.integrations,
+    # Lightning advises on workers and logging intervals, which do not matter for four images
+    pytest.mark.filterwarnings("ignore::lightning.fabric.utilities.warnings.PossibleUserWarning"),
+    # Lightning uses a class that newer releases of torch deprecate
+    pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated:FutureWarning"),
+]
+
+PAGE = (Path(__file__).parents[2] / "docs" / "lightning.md").read_text()
+BLOCKS = re.findall(r"```(\w*)\n(.*?)```", PAGE, flags=re.DOTALL)
+MODULE, TRAINING, TORCHMETRICS = (text for language, text in BLOCKS if language == "python")
+CLASSES = ["background", "lesion"]
+SCORES = ["dice_score", "soft_dice_score"]
+
+
+def command(line):
+    done = CliRunner().invoke(app, shlex.split(line)[1:], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+
+
+@pytest.fixture(scope="module")
+def page_run(tmp_path_factory):
+    """The folder and the names of the page after all of its commands and examples."""
+    folder, scope, before = tmp_path_factory.mktemp("page"), {}, Path.cwd()
+    os.chdir(folder)
+    try:
+        for language, text in BLOCKS:
+            if language == "python":
+                exec(compile(text, "lightning.md", "exec"), scope)
+            for line in text.splitlines() if language == "" else ():
+                if line.startswith("semidice "):
+                    command(line)
+    finally:
+        os.chdir(before)
+    return folder, scope
+
+
+def test_the_commands_and_examples_of_the_page_lead_to_a_report_with_the_scores(page_run):
+    folder, scope = page_run
+    table = read_cases(folder / "cases.csv")
+    assert scope["trainer"].global_step == 2
+    assert table.methods == ("DML1 in Lightning",)
+    assert len(table) == 4 * (3 * 3 + 1)
+    page = (folder / "report.html").read_text()
+    assert "DML1 in Lightning" in page
+    mean = table.select(metric="dice_score", class_name="mean").columns["value"].mean()
+    assert f"{100 * mean:.2f}" in page
+    assert "DML1 in Lightning" in (folder / "comparison" / "means.md").read_text()
+    assert set(scope["scores"].compute()) == {"dice_score", "calibration", "calibration_15_bins"}
+
+
+def test_the_table_has_the_scores_that_the_functions_give_for_the_trained_network(page_run):
+    folder, scope = page_run
+    module = scope["trainer"].lightning_module.eval()
+    data = scope["Dataset"](folder / "data")
+    table = read_cases(folder / "cases.csv")
+    for number in range(8, 12):
+        case = data.cases[number]
+        masks = torch.from_numpy(data.masks(number)).unsqueeze(0)
+        soft = mean_label(masks, num_classes=2, batched=True)
+        with torch.no_grad():
+            prob = module.network(torch.from_numpy(data.image(number)).unsqueeze(0)).softmax(1)
+        hard = majority_label(masks, num_classes=2, batched=True).argmax(1)
+        expected = {
+            "dice_score": dice_score(prob, hard)[0, 1],
+            "binarized_dice_score": binarized_dice_score(prob, soft)[0, 1],
+            "soft_dice_score": soft_dice_score(prob, soft)[0, 1],
+            "rater_calibration_error": calibration_error(prob, soft)[0],
+        }
+        for metric, value in expected.items():
+            class_name = "all" if metric == "rater_calibration_error" else "mean"
+            (row,) = table.select(case=case.name, metric=metric, class_name=class_name).rows()
+            assert row.patient == case.patient
+            # a batch of one may be rounded differently from a batch of two
+            assert row.value == pytest.approx(float(value), rel=1e-4)
+
+
+def test_the_module_of_the_page_has_about_twenty_lines():
+    lines = MODULE.partition("class SoftSegmentation")[2].partition("\n\n\nclass")[0].splitlines()
+    assert sum(1 for line in lines if line.strip()) <= 20
+
+
+@pytest.fixture
+def parts(tmp_path):
+    """Module and loader of five cases of three patients, and a function that makes a trainer."""
+    import lightning
+    from torch.utils.data import DataLoader
+
+    from semidice.integrations.lightning import CaseTableCallback
+
+    scope = {}
+    exec(compile(MODULE, "lightning.md", "exec"), scope)
+    make_prepared(tmp_path / "data", num_cases=5)
+    loader = DataLoader(scope["Cases"](tmp_path / "data", range(5)), batch_size=2)
+
+    def trainer(**options):
+        options = {"class_names": CLASSES, "method": "net"} | options
+        callback = CaseTableCallback(tmp_path / "out" / "cases.csv", SCORES, **options)
+        quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+        quiet |= {"enable_model_summary": False, "accelerator": "cpu", "max_epochs": 1}
+        return lightning.Trainer(callbacks=[callback], **quiet), callback
+
+    return scope["SoftSegmentation"](torch.nn.Conv2d(1, 2, 3, padding=1)), loader, trainer
+
+
+def test_the_test_loop_is_scored_on_its_own_and_the_means_can_be_monitored(parts, tmp_path):
+    module, loader, make = parts
+    trainer, callback = make(stage="test", fold=2)
+    trainer.fit(module, loader, loader)
+    assert callback.table is None
+    logged = trainer.test(module, loader, verbose=False)[0]
+    table = read_cases(tmp_path / "out" / "cases.csv")
+    assert set(table.columns["fold"]) == {2}
+    assert sorted(set(table.columns["patient"])) == ["patient000", "patient001", "patient002"]
+    for metric in SCORES:
+        mean = table.select(metric=metric, class_name="mean").columns["value"].mean()
+        assert logged[f"test_{metric}"] == pytest.approx(mean, rel=1e-5)
+
+
+def test_every_validation_writes_the_table_of_the_current_weights_and_the_sanity_check_none(parts):
+    module, loader, make = parts
+    trainer, callback = make()
+    seen = []
+    original = callback.scores.update
+    callback.scores.update = lambda **batch: (seen.append(trainer.global_step), original(**batch))
+    before = trainer.validate(module, loader, verbose=False)[0]["validate_soft_dice_score"]
+    assert seen == [0, 0, 0]
+    trainer.fit(module, loader, loader)
+    # after three steps; the sanity check would have been at step 0
+    assert seen[3:] == [3, 3, 3]
+    assert trainer.callback_metrics["validate_soft_dice_score"] != before
+    assert len(callback.table) == 5 * 2 * 3
+
+
+def test_errors_of_newcomers_are_one_line_that_says_what_to_do(parts, monkeypatch):
+    module, loader, make = parts
+    rows = [
+        ({}, lambda batch: None, r"validation_step must return a dict with prob, case .*got NoneType"),
+        ({"stage": "test"}, lambda batch: {"loss": 1}, "test_step must return a dict.*got keys loss"),
+        (
+            {},
+            lambda batch: {"prob": batch["label"], "case": batch["case"]},
+            "this score needs target: pass target=",
+        ),
+    ]
+    for options, step, message in rows:
+        trainer, callback = make(**options)
+        module.validation_step = module.test_step = step
+        run = trainer.test if options else trainer.validate
+        with pytest.raises(ValueError, match=message) as caught:
+            run(module, loader, verbose=False)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(ValueError, match="there is no score dice; there are dice_score"):
+        type(callback)("cases.csv", ["dice"], class_names=CLASSES, method="net")
+    with pytest.raises(ValueError, match=r"path must end in \.csv or \.parquet; got cases\.xlsx"):
+        type(callback)("cases.xlsx", SCORES, class_names=CLASSES, method="net")
+    # type annotations are checked only in tests; users see the check of the callback itself
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    with pytest.raises(ValueError, match="stage must be one of 'validate', 'test'; got 'fit'"):
+        make(stage="fit")
+
+
+SCRIPT = """
+import sys
+from torch.utils.data import DataLoader
+from semidice.integrations.lightning import CaseTableCallback
+from semidice.networks.small_unet import SmallUNet
+
+folder, devices = sys.argv[1], int(sys.argv[2])
+L.seed_everything(0)
+table = CaseTableCallback(
+    f"{folder}/{devices}.csv", ["soft_dice_score"], class_names=["background", "lesion"], method="net"
+)
+strategy = L.pytorch.strategies.DDPStrategy(process_group_backend="gloo")
+trainer = L.Trainer(
+    accelerator="cpu", devices=devices, strategy=strategy, callbacks=[table], logger=False,
+    enable_checkpointing=False, enable_progress_bar=False,
+)
+module = SoftSegmentation(SmallUNet(1, 2, channels=(8, 16)))
+trainer.validate(module, DataLoader(Cases(f"{folder}/data", range(5)), batch_size=2))
+assert len(table.table) == 5 * 3
+"""
+
+
+def test_two_processes_write_the_table_of_one(tmp_path):
+    make_prepared(tmp_path / "data", num_cases=5)
+    script = tmp_path / "validate.py"
+    script.write_text(MODULE + SCRIPT)
+    for devices in ("1", "2"):
+        done = subprocess.run(
+            [sys.executable, str(script), str(tmp_path), devices],
+            env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+    one, two = (read_cases(tmp_path / f"{devices}.csv") for devices in ("1", "2"))
+    assert [row[:-1] for row in one.rows()] == [row[:-1] for row in two.rows()]
+    # the processes have other batches than one process, which may round differently
+    np.testing.assert_allclose(two.columns["value"], one.columns["value"], rtol=1e-5)
