@@ -8,6 +8,7 @@ from importlib import metadata
 
 # packages of the extra `train` are not listed: an unknown package belongs to it
 _EXTRA_OF_PACKAGE = {
+    "accelerate": "huggingface",
     "highdicom": "dicom",
     "huggingface_hub": "huggingface",
     "lightning": "lightning",

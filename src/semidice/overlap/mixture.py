@@ -107,13 +107,14 @@ def region_loss_of(
     if options.classes == "present":
         # In every form, tp + fn is 0 exactly if the target is 0 everywhere.
         counted = stats.tp + stats.fn > 0
-    return mean_over_classes_and_images(_focal(loss, options.gamma), counted, weight, options.over)
+    return mean_over_classes_and_images(focal(loss, options.gamma), counted, weight, options.over)
 
 
-def _focal(loss: Tensor, gamma: float) -> Tensor:
+def focal(loss: Tensor, gamma: float) -> Tensor:
+    """`loss` to the power of gamma; at 0 the gradient is 0, also for gamma below 1."""
     if gamma == 1:
         return loss
-    # For gamma < 1 the slope of loss ** gamma at 0 is infinite, but the gradient at the minimum must be 0.
+    # for gamma < 1 the slope at 0 is infinite, but the gradient at the minimum must be 0
     positive = loss > 0
     return torch.where(positive, torch.where(positive, loss, 1) ** gamma, 0)
 
