@@ -33,9 +33,9 @@ need("huggingface_hub", __name__)
 if importlib.util.find_spec("transformers"):
     need("transformers", __name__)
 
-from huggingface_hub import PyTorchModelHubMixin, hf_hub_download  # noqa: E402
-from safetensors import SafetensorError  # noqa: E402
-from safetensors.torch import load_model  # noqa: E402
+from huggingface_hub import PyTorchModelHubMixin, hf_hub_download
+from safetensors import SafetensorError
+from safetensors.torch import load_model
 
 __all__ = ["HubNetwork", "compute_loss_func"]
 
