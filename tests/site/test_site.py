@@ -67,7 +67,9 @@ class Links(HTMLParser):
 
 def broken_links(site):
     """Links inside of the site whose file or place does not exist."""
-    pages = {path.resolve(): Links(path.read_text(encoding="utf-8")) for path in site.rglob("*.html")}
+    # the theme keeps a template in _static
+    paths = [path for path in site.rglob("*.html") if "_static" not in path.parts]
+    pages = {path.resolve(): Links(path.read_text(encoding="utf-8")) for path in paths}
     broken = []
     for path, links in pages.items():
         for target in links.targets:
