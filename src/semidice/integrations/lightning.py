@@ -78,7 +78,7 @@ class CaseTableCallback(Callback):  # type: ignore[misc]
         self._num_seen[dataloader_idx] = start + num_cases
         num_kept = min(num_cases, _num_unrepeated(trainer, dataloader_idx) - start)
         if num_kept > 0:
-            kept = {name: _first(value, num_kept, num_cases) for name, value in references.items()}
+            kept = {name: _first(name, value, num_kept) for name, value in references.items()}
             self.scores.update(**kept, fold=self.fold)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -124,7 +124,7 @@ def _num_unrepeated(trainer: Trainer, loader_index: int) -> int:
     return math.ceil((num_samples - sampler.rank) / sampler.num_replicas)
 
 
-def _first(value: Any, num_kept: int, num_cases: int) -> Any:
-    """The first cases of a value that has one entry per case; a spacing is one for all cases."""
-    per_case = isinstance(value, (Tensor, list, tuple)) and len(value) == num_cases
-    return value[:num_kept] if per_case else value
+def _first(name: str, value: Any, num_kept: int) -> Any:
+    """The first cases of an argument; a spacing may be one for all cases."""
+    for_all = name == "spacing_mm" and not (isinstance(value, Tensor) and value.ndim == 2)
+    return value if for_all or value is None else value[:num_kept]

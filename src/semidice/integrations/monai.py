@@ -8,7 +8,7 @@ from ..extras import need
 
 need("monai", "semidice.integrations.monai")
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -77,8 +77,7 @@ class SoftDiceMetric(CumulativeIterationMetric):
         if y is None:
             raise ValueError(f"{type(self).__name__} needs y, the label; got None")
         scores = type(self).score(_plain(y_pred), _plain(y), **references, **self.options).float()
-        if scores.ndim == 1:
-            return scores.unsqueeze(1)
+        scores = scores.reshape(len(scores), -1)
         return scores if self.include_background or scores.shape[1] == 1 else scores[:, 1:]
 
     def aggregate(self, reduction: MetricReduction | str | None = None) -> Tensor | tuple[Tensor, Tensor]:
@@ -168,16 +167,12 @@ class RandRaterLabeld(RandomizableTransform, RatersToSoftLabeld):
 class ResizeSoftLabeld(MapTransform):
     """Resizes soft labels (C, *space), which stay probabilities; see `data.resample.resize_soft_label`.
 
-    spatial_size: -1 keeps an axis. valid_key: bool (1, *space) or (*space), False for voxels that do not
-    count, such as padding; it is resized, too.
+    spatial_size: a number, or one per axis; -1 keeps an axis. valid_key: bool (1, *space) or (*space), False
+    for voxels that do not count, such as padding; it is resized, too.
     """
 
     def __init__(
-        self,
-        keys: Any,
-        spatial_size: Sequence[int] | int,
-        valid_key: str | None = None,
-        allow_missing_keys: bool = False,
+        self, keys: Any, spatial_size: Any, valid_key: str | None = None, allow_missing_keys: bool = False
     ) -> None:
         super().__init__(keys, allow_missing_keys)
         self.spatial_size, self.valid_key = spatial_size, valid_key
@@ -219,9 +214,8 @@ def _class_indices(key: Hashable, mask: Any) -> Tensor:
     if not values.is_floating_point():
         return values
     if bool((values % 1).any()):
-        example = float(values[values % 1 != 0][0])
         raise ValueError(
-            f"{key!r} must hold class indices; got {describe(values)} with values such as {example:.4g}: "
-            "resample masks with mode='nearest'"
+            f"{key!r} must hold class indices; got {describe(values)} with values such as "
+            f"{float(values[values % 1 != 0][0]):.4g}: resample masks with mode='nearest'"
         )
     return values.long()
