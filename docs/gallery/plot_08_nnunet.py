@@ -33,8 +33,9 @@ for path in sorted(path for path in raw.rglob("*") if path.is_dir()):
     print(path.relative_to(raw), len(list(path.glob("*.png"))), "files")
 
 # %%
-# **Label and loss.** ``semidice nnunet train ... --label mean --loss dml1`` trains with these options. The label
-# is made from the augmented masks in every step, and the loss has its minimum there: at the mean of the raters.
+# **Label and loss.** ``semidice nnunet train ... --label mean --loss dml1`` trains with these options. The
+# label is made from the augmented masks in every step, and the loss has its minimum there: at the mean of
+# the raters.
 
 import numpy as np
 import torch
