@@ -6,7 +6,7 @@ LOWEST := .venv-lowest
 LOWEST_TESTS := tests/networks tests/data tests/recipes tests/losses/test_losses.py tests/metrics tests/prediction tests/training tests/test_compare.py
 SOURCES := src tests benchmarks docs conftest.py
 
-.PHONY: help demo test test-slow test-lowest test-gpu test-nnunet test-integrations test-wheel fuzz audit lint format figures bench bench-gpu clean
+.PHONY: help demo test test-slow test-lowest test-gpu test-nnunet test-integrations test-wheel docs fuzz audit lint format figures bench bench-gpu clean
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
@@ -86,6 +86,15 @@ $(VENV)/.build: constraints.txt | $(BIN)/python
 test-wheel: $(VENV)/.build $(VENV)/.train  ## build wheel and sdist, and use the wheel in an empty environment
 	$(VENV)/build/bin/python tests/support/check_wheel.py --parent $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 
+# examples of the site use the frameworks, so Sphinx is in their environment
+$(VENV)/.docs: $(VENV)/.integrations
+	$(VENV)/integrations/bin/pip install --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@touch $@
+
+docs: $(VENV)/.docs $(VENV)/.browser  ## the documentation as a site in build/site, and its tests in a browser
+	$(VENV)/integrations/bin/python docs/build_site.py
+	$(VENV)/integrations/bin/python -m pytest -q -m site tests/site
+
 # FUZZ_SECONDS=60 make fuzz: a shorter run
 FUZZ_SECONDS ?= 600
 fuzz: $(VENV)/.dev  ## read damaged files of every kind for ten minutes
@@ -123,4 +132,4 @@ bench-gpu: $(VENV)/.dev  ## time of losses, KDE, batches and training step on a 
 	$(BIN)/python benchmarks/bench_training.py --docs docs/performance.md
 
 clean:  ## remove the environment and all caches
-	rm -rf $(VENV) $(LOWEST) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis demo_out bench_out dist
+	rm -rf $(VENV) $(LOWEST) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis demo_out bench_out dist build

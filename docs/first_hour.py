@@ -36,8 +36,8 @@ class Step(NamedTuple):
 
 
 def readme_commands() -> list[str]:
-    """The shell lines of README's section on the user's own images, without their comments."""
-    section = (ROOT / "README.md").read_text().split("## Train on your own images")[1].split("\n## ")[0]
+    """The shell lines of README's section for people who have raters, without their comments."""
+    section = (ROOT / "README.md").read_text().split("## I have raters")[1].split("\n## ")[0]
     lines = section.split("```\n")[1].splitlines()
     return [line.split("#")[0].strip() for line in lines if line.startswith("semidice")]
 

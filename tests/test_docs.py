@@ -1,5 +1,6 @@
 """Tables and figures in the pages equal those of docs/make_figures.py, and statements about them are true."""
 
+import importlib
 import re
 import sys
 from pathlib import Path
@@ -7,16 +8,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from doc_commands import Command, problem
 from PIL import Image
 from prepared import make_prepared
 from synthetic_runs import write_runs
+from typer.main import get_command
 
+import semidice
+from semidice.cli import app
 from semidice.paths import DemoFolder
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 sys.path.insert(0, str(DOCS))
 
+import build_site  # noqa: E402
 import calibration_study  # noqa: E402
 import calibrator_study  # noqa: E402
 import decision_study  # noqa: E402
@@ -24,7 +30,9 @@ import label_study  # noqa: E402
 import make_figures  # noqa: E402
 import rooms  # noqa: E402
 import seed_study  # noqa: E402
+import site_reference  # noqa: E402
 import volume_study  # noqa: E402
+from docstrings import to_rst  # noqa: E402
 
 TABLES = [(page, name) for page, makers in make_figures.TABLES.items() for name in makers]
 # a cell that contains only a number: 0.62, -0.0539, 5e-03
@@ -116,10 +124,132 @@ def test_the_script_makes_every_marked_table_and_every_figure():
         assert path.stat().st_size <= make_figures.MAX_BYTES, f"run docs/make_figures.py --only {name}"
 
 
-def test_links_between_pages_point_to_existing_files():
-    for path in [*ROOT.glob("*.md"), *DOCS.glob("*.md"), *(ROOT / "benchmarks").glob("*.md")]:
-        for target in re.findall(r"\]\(([\w./]+\.(?:md|png))\)", path.read_text()):
-            assert (path.parent / target).is_file(), f"{path.name} points to {target}"
+PAGES = [*ROOT.glob("*.md"), *DOCS.glob("*.md"), *(ROOT / "benchmarks").glob("*.md")]
+
+
+def anchors(text):
+    """The names of a page's headings in links, as forges and the site make them."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), flags=re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def broken_links(path):
+    links = re.findall(r"\]\(([\w./]*\.(?:md|png))?(#[\w-]+)?\)", path.read_text())
+    found = []
+    for target, anchor in links:
+        file = path.parent / target if target else path
+        if not file.is_file() or (anchor and anchor[1:] not in anchors(file.read_text())):
+            found.append(target + anchor)
+    return found
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_links_between_pages_point_to_existing_files_and_headings(path):
+    assert broken_links(path) == []
+
+
+def test_a_broken_link_is_detected(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# A page: `one`\n[a](page.md) [b](#a-page-one) [c](gone.md) [d](page.md#gone) [e](#gone)"
+    )
+    assert broken_links(page) == ["gone.md", "page.md#gone", "#gone"]
+
+
+class TestReadme:
+    text = (ROOT / "README.md").read_text()
+
+    def test_the_first_screen_has_the_figure_and_the_first_commands(self):
+        first = self.text.splitlines()
+        assert first.index("make demo    # " + self.text.partition("make demo    # ")[2].split("\n")[0]) < 25
+        assert (
+            self.text.index("figures/landing.png")
+            < self.text.index("make demo")
+            < self.text.index("make test")
+        )
+
+    def test_each_of_the_three_ways_in_has_five_lines(self):
+        ways = dict(re.findall(r"^## (I .*?)\n.*?^```\w*\n(.*?)^```", self.text, flags=re.M | re.S))
+        assert list(ways) == ["I want a loss", "I have raters", "I have a trained model"]
+        for name, block in ways.items():
+            assert len([line for line in block.splitlines() if line]) <= 5, name
+
+    def test_the_page_for_beginners_has_the_same_commands(self):
+        block = re.search(r"```\n(semidice prepare.*?)```", self.text, flags=re.S)[1]
+        assert block in (DOCS / "start.md").read_text()
+
+
+class TestSite:
+    def test_every_page_is_in_exactly_one_section(self):
+        listed = [page for pages in build_site.sections().values() for page in pages]
+        listed += [*build_site.FIRST_PAGES, "where"]
+        assert sorted(listed) == sorted(path.stem for path in DOCS.glob("*.md"))
+        landing = (DOCS / "site" / "index.md").read_text()
+        for name in (
+            *build_site.SECTIONS,
+            *build_site.FIRST_PAGES,
+            "reference/index",
+            "examples/index",
+            "project",
+        ):
+            assert re.search(rf"^{name}$|<{name}>$", landing, flags=re.M), name
+
+    def test_links_lead_to_pages_of_the_site(self):
+        text = (
+            "[a](ARCHITECTURE.md) [b](docs/labels.md#x) ![c](docs/figures/rooms.png) "
+            "[d](benchmarks/README.md) [e](Makefile) [f](https://example.org/x.md) [g](#here)"
+        )
+        assert build_site.with_site_links(text, ROOT / "README.md") == (
+            "[a](architecture.md) [b](labels.md#x) ![c](docs/figures/rooms.png) [d](benchmarks.md) "
+            "e [f](https://example.org/x.md) [g](#here)"
+        )
+
+    def test_every_command_and_option_is_in_the_reference(self):
+        page = site_reference.command_page()
+        for words, command in site_reference._commands(get_command(app), ()):
+            section = page.partition(f"## {' '.join(words)}\n")[2].partition("\n## ")[0]
+            for parameter in command.params:
+                names = parameter.opts if parameter.param_type_name == "option" else []
+                assert [name for name in names if f"`{name}`" not in section] == [], words
+
+    def test_every_public_name_is_in_the_reference(self):
+        pages = site_reference.api_pages()
+        for room in semidice._PUBLIC_ROOMS:
+            assert f"{room}.rst" in pages
+            for name in importlib.import_module(f"semidice.{room}").__all__:
+                assert re.search(
+                    rf"^\.\. auto(class|function|data):: {name}$", pages[f"{room}.rst"], flags=re.M
+                )
+
+    def test_a_docstring_becomes_plain_text_code_and_tables(self):
+        lines = ["Mean of `x`, (N, *space).", "", "    a table", "", ">>> f(*x)", "1"]
+        assert to_rst(lines) == [
+            *("Mean of ``x``, (N, \\*space).", "", "::", "", "    a table", "", ">>> f(*x)", "1"),
+        ]
+        assert to_rst(["Args:", "    x: rows, *space", "        of `y`."]) == [
+            *("Args:", "    x: rows, \\*space", "        of ``y``."),
+        ]
+        columns = ["Three makers:", "mean      of all", "majority  of most"]
+        assert to_rst(columns) == [columns[0], "", "::", "", *(f"    {line}" for line in columns[1:])]
+
+
+GALLERY = sorted((DOCS / "gallery").glob("plot_*.py"))
+
+
+def test_the_gallery_has_ten_subjects():
+    assert len({path.name[:7] for path in GALLERY}) == 10
+
+
+@pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.name)
+def test_an_example_of_the_gallery_ends_in_a_picture_and_its_commands_are_valid(path):
+    text = path.read_text()
+    assert text.rstrip().endswith("plt.show()")
+    commands = re.findall(r"^semidice .*$", text, flags=re.M)
+    assert {command: problem(Command(command, complete=True)) for command in commands} == dict.fromkeys(
+        commands
+    )
+    for page in re.findall(r":doc:`/(\w+)`", text):
+        assert (DOCS / f"{page}.md").is_file() or (DOCS / "site" / f"{page}.md").is_file(), page
 
 
 def test_every_benchmark_is_listed_with_existing_rooms():
@@ -197,11 +327,6 @@ class TestRooms:
             assert list(base.glob(pattern)), pattern
         for part in ("a loss:", "a label:", "a score:", "a source:", "a network:", "a part of the report:"):
             assert part in additions
-
-    def test_the_map_in_the_readme_has_every_room(self):
-        table = (ROOT / "README.md").read_text().partition("| in `src/semidice` |")[2]
-        named = set(re.findall(r"`(\w+)(?:/|\.py)`", table))
-        assert {name for name in rooms.ROOMS if rooms.is_folder(name)} <= named <= set(rooms.ROOMS)
 
     def test_the_pages_for_newcomers_link_to_the_page(self):
         for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"):

@@ -97,11 +97,11 @@ def test_a_changed_word_of_the_output_is_detected_and_a_changed_number_is_not():
     assert first_hour.fixed_lines(block.replace("wrote", "made")) != first_hour.fixed_lines(block)
 
 
-def test_without_monai_the_surface_dice_of_the_readme_is_left_out_in_one_line(pictures):
+def test_without_monai_the_surface_dice_of_the_start_page_is_left_out_in_one_line(pictures):
     root, _ = pictures
     (line,) = [
         line
-        for line in (first_hour.ROOT / "README.md").read_text().splitlines()
+        for line in (first_hour.ROOT / "docs" / "start.md").read_text().splitlines()
         if line.startswith("semidice evaluate") and "surface_dice_score" in line
     ]
     command, _, comment = line.partition("#")

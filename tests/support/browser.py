@@ -94,11 +94,15 @@ def open_page(chromium, path, **options):
     return watched
 
 
-def axe_violations(page):
+def axe_violations(page, impacts=("minor", "moderate", "serious", "critical")):
     """Rules of axe that the page violates, each with the first elements; axe comes from its package."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python")
     found = axe.Axe().run(page).response["violations"]
-    return [(rule["id"], [node["html"][:120] for node in rule["nodes"][:3]]) for rule in found]
+    return [
+        (rule["id"], [node["html"][:120] for node in rule["nodes"][:3]])
+        for rule in found
+        if rule["impact"] in impacts
+    ]
 
 
 def press(page, *keys):

@@ -25,8 +25,10 @@ class Command(NamedTuple):
 
 def commands_in_page(text):
     """Commands in the code blocks of a Markdown page, and in its backticks."""
-    blocks = re.findall(r"^```(?:bash|sh|console)?\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
-    lines = [line.strip().removeprefix("$ ") for block in blocks for line in block.splitlines()]
+    # all blocks are matched, so that the end of a Python block is not taken for the start of another one
+    blocks = re.findall(r"^```([^\n]*)\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    shell = [block for language, block in blocks if language in ("", "bash", "sh", "console")]
+    lines = [line.strip().removeprefix("$ ") for block in shell for line in block.splitlines()]
     commands = [Command(line, complete=True) for line in lines if line.split(" ")[0] in PROGRAMS]
     prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
     spans = [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", prose)]

@@ -1,0 +1,56 @@
+"""
+Is the difference real?
+=======================
+
+Two means differ. Would they differ again with other patients? Methods are compared on the same cases, and
+patients are drawn again.
+"""
+
+# %%
+# Three methods score 24 cases of 12 patients. The second is a little better in every case; the third only
+# in a few.
+
+import numpy as np
+
+from semidice.metrics import CaseRow, CaseTable, compare_cases, means_table, pairs_table
+
+generator = np.random.default_rng(0)
+difficulty = generator.normal(0.8, 0.06, 24)
+scores = {
+    "baseline": difficulty,
+    "a little better everywhere": difficulty + 0.02 + generator.normal(0, 0.01, 24),
+    "much better in three cases": difficulty + 0.15 * (np.arange(24) < 3) + generator.normal(0, 0.02, 24),
+}
+rows = [
+    CaseRow(f"case{case:02}", f"patient{case // 2:02}", 0, method, "mean", "dice_score", float(value))
+    for method, values in scores.items()
+    for case, value in enumerate(np.clip(values, 0, 1))
+]
+comparison = compare_cases(CaseTable.from_rows(rows), "dice_score")
+print(means_table([comparison]).markdown())
+print()
+print(pairs_table(comparison).markdown())
+
+# %%
+# Both are about two points better on average, and only one of these differences would be seen again.
+# :doc:`/metrics` explains the test, the correction for several pairs, and the star. ``semidice compare``
+# prints the same tables for trained networks.
+
+import matplotlib.pyplot as plt
+
+figure, axes = plt.subplots(figsize=(8, 4), layout="constrained")
+for row, method in enumerate(list(scores)[1:]):
+    difference = 100 * (np.clip(scores[method], 0, 1) - difficulty)
+    pair = (comparison.methods.index(method), comparison.methods.index("baseline"))
+    estimate = comparison.corrected()
+    mean, low, high = (100 * float(part[pair]) for part in estimate[:3])
+    axes.plot(difference, row + generator.uniform(-0.12, 0.12, 24), "o", color="#56B4E9", markersize=4)
+    axes.errorbar(mean, row + 0.28, xerr=[[mean - low], [high - mean]], fmt="s", color="#D55E00", capsize=4)
+axes.axvline(0, color="0.4", linewidth=1)
+axes.set(
+    yticks=[0, 1],
+    yticklabels=list(scores)[1:],
+    ylim=(-0.5, 1.6),
+    xlabel="difference to the baseline (points of Dice); squares: mean and its corrected interval",
+)
+plt.show()
