@@ -25,6 +25,7 @@ install_import_hook(_CHECKED, "shapecheck.check")
 
 # modules that are classes of a package; `make test-nnunet` and `make test-integrations` have them
 _MODULES_OF_PACKAGE = {
+    "highdicom": ["tests/support/dicom_trees.py"],
     "lightning": ["src/semidice/integrations/lightning.py"],
     "nnunetv2": ["src/semidice/nnunet/raters.py", "src/semidice/nnunet/trainer*"],
 }

@@ -272,7 +272,7 @@ DEVICES_AND_TABLES = [
     CommandRow("a recipe that would colour the terminal", lambda w: train(w, name="a\x1b[31mred", data__num_folds=9), r"^semidice train: (?!.*\x1b)"),
     CommandRow("an option that would colour the terminal", lambda w: train(w, **{"\x1b[31m": 1}), r"\\x1b\[31m"),
     CommandRow("a checkpoint of brackets", lambda w: predict(w, lambda run: rewrite(run / "fold_0/last.safetensors", {"progress": "[" * 100_000})), r"last\.safetensors is not a complete checkpoint .*nested too deeply"),
-    CommandRow("a grid with a name that is no folder", lambda w: compare(w, "variants: {'[x] :b:': {}}"), r"'\[x\] :b:' cannot be a file name: use letters"),
+    CommandRow("a grid with a name that is no folder", lambda w: compare(w, "variants: {'[x] :b:': {}}"), r"'\[x\]_:b:' cannot be a file name: use letters"),
 ]
 
 COMPARE = [

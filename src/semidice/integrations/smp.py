@@ -55,7 +55,7 @@ class DiceLoss(nn.Module):
     ) -> None:
         # fmt: on
         super().__init__()
-        check_options(type(self).__name__, unknown, _ARGUMENTS)
+        check_options(type(self).__name__, unknown, _ARGUMENTS, hints={})
         check_choice("mode", mode, Mode)
         if mode == "binary" and not (classes is None and class_weights is None):
             raise ValueError("mode='binary' has one class: leave classes and class_weights out")
@@ -144,6 +144,6 @@ class TverskyLoss(DiceLoss):
         class_weights: Sequence[float] | Tensor | None = None, **unknown: object,
     ) -> None:
         # fmt: on
-        check_options("TverskyLoss", unknown, (*_ARGUMENTS, "alpha", "beta", "gamma"))
+        check_options("TverskyLoss", unknown, (*_ARGUMENTS, "alpha", "beta", "gamma"), hints={})
         self.alpha, self.beta, self.gamma = alpha, beta, gamma
         super().__init__(mode, classes, log_loss, from_logits, smooth, ignore_index, eps, class_weights)

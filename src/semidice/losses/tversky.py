@@ -8,7 +8,7 @@ or logits with `activation`. Modules take logits. Predictions are (N, C, *space)
 contract in `arrays`. Left out: distances to surfaces, thresholds, and label making (`labels`).
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Unpack
 
@@ -54,12 +54,14 @@ _OF_PEERS = {
 }
 
 
-def check_options(loss: str, options: Iterable[str], known: Collection[str]) -> None:
-    """Raise unless `loss` has all these options; the message lists those it has, or the name used here."""
+def check_options(
+    loss: str, options: Iterable[str], known: Collection[str], *, hints: Mapping[str, str] = _OF_PEERS
+) -> None:
+    """Raise unless `loss` has all these options; the message lists those it has, or gives the hint."""
     for name in options:
         if name not in known:
             raise TypeError(
-                f"{loss} has no option {name!r}; " + _OF_PEERS.get(name, f"it has {', '.join(known)}")
+                f"{loss} has no option {name!r}; " + hints.get(name, f"it has {', '.join(known)}")
             )
 
 
