@@ -5,6 +5,7 @@ import json
 import nibabel
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from prepared import make_prepared
 
@@ -22,6 +23,7 @@ from semidice.nnunet.options import (
     trainer_options,
     write_options,
 )
+from semidice.nnunet.weights import read_nnunet_weights
 from semidice.runs.run import open_run
 
 NAME = "Dataset101_Phantom"
@@ -241,3 +243,34 @@ def test_a_job_of_nnunet_continues_a_training_that_was_begun(tmp_path, monkeypat
     job.train()
     assert calls == [["D", "2d", "0"], ["D", "2d", "0", "--c"]]
     assert str(job) == "fold 0 with Trainer"
+
+
+class _CreatesAFile:
+    """What a stranger may put into a pickle: it is called when the file is read."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (str(self.path), "w")
+
+
+class TestWeightsOfATeacher:
+    def test_numbers_of_numpy_beside_the_weights_are_read(self, tmp_path):
+        weights = {"conv.weight": torch.randn(2, 3)}
+        logged = {"mean_fg_dice": [np.float64(0.5)], "lr": np.float32(0.1), "epoch": np.int64(3)}
+        torch.save({"network_weights": weights, "logging": logged}, tmp_path / "checkpoint_final.pth")
+        read = read_nnunet_weights(tmp_path / "checkpoint_final.pth")
+        torch.testing.assert_close(read, weights)
+
+    def test_a_checkpoint_cannot_run_code(self, tmp_path):
+        content = {"network_weights": {}, "logging": _CreatesAFile(tmp_path / "created")}
+        torch.save(content, tmp_path / "checkpoint_final.pth")
+        with pytest.raises(ValueError, match="is not a checkpoint of nnU-Net with plain weights"):
+            read_nnunet_weights(tmp_path / "checkpoint_final.pth")
+        assert not (tmp_path / "created").exists()
+
+    def test_a_damaged_checkpoint_is_named(self, tmp_path):
+        (tmp_path / "checkpoint_final.pth").write_bytes(b"not a checkpoint")
+        with pytest.raises(ValueError, match=r"checkpoint_final.pth is not a checkpoint of nnU-Net"):
+            read_nnunet_weights(tmp_path / "checkpoint_final.pth")

@@ -26,6 +26,7 @@ from ..losses.segmentation import SegmentationLoss
 from .folders import TRAINER_PREFIX, rater_segmentations
 from .options import NnunetTeacher, TrainerOptions, read_options
 from .raters import RatersDataset, read_rater_names
+from .weights import read_nnunet_weights
 
 
 class RatersLoss(nn.Module):
@@ -161,8 +162,7 @@ class SemidiceTrainer(nnUNetTrainer):  # type: ignore[misc]
                 f"the teacher {options.trainer} has no {path}: train fold {self.fold} of it first, on the "
                 "same configuration"
             )
-        # written by nnU-Net on this machine, in nnU-Net's own format, which holds more than tensors
-        weights = torch.load(path, map_location=self.device, weights_only=False)["network_weights"]
+        weights = read_nnunet_weights(path, self.device)
         network = self.build_network_architecture(
             self.plans_manager,
             self.configuration_manager,
