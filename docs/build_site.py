@@ -31,6 +31,7 @@ SECTIONS: dict[str, tuple[str, str, list[str]]] = {
             "losses",
             "training",
             "recipes",
+            "cluster",
             "calibration",
             "decisions",
             "volumes",
@@ -58,6 +59,7 @@ ROOT_PAGES = {
     "architecture": ROOT / "ARCHITECTURE.md",
     "contributing": ROOT / "CONTRIBUTING.md",
     "security": ROOT / "SECURITY.md",
+    "changelog": ROOT / "CHANGELOG.md",
     "benchmarks": ROOT / "benchmarks" / "README.md",
 }
 REPORT = "example_report/report.html"
