@@ -1,6 +1,7 @@
 """Progress is a bar in a terminal and plain lines in a pipe; commands run as processes of their own."""
 
 import io
+import json
 import os
 import pty
 import re
@@ -18,8 +19,21 @@ from rich.table import Table
 from semidice import console as console_module
 from semidice.console import counting_bar, new_console, print_line, say, training_bars, waiting
 
-# a command whose lines may follow each other after SECONDS
-RUN = "from semidice import __main__, console; console.SECONDS_BETWEEN_LINES = {}; __main__.main()"
+# commands whose lines may follow each other after SECONDS; one process for all, because its imports take long
+RUN = """
+import json
+import sys
+from semidice import __main__, console
+
+console.SECONDS_BETWEEN_LINES, *commands = json.loads(sys.argv[1])
+for command in commands:
+    sys.argv[1:] = command
+    print("$", command[0], flush=True)
+    try:
+        __main__.main()
+    except SystemExit as end:
+        assert not end.code, (command, end.code)
+"""
 TINY = [
     *("--set", "schedule.epochs=3"),
     *("--set", "validation.every=2", "--set", "data.num_folds=2", "--set", "batch_size=4"),
@@ -33,19 +47,9 @@ def dataset(tmp_path_factory):
     return path
 
 
-def command(arguments, *, seconds):
-    return [sys.executable, "-c", RUN.format(seconds), *map(str, arguments)]
-
-
-def piped_lines(arguments, *, seconds):
-    """The lines that a command writes into a pipe."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-    environment.pop("FORCE_COLOR", None)
-    done = subprocess.run(
-        command(arguments, seconds=seconds), capture_output=True, text=True, check=False, env=environment
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+def program(*commands, seconds):
+    texts = [[str(argument) for argument in command] for command in commands]
+    return [sys.executable, "-c", RUN, json.dumps([seconds, *texts])]
 
 
 def train_arguments(dataset, out):
@@ -53,14 +57,31 @@ def train_arguments(dataset, out):
 
 
 @pytest.fixture(scope="module")
-def trained(dataset, tmp_path_factory):
-    """The lines of a training without a pause between lines, and its run."""
-    out = tmp_path_factory.mktemp("runs") / "run"
-    return piped_lines(train_arguments(dataset, out), seconds=0.001), out
+def piped(dataset, tmp_path_factory):
+    """The lines that each command writes into a pipe, without a pause between lines."""
+    root = tmp_path_factory.mktemp("piped")
+    run, grid = root / "run", root / "grid.yaml"
+    grid.write_text("recipe: quick\nvariants: {first: {}, second: {loss.form: product}}\n")
+    write_images(root / "images")
+    commands = [
+        train_arguments(dataset, run),
+        ["compare", dataset, grid, *TINY, "-o", root / "out", "--accelerator", "cpu"],
+        ["prepare", "phantom", root / "data"],
+        ["predict", run, root / "images", "-o", root / "predictions"],
+        ["report", run, "-o", root / "report.html"],
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    environment.pop("FORCE_COLOR", None)
+    done = subprocess.run(
+        program(*commands, seconds=0.001), capture_output=True, text=True, check=False, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    parts = re.split(r"^\$ (\w+)\n", done.stdout, flags=re.MULTILINE)[1:]
+    return {name: text.splitlines() for name, text in zip(parts[::2], parts[1::2], strict=True)}
 
 
-def test_a_piped_training_prints_each_epoch_with_loss_rate_dice_and_remaining_time(trained):
-    lines, _ = trained
+def test_a_piped_training_prints_each_epoch_with_loss_rate_dice_and_remaining_time(piped):
+    lines = piped["train"]
     assert lines[0] == "quick: fold 0: training"
     epochs = [line for line in lines if " epoch " in line]
     assert [re.search(r"fold (\d) epoch (\d)/3", line).groups() for line in epochs] == [
@@ -76,10 +97,11 @@ def test_a_piped_training_prints_each_epoch_with_loss_rate_dice_and_remaining_ti
 
 
 def test_by_default_a_piped_training_prints_at_once_and_then_every_30_seconds(dataset, tmp_path):
-    arguments = command(train_arguments(dataset, tmp_path / "run"), seconds=30.0)
+    arguments = program(train_arguments(dataset, tmp_path / "run"), seconds=30.0)
     assert console_module.SECONDS_BETWEEN_LINES == 30.0
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout.readline() == "$ train\n"
         assert process.stdout.readline() == "quick: fold 0: training\n"
         assert process.poll() is None
         later = process.stdout.read()
@@ -88,27 +110,19 @@ def test_by_default_a_piped_training_prints_at_once_and_then_every_30_seconds(da
     assert " epoch " not in later
 
 
-def test_a_piped_comparison_prints_the_epochs_and_the_end_of_each_variant(dataset, tmp_path):
-    grid = tmp_path / "grid.yaml"
-    grid.write_text("recipe: quick\nvariants: {first: {}, second: {loss.form: product}}\n")
-    arguments = ["compare", dataset, grid, *TINY, "-o", tmp_path / "out", "--accelerator", "cpu"]
-    lines = piped_lines(arguments, seconds=0.001)
+def test_a_piped_comparison_prints_the_epochs_and_the_end_of_each_variant(piped):
+    lines = piped["compare"]
     for name in ("first", "second"):
         assert len([line for line in lines if re.match(rf"{name}: fold \d epoch \d/3  loss ", line)]) == 6
         assert f"{name}: 2 folds finished" in lines
 
 
-@pytest.mark.parametrize("name", ["prepare", "predict", "report"])
-def test_other_piped_commands_print_lines_too(name, trained, tmp_path):
-    _, run = trained
-    write_images(tmp_path / "images")
-    arguments, start = {
-        "prepare": (["prepare", "phantom", tmp_path / "data"], "preparing phantom: "),
-        "predict": (["predict", run, tmp_path / "images", "-o", tmp_path / "predictions"], "predicting case"),
-        "report": (["report", run, "-o", tmp_path / "report.html"], "report: "),
-    }[name]
-    lines = piped_lines(arguments, seconds=0.005)
-    assert any(line.startswith(start) for line in lines), lines
+@pytest.mark.parametrize(
+    ("name", "start"),
+    [("prepare", "preparing phantom: "), ("predict", "predicting case"), ("report", "report: ")],
+)
+def test_other_piped_commands_print_lines_too(name, start, piped):
+    assert any(line.startswith(start) for line in piped[name]), piped[name]
 
 
 def write_images(folder):
@@ -123,7 +137,7 @@ def terminal_text(arguments, columns):
     leader, follower = pty.openpty()
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(columns), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
-        command(arguments, seconds=0.001), stdout=follower, stderr=follower, stdin=follower, env=environment
+        program(arguments, seconds=0.001), stdout=follower, stderr=follower, stdin=follower, env=environment
     )
     os.close(follower)
     parts = []

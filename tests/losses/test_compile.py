@@ -11,10 +11,10 @@ logits = torch.randn(2, 3, 16, 16)
 label, index = torch.randn(2, 3, 16, 16).softmax(1), torch.randint(0, 3, (2, 16, 16))
 valid = torch.rand(2, 16, 16) > 0.2
 ignored = torch.where(valid, index, 255)
-weighted = DiceLoss(ignore_index=255, class_weight=[1.0, 2.0, 3.0])
-focal = TverskyLoss(alpha=0.7, beta=0.3, gamma=1.5, over="image", classes="present")
-log = JaccardLoss(activation="sigmoid", log=True, over="class")
-deep = SegmentationLoss()
+weighted = DiceLoss(form="min", ignore_index=255, class_weight=[1.0, 2.0, 3.0])
+focal = TverskyLoss(form="product", alpha=0.7, beta=0.3, gamma=1.5, over="image", classes="present")
+log = JaccardLoss(form="squared", activation="sigmoid", log=True, over="class")
+deep = SegmentationLoss(DiceLoss(form="relaxed"))
 
 
 def function(logits, label):
@@ -22,7 +22,6 @@ def function(logits, label):
 
 
 CASES = {
-    **{form: ("aot_eager", DiceLoss(form=form), label) for form in ("min", "product", "squared", "relaxed")},
     "class indices, ignored, weighted": ("aot_eager", SegmentationLoss(weighted), ignored),
     "valid, focal, present": ("aot_eager", focal, label, valid),
     "sigmoid, log": ("aot_eager", SegmentationLoss(log), (label > 0.4).float()),
@@ -48,7 +47,7 @@ for name, (backend, loss, *args) in CASES.items():
 def test_the_losses_compile_into_one_graph_with_equal_results():
     process = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stderr
-    assert process.stdout.count("equal:") == 12
+    assert process.stdout.count("equal:") == 8
 
 
 # Runs the GPU kernels in Triton's interpreter; `fused_applies` is patched so that they are chosen.
