@@ -24,7 +24,7 @@ def fit_free_logits(
     loss: Loss,
     target: Tensor,
     *,
-    steps: int = 1500,
+    steps: int = 500,
     activation: Callable[[Tensor], Tensor] = torch.sigmoid,
 ) -> Tensor:
     """Probabilities, in the shape of `target`, that minimise `loss` over free logits.

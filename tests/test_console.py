@@ -1,12 +1,14 @@
 """Progress is a bar in a terminal and plain lines in a pipe; commands run as processes of their own."""
 
 import io
+import json
 import os
 import pty
 import re
 import subprocess
 import sys
 import time
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -18,8 +20,21 @@ from rich.table import Table
 from semidice import console as console_module
 from semidice.console import counting_bar, new_console, print_line, say, training_bars, waiting
 
-# a command whose lines may follow each other after SECONDS
-RUN = "from semidice import __main__, console; console.SECONDS_BETWEEN_LINES = {}; __main__.main()"
+# several commands in one process, because its imports take long; each with the seconds between its lines
+RUN = """
+import json
+import sys
+from semidice import __main__, console
+
+for seconds, *command in json.loads(sys.argv[1]):
+    console.SECONDS_BETWEEN_LINES = seconds or console.SECONDS_BETWEEN_LINES
+    sys.argv[1:] = command
+    print("$", flush=True)
+    try:
+        __main__.main()
+    except SystemExit as end:
+        assert not end.code, (command, end.code)
+"""
 TINY = [
     *("--set", "schedule.epochs=3"),
     *("--set", "validation.every=2", "--set", "data.num_folds=2", "--set", "batch_size=4"),
@@ -33,34 +48,60 @@ def dataset(tmp_path_factory):
     return path
 
 
-def command(arguments, *, seconds):
-    return [sys.executable, "-c", RUN.format(seconds), *map(str, arguments)]
-
-
-def piped_lines(arguments, *, seconds):
-    """The lines that a command writes into a pipe."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-    environment.pop("FORCE_COLOR", None)
-    done = subprocess.run(
-        command(arguments, seconds=seconds), capture_output=True, text=True, check=False, env=environment
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+def program(*commands):
+    texts = [[seconds, *map(str, arguments)] for seconds, *arguments in commands]
+    return [sys.executable, "-c", RUN, json.dumps(texts)]
 
 
 def train_arguments(dataset, out):
     return ["train", "quick", *TINY, "--set", f"data.dataset={dataset}", "-o", out, "--accelerator", "cpu"]
 
 
+class Piped(NamedTuple):
+    """What commands write into a pipe."""
+
+    # the first line of the first training, and whether the training was over then
+    first: str
+    was_finished: bool
+    # all lines by name
+    lines: dict[str, list[str]]
+
+
 @pytest.fixture(scope="module")
-def trained(dataset, tmp_path_factory):
-    """The lines of a training without a pause between lines, and its run."""
-    out = tmp_path_factory.mktemp("runs") / "run"
-    return piped_lines(train_arguments(dataset, out), seconds=0.001), out
+def piped(dataset, tmp_path_factory):
+    """A training with the default seconds between lines, and every command with hardly any."""
+    root = tmp_path_factory.mktemp("piped")
+    run, grid = root / "run", root / "grid.yaml"
+    grid.write_text("recipe: quick\nvariants: {first: {}, second: {loss.form: product}}\n")
+    write_images(root / "images")
+    commands = {
+        "default": (None, *train_arguments(dataset, root / "default")),
+        "train": (0.001, *train_arguments(dataset, run)),
+        "compare": (0.001, "compare", dataset, grid, *TINY, "-o", root / "out", "--accelerator", "cpu"),
+        "prepare": (0.001, "prepare", "phantom", root / "data"),
+        "predict": (0.001, "predict", run, root / "images", "-o", root / "predictions"),
+        "report": (0.001, "report", run, "-o", root / "report.html"),
+    }
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    environment.pop("FORCE_COLOR", None)
+    errors = root / "errors.txt"
+    with (
+        errors.open("w") as file,
+        subprocess.Popen(
+            program(*commands.values()), stdout=subprocess.PIPE, stderr=file, text=True, env=environment
+        ) as process,
+    ):
+        assert process.stdout.readline() == "$\n", errors.read_text()
+        first = process.stdout.readline()
+        was_finished = (root / "default" / "cases.parquet").exists()
+        parts = (first + process.stdout.read()).split("$\n")
+    assert process.returncode == 0, errors.read_text()
+    lines = {name: part.splitlines() for name, part in zip(commands, parts, strict=True)}
+    return Piped(first, was_finished, lines)
 
 
-def test_a_piped_training_prints_each_epoch_with_loss_rate_dice_and_remaining_time(trained):
-    lines, _ = trained
+def test_a_piped_training_prints_each_epoch_with_loss_rate_dice_and_remaining_time(piped):
+    lines = piped.lines["train"]
     assert lines[0] == "quick: fold 0: training"
     epochs = [line for line in lines if " epoch " in line]
     assert [re.search(r"fold (\d) epoch (\d)/3", line).groups() for line in epochs] == [
@@ -75,40 +116,27 @@ def test_a_piped_training_prints_each_epoch_with_loss_rate_dice_and_remaining_ti
     assert any(line.startswith("quick: fold 1: predicting") for line in lines)
 
 
-def test_by_default_a_piped_training_prints_at_once_and_then_every_30_seconds(dataset, tmp_path):
-    arguments = command(train_arguments(dataset, tmp_path / "run"), seconds=30.0)
+def test_by_default_a_piped_training_prints_at_once_and_then_every_30_seconds(piped):
     assert console_module.SECONDS_BETWEEN_LINES == 30.0
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, env=environment) as process:
-        assert process.stdout.readline() == "quick: fold 0: training\n"
-        assert process.poll() is None
-        later = process.stdout.read()
-    assert process.returncode == 0
+    assert piped.first == "quick: fold 0: training\n"
+    assert not piped.was_finished
     # the whole training is shorter, so no epoch is due
-    assert " epoch " not in later
+    assert not any(" epoch " in line for line in piped.lines["default"])
 
 
-def test_a_piped_comparison_prints_the_epochs_and_the_end_of_each_variant(dataset, tmp_path):
-    grid = tmp_path / "grid.yaml"
-    grid.write_text("recipe: quick\nvariants: {first: {}, second: {loss.form: product}}\n")
-    arguments = ["compare", dataset, grid, *TINY, "-o", tmp_path / "out", "--accelerator", "cpu"]
-    lines = piped_lines(arguments, seconds=0.001)
+def test_a_piped_comparison_prints_the_epochs_and_the_end_of_each_variant(piped):
+    lines = piped.lines["compare"]
     for name in ("first", "second"):
         assert len([line for line in lines if re.match(rf"{name}: fold \d epoch \d/3  loss ", line)]) == 6
         assert f"{name}: 2 folds finished" in lines
 
 
-@pytest.mark.parametrize("name", ["prepare", "predict", "report"])
-def test_other_piped_commands_print_lines_too(name, trained, tmp_path):
-    _, run = trained
-    write_images(tmp_path / "images")
-    arguments, start = {
-        "prepare": (["prepare", "phantom", tmp_path / "data"], "preparing phantom: "),
-        "predict": (["predict", run, tmp_path / "images", "-o", tmp_path / "predictions"], "predicting case"),
-        "report": (["report", run, "-o", tmp_path / "report.html"], "report: "),
-    }[name]
-    lines = piped_lines(arguments, seconds=0.005)
-    assert any(line.startswith(start) for line in lines), lines
+@pytest.mark.parametrize(
+    ("name", "start"),
+    [("prepare", "preparing phantom: "), ("predict", "predicting case"), ("report", "report: ")],
+)
+def test_other_piped_commands_print_lines_too(name, start, piped):
+    assert any(line.startswith(start) for line in piped.lines[name]), piped.lines[name]
 
 
 def write_images(folder):
@@ -118,12 +146,19 @@ def write_images(folder):
         Image.fromarray(values).save(folder / f"case{number}.png")
 
 
-def terminal_text(arguments, columns):
-    """What a command writes to a pseudo-terminal of this width."""
+@pytest.fixture(scope="module")
+def shown(dataset, tmp_path_factory):
+    """What a training and a prediction write to a pseudo-terminal of 80 columns."""
+    root = tmp_path_factory.mktemp("shown")
+    write_images(root / "images")
+    commands = [
+        (0.001, *train_arguments(dataset, "run")),
+        (0.001, "predict", "run", "images", "-o", "predictions"),
+    ]
     leader, follower = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(columns), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "80", "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
-        command(arguments, seconds=0.001), stdout=follower, stderr=follower, stdin=follower, env=environment
+        program(*commands), stdout=follower, stderr=follower, stdin=follower, env=environment, cwd=root
     )
     os.close(follower)
     parts = []
@@ -134,16 +169,27 @@ def terminal_text(arguments, columns):
     except OSError:
         pass
     os.close(leader)
-    assert process.wait() == 0, b"".join(parts).decode()
-    return b"".join(parts).decode()
+    text = b"".join(parts).decode()
+    assert process.wait() == 0, text
+    _, trained, predicted = text.split("$\r\n")
+    return trained, predicted
 
 
-def test_a_terminal_of_80_columns_shows_a_bar_with_the_loss_and_no_lines(dataset, tmp_path):
-    text = terminal_text(train_arguments(dataset, tmp_path / "run"), columns=80)
-    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+def test_a_terminal_of_80_columns_shows_a_bar_with_the_loss_and_no_lines(shown):
+    trained, _ = shown
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", trained)
     # name, bar, share, remaining time, state
     assert re.search(r"quick ━+.* \d+% \S+ fold \d epoch \d/3  loss \d\.\d{3}", plain)
     assert " left" not in plain
+
+
+def test_in_a_terminal_a_command_shows_bars_and_then_the_next_step_of_a_pipe(shown, piped):
+    _, predicted = shown
+    # a bar hides the cursor while it is drawn, and shows it again at the end
+    assert predicted.rindex("\x1b[?25l") < predicted.rindex("\x1b[?25h")
+    assert "inputs" in predicted
+    assert predicted.splitlines()[-1].endswith("next: semidice report run -o report.html")
+    assert re.search(r"next: semidice report \S+/run -o report.html$", piped.lines["predict"][-1])
 
 
 class TestLines:

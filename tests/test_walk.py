@@ -1,16 +1,16 @@
 """The walk of a newcomer: README's commands, as real processes, on images and on volumes."""
 
 import csv
-import os
-import pty
 import re
-import subprocess
 import sys
 
 import first_hour
 import nibabel
 import pytest
 from PIL import Image
+from typer.testing import CliRunner
+
+from semidice.cli import app
 
 # the phrase of each command that says what to do next
 NEXT = {
@@ -97,7 +97,7 @@ def test_a_changed_word_of_the_output_is_detected_and_a_changed_number_is_not():
     assert first_hour.fixed_lines(block.replace("wrote", "made")) != first_hour.fixed_lines(block)
 
 
-def test_without_monai_the_surface_dice_of_the_start_page_is_left_out_in_one_line(pictures):
+def test_without_monai_the_surface_dice_of_the_start_page_is_left_out_in_one_line(pictures, monkeypatch):
     root, _ = pictures
     (line,) = [
         line
@@ -106,62 +106,15 @@ def test_without_monai_the_surface_dice_of_the_start_page_is_left_out_in_one_lin
     ]
     command, _, comment = line.partition("#")
     assert "[monai]" in comment
-    code = f"""
-import sys
-sys.modules["monai"] = None
-from semidice.__main__ import main
-sys.argv = {command.split()!r}
-main()
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=root,
-        env=first_hour.environment(),
-    )
-    assert done.returncode == 0, done.stderr
+    monkeypatch.setitem(sys.modules, "monai", None)
+    monkeypatch.chdir(root)
+    done = CliRunner().invoke(app, command.split()[1:], env={"COLUMNS": "110"})
+    assert done.exit_code == 0, done.stderr
     assert "left out surface_dice_score: it needs monai: pip install 'semidice[monai]'" in (
         done.stdout.splitlines()
     )
     assert done.stderr == ""
     assert "dice_score" in (root / "scores.csv").read_text()
-
-
-def test_in_a_terminal_a_command_shows_bars_and_the_same_next_step(pictures):
-    root, _ = pictures
-    main, terminal = pty.openpty()
-    command = first_hour.program("semidice predict runs/first new_scans -o shown_predictions")
-    with subprocess.Popen(
-        command,
-        stdin=terminal,
-        stdout=terminal,
-        stderr=terminal,
-        cwd=root,
-        env=first_hour.environment() | {"TERM": "xterm-256color"},
-    ) as process:
-        os.close(terminal)
-        shown = read_terminal(main)
-    os.close(main)
-    assert process.returncode == 0, shown
-    # a bar hides the cursor while it is drawn, and shows it again at the end
-    assert shown.rindex("\x1b[?25l") < shown.rindex("\x1b[?25h")
-    assert "inputs" in shown
-    assert shown.splitlines()[-1].endswith(NEXT["predict"])
-
-
-def read_terminal(main):
-    """Everything that the process writes until it closes its terminal."""
-    parts = []
-    while True:
-        try:
-            part = os.read(main, 65536)
-        except OSError:  # Linux reports the end of a terminal as an error
-            part = b""
-        if not part:
-            return b"".join(parts).decode()
-        parts.append(part)
 
 
 @pytest.mark.slow

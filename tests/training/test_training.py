@@ -17,8 +17,10 @@ from lightning_fabric import Fabric
 from prepared import make_prepared, rehash
 from safetensors.torch import load_file
 from trained import normalised
+from typer.testing import CliRunner
 
 from semidice import DiceLoss
+from semidice.cli import app
 from semidice.data.augment import AugmentOptions
 from semidice.data.batches import Batches
 from semidice.data.dataset import Dataset
@@ -401,52 +403,45 @@ def test_a_fold_that_an_older_semidice_scored_by_slices_is_scored_again(sliced, 
         np.testing.assert_array_equal(column, table.columns[name])
 
 
-def test_two_processes_score_volumes_as_one_process(sliced, tmp_path):
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    command = train_command(sliced, tmp_path / "run", "schedule.epochs=1")
-    done = subprocess.run(
-        [*command, "--devices", "2", "--strategy", "ddp"],
-        env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    folder, table = RunFolder(tmp_path / "run"), read_cases(tmp_path / "run" / "cases.parquet")
-    rows = table.select(metric="dice_score", class_name="class1")
-    expected = volume_dice(folder, Dataset(sliced), 0)
-    assert dict(zip(rows.columns["case"], rows.columns["value"], strict=True)) == pytest.approx(
-        expected, abs=1e-6
-    )
+@pytest.fixture
+def with_one_and_two(tmp_path):
+    """Train with these options in this process, and in two others; return both run folders."""
+
+    def train(dataset, *options):
+        command = [train_command(dataset, tmp_path / name, *options) for name in ("one", "two")]
+        program = command[0].index("train")
+        done = CliRunner().invoke(app, command[0][program:])
+        assert done.exit_code == 0, done.output
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        arguments = [*command[1], "--devices", "2", "--strategy", "ddp"]
+        two = subprocess.run(arguments, env=environment, capture_output=True, text=True, check=False)
+        assert two.returncode == 0, two.stderr
+        return RunFolder(tmp_path / "one"), RunFolder(tmp_path / "two")
+
+    return train
 
 
-def test_two_processes_have_the_loss_curve_of_one_process(dataset, tmp_path):
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    logs = []
-    for name, options in {"one": [], "two": ["--devices", "2", "--strategy", "ddp"]}.items():
-        out = tmp_path / name
-        extra = ["schedule.epochs=4", "validation.every=2", "log_every=1", "augment.noise=0.1"]
-        command = [*train_command(dataset, out, *extra), *options]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        lines = [json.loads(line) for line in RunFolder(out).fold(0).log.read_text().splitlines()]
-        logs.append(lines)
-        assert read_cases(out / "cases.parquet").metrics
+def test_two_processes_have_the_loss_curve_of_one_process_and_score_volumes(sliced, with_one_and_two):
+    options = ["schedule.epochs=4", "validation.every=2", "log_every=1", "augment.noise=0.1"]
+    folders = with_one_and_two(sliced, *options)
+    logs = [[json.loads(line) for line in folder.fold(0).log.read_text().splitlines()] for folder in folders]
     assert [line.keys() for line in logs[0]] == [line.keys() for line in logs[1]]
     losses = [torch.tensor([line["loss"] for line in log if "loss" in line]) for log in logs]
     assert len(losses[0]) >= 4
     torch.testing.assert_close(losses[0], losses[1], rtol=0, atol=1e-5)
+    for folder in folders:
+        rows = read_cases(folder.cases).select(metric="dice_score", class_name="class1")
+        assert dict(zip(rows.columns["case"], rows.columns["value"], strict=True)) == pytest.approx(
+            volume_dice(folder, Dataset(sliced), 0), abs=1e-6
+        )
 
 
-def test_two_processes_train_one_index_per_image_to_the_weights_of_one_process(dataset, tmp_path):
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    trained = []
-    for name, options in {"one": [], "two": ["--devices", "2", "--strategy", "ddp"]}.items():
-        # every voxel is valid, so that both processes have equal shares of the cross entropy
-        extra = ["schedule.epochs=3", "loss.over=image", "augment.scale=[1,1]"]
-        command = [*train_command(dataset, tmp_path / name, *extra), *options]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        trained.append(weights(RunFolder(tmp_path / name)))
-    for name, expected in trained[0].items():
-        torch.testing.assert_close(trained[1][name], expected, rtol=1e-3, atol=1e-4, msg=name)
+def test_two_processes_train_one_index_per_image_to_the_weights_of_one_process(dataset, with_one_and_two):
+    # every voxel is valid, so that both processes have equal shares of the cross entropy
+    folders = with_one_and_two(dataset, "schedule.epochs=3", "loss.over=image", "augment.scale=[1,1]")
+    expected, actual = map(weights, folders)
+    for name, tensor in expected.items():
+        torch.testing.assert_close(actual[name], tensor, rtol=1e-3, atol=1e-4, msg=name)
 
 
 def network_with_encoder():
