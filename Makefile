@@ -61,7 +61,7 @@ $(VENV)/.nnunet: $(VENV)/.dev
 	$(PYTHON) -m venv $(VENV)/nnunet
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$($(VENV)/nnunet/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/parent.pth
 	grep -v '^timm==' constraints.txt > $(VENV)/nnunet/constraints.txt
-	$(VENV)/nnunet/bin/pip install --disable-pip-version-check -c $(VENV)/nnunet/constraints.txt 'nnunetv2==2.8.1'
+	$(VENV)/nnunet/bin/pip install --disable-pip-version-check -c $(VENV)/nnunet/constraints.txt -e . 'nnunetv2==2.8.1'
 	@touch $@
 
 test-nnunet: $(VENV)/.nnunet  ## our trainer in the real nnU-Net; ten minutes

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -65,8 +66,8 @@ def volumes(tmp_path_factory):
         return prepared(folder, "Dataset102_Volumes", ["3d_fullres"], size=(32, 24), depth=20, num_classes=3)
 
 
-def trainer_of(folder: Path, name: str, configuration: str, monkeypatch, **options):
-    """Our trainer in this process, initialised, with its data loaders."""
+def trainer_of(folder: Path, name: str, configuration: str, monkeypatch, *, on_cpu=False, **options):
+    """Our trainer in this process, initialised. on_cpu: also if nnU-Net has chosen a GPU for its process."""
     from nnunetv2.run.run_training import get_trainer_from_args
 
     from semidice.nnunet.options import write_options
@@ -83,8 +84,18 @@ def trainer_of(folder: Path, name: str, configuration: str, monkeypatch, **optio
     trainer = get_trainer_from_args(
         name, configuration, 0, "SemidiceTrainer_test", device=torch.device("cpu")
     )
+    if on_cpu:
+        trainer.device = torch.device("cpu")
     trainer.initialize()
     return trainer
+
+
+def copy_without_sync(mix):
+    """The loss of one process with the options of a loss of several."""
+    options = trainer_options("mean", "dml1").loss
+    alone = options.model_copy(update={"over": mix.region.options.over}).build()
+    alone.scale_weights = mix.scale_weights
+    return alone
 
 
 class TestLoss:
@@ -217,6 +228,51 @@ class TestBatches:
             trainer.dataloader_train, _ = trainer.get_dataloaders()
             result = trainer.train_step(next(trainer.dataloader_train))
             assert np.isfinite(result["loss"])
+
+
+def train_a_step_of_two(rank: int, folder: Path, port: int) -> None:
+    """One of two processes. nnU-Net's DDP needs GPUs, so its device and wrapper are exchanged for a CPU."""
+    import torch.distributed as dist
+    from nnunetv2.training.nnUNetTrainer import nnUNetTrainer
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.set_num_threads(1)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    nnUNetTrainer.DDP = lambda network, device_ids: DistributedDataParallel(network)
+    with pytest.MonkeyPatch.context() as patch:
+        trainer = trainer_of(folder, "Dataset101_Images", "2d", patch, on_cpu=True)
+        assert trainer.is_ddp
+        loader, _ = trainer.get_dataloaders()
+        batch = next(loader)
+        with torch.no_grad():
+            outputs = trainer.network(batch["data"])
+            synced = trainer.loss(outputs, batch["target"])
+        shares = [None, None]
+        dist.all_gather_object(shares, (outputs, batch["target"], float(synced)))
+        assert shares[0][2] == pytest.approx(shares[1][2], rel=1e-6)
+        # the loss of the whole batch in one process
+        all_outputs = [torch.cat(level) for level in zip(shares[0][0], shares[1][0], strict=True)]
+        all_targets = [torch.cat(part) for part in zip(shares[0][1], shares[1][1], strict=True)]
+        trainer.loss.mix = copy_without_sync(trainer.loss.mix)
+        assert synced == pytest.approx(float(trainer.loss(all_outputs, all_targets)), rel=1e-5)
+        # which the half of this process alone does not have
+        assert synced != pytest.approx(float(trainer.loss(outputs, batch["target"])), rel=1e-5)
+        trainer = trainer_of(folder, "Dataset101_Images", "2d", patch, on_cpu=True)
+        trainer.train_step(batch)
+        weights = torch.cat([each.detach().flatten() for each in trainer.network.parameters()])
+        both = [torch.empty_like(weights), torch.empty_like(weights)]
+        dist.all_gather(both, weights)
+        assert torch.equal(*both)
+    dist.destroy_process_group()
+
+
+class TestSeveralProcesses:
+    def test_two_processes_have_the_loss_of_the_whole_batch_and_equal_weights(self, images):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        torch.multiprocessing.spawn(train_a_step_of_two, (images, port), nprocs=2)
 
 
 class TestCommands:
