@@ -11,7 +11,7 @@ import pytest
 from grid_jobs import DyingJob, set_options, variants_of, write_grid
 from prepared import make_prepared
 from rich.console import Console
-from test_jobs import NoView, assert_same_tables
+from test_jobs import ONE_THREAD, NoView, assert_same_tables
 
 from semidice.compare import run_compare
 from semidice.paths import ComparisonFolder, RunFolder
@@ -110,12 +110,12 @@ def test_a_killed_driver_is_started_again(cluster, dataset, grid, plain, tmp_pat
     out = tmp_path / "out"
     command = [sys.executable, "-m", "semidice", "compare", str(dataset), str(grid), "-o", str(out)]
     command += [*set_options(), "--accelerator", "cpu", "--on", f"ray:{cluster.address}"]
-    driver = subprocess.Popen(command)
+    driver = subprocess.Popen(command, env=ONE_THREAD)
     wait_for(lambda: list(out.glob("*/fold_*/.lock")) or driver.poll() is not None)
     os.kill(driver.pid, signal.SIGKILL)
     driver.wait()
     finished = {path: path.read_bytes() for path in out.glob("*/fold_*/cases.parquet")}
-    assert subprocess.run(command, check=False, timeout=LIMIT_S).returncode == 0
+    assert subprocess.run(command, check=False, timeout=LIMIT_S, env=ONE_THREAD).returncode == 0
     # a finished fold is not trained again
     assert all(path.read_bytes() == content for path, content in finished.items())
     assert_same_tables(plain, out)
