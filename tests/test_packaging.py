@@ -237,9 +237,7 @@ def workflow_commands(path):
 def test_the_commands_of_a_workflow_are_valid(path):
     for text in workflow_commands(path):
         if text.split()[0] in ("make", "semidice"):
-            # the target of the site comes with its sources
-            is_known = problem(Command(text, complete=True)) is None
-            assert is_known or (text == "make docs" and not (ROOT / "docs" / "conf.py").exists()), text
+            assert problem(Command(text, complete=True)) is None, text
 
 
 def test_the_workflow_runs_all_supported_versions_of_python():
