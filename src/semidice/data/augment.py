@@ -264,7 +264,8 @@ def _mixed(number: Tensor) -> Tensor:
 
 def _rotation(dims: int, plane: tuple[int, int], angle: np.ndarray) -> np.ndarray:
     """Matrices (N, dims, dims) that rotate in one plane."""
-    rotation = np.tile(np.eye(dims), (len(angle), 1, 1))
+    rotation = np.zeros((len(angle), dims, dims))
+    rotation[:, range(dims), range(dims)] = 1
     first, second = plane
     rotation[:, first, first] = rotation[:, second, second] = np.cos(angle)
     rotation[:, first, second], rotation[:, second, first] = -np.sin(angle), np.sin(angle)

@@ -29,7 +29,7 @@ from ..data.shared import SharedDataset
 from ..data.storage import centred, shared_storage
 from ..metrics.cases import CaseTable, concatenate, read_cases, write_cases
 from ..networks.checkpoint import CheckpointWriter
-from ..networks.systems import network_probability
+from ..networks.graphs import Predictor
 from ..paths import RunFolder, run_name, write_text
 from ..recipes import Recipe, differing_keys, read_recipe, with_stored_choices, write_recipe
 from ..runs.decisions import fitted_rules, with_fitted
@@ -287,9 +287,10 @@ def predict_cases(
     recipe = run.recipe
     axes = mirrored_axes(recipe, len(dataset.cases[0].shape), flips=flips)
     network = run.network(fold, device=device) if network is None else network.eval()
+    predictor = Predictor(network, dtype=recipe.precision.dtype, flips=axes)
     storage = shared_storage(dataset, device, run.facts.mean_std(fold), load=False)
     for batch in WholeCases(storage, cases, batch_size=recipe.batch_size):
-        probs = network_probability(network, batch.image, dtype=recipe.precision.dtype, flips=axes).cpu()
+        probs = predictor(batch.image).cpu()
         for number, prob in zip(batch.case.tolist(), probs, strict=True):
             yield number, prob[(slice(None), *centred(dataset.cases[number].shape, prob.shape[1:]))]
 

@@ -25,7 +25,8 @@ from ..labels.raters import read_raters
 from ..metrics.accumulators import CaseScores
 from ..metrics.registry import higher_is_better
 from ..networks.checkpoint import Checkpoint, CheckpointWriter, checkpoint_tensors, write_checkpoint
-from ..networks.systems import System, network_probability
+from ..networks.graphs import Predictor
+from ..networks.systems import System
 from ..runs.run import FoldRun
 from ..runs.scoring import scan_slices, volume_of
 from .distributed import synchronise_norms
@@ -112,6 +113,7 @@ class _FoldTrainer:
         if fabric.world_size > 1:
             model = synchronise_norms(model, fabric.device)
         self.model = model.to(fabric.device)
+        self.predictor = Predictor(self.model, dtype=recipe.precision.dtype)
         self.optimiser = build_optimiser(recipe, self.model, fabric.device)
         with clock.phase("data"):
             storage = fold_run.storage(fabric.device)
@@ -327,7 +329,7 @@ class _FoldTrainer:
         """Batches and their probabilities. The device computes one batch ahead of the one that is scored."""
         previous: tuple[CaseBatch, Tensor] | None = None
         for batch in WholeCases(self.batches.storage, cases, batch_size=self.recipe.batch_size):
-            prob = network_probability(self.model, batch.image, dtype=self.recipe.precision.dtype)
+            prob = self.predictor(batch.image)
             if previous is not None:
                 yield previous
             previous = batch, prob

@@ -30,6 +30,7 @@ from .command import start_fabric
 from .crossvalidation import finish_fold, start_run
 from .engine import StepStatus
 from .phases import PhaseClock
+from .step import NUM_WARM_UP
 
 # a worker that dies each time, such as for lack of memory, is not started again after that
 MAX_ATTEMPTS = 4
@@ -40,9 +41,9 @@ _CONTEXT_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class Report:
-    """What a worker says about its job. content: status of a step, phase, error, or share of GPU memory."""
+    """What a worker says about its job. content: status of a step, phase, share of GPU memory, or error."""
 
-    kind: Literal["step", "phase", "finished", "failed", "lost"]
+    kind: Literal["step", "phase", "memory", "finished", "failed", "lost"]
     content: Any = None
 
 
@@ -82,13 +83,18 @@ class Worker:
         # a wrong recipe must not stop the others
         except Exception as error:
             return Report("failed", str(error) or type(error).__name__)
-        share = 0.0
-        if torch.cuda.is_initialized():
-            device = self.options.device
-            used = torch.cuda.max_memory_reserved(device) + _CONTEXT_BYTES
-            share = used / torch.cuda.get_device_properties(device).total_memory
+        share = self.memory_share()
+        if share:
             torch.cuda.empty_cache()
         return Report("finished", share)
+
+    def memory_share(self) -> float:
+        """The share of the memory of the GPU that the job has needed; 0 on a CPU."""
+        if not torch.cuda.is_initialized():
+            return 0.0
+        device = self.options.device
+        used = torch.cuda.max_memory_reserved(device) + _CONTEXT_BYTES
+        return used / torch.cuda.get_device_properties(device).total_memory
 
 
 @runtime_checkable
@@ -167,10 +173,15 @@ class _StepReports:
 
     def __init__(self, worker: Worker, lock: FolderLock) -> None:
         self.worker, self.lock, self.sent_at = worker, lock, 0.0
+        self.num_steps = 0
 
     def __call__(self, status: StepStatus) -> None:
         self.lock.check()
         now = time.monotonic()
+        self.num_steps += 1
+        # a graph is recorded by then, and later steps need no more memory
+        if self.num_steps == 2 * NUM_WARM_UP and (share := self.worker.memory_share()):
+            self.worker.send(Report("memory", share))
         if now - self.sent_at >= _SECONDS_BETWEEN_REPORTS or status.step == status.num_steps:
             self.sent_at = now
             self.worker.send(Report("step", status))
@@ -297,5 +308,5 @@ def run_jobs(jobs: Sequence[Job], pool: Pool, view: View) -> Mapping[str, str]:
             elif report.kind == "lost":
                 schedule.lose(job, report.content)
             view.show(job, report)
-            if report.kind not in ("step", "phase"):
+            if report.kind in ("finished", "failed", "lost"):
                 view.show_schedule(schedule)

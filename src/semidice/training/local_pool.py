@@ -1,14 +1,14 @@
 """Worker processes on this machine: each imports once, keeps the dataset, and works on one job after another.
 
 A worker that dies is replaced. A worker whose parent dies ends within seconds, so that a second call does not
-find it at work.
+find it at work. Workers share a GPU (`gpu_sharing`).
 """
 
 import multiprocessing
 import os
 import signal
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
@@ -17,6 +17,7 @@ from types import TracebackType
 
 import torch
 
+from .gpu_sharing import shared_gpu, stop_service
 from .jobs import Job, Report, Worker, WorkerOptions
 
 _SECONDS_BETWEEN_LOOKS = 0.5
@@ -40,15 +41,19 @@ class LocalPool:
             self._num_threads = max(1, (os.cpu_count() or 1) // workers)
         self._workers: list[_Process] = []
         self._largest_share = 0.0
+        self._stack = ExitStack()
 
     def __enter__(self) -> "LocalPool":
+        if self.num_gpus and (self.is_auto or self.num_workers > self.num_gpus):
+            self._stack.enter_context(shared_gpu())
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        for worker in self._workers:
-            worker.stop()
+        with self._stack:
+            for worker in self._workers:
+                worker.stop()
 
     def has_room(self) -> bool:
         return sum(worker.job is not None for worker in self._workers) < self.num_workers
@@ -86,7 +91,7 @@ class LocalPool:
             reports.append((job, report))
             if report.kind in ("finished", "failed"):
                 worker.job = None
-            if report.kind == "finished":
+            if report.kind in ("finished", "memory"):
                 self._measure(report.content)
         return reports
 
@@ -153,4 +158,5 @@ def _work(connection: Connection, options: WorkerOptions, started_at: float) -> 
 def _end_with(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(_SECONDS_BETWEEN_LOOKS)
+    stop_service()
     os._exit(1)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ..data.batches import Batches, Feed
 from ..losses.distillation import DistillationLoss, Teacher
+from ..networks.graphs import recording
 from ..networks.systems import DTYPES, System, TrainingLabels
 from ..recipes import Recipe
 
@@ -82,9 +83,8 @@ class TrainingStep:
         torch.manual_seed(seed)
         self._feed = self._on_device(feed)
         if self._graph is None and self._uses_graph() and self._num_eager >= NUM_WARM_UP:
-            torch.cuda.synchronize()
             self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph):
+            with recording(self._graph):
                 self._parts = self._run()
             # recording runs nothing, but it may have advanced the generators
             torch.manual_seed(seed)
