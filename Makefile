@@ -6,7 +6,7 @@ LOWEST := .venv-lowest
 LOWEST_TESTS := tests/networks tests/data tests/recipes tests/losses/test_losses.py tests/metrics tests/prediction tests/training tests/test_compare.py
 SOURCES := src tests benchmarks docs conftest.py
 
-.PHONY: help demo test test-slow test-lowest test-gpu test-nnunet test-integrations test-wheel docs fuzz audit lint format figures bench bench-gpu clean
+.PHONY: help demo test test-slow test-lowest test-gpu test-nnunet test-integrations test-wheel docs results fuzz audit lint format figures bench bench-gpu clean
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
@@ -95,6 +95,12 @@ docs: $(VENV)/.docs $(VENV)/.browser  ## the documentation as a site in build/si
 	$(VENV)/integrations/bin/python docs/build_site.py
 	$(VENV)/integrations/bin/python -m pytest -q -m site tests/site
 
+# DATA has lidc, hippocampus and tf_efficientnet_lite0.safetensors; RESULTS=labels ON=local:16 make results: one study
+RESULTS ?= labels systems distillation bandwidth raters
+DATA ?= data
+results: $(VENV)/.dev  ## train the studies of docs/results.md again on DATA; an hour on a GPU
+	$(BIN)/python docs/results_study.py run $(RESULTS) --lidc $(DATA)/lidc --hippocampus $(DATA)/hippocampus --weights $(DATA)/tf_efficientnet_lite0.safetensors --work results_out --out results_out/stored $(if $(ON),--on $(ON))
+
 # FUZZ_SECONDS=60 make fuzz: a shorter run
 FUZZ_SECONDS ?= 600
 fuzz: $(VENV)/.dev  ## read damaged files of every kind for ten minutes
@@ -132,4 +138,4 @@ bench-gpu: $(VENV)/.dev  ## time of losses, KDE, batches and training step on a 
 	$(BIN)/python benchmarks/bench_training.py --docs docs/performance.md
 
 clean:  ## remove the environment and all caches
-	rm -rf $(VENV) $(LOWEST) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis demo_out bench_out dist build
+	rm -rf $(VENV) $(LOWEST) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis demo_out results_out bench_out dist build

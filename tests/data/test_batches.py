@@ -197,6 +197,15 @@ def test_every_epoch_draws_a_random_rater_among_those_present(dataset):
     assert np.abs(share - expected).max() < 5 * np.sqrt(0.25 / num_epochs)
 
 
+def test_a_random_rater_is_drawn_among_those_of_label_raters(dataset):
+    batches = make_batches(dataset, batch_size=14, label=LabelOptions(maker="random", raters=[1, 2]))
+    drawn = np.zeros((14, 3), dtype=int)
+    for epoch in range(50):
+        feed = batches.feed(epoch)
+        drawn[feed.case.numpy(), feed.rater.numpy()] += 1
+    np.testing.assert_array_equal(drawn > 0, dataset.present & np.array([False, True, True]))
+
+
 def test_the_rater_of_a_case_does_not_depend_on_the_other_cases_or_their_order(dataset):
     label = LabelOptions(maker="random")
     all_cases = make_batches(dataset, batch_size=14, label=label).feed(0)

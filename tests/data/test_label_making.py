@@ -43,9 +43,9 @@ every_maker = pytest.mark.parametrize("maker", get_args(Maker))
 every_smoothing = pytest.mark.parametrize("smoothing", get_args(Smoothing))
 
 
-def label_of_case(dataset, number, maker, smoothing, rater):
+def label_of_case(dataset, number, maker, smoothing, rater, raters=slice(None)):
     """The label of one case at its own size, by the functions of `semidice.labels`."""
-    masks, present = dataset.masks(number), dataset.present[number]
+    masks, present = dataset.masks(number)[raters], dataset.present[number][raters]
     if maker == "random":
         label = mean_label(masks[rater : rater + 1], num_classes=dataset.num_classes)
     else:
@@ -125,6 +125,36 @@ def test_make_labels_equals_the_functions_of_labels(dataset, maker):
     )
     expected = label_of_case(dataset, number, maker, "none", int(rater))
     np.testing.assert_array_equal(label[0].numpy(), expected)
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+@pytest.mark.parametrize("raters", [[0], [2, 0], [3, 1]])
+def test_label_raters_makes_the_label_of_a_dataset_that_has_only_these_raters(
+    maker, raters, tmp_path, monkeypatch
+):
+    dataset = make_prepared(tmp_path / "set", num_cases=3, num_raters=4, size=(24, 24))
+    options = LabelOptions(maker=maker, raters=raters)
+    masks, case = torch.from_numpy(dataset.masks(1)).unsqueeze(0), torch.tensor([1])
+    expected = label_of_case(dataset, 1, maker, "none", 0, raters=sorted(raters))
+    assert not np.array_equal(expected, label_of_case(dataset, 1, maker, "none", 0))
+    tables = LabelTables(dataset, range(3), options, device="cpu")
+    np.testing.assert_allclose(tables(masks, case, rater=torch.zeros(1).long())[0], expected, atol=1e-6)
+    if maker != "staple":
+        monkeypatch.setattr(label_making, "_MAX_BITS", 0)
+        direct = LabelTables(dataset, range(3), options, device="cpu")
+        np.testing.assert_allclose(direct(masks, case, rater=torch.zeros(1).long())[0], expected, atol=1e-6)
+
+
+def test_label_raters_are_those_of_them_who_looked_at_the_case(tmp_path):
+    dataset = make_prepared(tmp_path / "set", num_cases=6, num_raters=3, absent=True)
+    options = LabelOptions(raters=[1, 2])
+    used = LabelTables(dataset, range(6), options, device="cpu").raters
+    np.testing.assert_array_equal(used, dataset.present & np.array([False, True, True]))
+    assert set(used.sum(1).tolist()) == {1, 2}
+    absent = int(np.flatnonzero(~dataset.present[:, 1])[0])
+    message = rf"case {dataset.cases[absent].name} has no mask of label\.raters \(rater1\), nor have 0 others"
+    with pytest.raises(ValueError, match=message):
+        LabelTables(dataset, range(6), LabelOptions(raters=[1]), device="cpu")
 
 
 def test_a_case_with_empty_masks_is_background(tmp_path):

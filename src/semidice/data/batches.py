@@ -249,8 +249,8 @@ class Batches:
         return np.random.Generator(np.random.Philox(np.random.SeedSequence((self.seed, purpose, number))))
 
     def _raters(self, epoch: int) -> Int64[np.ndarray, " cases"]:
-        """One of the raters who are present, with equal chances; 0 if the label does not need one."""
-        present = self.dataset.present
+        """One of the raters of the label, with equal chances; 0 if the label does not need one."""
+        present = self._tables.raters
         if self._tables.options.maker != "random":
             return np.zeros(len(present), dtype=np.int64)
         draw = self._rng(2, epoch).random((len(present), 1))

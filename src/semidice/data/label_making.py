@@ -8,6 +8,7 @@ every combination of votes. A training step looks them up: STAPLE then costs as 
 from collections.abc import Sequence
 from typing import Literal
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float32, Integer, UInt8
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -58,11 +59,24 @@ class LabelOptions(BaseModel):
     )
     width: int = Field(default=3, ge=1, description="of the band of boundary smoothing, in voxels, odd")
     sigma: float = Field(default=1.0, gt=0, le=MAX_SIGMA, description="of spatial smoothing, in voxels")
+    raters: tuple[int, ...] | None = Field(
+        default=None,
+        min_length=1,
+        description="raters whose masks make the label, from 0, such as [0, 1]; null takes all. One of them "
+        "must have looked at each case. Scores always use all raters",
+    )
 
     @model_validator(mode="after")
     def _odd(self) -> "LabelOptions":
         if self.width % 2 == 0:
             raise ValueError(f"width must be odd, so that a voxel is in the middle; got {self.width}")
+        return self
+
+    @model_validator(mode="after")
+    def _different_raters(self) -> "LabelOptions":
+        raters = list(self.raters or ())
+        if len(set(raters)) < len(raters) or min(raters, default=0) < 0:
+            raise ValueError(f"raters must be different numbers, 0 for the first rater; got {raters}")
         return self
 
     def ignored(self) -> dict[str, str]:
@@ -94,8 +108,8 @@ def make_labels(
 ) -> Float32[Tensor, "N C *space"]:
     """The labels of N cases by the functions of `semidice.labels`: the definition for `LabelTables`.
 
-    rater: the rater of each case, only for the maker `random`. valid: False outside of an image; smoothing
-    ignores these voxels.
+    rater: the rater of each case, only for the maker `random`, who need not be in `options.raters`. valid:
+    False outside of an image; smoothing ignores these voxels.
     """
     if options.maker == "random":
         if rater is None:
@@ -104,8 +118,30 @@ def make_labels(
         label = one_hot(chosen, num_classes).float()
     else:
         maker = _MAKERS[options.maker]
-        label = maker(masks, num_classes=num_classes, present=present, batched=True)
+        label = maker(masks, num_classes=num_classes, present=_of_label(present, options), batched=True)
     return smooth_in_space(_smooth_uniformly(label, options), options, valid)
+
+
+def raters_of_label(dataset: Dataset, options: LabelOptions) -> Bool[np.ndarray, "cases R"]:
+    """Whose masks make the label of each case: of `options.raters`, those who looked at it.
+
+    A ValueError if the dataset has fewer raters, or if none of them looked at some case.
+    """
+    names = dataset.manifest.raters
+    if options.raters is not None and max(options.raters) >= len(names):
+        raise ValueError(
+            f"label.raters {list(options.raters)} needs {max(options.raters) + 1} raters, but the dataset "
+            f"has {len(names)}: {', '.join(names)}; they are numbered from 0"
+        )
+    used: np.ndarray = _of_label(torch.from_numpy(dataset.present), options).numpy()
+    without = np.flatnonzero(~used.any(1))
+    if len(without):
+        named = ", ".join(names[number] for number in options.raters or range(len(names)))
+        raise ValueError(
+            f"case {dataset.cases[without[0]].name} has no mask of label.raters ({named}), nor have "
+            f"{len(without) - 1} others: name more raters, or leave label.raters out"
+        )
+    return used
 
 
 class LabelTables:
@@ -122,6 +158,7 @@ class LabelTables:
     ) -> None:
         self.options, self.num_classes = options, dataset.num_classes
         self.present = torch.from_numpy(dataset.present).to(device)
+        self.raters = raters_of_label(dataset, options)
         self.bits = num_planes(dataset.num_classes)
         num_raters = len(dataset.manifest.raters)
         self.num_columns = 1 << (num_raters * self.bits)
@@ -173,7 +210,7 @@ class LabelTables:
         if maker == "random":
             return one_hot(every, self.num_classes).float(), row
         if maker in ("majority", "mean"):
-            groups, row = torch.from_numpy(dataset.present).unique(dim=0, return_inverse=True)
+            groups, row = torch.from_numpy(self.raters).unique(dim=0, return_inverse=True)
             repeated = every.expand(len(groups), *every.shape)
             options = LabelOptions(maker=maker)
             return make_labels(repeated, groups, options, num_classes=self.num_classes), row
@@ -189,10 +226,21 @@ class LabelTables:
                 voxels = voxels[:, voxels.any(0).bool()]
             if voxels.shape[1] == 0:
                 continue
-            present = torch.from_numpy(dataset.present[number])
+            present = torch.from_numpy(self.raters[number])
             label = _MAKERS[maker](voxels, num_classes=self.num_classes, present=present)
             table[:, _votes(voxels.unsqueeze(0), self.bits)[0]] = label
         return tables, row
+
+
+def _of_label(present: Bool[Tensor, "N R"], options: LabelOptions) -> Bool[Tensor, "N R"]:
+    """Who is present and makes the label."""
+    if options.raters is None:
+        return present
+    used = present.clone()
+    # one column at a time: a list of numbers would be copied to the device, which a CUDA graph does not allow
+    for number in set(range(present.shape[1])) - set(options.raters):
+        used[:, number] = False
+    return used
 
 
 def _votes(masks: UInt8[Tensor, "N R *space"], bits: int) -> Integer[Tensor, "N *space"]:

@@ -55,7 +55,7 @@ def shipped_grids() -> list[str]:
     """Names of the grids that come with the package.
 
     >>> shipped_grids()
-    ['calibration_losses', 'demo', 'distillation', 'labels', 'paper_qubiq', 'paper_tumours']
+    ['bandwidth', 'calibration_losses', 'demo', 'distillation', 'labels', 'losses', ..., 'raters', 'systems']
     """
     return sorted(set(shipped_files()) - set(shipped_recipes()))
 

@@ -32,6 +32,8 @@ from ..overlap.options import (
 Family = Literal["dice", "jaccard", "tversky"]
 SystemName = Literal["standard", "mc_dropout", "multi_head", "softseg", "mrnet", "learned_reliability"]
 
+# systems that do not use `label`
+_LEARN_EACH_RATER = ("multi_head", "mrnet", "learned_reliability")
 # the rule that `semidice evaluate --decide fitted` chooses from the out-of-fold predictions of a run
 FITTED = "fitted"
 
@@ -411,6 +413,10 @@ class Recipe(_Section):
             )
         if self.system.name == "mc_dropout" and self.model.dropout > 0:
             raise ValueError("mc_dropout has its own dropout: set system.dropout, and set model.dropout to 0")
+        if self.label.raters is not None and self.system.name in _LEARN_EACH_RATER:
+            raise ValueError(
+                f"system {self.system.name} learns from the mask of every rater: leave label.raters out"
+            )
         if self.teacher is not None and self.system.name != "standard":
             raise ValueError(f"a recipe with a teacher needs system.name standard; got {self.system.name}")
         if self.teacher is not None:
