@@ -146,6 +146,7 @@ class DatasetFolder(Folder):
     """
 
     manifest = _File("manifest.json")  # what was prepared, from which files, with which options
+    checked = _File(".checked.json")  # the arrays whose SHA-256 was compared, see `data.integrity`
 
     def array(self, kind: str, scan: str) -> Path:
         """kind: images, masks or truth."""

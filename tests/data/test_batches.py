@@ -6,11 +6,12 @@ import threading
 import numpy as np
 import pytest
 import torch
-from prepared import make_prepared
+from prepared import dataset_with, make_prepared
 
 from semidice.data import storage as storage_module
 from semidice.data.augment import AugmentOptions
 from semidice.data.batches import Batches, Feed, WholeCases
+from semidice.data.dataset import Dataset
 from semidice.data.intensities import MeanStd
 from semidice.data.label_making import LabelOptions, make_labels
 from semidice.data.storage import Storage, centred, common_space, free_memory, inside
@@ -18,6 +19,7 @@ from semidice.labels.makers import mean_label
 
 SIZES = [(20, 33), (40, 17), (32, 32)]
 ALL_AUGMENTATIONS = AugmentOptions(rotate_degrees=15, gamma=0.3, noise=0.1)
+ON_FOREGROUND = AugmentOptions(crop=(16, 16), foreground=0.7)
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +90,7 @@ def test_a_batch_without_augmentation_is_the_normalised_image_and_the_label(data
 
 
 @pytest.mark.parametrize(
-    "augment", [None, AugmentOptions(), ALL_AUGMENTATIONS, AugmentOptions(crop=(32, 96))]
+    "augment", [None, AugmentOptions(), ALL_AUGMENTATIONS, AugmentOptions(crop=(32, 96)), ON_FOREGROUND]
 )
 @pytest.mark.parametrize("label", [LabelOptions(maker="random"), LabelOptions(smoothing="spatial")])
 def test_streamed_and_resident_batches_have_the_same_bits(dataset, augment, label):
@@ -98,6 +100,21 @@ def test_streamed_and_resident_batches_have_the_same_bits(dataset, augment, labe
     assert resident.feed(0).image is None
     for step in range(5):
         assert_same(make(resident, step), make(streamed, step))
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_windows_on_the_foreground_are_centred_on_a_voxel_that_a_rater_marked(tmp_path, resident):
+    masks = np.zeros((4, 64, 64), dtype=np.uint8)
+    for number, mask in enumerate(masks[:3]):
+        mask[10 + 9 * number, 40 - 5 * number] = 1
+    augment = AugmentOptions(scale=(1, 1), flip=False, crop=(15, 15), foreground=1.0)
+    batches = make_batches(dataset_with(tmp_path / "set", masks), augment=augment, resident=resident)
+    for step in range(3):
+        batch = make(batches, step)
+        marked = batch.target[:, 1].flatten(1)
+        for number, label in zip(batch.case.tolist(), marked, strict=True):
+            assert label.sum() == (number < 3)
+            assert number == 3 or label.argmax() == 7 * 15 + 7
 
 
 @pytest.mark.parametrize("resident", [True, False])
@@ -145,9 +162,12 @@ def test_reading_ahead_does_not_change_the_default_random_generator(dataset):
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.parametrize(
+    "options", [{"augment": ALL_AUGMENTATIONS}, {"augment": ON_FOREGROUND, "resident": False}]
+)
 @pytest.mark.parametrize("world_size", [2, 4])
-def test_the_parts_of_all_processes_form_the_batch_of_a_single_process(dataset, world_size):
-    options = {"label": LabelOptions(maker="random"), "augment": ALL_AUGMENTATIONS}
+def test_the_parts_of_all_processes_form_the_batch_of_a_single_process(dataset, world_size, options):
+    options = {"label": LabelOptions(maker="random"), **options}
     single = make_batches(dataset, **options)
     per_process = [
         make_batches(dataset, rank=rank, world_size=world_size, **options) for rank in range(world_size)
@@ -327,6 +347,20 @@ def test_free_memory_of_the_cpu_is_less_than_its_total_memory():
     assert 0 < free_memory(torch.device("cpu")) < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
+@pytest.mark.parametrize(
+    ("limits", "free"), [(("max", "max"), []), (("max", "900"), [500]), (("300", "900"), [0, 500])]
+)
+def test_the_limit_of_a_container_or_job_bounds_the_free_memory(tmp_path, limits, free):
+    (tmp_path / "own").write_text("0::/job/step\n")
+    for folder, limit in zip(("job/step", "job"), limits, strict=True):
+        path = tmp_path / folder
+        path.mkdir(parents=True, exist_ok=True)
+        for name, content in (("max", limit), ("current", "600"), ("stat", "anon 400\nfile 200\n")):
+            (path / f"memory.{name}").write_text(content)
+    assert storage_module._free_in_groups(tmp_path, tmp_path / "own") == free
+    assert storage_module._free_in_groups(tmp_path, tmp_path / "missing") == []
+
+
 def test_a_feed_without_images_stays_without_images_when_it_is_moved(square_dataset):
     feed = make_batches(square_dataset).feed(0).to("cpu")
     assert isinstance(feed, Feed)
@@ -376,6 +410,23 @@ def test_a_file_that_does_not_fit_the_manifest_is_reported(tmp_path):
     np.save(path, np.load(path).astype(np.float32))
     with pytest.raises(ValueError, match="must be stored as uint8 or int16; got float32"):
         make_batches(dataset)
+
+
+def test_arrays_in_the_order_of_fortran_and_files_that_end_early_are_read_and_named(tmp_path):
+    dataset = make_prepared(tmp_path / "set", num_cases=4, size=(16, 32), slices_per_scan=2)
+    expected = [dataset.stored("images", number) for number in range(4)]
+    path = dataset.folder.array("images", "scan001")
+    np.save(path, np.asfortranarray(np.load(path)))
+    opened = Dataset(dataset.folder.path)
+    for number, image in enumerate(expected):
+        np.testing.assert_array_equal(opened.stored("images", number), image)
+    with dataset.folder.array("images", "scan000").open("rb+") as file:
+        file.truncate(128 + 16 * 32 + 100)
+    np.testing.assert_array_equal(opened.stored("images", 0), expected[0])
+    with pytest.raises(
+        ValueError, match=r"cannot read .*scan000\.npy: it ends 412 bytes too early; run `semid"
+    ):
+        opened.stored("images", 1)
 
 
 def test_images_and_volumes_in_one_dataset_are_refused(tmp_path):

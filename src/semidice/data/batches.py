@@ -6,8 +6,8 @@ The order of the cases is a permutation for each epoch, drawn on the CPU. It is 
 any number of processes, and for a resumed run. `make` has static shapes, looks at no value and never waits
 for the device, so it can be part of a CUDA graph. If the dataset is not in the memory of the device (see
 `Storage`), a feed also carries the stored images and masks, which threads read ahead. Threads suffice,
-because a copy from a mapped file releases the interpreter; another process would have to send what it read,
-which takes longer than reading.
+because reading releases the interpreter; another process would have to send what it read, which takes longer
+than reading. Memory then does not depend on the size of the images, and grows by 0.3 kB per case.
 """
 
 import math
@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float32, Int64, Shaped, UInt8
+from jaxtyping import Bool, Float32, Int32, Int64, Shaped, UInt8
 from torch import Tensor
 
 from ..arrays import one_hot
@@ -30,12 +30,13 @@ from .augment import (
     resample_label,
     sampling_grid,
 )
-from .dataset import Dataset
 from .label_making import LabelOptions, LabelTables, smooth_in_space
 from .storage import Storage, centred, common_space
 
 # voxels per case among which a window on the foreground chooses its centre
 _NUM_MARKED = 256
+# of feeds that are read ahead, if these are more than two
+_MAX_AHEAD_BYTES = 2**30
 
 
 class Feed(NamedTuple):
@@ -129,11 +130,12 @@ class Batches:
             )
         self.steps_per_epoch = max(1, len(self.cases) // batch_size)
         self._share = slice(rank * batch_size // world_size, (rank + 1) * batch_size // world_size)
-        self._sizes = np.array([case.shape for case in self.dataset.cases])
+        self._sizes = storage.sizes.cpu().numpy()
         self._tables = LabelTables(self.dataset, self.cases, label, device=self.device)
         self._drawn: tuple[int, np.ndarray, np.ndarray] | None = None
-        looks_for_foreground = augment is not None and augment.foreground > 0
-        self._marked = _marked_voxels(self.dataset, self.cases, seed) if looks_for_foreground else None
+        self._looks_for_foreground = augment is not None and augment.foreground > 0
+        # of a dataset that is not resident, they are found in the masks that a feed carries
+        self._marked = self._all_marked() if self._looks_for_foreground and storage.resident else None
 
     def feed(self, step: int) -> Feed:
         """The feed of step number `step`, on the CPU; several threads may call this at once."""
@@ -141,6 +143,9 @@ class Batches:
         order, raters = self._epoch(epoch)
         # processes draw for the whole batch and take their share, so together they see what one would see
         batch = order[step_in_epoch * self.batch_size : (step_in_epoch + 1) * self.batch_size]
+        # a copy, so that a change of the feed does not change the order of the epoch
+        case = batch[self._share].copy()
+        image, packed = (None, None) if self.storage.resident else self.storage.read(case.tolist())
         params = np.zeros((len(batch), 0), dtype=np.float32)
         if self.augment is not None:
             params = draw_augmentation(
@@ -148,11 +153,8 @@ class Batches:
                 self._rng(1, step),
                 self._sizes[batch],
                 self.out_size,
-                foreground=self._foreground_voxels(step, batch),
+                foreground=self._foreground_voxels(step, batch, packed),
             )
-        # a copy, so that a change of the feed does not change the order of the epoch
-        case = batch[self._share].copy()
-        image, packed = (None, None) if self.storage.resident else self.storage.read(case.tolist())
         return Feed(
             case=torch.from_numpy(case),
             params=torch.from_numpy(params[self._share]),
@@ -166,7 +168,8 @@ class Batches:
         if self.storage.resident or self.workers == 0:
             yield from (self._pinned_feed(step) for step in range(start, stop))
             return
-        num_ahead = 2 * self.workers
+        feed_bytes = (self._share.stop - self._share.start) * self.storage.bytes_per_case()
+        num_ahead = min(2 * self.workers, max(2, _MAX_AHEAD_BYTES // feed_bytes))
         pool = ThreadPoolExecutor(self.workers)
         try:
             ahead = deque(
@@ -237,12 +240,43 @@ class Batches:
             self._drawn = drawn = (epoch, order, self._raters(epoch))
         return drawn[1], drawn[2]
 
-    def _foreground_voxels(self, step: int, batch: np.ndarray) -> Int64[np.ndarray, "N axes"] | None:
-        """A random voxel of each case which some rater marked; None if windows do not look for them."""
-        if self._marked is None:
+    def _foreground_voxels(
+        self, step: int, batch: np.ndarray, packed: Tensor | None
+    ) -> Int64[np.ndarray, "N axes"] | None:
+        """A random voxel of each case which some rater marked; None if windows do not look for them.
+
+        packed: the masks of this process's share, unless the dataset is resident. Other cases have -1 then.
+        """
+        if not self._looks_for_foreground:
             return None
-        chosen: np.ndarray = self._marked[batch, self._rng(3, step).integers(_NUM_MARKED, size=len(batch))]
-        return chosen
+        chosen = self._rng(3, step).integers(_NUM_MARKED, size=len(batch))
+        if self._marked is not None:
+            return self._marked[batch, chosen].astype(np.int64)
+        assert packed is not None
+        voxels = np.full((len(batch), len(self.out_size)), -1)
+        share = range(len(batch))[self._share]
+        for row, masks in zip(share, packed.numpy(), strict=True):
+            voxels[row] = self._marked_voxels(int(batch[row]), masks)[chosen[row]]
+        return voxels
+
+    def _all_marked(self) -> Int32[np.ndarray, "cases marked axes"]:
+        """`_marked_voxels` of all cases."""
+        marked = np.full((len(self.dataset), _NUM_MARKED, len(self.out_size)), -1, dtype=np.int32)
+        for number in self.cases:
+            marked[number] = self._marked_voxels(number, self.dataset.stored("masks", number))
+        return marked
+
+    def _marked_voxels(
+        self, number: int, packed: UInt8[np.ndarray, "R planes *packed"]
+    ) -> Int64[np.ndarray, "marked axes"]:
+        """Some voxels of a case, with repetition, that a rater marked; -1 for a case without such a voxel."""
+        is_marked = np.unpackbits(np.bitwise_or.reduce(packed, axis=(0, 1)), axis=-1)
+        voxels = np.flatnonzero(is_marked)
+        if not len(voxels):
+            return np.full((_NUM_MARKED, is_marked.ndim), -1)
+        rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((self.seed, 4, number))))
+        drawn = voxels[rng.integers(len(voxels), size=_NUM_MARKED)]
+        return np.stack(np.unravel_index(drawn, is_marked.shape), axis=1)
 
     def _rng(self, purpose: int, number: int) -> np.random.Generator:
         """A separate random generator for each purpose and each epoch or step."""
@@ -307,16 +341,3 @@ class WholeCases:
             corner = tuple(slice(side) for side in shape)
             target[(slice(None), *centred(shape, self.space))] = source[(slice(None), *corner)]
         return moved
-
-
-def _marked_voxels(
-    dataset: Dataset, cases: Sequence[int], seed: int
-) -> Int64[np.ndarray, "cases marked axes"]:
-    """Some voxels of each case, with repetition, that a rater marked; -1 for a case without such a voxel."""
-    marked = np.full((len(dataset), _NUM_MARKED, len(dataset.cases[0].shape)), -1)
-    for number in cases:
-        voxels = np.argwhere(dataset.masks(number).any(0))
-        if len(voxels):
-            rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, 4, number))))
-            marked[number] = voxels[rng.integers(len(voxels), size=_NUM_MARKED)]
-    return marked

@@ -1,34 +1,37 @@
 """A prepared dataset: cases by number, with their images, raters' masks and, for phantoms, the truth.
 
-Arrays are memory-mapped, so opening a dataset reads no case.
+Opening a dataset reads no case; a case is read each time it is asked for (`data.stored`).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float32, UInt8
 
-from ..limits import check_file
 from ..paths import DatasetFolder
 from .intensities import INTENSITY_UNITS, MeanStd, pooled_mean_std, stored_mean_std
 from .manifest import Kind, Manifest, Scan, read_manifest
 from .packing import unpack_case
+from .stored import StoredArray
 
 if TYPE_CHECKING:
     from .storage import Storage
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Case:
     """One image to segment: row `row` of the arrays of its scan."""
 
-    name: str
     scan: Scan
     row: int
+
+    @property
+    def name(self) -> str:
+        return self.scan.case_name(self.row)
 
     @property
     def patient(self) -> str:
@@ -60,18 +63,22 @@ class Dataset:
     def __init__(self, path: Path) -> None:
         self.folder = DatasetFolder(Path(path))
         self.manifest: Manifest = read_manifest(self.folder.path)
+        scans = self.manifest.scans
         self.cases: tuple[Case, ...] = tuple(
-            Case(name, scan, row)
-            for scan in self.manifest.scans
-            for row, name in enumerate(scan.case_names())
+            Case(scan, row) for scan in scans for row in range(scan.num_cases)
         )
-        self.present: Bool[np.ndarray, "N R"] = np.array(
-            [[rater in case.scan.raters for rater in self.manifest.raters] for case in self.cases]
-        )
+        of_scan = [[rater in scan.raters for rater in self.manifest.raters] for scan in scans]
+        self.present: Bool[np.ndarray, "N R"] = self.of_cases(of_scan)
         self.loaded: dict[str, Storage] = {}
 
     def __len__(self) -> int:
         return len(self.cases)
+
+    def of_cases(self, of_scans: Sequence[Any] | np.ndarray) -> np.ndarray:
+        """One row for each case, from one for each scan."""
+        counts = [scan.num_cases for scan in self.manifest.scans]
+        repeated: np.ndarray = np.repeat(np.array(of_scans), counts, axis=0)
+        return repeated
 
     @property
     def num_classes(self) -> int:
@@ -102,10 +109,15 @@ class Dataset:
         axis = self.manifest.options.get("slice_axis")
         return axis if axis in (0, 1, 2) else 2
 
+    def array(self, kind: Kind, scan: Scan) -> StoredArray:
+        """The open file of a scan's array; a ValueError names the file."""
+        return StoredArray(self.folder.array(kind, scan.name))
+
     def stored(self, kind: Kind, number: int) -> np.ndarray:
-        """A case's row of a stored array, memory-mapped; a ValueError names the file."""
+        """A case's row of a stored array; a ValueError names the file."""
         case = self.cases[number]
-        return self._stored_rows(kind, case.scan, case.row)
+        with self.array(kind, case.scan) as stored:
+            return stored.read(case.row)
 
     def mean_std(self, cases: Sequence[int]) -> MeanStd:
         """Mean and standard deviation of each channel over the scans of these cases.
@@ -121,23 +133,11 @@ class Dataset:
         scans = []
         for scan in self.manifest.scans:
             if scan.mean is None or scan.std is None:
-                images = self._stored_rows("images", scan, slice(None))
-                scan = scan.model_copy(update=stored_mean_std(images)._asdict())
+                with self.array("images", scan) as stored:
+                    measured = stored_mean_std(map(stored.read, range(scan.num_cases)))
+                scan = scan.model_copy(update=measured._asdict())
             scans.append(scan)
         return tuple(scans)
-
-    def _stored_rows(self, kind: Kind, scan: Scan, rows: int | slice) -> np.ndarray:
-        path = self.folder.array(kind, scan.name)
-        try:
-            check_file(path)
-            # not np.load, which also reads archives
-            array: np.ndarray = np.lib.format.open_memmap(path, mode="r")[rows]
-        # NumPy has no common error for a damaged header: ValueError, SyntaxError, TokenError, ...
-        except Exception as error:
-            raise ValueError(
-                f"cannot read {path}: {error}; run `semidice check`, then prepare the dataset again"
-            ) from error
-        return array
 
     def image(self, number: int) -> Float32[np.ndarray, "channels *space"]:
         """Intensities of a case, in [0, 1]."""

@@ -10,7 +10,7 @@ import math
 import os
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -197,14 +197,21 @@ def truth_problem(truth: Float32[np.ndarray, "C *space"]) -> str | None:
     return None
 
 
-def check_arrays(dataset: Dataset, seen: Path, *, known: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Size, time and SHA-256 of each array; a ValueError if one is not the one that was prepared.
+def check_arrays(
+    dataset: Dataset,
+    seen: Path,
+    *,
+    known: Mapping[str, Any] | None = None,
+    on_bytes: Callable[[int, int], object] = lambda _, __: None,
+) -> dict[str, Any]:
+    """Size, times and SHA-256 of each array; a ValueError if one is not the one that was prepared.
 
     seen: a file with these facts of each array whose SHA-256 was right; those that still have the same size
-    and time are not read again. It is written here. known: the same facts from another call.
+    and times are not read again. It is written here. known: the same facts from another call.
+    on_bytes(done, all) is called while arrays are read.
     """
     arrays = {str(path.relative_to(dataset.folder.path)): digest for digest, path in listed_arrays(dataset)}
-    stored = _read_seen(seen)
+    stored = read_seen(seen)
     known = {**stored, **(known or {})}
     present: dict[str, list[Any]] = {}
     for name, digest in arrays.items():
@@ -212,23 +219,30 @@ def check_arrays(dataset: Dataset, seen: Path, *, known: Mapping[str, Any] | Non
             status = (dataset.folder.path / name).stat()
         except OSError as error:
             raise ValueError(f"cannot read {dataset.folder.path / name}: {error.strerror}") from error
-        present[name] = [status.st_size, status.st_mtime_ns, digest]
+        # a copy can have the time of the change, but not the time of the last change of its entry
+        present[name] = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, digest]
     new = [name for name, facts in present.items() if known.get(name) != facts]
+    changed, done, total = [], 0, sum(present[name][0] for name in new)
     # hashing leaves the interpreter, so threads use all processors
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
         found = threads.map(lambda name: file_hash(dataset.folder.path / name), new)
-        changed = [name for name, digest in zip(new, found, strict=True) if digest != arrays[name]]
+        for name, digest in zip(new, found, strict=True):
+            if digest != arrays[name]:
+                changed.append(name)
+            done += present[name][0]
+            on_bytes(done, total)
     if changed:
         raise ValueError(
             f"{dataset.folder.path} has {enumerated(changed, 'array')} that `semidice prepare` did not "
             "write, or that changed since: look at it with `semidice check`, then prepare it again"
         )
-    if any(stored.get(name) != facts for name, facts in present.items()):
+    if stored != present:
         write_text(seen, json.dumps(present) + "\n")
     return present
 
 
-def _read_seen(path: Path) -> dict[str, Any]:
+def read_seen(path: Path) -> dict[str, Any]:
+    """The content of a file that `check_arrays` wrote; empty if there is none."""
     try:
         seen = read_json(path)
     # missing or damaged: the arrays are compared again
@@ -240,7 +254,7 @@ def _read_seen(path: Path) -> dict[str, Any]:
 def unlisted_files(dataset: Dataset) -> list[str]:
     """Files in the dataset's folder that the manifest does not list, by their path in the folder."""
     folder = dataset.folder
-    known = {folder.manifest, *(path for _, path in listed_arrays(dataset))}
+    known = {folder.manifest, folder.checked, *(path for _, path in listed_arrays(dataset))}
     files = (Path(parent, name) for parent, _, names in os.walk(folder.path) for name in names)
     return sorted(path.relative_to(folder.path).as_posix() for path in files if path not in known)
 

@@ -13,12 +13,13 @@ Values are clipped before they are resized, so that values outside the window do
 """
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float32, Shaped
+from jaxtyping import Float32
 from torch import Tensor
 
 from .manifest import PrepareOptions, Scan
@@ -28,6 +29,9 @@ from .resample import resize_image
 INTENSITY_UNITS = {"uint8": 1 / 255, "int16": 1 / 32767}
 
 Limits = tuple[float, float]
+
+# values that are added at once; their squares fit into int64
+_NUM_ADDED = 1 << 20
 
 
 class MeanStd(NamedTuple):
@@ -102,22 +106,24 @@ def stored_image(image: np.ndarray, limits: list[Limits] | None, size: tuple[int
     return np.rint(scaled * levels_of(np.dtype(np.int16))).astype(np.int16)
 
 
-def stored_mean_std(images: Shaped[np.ndarray, "cases channels *space"]) -> MeanStd:
-    """Mean and standard deviation of stored images; whole numbers are added, so the order does not matter."""
-    num_channels, levels = images.shape[1], levels_of(images.dtype)
-    count = images.size // num_channels
-    total, squares = [0] * num_channels, [0] * num_channels
-    # one case at a time: an int64 copy of the scan may not fit into memory, nor the squares into int64
+def stored_mean_std(images: Iterable[np.ndarray]) -> MeanStd:
+    """Mean and standard deviation of stored cases, each (channels, *space).
+
+    Whole numbers are added, so the order does not matter.
+    """
+    count, total, squares = 0, Counter[int](), Counter[int]()
     for image in images:
+        levels = levels_of(image.dtype)
+        count += image[0].size
         for number, channel in enumerate(image):
-            values = channel.astype(np.int64)
-            total[number] += int(values.sum())
-            squares[number] += int(np.square(values).sum())
-    mean = tuple(part / (count * levels) for part in total)
-    variances = (
-        (square * count - part * part) / (count * levels) ** 2
-        for part, square in zip(total, squares, strict=True)
-    )
+            values = channel.reshape(-1)
+            # some values at a time: an int64 copy of a volume may not fit into memory
+            for start in range(0, len(values), _NUM_ADDED):
+                part = values[start : start + _NUM_ADDED].astype(np.int64)
+                total[number] += int(part.sum())
+                squares[number] += int(np.square(part).sum())
+    mean = tuple(total[number] / (count * levels) for number in total)
+    variances = ((squares[number] * count - total[number] ** 2) / (count * levels) ** 2 for number in total)
     return MeanStd(mean, tuple(map(math.sqrt, variances)))
 
 

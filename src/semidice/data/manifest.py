@@ -122,15 +122,21 @@ class Scan(Record):
         return None if self.affine is None else self.spacing_mm
 
     @property
+    def num_cases(self) -> int:
+        return 1 if self.slices is None else len(self.slices)
+
+    @property
     def num_voxels(self) -> int:
         """Of all cases together."""
-        return len(self.case_names()) * math.prod(self.shape)
+        return self.num_cases * math.prod(self.shape)
+
+    def case_name(self, row: int) -> str:
+        """The scan's name, or that of the slice in row `row` of its arrays."""
+        return self.name if self.slices is None else f"{self.name}_slice{self.slices[row]:04d}"
 
     def case_names(self) -> tuple[str, ...]:
         """The scan's name, or one for each slice."""
-        if self.slices is None:
-            return (self.name,)
-        return tuple(f"{self.name}_slice{number:04d}" for number in self.slices)
+        return tuple(map(self.case_name, range(self.num_cases)))
 
     @model_serializer(mode="wrap")
     def _without_unknown_numbers(self, handler: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:

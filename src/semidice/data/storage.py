@@ -10,7 +10,6 @@ import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -20,10 +19,8 @@ from torch import Tensor
 from ..arrays import SIZE_MULTIPLE
 from .dataset import Dataset
 from .intensities import INTENSITY_UNITS, MeanStd, scale_and_shift
+from .manifest import Kind, Scan
 from .packing import num_planes, unpack_classes
-
-# Linux lets a process map 65 000 files
-_MAX_MAPPED = 20_000
 
 
 def common_space(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
@@ -73,23 +70,22 @@ class Storage:
         resident: bool | None = None,
     ) -> None:
         self.dataset, self.device = dataset, torch.device(device)
-        shapes = [case.shape for case in dataset.cases]
+        shapes = [scan.shape for scan in dataset.manifest.scans]
         if len({len(shape) for shape in shapes}) != 1:
             raise ValueError(
                 f"{dataset.folder.path} holds images and volumes together: prepare them as two datasets"
             )
         self.space = common_space(shapes)
-        self.sizes: Int64[Tensor, "cases axes"] = torch.tensor(shapes).to(device)
+        self.sizes: Int64[Tensor, "cases axes"] = torch.from_numpy(dataset.of_cases(shapes)).to(device)
         self.is_padded = any(shape != self.space for shape in shapes)
         num_raters, planes = len(dataset.manifest.raters), num_planes(dataset.num_classes)
         self._image_shape = (dataset.num_channels, *self.space)
         self._packed_shape = (num_raters, planes, *self.space[:-1], self.space[-1] // 8)
-        # opening a file takes longer than reading a slice from it
-        self._mapped: dict[tuple[str, int], np.ndarray] = {}
         dtypes = self._image_dtypes()
         # int16 holds the values of both types; `scale` makes up for their units
         self.dtype = torch.uint8 if set(dtypes) == {"uint8"} else torch.int16
-        self._units = torch.tensor([INTENSITY_UNITS[dtype] for dtype in dtypes], device=device)
+        units = np.array([INTENSITY_UNITS[dtype] for dtype in dtypes], dtype=np.float32)
+        self._units = torch.from_numpy(dataset.of_cases(units)).to(device)
         self._normalise_with(mean_std or MeanStd(dataset.manifest.mean, dataset.manifest.std))
         total = len(dataset) * self.bytes_per_case()
         self.resident = total <= free_memory(self.device) // 2 if resident is None else resident
@@ -162,21 +158,20 @@ class Storage:
         return inside(self.sizes[case], self.space)
 
     def _image_dtypes(self) -> list[str]:
-        """The stored type of each case."""
-        dataset, dtype_of_scan = self.dataset, {}
-        for number, case in enumerate(dataset.cases):
-            if case.row == 0:
-                stored = dataset.stored("images", number)
+        """The stored type of each scan."""
+        dataset, dtypes = self.dataset, []
+        for scan in dataset.manifest.scans:
+            with dataset.array("images", scan) as stored:
                 # before memory for the shapes of the manifest is allocated
-                self._check_stored("images", number, stored.shape, (dataset.num_channels, *case.shape))
-                dtype_of_scan[case.scan.name] = stored.dtype.name
-        unknown = set(dtype_of_scan.values()) - set(INTENSITY_UNITS)
+                self._check_stored("images", scan, stored.shape[1:], (dataset.num_channels, *scan.shape))
+                dtypes.append(stored.dtype.name)
+        unknown = set(dtypes) - set(INTENSITY_UNITS)
         if unknown:
             raise ValueError(
                 f"images of {dataset.folder.path} must be stored as {' or '.join(INTENSITY_UNITS)}; "
                 f"got {', '.join(sorted(unknown))}: prepare them again"
             )
-        return [dtype_of_scan[case.scan.name] for case in dataset.cases]
+        return dtypes
 
     def _load(self) -> None:
         num_cases = len(self.dataset)
@@ -190,26 +185,22 @@ class Storage:
             self.images[rows.start : rows.stop].copy_(images)
             self.packed[rows.start : rows.stop].copy_(packed)
 
-    def _copy(
-        self, kind: Literal["images", "masks"], number: int, space: Sequence[int], out: np.ndarray
-    ) -> None:
-        """Copy a stored array into the corner of `out`."""
-        stored = self._mapped.get((kind, number))
-        if stored is None:
-            stored = self.dataset.stored(kind, number)
-            if len(self._mapped) < _MAX_MAPPED:
-                self._mapped[kind, number] = stored
-        self._check_stored(kind, number, stored.shape, (*out.shape[: -len(space)], *space))
-        out[tuple(slice(side) for side in stored.shape)] = stored
+    def _copy(self, kind: Kind, number: int, space: Sequence[int], out: np.ndarray) -> None:
+        """Read a stored array into the corner of `out`."""
+        case = self.dataset.cases[number]
+        with self.dataset.array(kind, case.scan) as stored:
+            shape = stored.shape[1:]
+            self._check_stored(kind, case.scan, shape, (*out.shape[: -len(space)], *space))
+            if shape == out.shape and stored.dtype == out.dtype:
+                stored.read(case.row, out=out)
+            else:
+                out[tuple(map(slice, shape))] = stored.read(case.row)
 
-    def _check_stored(
-        self, kind: Literal["images", "masks"], number: int, shape: Sequence[int], expected: Sequence[int]
-    ) -> None:
+    def _check_stored(self, kind: Kind, scan: Scan, shape: Sequence[int], expected: Sequence[int]) -> None:
         if shape != expected:
-            path = self.dataset.folder.array(kind, self.dataset.cases[number].scan.name)
             raise ValueError(
-                f"{path} holds {shape} for a case, but the manifest says {expected}: "
-                "run `semidice check`, then prepare the dataset again"
+                f"{self.dataset.folder.array(kind, scan.name)} holds {shape} for a case, but the manifest "
+                f"says {expected}: run `semidice check`, then prepare the dataset again"
             )
 
 
@@ -230,15 +221,40 @@ def shared_storage(
 
 
 def free_memory(device: torch.device) -> int:
-    """Free bytes of a device; of the CPU the memory available to programs, 0 if unknown."""
+    """Free bytes of a device; of the CPU the memory available to this process, 0 if unknown."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     try:
         # Linux; sysconf does not count the page cache, which the system would free
         fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-        return int(fields["MemAvailable"].split()[0]) * 1024
+        of_machine = int(fields["MemAvailable"].split()[0]) * 1024
+        return min([of_machine, *_free_in_groups()])
     except (OSError, KeyError, ValueError):
         known = getattr(os, "sysconf_names", {})
         if not {"SC_PHYS_PAGES", "SC_PAGE_SIZE"} <= set(known):
             return 0
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+def _free_in_groups(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> list[int]:
+    """Free bytes of each control group of this process that has a limit: a container, or a job of SLURM."""
+    try:
+        lines = own.read_text().splitlines()
+    except OSError:
+        return []
+    # version 2 has one line: 0::/outer/inner
+    name = next((Path(line.removeprefix("0::/")) for line in lines if line.startswith("0::/")), Path())
+    free = []
+    for group in (root / name, *(root / outer for outer in name.parents)):
+        try:
+            limit, used, facts = (
+                (group / f"memory.{file}").read_text().strip() for file in ("max", "current", "stat")
+            )
+        # the root of all groups has no limit
+        except OSError:
+            continue
+        if limit != "max":
+            # the page cache of the group counts as used, but the system would free it
+            cached = dict(line.split() for line in facts.splitlines())["file"]
+            free.append(max(0, int(limit) - int(used) + int(cached)))
+    return free
