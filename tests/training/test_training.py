@@ -444,6 +444,20 @@ def test_two_processes_train_one_index_per_image_to_the_weights_of_one_process(d
         torch.testing.assert_close(actual[name], tensor, rtol=1e-3, atol=1e-4, msg=name)
 
 
+@pytest.mark.xfail(strict=True, reason="the engine does not pass optimiser.accumulate to Batches as pieces")
+def test_two_processes_accumulate_gradients_to_the_loss_curve_and_weights_of_one(dataset, with_one_and_two):
+    options = ["optimiser.accumulate=2", "schedule.epochs=4", "log_every=1", "optimiser.clip_norm=1"]
+    folders = with_one_and_two(dataset, *options)
+    logs = [[json.loads(line) for line in folder.fold(0).log.read_text().splitlines()] for folder in folders]
+    losses = [torch.tensor([line["loss"] for line in log if "loss" in line]) for log in logs]
+    assert len(losses[0]) >= 4
+    torch.testing.assert_close(losses[0], losses[1], rtol=0, atol=1e-5)
+    expected, actual = map(weights, folders)
+    for name, tensor in expected.items():
+        # as for one piece: sums of other orders, over some steps
+        torch.testing.assert_close(actual[name], tensor, rtol=1e-3, atol=1e-4, msg=name)
+
+
 def network_with_encoder():
     return build_model(architecture="unet", encoder="resnet18", weights=None, num_channels=1, num_classes=2)
 
