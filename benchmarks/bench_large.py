@@ -66,7 +66,7 @@ def write_stand_in(path: Path, num_gb: float) -> None:
         "images": (SLICES, 1, SIDE, SIDE),
         "masks": (SLICES, RATERS, 1, SIDE, SIDE // 8),
     }
-    dtypes = {"images": np.dtype(np.int16), "masks": np.dtype(np.uint8)}
+    dtypes: dict[Kind, np.dtype[Any]] = {"images": np.dtype(np.int16), "masks": np.dtype(np.uint8)}
     scan_bytes = sum(math.prod(shape) * dtypes[kind].itemsize for kind, shape in shapes.items())
     names = [f"scan{number:05d}" for number in range(max(5, round(num_gb * 1e9 / scan_bytes)))]
     hashes: dict[Kind, str] = {}

@@ -7,7 +7,7 @@ any number of processes, and for a resumed run. `make` has static shapes, looks 
 for the device, so it can be part of a CUDA graph. If the dataset is not in the memory of the device (see
 `Storage`), a feed also carries the stored images and masks, which threads read ahead. Threads suffice,
 because reading releases the interpreter; another process would have to send what it read, which takes longer
-than reading. Memory then does not depend on the size of the images, and grows by 0.3 kB per case.
+than reading. Memory then does not depend on the size of the dataset, but for what the manifest says of it.
 """
 
 import math
@@ -255,7 +255,8 @@ class Batches:
             return None
         chosen = self._rng(3, step).integers(_NUM_MARKED, size=len(batch))
         if self._marked is not None:
-            return self._marked[batch, chosen].astype(np.int64)
+            known: np.ndarray = self._marked[batch, chosen].astype(np.int64)
+            return known
         assert packed is not None
         voxels = np.full((len(batch), len(self.out_size)), -1)
         for row, masks in zip(self._share, packed.numpy(), strict=True):
