@@ -14,6 +14,7 @@ import math
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import zip_longest
 from typing import NamedTuple
 
 import numpy as np
@@ -316,13 +317,10 @@ class WholeCases:
     @torch.no_grad()
     def __iter__(self) -> Iterator[CaseBatch]:
         storage = self.storage
-        for start in range(0, len(self.cases), self.batch_size):
-            cases = self.cases[start : start + self.batch_size]
+        for cases, read in self._read_ahead():
             numbers = torch.tensor(cases)
             case = numbers.to(storage.device, non_blocking=True)
-            image, packed = (None, None)
-            if not storage.resident:
-                image, packed = (part.to(storage.device) for part in storage.read(cases))
+            image, packed = (None, None) if read is None else (part.to(storage.device) for part in read)
             stored, packed = storage.stored(case, image, packed)
             image = storage.normalised(stored, case)
             masks = storage.masks(packed)
@@ -334,6 +332,21 @@ class WholeCases:
                 valid=self._centred(valid, cases)[:, 0],
                 case=numbers,
             )
+
+    def _read_ahead(self) -> Iterator[tuple[Sequence[int], tuple[Tensor, Tensor] | None]]:
+        """The cases of each batch, and what their files hold, read one batch ahead; None if resident."""
+        starts = range(0, len(self.cases), self.batch_size)
+        groups = [self.cases[start : start + self.batch_size] for start in starts]
+        if self.storage.resident or not groups:
+            yield from ((cases, None) for cases in groups)
+            return
+        with ThreadPoolExecutor(1) as thread:
+            ahead = thread.submit(self.storage.read, groups[0])
+            for cases, following in zip_longest(groups, groups[1:]):
+                read = ahead.result()
+                if following is not None:
+                    ahead = thread.submit(self.storage.read, following)
+                yield cases, read
 
     def _centred(self, tensor: Shaped[Tensor, "N any *stored"], cases: Sequence[int]) -> Tensor:
         """Cases moved from the corner to the middle; 0 around them."""
