@@ -129,6 +129,7 @@ bench: $(VENV)/.dev  ## time and memory of the losses on the CPU, for docs/perfo
 	$(BIN)/python benchmarks/bench_loss.py --docs docs/performance.md
 	$(BIN)/python benchmarks/bench_memory.py --docs docs/performance.md
 	$(BIN)/python benchmarks/bench_data.py --docs docs/performance.md
+	$(BIN)/python benchmarks/bench_large.py --docs docs/performance.md
 
 bench-gpu: $(VENV)/.dev  ## time of losses, KDE, batches and training step on a CUDA device
 	$(BIN)/python benchmarks/bench_loss.py --device cuda --compiled --docs docs/performance.md

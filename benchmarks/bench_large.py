@@ -66,7 +66,7 @@ def write_stand_in(path: Path, num_gb: float) -> None:
         "images": (SLICES, 1, SIDE, SIDE),
         "masks": (SLICES, RATERS, 1, SIDE, SIDE // 8),
     }
-    dtypes = {"images": np.dtype(np.int16), "masks": np.dtype(np.uint8)}
+    dtypes: dict[Kind, np.dtype[Any]] = {"images": np.dtype(np.int16), "masks": np.dtype(np.uint8)}
     scan_bytes = sum(math.prod(shape) * dtypes[kind].itemsize for kind, shape in shapes.items())
     names = [f"scan{number:05d}" for number in range(max(5, round(num_gb * 1e9 / scan_bytes)))]
     hashes: dict[Kind, str] = {}
@@ -179,7 +179,8 @@ def memory_mb(field: str) -> float:
 
 def measured(path: Path, method: str, num_batches: int) -> dict[str, float]:
     """Rate and memory of this process, which must be new. Rate: images, or with "hashes" GB, per second."""
-    torch.set_num_threads(2)
+    # a second thread waits for a core that another program has, and then measures that program
+    torch.set_num_threads(1)
     before = memory_mb("VmRSS")
     dataset = Dataset(path)
     if method == "hashes":
@@ -216,7 +217,7 @@ def table(folder: Path, num_rounds: int, num_batches: int) -> Iterator[str]:
         write_stand_in(path, size)
     disk = sum(file.stat().st_blocks * 512 for file in folder.rglob("*.npy"))
     yield (
-        f"CPU, 2 threads, torch {torch.__version__}; `python benchmarks/bench_large.py`. Batches of {BATCH}, "
+        f"CPU, 1 thread, torch {torch.__version__}; `python benchmarks/bench_large.py`. Batches of {BATCH}, "
         f"{SIDE} x {SIDE}, mean label of {RATERS} raters; all stand-ins together take {disk / 1e6:.0f} MB of "
         "disk.\n"
     )

@@ -182,6 +182,16 @@ def test_the_parts_of_all_processes_form_the_batch_of_a_single_process(dataset, 
     assert {batches.steps_per_epoch for batches in per_process} == {single.steps_per_epoch}
 
 
+def test_the_parts_of_a_piece_form_the_piece_of_a_single_process(dataset):
+    single = make(make_batches(dataset, batch_size=8), 0).image.chunk(2)
+    parts = [
+        make(make_batches(dataset, batch_size=8, rank=rank, world_size=2, pieces=2), 0).image.chunk(2)
+        for rank in range(2)
+    ]
+    for piece, *halves in zip(single, *parts, strict=True):
+        assert torch.equal(piece, torch.cat(halves))
+
+
 def test_an_epoch_has_each_requested_case_at_most_once_and_no_other_case(dataset):
     cases = [1, 2, 3, 5, 8, 13, 0, 7, 11]
     batches = make_batches(dataset, cases)
@@ -386,6 +396,10 @@ def test_inside_and_common_space():
             "a multiple of their number; got 6",
         ),
         ({"batch_size": 0}, "got 0"),
+        (
+            {"batch_size": 4, "world_size": 2, "pieces": 4},
+            "a multiple of their number times optimiser.accumulate 4; got 4",
+        ),
         ({"rank": 2, "world_size": 2}, "rank must be from 0 to 1; got 2"),
         (
             {"augment": AugmentOptions(crop=(32, 32, 32))},

@@ -828,6 +828,24 @@ def test_a_run_in_a_moved_folder_trains_nothing_and_writes_the_same_table(reprod
     assert (moved / "distillation_terms.csv").read_text() == (out / "distillation_terms.csv").read_text()
 
 
+def test_worker_processes_reproduce_the_table_of_one_process_to_the_bit(
+    reproduced, data, tmp_path, monkeypatch
+):
+    # as in this process: the number of threads can change the last bits
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    _, plain, _ = reproduced
+    out = tmp_path / "out"
+    _, printed = reproduce("qubiq_labels", data, out, on="local:2")
+    assert "failed" not in printed
+    written = [path.name for path in out.iterdir() if path.is_file() and path.name.startswith("qubiq_labels")]
+    assert "qubiq_labels.csv" in written
+    of_runs = [path.relative_to(out) for kind in ("log.jsonl", "cases.parquet") for path in out.rglob(kind)]
+    # of each run, and the table of its fold
+    assert len([path for path in of_runs if path.name == "cases.parquet"]) == 20
+    for name in (*written, *of_runs):
+        assert (out / name).read_bytes() == (plain / name).read_bytes(), name
+
+
 def test_list_only_prints_trainings_and_time_and_starts_nothing(data, tmp_path):
     results, printed = reproduce("all", data, tmp_path / "out", list_only=True)
     assert results == {}

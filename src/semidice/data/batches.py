@@ -7,13 +7,14 @@ any number of processes, and for a resumed run. `make` has static shapes, looks 
 for the device, so it can be part of a CUDA graph. If the dataset is not in the memory of the device (see
 `Storage`), a feed also carries the stored images and masks, which threads read ahead. Threads suffice,
 because reading releases the interpreter; another process would have to send what it read, which takes longer
-than reading. Memory then does not depend on the size of the images, and grows by 0.3 kB per case.
+than reading. Memory then does not depend on the size of the dataset, but for what the manifest says of it.
 """
 
 import math
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import zip_longest
 from typing import NamedTuple
 
 import numpy as np
@@ -90,8 +91,10 @@ class CaseBatch(NamedTuple):
 class Batches:
     """Endless training batches of the cases numbered `cases`.
 
-    batch_size: of all processes together; each process takes a contiguous share. An epoch has as many full
-    batches as the cases fill; if there are fewer cases than a batch holds, they are repeated.
+    batch_size: of all processes together. An epoch has as many full batches as the cases fill; if there are
+    fewer cases than a batch holds, they are repeated.
+    pieces: in which a step works on the batch, one after the other. Each process takes a contiguous share of
+    every piece, so that the processes together work on the pieces of a single process.
     workers: threads that read ahead if the dataset is not resident; 0 reads each feed when it is needed.
     with_raters: whether a batch also has the masks of all raters.
     """
@@ -107,6 +110,7 @@ class Batches:
         seed: int,
         rank: int = 0,
         world_size: int = 1,
+        pieces: int = 1,
         workers: int = 0,
         with_raters: bool = False,
     ) -> None:
@@ -114,10 +118,11 @@ class Batches:
         last = len(self.dataset) - 1
         if not cases or not 0 <= min(cases) <= max(cases) <= last:
             raise ValueError(f"cases must be numbers from 0 to {last}, at least one; got {list(cases)}")
-        if batch_size < 1 or batch_size % world_size:
+        if batch_size < 1 or batch_size % (pieces * world_size):
+            in_pieces = "" if pieces == 1 else f" times optimiser.accumulate {pieces}"
             raise ValueError(
                 f"batch_size counts the cases of all {world_size} processes together and must be a multiple "
-                f"of their number; got {batch_size}"
+                f"of their number{in_pieces}; got {batch_size}"
             )
         if not 0 <= rank < world_size:
             raise ValueError(f"rank must be from 0 to {world_size - 1}; got {rank}")
@@ -129,7 +134,8 @@ class Batches:
                 f"augment.crop {self.out_size} does not fit images with {len(storage.space)} spatial axes"
             )
         self.steps_per_epoch = max(1, len(self.cases) // batch_size)
-        self._share = slice(rank * batch_size // world_size, (rank + 1) * batch_size // world_size)
+        # rows of the batch that are of this process
+        self._share = np.arange(batch_size).reshape(pieces, world_size, -1)[:, rank].ravel()
         self._sizes = storage.sizes.cpu().numpy()
         self._tables = LabelTables(self.dataset, self.cases, label, device=self.device)
         self._drawn: tuple[int, np.ndarray, np.ndarray] | None = None
@@ -143,8 +149,7 @@ class Batches:
         order, raters = self._epoch(epoch)
         # processes draw for the whole batch and take their share, so together they see what one would see
         batch = order[step_in_epoch * self.batch_size : (step_in_epoch + 1) * self.batch_size]
-        # a copy, so that a change of the feed does not change the order of the epoch
-        case = batch[self._share].copy()
+        case = batch[self._share]
         image, packed = (None, None) if self.storage.resident else self.storage.read(case.tolist())
         params = np.zeros((len(batch), 0), dtype=np.float32)
         if self.augment is not None:
@@ -168,7 +173,7 @@ class Batches:
         if self.storage.resident or self.workers == 0:
             yield from (self._pinned_feed(step) for step in range(start, stop))
             return
-        feed_bytes = (self._share.stop - self._share.start) * self.storage.bytes_per_case()
+        feed_bytes = len(self._share) * self.storage.bytes_per_case()
         num_ahead = min(2 * self.workers, max(2, _MAX_AHEAD_BYTES // feed_bytes))
         pool = ThreadPoolExecutor(self.workers)
         try:
@@ -251,11 +256,11 @@ class Batches:
             return None
         chosen = self._rng(3, step).integers(_NUM_MARKED, size=len(batch))
         if self._marked is not None:
-            return self._marked[batch, chosen].astype(np.int64)
+            known: np.ndarray = self._marked[batch, chosen].astype(np.int64)
+            return known
         assert packed is not None
         voxels = np.full((len(batch), len(self.out_size)), -1)
-        share = range(len(batch))[self._share]
-        for row, masks in zip(share, packed.numpy(), strict=True):
+        for row, masks in zip(self._share, packed.numpy(), strict=True):
             voxels[row] = self._marked_voxels(int(batch[row]), masks)[chosen[row]]
         return voxels
 
@@ -312,13 +317,10 @@ class WholeCases:
     @torch.no_grad()
     def __iter__(self) -> Iterator[CaseBatch]:
         storage = self.storage
-        for start in range(0, len(self.cases), self.batch_size):
-            cases = self.cases[start : start + self.batch_size]
+        for cases, read in self._read_ahead():
             numbers = torch.tensor(cases)
             case = numbers.to(storage.device, non_blocking=True)
-            image, packed = (None, None)
-            if not storage.resident:
-                image, packed = (part.to(storage.device) for part in storage.read(cases))
+            image, packed = (None, None) if read is None else (part.to(storage.device) for part in read)
             stored, packed = storage.stored(case, image, packed)
             image = storage.normalised(stored, case)
             masks = storage.masks(packed)
@@ -330,6 +332,21 @@ class WholeCases:
                 valid=self._centred(valid, cases)[:, 0],
                 case=numbers,
             )
+
+    def _read_ahead(self) -> Iterator[tuple[Sequence[int], tuple[Tensor, Tensor] | None]]:
+        """The cases of each batch, and what their files hold, read one batch ahead; None if resident."""
+        starts = range(0, len(self.cases), self.batch_size)
+        groups = [self.cases[start : start + self.batch_size] for start in starts]
+        if self.storage.resident or not groups:
+            yield from ((cases, None) for cases in groups)
+            return
+        with ThreadPoolExecutor(1) as thread:
+            ahead = thread.submit(self.storage.read, groups[0])
+            for cases, following in zip_longest(groups, groups[1:]):
+                read = ahead.result()
+                if following is not None:
+                    ahead = thread.submit(self.storage.read, following)
+                yield cases, read
 
     def _centred(self, tensor: Shaped[Tensor, "N any *stored"], cases: Sequence[int]) -> Tensor:
         """Cases moved from the corner to the middle; 0 around them."""

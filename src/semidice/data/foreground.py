@@ -6,6 +6,7 @@ rater marked it. Of a large dataset, evenly spaced cases are read.
 
 from dataclasses import dataclass
 from itertools import combinations
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -32,8 +33,18 @@ class ForegroundFacts:
     order: tuple[float, ...]
 
 
+# all variants of a grid ask for the same facts
+_FACTS: WeakKeyDictionary[Dataset, ForegroundFacts] = WeakKeyDictionary()
+
+
 def foreground_facts(dataset: Dataset) -> ForegroundFacts:
-    """Facts of up to 600 cases of the dataset; positions are 0 if no case has foreground."""
+    """Facts of up to 600 cases of the dataset, read once; positions are 0 if no case has foreground."""
+    if dataset not in _FACTS:
+        _FACTS[dataset] = _read_facts(dataset)
+    return _FACTS[dataset]
+
+
+def _read_facts(dataset: Dataset) -> ForegroundFacts:
     numbers = np.unique(np.linspace(0, len(dataset) - 1, min(_MAX_CASES, len(dataset))).round().astype(int))
     num_axes = len(dataset.cases[0].shape)
     centres, class_centres = [], []

@@ -70,7 +70,7 @@ class StoredArray:
                 out[...] = np.lib.format.open_memmap(self.path, mode="r")[row]
                 return out
             self._file.seek(self._header.offset + row * out.nbytes)
-            left = memoryview(out.reshape(-1).view(np.uint8))
+            left = out.reshape(-1).view(np.uint8).data
             while left:
                 # Linux reads at most 2 GB at once
                 num_read = self._file.readinto(left)

@@ -10,6 +10,7 @@ sizes, numbers of cases, and where the foreground lies.
 import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 from ..data.dataset import Dataset
 from ..data.foreground import ForegroundFacts, foreground_facts
@@ -42,7 +43,7 @@ def choose_options(
     dataset: Dataset, given: Mapping[str, Any], *, num_folds: int, device: str
 ) -> list[Choice]:
     """A choice for each option whose key, such as augment.crop, is not in `given`. device: cuda or cpu."""
-    space = common_space([case.shape for case in dataset.cases])
+    space = common_space([scan.shape for scan in dataset.manifest.scans])
     if len(space) != 2:
         raise ValueError(
             f"auto is for images and slices, but {dataset.folder.path} has volumes: "
@@ -53,7 +54,7 @@ def choose_options(
     num_training = len(dataset) - len(dataset) // num_folds
     choices = [
         *_augmentation(facts, space, window),
-        *_network(window, given, device),
+        *_network(dataset, window, given, device),
         *_optimisation(num_training, given, device),
         *_loss(facts),
         *_precision(device),
@@ -101,7 +102,19 @@ def _flips(facts: ForegroundFacts) -> Choice:
     return Choice("augment.flip", flips, "; ".join(reasons) or "no side of an image is special")
 
 
-def _network(window: tuple[int, ...], given: Mapping[str, Any], device: str) -> list[Choice]:
+# whether the hub gave the weights of the encoder: all variants of a grid share one dataset, and ask once
+_HUB_ANSWERS: WeakKeyDictionary[Dataset, bool] = WeakKeyDictionary()
+
+
+def _encoder_can_be_had(dataset: Dataset) -> bool:
+    if dataset not in _HUB_ANSWERS:
+        _HUB_ANSWERS[dataset] = weights_can_be_had(_ENCODER, "imagenet")
+    return _HUB_ANSWERS[dataset]
+
+
+def _network(
+    dataset: Dataset, window: tuple[int, ...], given: Mapping[str, Any], device: str
+) -> list[Choice]:
     if "model.architecture" in given or any(key.startswith("model.options.") for key in given):
         return []
     # levels until the coarsest has about 8 pixels, so that it sees the whole image
@@ -109,7 +122,7 @@ def _network(window: tuple[int, ...], given: Mapping[str, Any], device: str) -> 
     wants_encoder = {given.get("model.encoder"), given.get("model.weights")} - {None, "none"}
     is_small = min(window) < _PRETRAINED_FROM
     on_gpu = device == "cuda"
-    if wants_encoder or (on_gpu and not is_small and weights_can_be_had(_ENCODER, "imagenet")):
+    if wants_encoder or (on_gpu and not is_small and _encoder_can_be_had(dataset)):
         levels = f"{depth} levels: the coarsest has {min(window) >> depth} pixels per side"
         return [
             Choice("model.architecture", "unet", "the network of the paper, with skips for small lesions"),

@@ -2,8 +2,10 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from difflib import get_close_matches
+from functools import cache, lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from .options import DataOptions, Recipe, flattened, nearest_hint, option_fields
 from .text import parse_yaml, yaml_text
 
 
+@cache
 def shipped_files() -> dict[str, str]:
     """Text of every recipe and grid that comes with the package, by name."""
     files = (resources.files("semidice.recipes") / "shipped").iterdir()
@@ -38,10 +41,16 @@ def shipped_recipes() -> list[str]:
 
 
 def read_recipe(
-    path: str | Path, overrides: Sequence[str] = (), *, accelerator: str | None = "auto"
+    path: str | Path,
+    overrides: Sequence[str | tuple[str, Any]] = (),
+    *,
+    accelerator: str | None = "auto",
+    open_dataset: Callable[[Path], Any] | None = None,
 ) -> Recipe:
-    """The recipe of a file, or the shipped recipe of a name, with `KEY=VALUE` overrides; values are YAML.
+    """The recipe of a file, or the shipped recipe of a name, with overrides.
 
+    overrides: `KEY=VALUE`, where the value is YAML, or a pair of key and value.
+    open_dataset: opens the dataset for `auto: true`; None opens it anew.
     accelerator: auto, cpu or cuda; the device for which a recipe with `auto: true` chooses its options. None
     chooses nothing, for a recipe of a run.
     A ValueError lists all problems, one line each, with source, key, expected value and actual value.
@@ -51,7 +60,7 @@ def read_recipe(
     ('small_unet', 'relaxed')
     """
     source, text, folder = _recipe_text(path)
-    raw = parse_yaml(text, source)
+    raw = deepcopy(_parsed(text, source))
     raw = {} if raw is None else raw
     if not isinstance(raw, dict):
         raise ValueError(f"{source}: expected options such as `data: ...`; got {type(raw).__name__}")
@@ -65,7 +74,7 @@ def read_recipe(
             _check_no_ignored(recipe, source, overridden, is_shipped=source == f"recipe {path}")
         if accelerator is None or not recipe.auto:
             return recipe
-        _choose(raw, recipe.data, accelerator)
+        _choose(raw, recipe.data, accelerator, open_dataset)
         return Recipe.model_validate(raw)
     except ValidationError as error:
         raise ValueError("\n".join(_problems(error, source, overridden))) from error
@@ -80,7 +89,12 @@ def _check_no_ignored(recipe: Recipe, source: str, overridden: Sequence[str], *,
             raise ValueError(f"{where}: {reason}")
 
 
-def _choose(raw: dict[str, Any], data: DataOptions, accelerator: str) -> None:
+def _choose(
+    raw: dict[str, Any],
+    data: DataOptions,
+    accelerator: str,
+    open_dataset: Callable[[Path], Any] | None,
+) -> None:
     """Set every option that `auto` chooses and the recipe leaves out, and the reasons."""
     # imported here: recipes without `auto` need neither torch nor a dataset
     import torch
@@ -90,7 +104,8 @@ def _choose(raw: dict[str, Any], data: DataOptions, accelerator: str) -> None:
 
     device = "cuda" if accelerator != "cpu" and torch.cuda.is_available() else "cpu"
     given = dict(flattened(raw))
-    choices = choose_options(Dataset(data.dataset), given, num_folds=data.num_folds, device=device)
+    dataset = (open_dataset or Dataset)(data.dataset)
+    choices = choose_options(dataset, given, num_folds=data.num_folds, device=device)
     for choice in choices:
         _set(raw, choice.key, choice.value)
     raw["auto"], raw["reasons"] = False, {choice.key: choice.reason for choice in choices}
@@ -142,15 +157,34 @@ def _recipe_text(path: str | Path) -> tuple[str, str, Path]:
         raise ValueError(f"{path} is not a recipe: it is not UTF-8 text") from error
 
 
-def _override(raw: dict[str, Any], override: str) -> str:
-    """Set KEY=VALUE in the options and return the key."""
-    key, equals, text = (part.strip() for part in override.partition("="))
-    if not equals or not key:
-        raise ValueError(f"--set {override}: expected KEY=VALUE, such as loss.form=relaxed")
+# a grid reads the same recipe and the same overrides for each of its variants
+@lru_cache(maxsize=64)
+def _parsed(text: str, source: str) -> Any:
+    return parse_yaml(text, source)
+
+
+def _override(raw: dict[str, Any], override: str | tuple[str, Any]) -> str:
+    """Set the option of an override and return its key."""
+    if isinstance(override, str):
+        key, equals, text = (part.strip() for part in override.partition("="))
+        if not equals or not key:
+            raise ValueError(f"--set {override}: expected KEY=VALUE, such as loss.form=relaxed")
+    else:
+        key = override[0]
     if not _is_known(key):
-        raise ValueError(f"--set {override}: {_no_such(key)}")
-    _set(raw, key, parse_yaml(text, f"--set {override}"))
+        raise ValueError(f"--set {_shown(override)}: {_no_such(key)}")
+    value = _parsed(text, f"--set {override}") if isinstance(override, str) else override[1]
+    # the options of one recipe must not change those of another
+    _set(raw, key, deepcopy(value))
     return key
+
+
+def _shown(override: str | tuple[str, Any]) -> str:
+    """An override as KEY=VALUE."""
+    if isinstance(override, str):
+        return override
+    key, value = override
+    return f"{key}={value if isinstance(value, str) else json.dumps(value, default=str)}"
 
 
 def _set(raw: dict[str, Any], key: str, value: Any) -> None:
@@ -232,7 +266,12 @@ def _expected(problem: Any) -> str:
 
 
 def _is_known(key: str) -> bool:
-    return key.startswith("model.options.") or key in {name for name, _ in option_fields()}
+    return key.startswith("model.options.") or key in _known_keys()
+
+
+@cache
+def _known_keys() -> frozenset[str]:
+    return frozenset(name for name, _ in option_fields())
 
 
 def _no_such(key: str) -> str:

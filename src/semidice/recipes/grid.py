@@ -13,10 +13,12 @@ are NAME/seed_K. K is the option `seed` of the run and starts with that of the r
 decides the folds, stays. A student learns from the teacher of its own seed.
 """
 
-import json
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from functools import cache, partial
+from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from ..limits import MAX_RECIPE_BYTES, MAX_SEEDS, read_text
 from ..paths import MethodFolder, RunFolder, check_name
 from . import Recipe, read_recipe
 from .files import shipped_files, shipped_recipes
-from .text import parse_yaml, yaml_text
+from .text import parse_yaml
 
 # options of a recipe that a grid does not decide
 _DECIDED = {"data.dataset": "the first argument of the command", "name": "the name of the variant"}
@@ -85,22 +87,29 @@ def read_variants(
             raise ValueError(f"--set {override}: {key} is {_DECIDED[key]}: leave it out")
     variants: list[Variant] = []
     num_seeds: list[int] = []
+    read = partial(read_recipe, accelerator=accelerator, open_dataset=cache(_open_dataset))
+    on_dataset = ("data.dataset", str(dataset.absolute()))
     for source in sources:
         grid = _read_grid(source)
         if grid is None:
-            recipe = read_recipe(
-                source, [f"data.dataset={_quoted(dataset.absolute())}", *overrides], accelerator=accelerator
-            )
+            recipe = read(source, [on_dataset, *overrides])
             variants.append(Variant(recipe, out / folder_name(recipe.name)))
         else:
-            variants += _grid_variants(grid, source, dataset, out, overrides, only, accelerator)
+            variants += _grid_variants(grid, source, out, [on_dataset, *overrides], only, read)
         of_source = seeds or (1 if grid is None else grid["seeds"])
         num_seeds += [of_source] * (len(variants) - len(num_seeds))
-    folders = [variant.folder for variant in variants]
+    num_of_folder = Counter(variant.folder for variant in variants)
     for variant in variants:
-        if folders.count(variant.folder) > 1:
+        if num_of_folder[variant.folder] > 1:
             raise ValueError(f"two variants are called {variant.name}; rename one of them")
     return _teachers_first(_with_seeds(variants, num_seeds))
+
+
+def _open_dataset(path: Path) -> Any:
+    # imported here: only `auto` needs the dataset
+    from ..data.dataset import Dataset
+
+    return Dataset(path)
 
 
 def _check_seeds(seeds: object, name: str) -> None:
@@ -221,11 +230,10 @@ def _hint(source: str) -> str:
 def _grid_variants(
     grid: Mapping[str, Any],
     source: str,
-    dataset: Path,
     out: Path,
-    overrides: Sequence[str],
+    overrides: Sequence[str | tuple[str, Any]],
     only: Collection[str] | None,
-    accelerator: str,
+    read: Callable[..., Recipe],
 ) -> list[Variant]:
     all_options = {
         name: {"recipe": grid["recipe"], **grid["set"], **changes}
@@ -243,36 +251,31 @@ def _grid_variants(
         if teacher is not None:
             options["teacher.run"] = str((out / folder_name(teacher)).absolute())
         recipe_name = options.pop("recipe")
-        sets = [f"{key}={_one_line(value)}" for key, value in options.items()]
-        fixed = [f"name={_quoted(name)}", f"data.dataset={_quoted(dataset.absolute())}"]
         try:
-            recipe = read_recipe(recipe_name, [*sets, *fixed, *overrides], accelerator=accelerator)
+            sets = [(str(key), value) for key, value in options.items()]
+            recipe = read(recipe_name, [*sets, ("name", name), *overrides])
         except ValueError as error:
             raise ValueError(f"{source}, variant {name}: {error}") from error
         variants.append(Variant(recipe, out / folder_name(name), teacher))
     return variants
 
 
-def _one_line(value: Any) -> str:
-    """The value as YAML on one line, as in an override."""
-    return yaml_text({"value": value}).removeprefix("value:").strip() if not isinstance(value, str) else value
-
-
-def _quoted(text: str | Path) -> str:
-    """A text for an override; brackets, colons and # in a path are not YAML."""
-    return json.dumps(str(text), ensure_ascii=False)
-
-
 def _teachers_first(variants: Sequence[Variant]) -> list[Variant]:
     """The variants in the given order, but teachers before their students; a ValueError for a circle."""
+    students: dict[str, list[int]] = {}
+    for number, variant in enumerate(variants):
+        if variant.teacher is not None:
+            students.setdefault(variant.teacher, []).append(number)
+    # numbers in ascending order are a heap
+    ready = [number for number, variant in enumerate(variants) if variant.teacher is None]
     ordered: list[Variant] = []
-    waiting = list(variants)
-    while waiting:
+    while ready:
+        variant = variants[heappop(ready)]
+        ordered.append(variant)
+        for student in students.get(variant.name, ()):
+            heappush(ready, student)
+    if len(ordered) < len(variants):
         done = {variant.name for variant in ordered}
-        ready = [variant for variant in waiting if variant.teacher is None or variant.teacher in done]
-        if not ready:
-            names = ", ".join(variant.name for variant in waiting)
-            raise ValueError(f"no variant of {names} can be trained first: each has another as its teacher")
-        ordered.append(ready[0])
-        waiting.remove(ready[0])
+        names = ", ".join(variant.name for variant in variants if variant.name not in done)
+        raise ValueError(f"no variant of {names} can be trained first: each has another as its teacher")
     return ordered
