@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 from unittest import mock
 
+import torch
+
 from semidice.recipes.grid import read_variants
 from semidice.training import crossvalidation
 from semidice.training.engine import train_fold
@@ -66,3 +68,16 @@ class DyingJob(FoldJob):
 class AlwaysDyingJob(FoldJob):
     def run(self, worker):
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+@dataclass(frozen=True, eq=False)
+class FullMemoryJob(FoldJob):
+    """The first process that works on it finds the memory of its GPU full."""
+
+    def run(self, worker):
+        pids = self.folder.parent / "pids"
+        with pids.open("a") as file:
+            print(os.getpid(), file=file)
+        if len(pids.read_text().split()) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        super().run(worker)

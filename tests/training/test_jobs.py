@@ -10,7 +10,7 @@ import sys
 import time
 
 import pytest
-from grid_jobs import AlwaysDyingJob, DyingJob, set_options, variants_of, write_grid
+from grid_jobs import AlwaysDyingJob, DyingJob, FullMemoryJob, set_options, variants_of, write_grid
 from prepared import make_prepared
 from rich.console import Console
 from typer.testing import CliRunner
@@ -121,7 +121,7 @@ def test_a_job_is_lost_at_most_so_many_times(dataset, grid, tmp_path):
         assert schedule.next_job() is job
         assert schedule.lose(job, "exit code -9") == (number < MAX_ATTEMPTS - 1)
     assert schedule.is_done
-    assert schedule.errors == {job.group: "fold 0: its worker died 4 times: exit code -9"}
+    assert schedule.errors == {job.group: "fold 0: its worker ended 4 times: exit code -9"}
 
 
 def test_10_000_jobs_are_planned_in_under_5_seconds(dataset, grid, tmp_path):
@@ -226,7 +226,25 @@ def test_a_job_whose_worker_always_dies_fails(dataset, grid, tmp_path):
     job = AlwaysDyingJob("teacher", variant.recipe, variant.folder, 0)
     with LocalPool(1, accelerator="cpu") as pool:
         errors = run_jobs([job], pool, NoView())
-    assert errors == {job.group: "fold 0: its worker died 4 times: exit code -9"}
+    assert errors == {job.group: "fold 0: its worker ended 4 times: exit code -9"}
+
+
+def test_a_job_that_found_the_memory_full_is_continued_by_a_new_process_beside_fewer(dataset, grid, tmp_path):
+    variant = variants_of(grid, dataset, tmp_path)[0]
+    job = FullMemoryJob("teacher", variant.recipe, variant.folder, 0)
+    reports = []
+
+    class KeptReports(NoView):
+        def show(self, job, report):
+            reports.append(report)
+
+    with LocalPool(2, accelerator="cpu") as pool:
+        assert run_jobs([job], pool, KeptReports()) == {}
+        assert pool.num_workers == 1
+    assert [report.content for report in reports if report.kind == "lost"] == ["CUDA out of memory"]
+    workers = (tmp_path / "pids").read_text().split()
+    assert len(set(workers)) == 2
+    assert RunFolder(variant.folder).fold(0).is_finished
 
 
 def test_a_wrong_variant_fails_with_its_error_and_is_not_trained_again(dataset, grid, tmp_path, monkeypatch):

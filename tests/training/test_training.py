@@ -445,7 +445,6 @@ def test_two_processes_train_one_index_per_image_to_the_weights_of_one_process(d
         torch.testing.assert_close(actual[name], tensor, rtol=1e-3, atol=1e-4, msg=name)
 
 
-@pytest.mark.xfail(strict=True, reason="the engine does not pass optimiser.accumulate to Batches as pieces")
 def test_two_processes_accumulate_gradients_to_the_loss_curve_and_weights_of_one(dataset, with_one_and_two):
     options = ["optimiser.accumulate=2", "schedule.epochs=4", "log_every=1", "optimiser.clip_norm=1"]
     folders = with_one_and_two(dataset, *options)

@@ -127,6 +127,7 @@ class _FoldTrainer:
             rank=fabric.global_rank,
             world_size=fabric.world_size,
             workers=recipe.workers,
+            pieces=recipe.optimiser.accumulate,
             with_raters=isinstance(self.model, System) and self.model.needs_raters,
         )
         self.steps_per_epoch = self.batches.steps_per_epoch

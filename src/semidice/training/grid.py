@@ -118,8 +118,10 @@ class JobsView:
         elif report.kind == "phase":
             bar.show_phase(job.fold, report.content)
         elif report.kind == "lost":
-            say(self.progress.console, f"{job}: its worker died ({report.content}); it is continued")
+            say(self.progress.console, f"{job}: its worker ended ({report.content}); it is continued")
         elif report.kind == "failed":
+            # the command reports errors at its end, which may be hours away
+            say(self.progress.console, f"{job} failed: {report.content}")
             bar.show_failed()
 
 

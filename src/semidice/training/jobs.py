@@ -7,6 +7,7 @@ same for both. A job is also one command of `semidice compare --list-jobs`. The 
 state: a job that is started again continues from the checkpoint of its fold, or finds it finished.
 """
 
+import gc
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -82,9 +83,13 @@ class Worker:
             job.run(self)
         # a wrong recipe must not stop the others
         except Exception as error:
-            return Report("failed", str(error) or type(error).__name__)
+            # an error of the device can leave the process useless, and another one may find more memory
+            is_of_device = isinstance(error, torch.OutOfMemoryError) or "CUDA error" in str(error)
+            return Report("lost" if is_of_device else "failed", str(error) or type(error).__name__)
         share = self.memory_share()
         if share:
+            # a graph in a cycle of references would keep its memory
+            gc.collect()
             torch.cuda.empty_cache()
         return Report("finished", share)
 
@@ -244,9 +249,9 @@ class Schedule:
             self._ready.extend(self._waiting.pop(job.group, ()))
 
     def lose(self, job: Job, reason: str) -> bool:
-        """The worker of a job died: whether the job is tried again, before all others."""
+        """The worker of a job ended: whether the job is tried again, before all others."""
         if self._attempts[job] >= MAX_ATTEMPTS:
-            self.fail(job, f"its worker died {MAX_ATTEMPTS} times: {reason}")
+            self.fail(job, f"its worker ended {MAX_ATTEMPTS} times: {reason}")
             return False
         self.num_running -= 1
         self._ready.appendleft(job)

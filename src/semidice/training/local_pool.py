@@ -89,6 +89,11 @@ class LocalPool:
                 reports.append((job, Report("lost", f"exit code {worker.process.exitcode}")))
                 continue
             reports.append((job, report))
+            if report.kind == "lost":
+                # the memory of the GPU may be full: one worker less, and a new process
+                self.num_workers, self.is_auto = max(1, self.num_workers - 1), False
+                worker.stop()
+                self._workers.remove(worker)
             if report.kind in ("finished", "failed"):
                 worker.job = None
             if report.kind in ("finished", "memory"):

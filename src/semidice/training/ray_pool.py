@@ -86,7 +86,7 @@ class RayPool:
         except (self.ray.exceptions.RayError, StopIteration) as error:
             self._running.pop(task)
             return Report("lost", type(error).__name__)
-        if report.kind in ("finished", "failed"):
+        if report.kind in ("finished", "failed", "lost"):
             job = self._running.pop(task)
             if report.kind == "finished" and report.content:
                 # Ray counts in units of 1/10000
@@ -110,5 +110,5 @@ def _task(job: Job, options: WorkerOptions) -> Iterator[Report]:
     while True:
         report = reports.get()
         yield report
-        if report.kind in ("finished", "failed"):
+        if report.kind in ("finished", "failed", "lost"):
             return
