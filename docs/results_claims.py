@@ -97,7 +97,7 @@ QUESTIONS: tuple[Question, ...] = (
         tuple(
             Item(f"{SCORES_SHOWN[metric].name} with {count}", f"raters_{count}_mean", "raters_1", metric)
             for metric in ("dice_score", "binarized_dice_score", "calibration_error")
-            for count in (2, 3, 4)
+            for count in (2, 4)
         ),
     ),
     Question(
