@@ -23,7 +23,10 @@ _KEYS = ("method", SEED, "case", "patient", "fold")
 
 
 class Record(NamedTuple):
-    """How a study was made. command: with names in place of folders. seconds: of all calls together."""
+    """How a study was made. command: with names in place of folders. seconds: of all calls together.
+
+    note: what a reader must know, such as methods that were not run.
+    """
 
     command: str
     seeds: int
@@ -32,6 +35,7 @@ class Record(NamedTuple):
     seconds: float
     device: str
     versions: dict[str, str]
+    note: str = ""
 
 
 def write_scores(table: CaseTable, path: Path) -> None:

@@ -1,6 +1,6 @@
 """The section "What we learned" of docs/results.md: sentences that are made from the tables.
 
-A question names differences that were chosen before they were known. What is said of each follows from its
+A question names cells of tables whose pairs were fixed beforehand. What is said of each follows from its
 corrected p-value: better or worse if it is significant, and else that no difference was found. So no sentence
 says more than its table.
 """
@@ -8,7 +8,7 @@ says more than its table.
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from results_tables import DIFFERENCES, NOT_RUN, SCORES_SHOWN, Effect, Results, number, p_words
+from results_tables import NOT_RUN, SCORES_SHOWN, Effect, Results, number, p_words
 
 from semidice.report.verdict import listed
 
@@ -65,6 +65,20 @@ QUESTIONS: tuple[Question, ...] = (
         _scores("uniform", "majority", *_MAIN),
     ),
     Question(
+        "The mean in place of the majority, both with cross entropy alone",
+        "train on the mean with cross entropy alone",
+        "label_alone_differences",
+        "the-label-alone",
+        _scores("uniform_ce", "majority_ce", *_MAIN, "generalised_energy_distance"),
+    ),
+    Question(
+        "Label smoothing of the majority with DML1, in place of the majority with the soft Dice loss",
+        "smooth the label everywhere alike",
+        "labels_differences",
+        _LABELS,
+        _scores("smoothing", "majority_sdl", *_MAIN),
+    ),
+    Question(
         "DML1 in place of the soft Dice loss, both on the mean",
         "use DML1 for a soft label",
         "loss_alone_differences",
@@ -91,7 +105,7 @@ QUESTIONS: tuple[Question, ...] = (
     ),
     Question(
         "The mean of more raters in place of the mask of one",
-        "ask more raters",
+        "ask a second rater",
         "raters_differences",
         "number-of-raters",
         tuple(
@@ -127,6 +141,13 @@ QUESTIONS: tuple[Question, ...] = (
         "distillation_steps",
         _DISTILLATION,
         _networks("kde", "dml", "dice_score", "calibration_error"),
+    ),
+    Question(
+        "KDE in place of a temperature",
+        "prefer KDE to a temperature",
+        "distillation_steps",
+        _DISTILLATION,
+        _networks("kde", "temperature", "dice_score", "calibration_error"),
     ),
     Question(
         "KDE with one of five bandwidths in place of the teacher as it is",
@@ -183,18 +204,15 @@ def _advice(question: Question, named: Sequence[tuple[Outcome, str, str]]) -> st
 
 
 def claims(results: Results) -> list[tuple[Question, list[Effect]]]:
-    """The questions whose study was run, and the differences behind each answer."""
-    return [
-        (
-            question,
-            [
-                results.effect(question.table, item.method, item.baseline, item.metric)
-                for item in question.items
-            ],
-        )
-        for question in QUESTIONS
-        if results.has(DIFFERENCES[question.table].file)
-    ]
+    """The questions, with the items that were run, and the differences behind each answer."""
+    found = []
+    for question in QUESTIONS:
+        pairs = results.pairs(question.table)
+        items = tuple(item for item in question.items if (item.method, item.baseline) in pairs)
+        if items:
+            effects = [results.effect(question.table, *item[1:]) for item in items]
+            found.append((question._replace(items=items), effects))
+    return found
 
 
 def claims_text(results: Results) -> str:

@@ -110,7 +110,7 @@ NOT_TESTABLE = {
     "label smoothing lowers ECE of every network": "no smoothing on hippocampus",
     "the best bandwidth is the same on LiTS and KiTS": "one dataset",
 }
-_STUDENTS = "two students on hippocampus for students on LiTS and KiTS"
+_STUDENTS = "students on hippocampus, as far as they were run, for those on LiTS and KiTS"
 _KEYS = {"kde_paper_keys": "the paper's keys", "kde": "our keys"}
 
 
@@ -120,7 +120,10 @@ def our_values(results: Results, table: str, kde: str) -> TableValues:
     for part in counterparts(kde).get(table, ()):
         if not results.has(part.file):
             continue
-        column_of = {method: column for column, method in part.columns.items()}
+        run = set(results.table(part.file).methods)
+        column_of = {method: column for column, method in part.columns.items() if method in run}
+        if not column_of:
+            continue
         for key in part.rows:
             metric = METRICS[key.metric]
             found = results.comparison(part.file, metric, LEVEL, tuple(column_of))
@@ -214,6 +217,7 @@ def check_effects(results: Results) -> dict[Cell, Effect]:
         if results.has(check.file)
         for kde in _KEYS
         for cell in check.cells(kde)
+        if {cell.method, cell.baseline} <= set(results.table(check.file).methods)
     ]
     unique = list(dict.fromkeys(cells))
     return dict(zip(unique, results.corrected(unique), strict=True)) if unique else {}
@@ -237,11 +241,13 @@ def _our_cells(
 ) -> tuple[str, list[str]]:
     """Outcome and figures with one kind of key points."""
     verdict = CONCLUSIONS[table][conclusion](our_values(results, table, kde))
-    if verdict == UNKNOWN:
+    cells = CHECKS[conclusion].cells(kde) if conclusion in CHECKS else []
+    about_kde = [cell for cell in cells if cell.method.endswith(f"_{kde}")]
+    if verdict == UNKNOWN or (about_kde and not any(cell in known for cell in about_kde)):
         return NOT_RUN.rstrip(".").lower(), []
-    if conclusion not in CHECKS:
+    if not cells:
         return outcome(verdict, ()), [verdict.detail.replace("lits", "hippocampus")]
-    effects = [known[cell] for cell in CHECKS[conclusion].cells(kde)]
+    effects = [known[cell] for cell in cells if cell in known]
     differences = [number(each.difference, each.metric, signed=True) for each in effects]
     figures = [
         f"{each.method} − {each.baseline} {difference}, {p_words(each.p)}"

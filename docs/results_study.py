@@ -68,8 +68,8 @@ _OF_SEVERAL_RATERS = (
 )
 # the epochs were chosen beforehand and are the same for all methods
 DATA: Mapping[str, Data] = {
-    "lidc": Data("lidc", (), 20, 8, (*_OF_ONE_RATER, *_OF_SEVERAL_RATERS), pretrained=True),
-    "hippocampus": Data("decathlon", ("--slices", "all"), 3, 16, _OF_ONE_RATER),
+    "lidc": Data("lidc", (), 15, 8, (*_OF_ONE_RATER, *_OF_SEVERAL_RATERS), pretrained=True),
+    "hippocampus": Data("decathlon", ("--slices", "all"), 2, 16, _OF_ONE_RATER),
 }
 STUDIES: Mapping[str, Study] = {
     "labels": Study(

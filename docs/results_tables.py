@@ -232,6 +232,12 @@ class Results:
     def has(self, file: str) -> bool:
         return (self.folder / f"{file}.parquet").is_file()
 
+    def pairs(self, table: str) -> list[tuple[str, str]]:
+        """The pairs of a table of differences whose methods were both run."""
+        file, pairs, _ = DIFFERENCES[table]
+        known = set(self.table(file).methods) if self.has(file) else set()
+        return [pair for pair in pairs if known.issuperset(pair)]
+
     def record(self, study: str) -> Record:
         return read_record(self.folder / f"{study}.json")
 
@@ -261,8 +267,8 @@ class Results:
         return compare_cases(self.table(file), metric, level=level, methods=methods, missing="drop")
 
     def _effects(self, name: str) -> tuple[Effect, ...]:
-        file, pairs, metrics = DIFFERENCES[name]
-        return self.corrected([Cell(file, *pair, metric) for pair in pairs for metric in metrics])
+        file, _, metrics = DIFFERENCES[name]
+        return self.corrected([Cell(file, *pair, metric) for pair in self.pairs(name) for metric in metrics])
 
     def corrected(self, cells: Sequence[Cell]) -> tuple[Effect, ...]:
         """The differences of these cells, corrected for their number."""
@@ -295,7 +301,7 @@ def run_text(results: Results, study: str) -> str:
     return (
         f"```\n{record.command}\n```\n\n{len(table.methods)} methods, {seeds}, {record.folds} folds, "
         f"{record.epochs} epochs; {cases} cases of {patients} patients; {record.seconds / 60:.1f} minutes on "
-        f"{record.device}, torch {record.versions['torch']}."
+        f"{record.device}, torch {record.versions['torch']}.{record.note and f' {record.note}'}"
     )
 
 
@@ -326,8 +332,9 @@ def means_rows(results: Results, file: str) -> list[Row] | str:
 
 def difference_rows(results: Results, name: str) -> list[Row] | str:
     """One row per pair; bold: significant."""
-    file, pairs, metrics = DIFFERENCES[name]
-    if not results.has(file):
+    file, _, metrics = DIFFERENCES[name]
+    pairs = results.pairs(name)
+    if not pairs:
         return NOT_RUN
     names = [results.metric(file, metric) for metric in metrics]
     cells = [

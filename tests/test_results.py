@@ -20,7 +20,7 @@ import results_study
 from doc_commands import Command, problem
 from pyarrow import parquet
 from result_files import RESULTS, read_record, read_scores, write_record, write_scores
-from results_claims import QUESTIONS, Item, Question, claims_text, sentence
+from results_claims import QUESTIONS, Item, Question, claims, claims_text, sentence
 from results_tables import DIFFERENCES, Cell, Effect, Results
 from scipy.stats import ttest_1samp
 
@@ -196,33 +196,29 @@ def patient_test(columns, item, metric):
     """Mean difference over cases of the means over seeds, and p of the patients' sums."""
     methods, patients, cases = (np.array(columns[name]) for name in ("method", "patient", "case"))
     values = np.array(columns[metric])
-    names = np.unique(cases)
+    _, first, number = np.unique(cases, return_index=True, return_inverse=True)
 
     def of_cases(method):
         chosen = methods == method
-        return np.array([values[chosen & (cases == case)].mean() for case in names])
+        return np.bincount(number[chosen], values[chosen]) / np.bincount(number[chosen])
 
     difference = of_cases(item.method) - of_cases(item.baseline)
-    patient_of = dict(zip(cases.tolist(), patients.tolist(), strict=True))
-    owners = np.array([patient_of[case] for case in names])
-    sums = [difference[owners == patient].sum() for patient in np.unique(owners)]
+    sums = np.bincount(np.unique(patients[first], return_inverse=True)[1], difference)
     return difference.mean(), ttest_1samp(sums, 0).pvalue
 
 
 def test_every_sentence_of_what_we_learned_follows_from_the_stored_scores():
     shown = make_figures.table_in((DOCS / "results.md").read_text(), "what_we_learned")
     lines = shown.splitlines() if shown != "Not run." else []
-    run = [question for question in QUESTIONS if Results(RESULTS).has(DIFFERENCES[question.table].file)]
-    for line, question in zip(lines, run, strict=True):
+    for line, (question, _) in zip(lines, claims(Results(RESULTS)), strict=True):
         assert_sentence_is_true(line, question, RESULTS)
 
 
 def test_a_sentence_says_better_worse_or_that_no_difference_was_found(made):
     lines = claims_text(made).splitlines()
-    run = [question for question in QUESTIONS if made.has(DIFFERENCES[question.table].file)]
     said = [
         assert_sentence_is_true(line, question, made.folder)
-        for line, question in zip(lines, run, strict=True)
+        for line, (question, _) in zip(lines, claims(made), strict=True)
     ]
     # a gain in every score is better in Dice and worse in errors
     assert said[0] == {"better in", "worse in"}
