@@ -42,6 +42,11 @@ def draw_labels(results: Results) -> Figure:
             )
         axes.set_yticks(range(len(_LABELS)), list(_LABELS.values()))
         axes.set_xlabel(heading(metric))
+        if metric == "calibration_error":
+            # label smoothing is far from all others
+            axes.set_xscale("log")
+            axes.set_xticks([0.1, 0.2, 0.5, 1, 2, 5], ["0.1", "0.2", "0.5", "1", "2", "5"])
+            axes.minorticks_off()
         style_axes(axes)
     both[0].invert_yaxis()
     figure.legend(*both[1].get_legend_handles_labels(), loc="outside upper center", ncols=len(_LOSSES))
