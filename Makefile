@@ -92,6 +92,7 @@ $(VENV)/.docs: $(VENV)/.integrations
 	@touch $@
 
 docs: $(VENV)/.docs $(VENV)/.browser  ## the documentation as a site in build/site, and its tests in a browser
+	$(VENV)/integrations/bin/python docs/results_page.py
 	$(VENV)/integrations/bin/python docs/build_site.py
 	$(VENV)/integrations/bin/python -m pytest -q -m site tests/site
 

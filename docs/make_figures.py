@@ -21,6 +21,7 @@ import calibration_study
 import calibrator_study
 import decision_study
 import label_study
+import results_page
 import rooms
 import seed_study
 import torch
@@ -139,10 +140,12 @@ FIGURES: Mapping[str, Callable[[], Figure]] = {
     **decision_study.FIGURES,
     **calibrator_study.FIGURES,
     **volume_study.FIGURES,
+    **results_page.FIGURES,
 }
 
-# rows of cells; the first row is the header. None if the data of the table are not on this machine
-TABLES: Mapping[str, Mapping[str, Callable[[], list[Sequence[str]] | None]]] = {
+# rows of cells, of which the first is the header; a text; or None if the data are not on this machine
+Part = list[Sequence[str]] | str
+TABLES: Mapping[str, Mapping[str, Callable[[], Part | None]]] = {
     "labels.md": label_study.TABLES,
     "decisions.md": decision_study.TABLES,
     "calibration.md": {**calibration_study.TABLES, **calibrator_study.TABLES},
@@ -150,6 +153,7 @@ TABLES: Mapping[str, Mapping[str, Callable[[], list[Sequence[str]] | None]]] = {
     "metrics.md": seed_study.TABLES,
     "landing.md": {"landed_predictions": landing_table},
     "where.md": {"rooms_and_imports": rooms.rooms_table},
+    "results.md": results_page.TABLES,
 }
 
 
@@ -161,9 +165,14 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, rule, *body))
 
 
+def part_text(part: Part) -> str:
+    """A text as it is, rows as a table."""
+    return part if isinstance(part, str) else markdown(part)
+
+
 def table_in(text: str, name: str) -> str:
     """The table between the markers `name` of a page."""
-    tables = re.findall(_between(name), text)
+    tables = re.findall(_between(name), text, flags=re.DOTALL)
     if len(tables) != 1:
         raise ValueError(f"the page needs one pair of markers for the table {name!r}; found {len(tables)}")
     return str(tables[0]).strip()
@@ -182,7 +191,7 @@ def _has_digit(cell: str) -> bool:
 
 
 def _between(name: str) -> str:
-    return rf"<!-- made by docs/make_figures\.py: {name} -->\n([^<]*)<!-- end -->"
+    return rf"<!-- made by docs/make_figures\.py: {name} -->\n(.*?)<!-- end -->"
 
 
 def save_compact(figure: Figure, path: Path) -> None:
@@ -216,7 +225,7 @@ def main() -> None:
             page = PAGES / tables[name]
             rows = TABLES[tables[name]][name]()
             if rows is not None:
-                page.write_text(with_table(page.read_text(), name, markdown(rows)))
+                page.write_text(with_table(page.read_text(), name, part_text(rows)))
             done = f"in {page.name}" if rows is not None else "not changed: its data are not on this machine"
         print(f"      {done}, {time.perf_counter() - started:.1f} s")
 

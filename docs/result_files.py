@@ -7,7 +7,6 @@ seed is -1 for a method with one training. `read_scores` gives the case table th
 """
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +14,7 @@ import numpy as np
 import pyarrow
 from pyarrow import parquet
 
-from semidice.metrics.cases import SEED, CaseRow, CaseTable
+from semidice.metrics.cases import COLUMNS, NO_SEED, SEED, CaseTable
 from semidice.paths import atomic_write
 
 RESULTS = Path(__file__).parent / "results"
@@ -24,7 +23,10 @@ _KEYS = ("method", SEED, "case", "patient", "fold")
 
 
 class Record(NamedTuple):
-    """How a study was made. command: with names in place of folders. seconds: of all calls together."""
+    """How a study was made. command: with names in place of folders. seconds: of all calls together.
+
+    note: what a reader must know, such as methods that were not run.
+    """
 
     command: str
     seeds: int
@@ -33,6 +35,7 @@ class Record(NamedTuple):
     seconds: float
     device: str
     versions: dict[str, str]
+    note: str = ""
 
 
 def write_scores(table: CaseTable, path: Path) -> None:
@@ -69,16 +72,14 @@ def write_scores(table: CaseTable, path: Path) -> None:
 
 def read_scores(path: Path) -> CaseTable:
     """The case table of a file; the class of all scores is `mean`."""
-    return CaseTable.from_rows(_rows(parquet.read_table(path).to_pydict()))
-
-
-def _rows(columns: dict[str, list[Any]]) -> Iterator[CaseRow]:
-    keys = list(zip(*(columns[name] for name in _KEYS), strict=True))
-    for metric, values in columns.items():
-        if metric in _KEYS:
-            continue
-        for (method, seed, case, patient, fold), value in zip(keys, values, strict=True):
-            yield CaseRow(case, patient, fold, method, "mean", metric, value, seed)
+    wide = parquet.read_table(path)
+    metrics = [name for name in wide.column_names if name not in _KEYS]
+    keys = {name: np.tile(np.array(wide.column(name).to_pylist()), len(metrics)) for name in _KEYS}
+    keys["metric"] = np.repeat(metrics, len(wide))
+    keys["class"] = np.full(len(keys["metric"]), "mean")
+    keys["value"] = np.concatenate([wide.column(name).to_numpy() for name in metrics]).astype(np.float64)
+    has_seeds = bool((keys[SEED] != NO_SEED).any())
+    return CaseTable({name: keys[name] for name in (*COLUMNS, SEED)[: len(COLUMNS) + has_seeds]})
 
 
 def write_record(record: Record, path: Path) -> None:

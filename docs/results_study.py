@@ -26,7 +26,7 @@ from result_files import RESULTS, Record, write_record, write_scores
 
 import semidice
 from semidice.metrics.cases import CaseTable, concatenate, read_cases, with_seed
-from semidice.paths import ComparisonFolder, DatasetFolder, MethodFolder, RunFolder
+from semidice.paths import ComparisonFolder, DatasetFolder, MethodFolder, RunFolder, atomic_write
 
 
 class Data(NamedTuple):
@@ -136,8 +136,15 @@ def run_study(name: str, settings: Settings) -> None:
     dataset, out = settings.work / study.data, settings.work / name
     _prepare(study.data, settings, dataset)
     arguments = compare_arguments(study, settings, str(dataset), str(settings.weights), str(out))
-    seconds = _timed([sys.executable, "-m", "semidice", *arguments], settings.work / f"{name}.seconds")
-    write_scores(read_cases(ComparisonFolder(out).cases), settings.out / f"{name}.parquet")
+    started = time.time()
+    command = [sys.executable, "-m", "semidice", *arguments]
+    seconds, code = _timed(command, settings.work / f"{name}.seconds")
+    cases = ComparisonFolder(out).cases
+    # if some methods failed, the others are stored, but not as a finished study
+    if cases.is_file() and cases.stat().st_mtime >= started:
+        write_scores(read_cases(cases), settings.out / f"{name}.parquet")
+    if code != 0:
+        raise SystemExit(f"stopped with exit code {code}: {shlex.join(command)}")
     if study.decided:
         write_scores(decisions(study, out), settings.out / f"{name}_decisions.parquet")
     write_record(_record(study, settings, seconds), record_path)
@@ -183,8 +190,8 @@ def _prepare(name: str, settings: Settings, dataset: Path) -> None:
     subprocess.run(command, check=True)
 
 
-def _timed(command: Sequence[str], path: Path) -> float:
-    """Run a command; the seconds of this call and of the stopped calls before it, which are in a file."""
+def _timed(command: Sequence[str], path: Path) -> tuple[float, int]:
+    """Run a command: the seconds of this call and of stopped calls before it, from a file; the exit code."""
     path.parent.mkdir(parents=True, exist_ok=True)
     before = float(path.read_text()) if path.is_file() else 0.0
     start = time.monotonic()
@@ -193,12 +200,11 @@ def _timed(command: Sequence[str], path: Path) -> float:
         try:
             while process.poll() is None:
                 time.sleep(0.5)
-                path.write_text(f"{before + time.monotonic() - start:.1f}")
+                with atomic_write(path) as temp_path:
+                    temp_path.write_text(f"{before + time.monotonic() - start:.1f}")
         finally:
             process.terminate()
-    if process.returncode != 0:
-        raise SystemExit(f"stopped with exit code {process.returncode}: {shlex.join(command)}")
-    return before + time.monotonic() - start
+    return before + time.monotonic() - start, process.returncode
 
 
 def _record(study: Study, settings: Settings, seconds: float) -> Record:

@@ -74,7 +74,7 @@ def test_a_table_in_a_page_equals_the_output_of_the_script(page, name):
     if rows is None:
         pytest.skip(f"the data of table {name} are missing (shared/data/lidc)")
     shown = make_figures.table_in((DOCS / page).read_text(), name)
-    assert differences(shown, make_figures.markdown(rows)) == []
+    assert differences(shown, make_figures.part_text(rows)) == []
 
 
 def test_the_table_of_the_demo_is_made_from_runs_and_only_if_there_are_any(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
-"""The studies of docs/results.md: their commands are valid, and their stored scores small and exact."""
+"""docs/results.md: its commands are valid, and no sentence says more than the stored scores."""
 
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -9,16 +10,27 @@ import time
 from itertools import pairwise
 from pathlib import Path
 
+import make_figures
 import numpy as np
 import pytest
 import result_files
+import results_conclusions
+import results_page
 import results_study
 from doc_commands import Command, problem
-from result_files import read_scores, write_scores
+from pyarrow import parquet
+from result_files import RESULTS, read_record, read_scores, write_record, write_scores
+from results_claims import QUESTIONS, Item, Question, claims, claims_text, sentence
+from results_tables import DIFFERENCES, Cell, Effect, Results
+from scipy.stats import ttest_1samp
 
 from semidice.metrics.cases import CaseRow, CaseTable
+from semidice.metrics.registry import higher_is_better, score_name
+from semidice.recipes.files import shipped_files
 from semidice.recipes.grid import read_variants
 from semidice.recipes.options import option_value
+from semidice.recipes.text import parse_yaml
+from semidice.reproduce.conclusions import CONCLUSIONS, Verdict
 
 DOCS = Path(__file__).parent.parent / "docs"
 SETTINGS = results_study.Settings(
@@ -108,6 +120,207 @@ def test_seconds_of_stopped_calls_are_added_up(tmp_path):
     assert process.wait(timeout=20) != 0
     first = float(path.read_text())
     assert first >= 1
-    assert results_study._timed([sys.executable, "-c", "pass"], path) > first
-    with pytest.raises(SystemExit, match="exit code 3"):
-        results_study._timed([sys.executable, "-c", "raise SystemExit(3)"], path)
+    seconds, code = results_study._timed([sys.executable, "-c", "raise SystemExit(3)"], path)
+    assert seconds > first
+    assert code == 3
+
+
+def write_study(folder, name, *, num_cases=30, gains=None):
+    """Random scores of all methods of a study; gains: what a method has more than the others, by its name."""
+    study, rng = results_study.STUDIES[name], np.random.default_rng(1)
+    variants = [parse_yaml(shipped_files()[grid], grid)["variants"] for grid in study.grids]
+    methods = [method for each in variants for method in each]
+    files = {name: (methods, results_study.DATA[study.data].metrics)}
+    if study.decided:
+        rules = [f"{method}, {rule}" for method in study.decided for rule in ("argmax", *results_study.RULES)]
+        files[f"{name}_decisions"] = (rules, ("dice_score", "volume_error_ml"))
+    level = rng.normal(0.6, 0.1, num_cases)
+    for file, (names, metrics) in files.items():
+        rows = [
+            CaseRow(f"c{case}", f"p{case // 2}", case % 5, method, "mean", metric, value, seed)
+            for method in names
+            for metric in metrics
+            for seed in (range(3) if study.seeds == 3 else [-1])
+            for case, value in enumerate(
+                (level + rng.normal(0, 0.02, num_cases) + (gains or {}).get(method, 0)).tolist()
+            )
+        ]
+        write_scores(CaseTable.from_rows(rows), folder / f"{file}.parquet")
+    record = results_study._record(study, SETTINGS, 60.0)
+    write_record(record, folder / f"{name}.json")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Results of two studies: in one, uniform is higher by 0.1 in every score; in the other all are equal."""
+    folder = tmp_path_factory.mktemp("results")
+    write_study(folder, "labels", gains={"uniform": 0.1})
+    write_study(folder, "bandwidth")
+    return Results(folder)
+
+
+def test_a_record_is_read_as_it_was_written(made):
+    study = results_study.STUDIES["labels"]
+    record = read_record(made.folder / "labels.json")
+    assert record.command == results_study.shown_command(study, SETTINGS)
+    epochs = results_study.DATA["lidc"].epochs
+    assert (record.seeds, record.folds, record.epochs, record.seconds) == (3, 5, epochs, 60.0)
+
+
+CLAUSE = re.compile(r"(better in|worse in|no difference was found in) (.*?)(?=; |: so )")
+FOUND = re.compile(r"(?:^|, | and )([\w -]+) \(([+−]?)([\d.]+), p ([<=]) ([\d.]+)\)")
+
+
+def assert_sentence_is_true(line, question, folder):
+    """The words of a sentence against the stored scores, by a t-test over patients."""
+    answer = line.partition("**: ")[2]
+    items = {item.name: item for item in question.items}
+    said = [(kind, *found) for kind, text in CLAUSE.findall(answer) for found in FOUND.findall(text)]
+    assert sorted(name for _, name, *_ in said) == sorted(items)
+    columns = parquet.read_table(folder / f"{DIFFERENCES[question.table].file}.parquet").to_pydict()
+    for kind, name, sign, digits, relation, p in said:
+        item = items[name]
+        metric = next(each for each in columns if score_name(each) == item.metric)
+        difference, single_p = patient_test(columns, item, metric)
+        assert (kind == "no difference was found in") == (relation == "=" and float(p) >= 0.05)
+        if float(digits):
+            assert (sign == "+") == (difference > 0)
+        if kind != "no difference was found in":
+            assert (kind == "better in") == ((difference > 0) == higher_is_better(metric))
+            assert single_p < 0.05
+    assert f"(#{question.section})" in line
+    return {kind for kind, *_ in said}
+
+
+def patient_test(columns, item, metric):
+    """Mean difference over cases of the means over seeds, and p of the patients' sums."""
+    methods, patients, cases = (np.array(columns[name]) for name in ("method", "patient", "case"))
+    values = np.array(columns[metric])
+    _, first, number = np.unique(cases, return_index=True, return_inverse=True)
+
+    def of_cases(method):
+        chosen = methods == method
+        return np.bincount(number[chosen], values[chosen]) / np.bincount(number[chosen])
+
+    difference = of_cases(item.method) - of_cases(item.baseline)
+    sums = np.bincount(np.unique(patients[first], return_inverse=True)[1], difference)
+    return difference.mean(), ttest_1samp(sums, 0).pvalue
+
+
+def test_every_sentence_of_what_we_learned_follows_from_the_stored_scores():
+    shown = make_figures.table_in((DOCS / "results.md").read_text(), "what_we_learned")
+    lines = shown.splitlines() if shown != "Not run." else []
+    for line, (question, _) in zip(lines, claims(Results(RESULTS)), strict=True):
+        assert_sentence_is_true(line, question, RESULTS)
+
+
+def test_a_sentence_says_better_worse_or_that_no_difference_was_found(made):
+    lines = claims_text(made).splitlines()
+    said = [
+        assert_sentence_is_true(line, question, made.folder)
+        for line, (question, _) in zip(lines, claims(made), strict=True)
+    ]
+    # a gain in every score is better in Dice and worse in errors
+    assert said[0] == {"better in", "worse in"}
+    assert said[-1] == {"no difference was found in"}
+    assert "so these data decide nothing" in lines[-1]
+    assert "so weigh both before you train on the mean with DML1" in lines[0]
+
+
+def test_a_false_sentence_is_detected(made):
+    line, question = claims_text(made).splitlines()[-1], QUESTIONS[-1]
+    assert_sentence_is_true(line, question, made.folder)
+    for wrong in (
+        line.replace("no difference was found in", "better in"),
+        line.replace("Dice at 1e-3", "Dice"),
+    ):
+        with pytest.raises(AssertionError):
+            assert_sentence_is_true(wrong, question, made.folder)
+
+
+def test_a_sentence_advises_only_what_was_found():
+    question = Question(
+        "A change", "do it", "labels_differences", "x", (Item("Dice", "a", "b", "dice_score"),)
+    )
+
+    def said(difference, p):
+        return sentence(question, [Effect("a", "b", "dice_score", difference, 0, 0, p)])
+
+    assert said(0.01, 0.01) == "- **A change**: better in Dice (+1.00, p = 0.010): so do it ([table](#x))."
+    assert "worse in Dice (−1.00, p < 0.001): so leave it" in said(-0.01, 0.0001)
+    assert "no difference was found in Dice (+1.00, p = 0.050): so these data decide nothing" in said(
+        0.01, 0.05
+    )
+
+
+def test_differences_are_corrected_for_all_cells_and_intervals_agree_with_p(made):
+    effects = made.effects("labels_differences")
+    names = DIFFERENCES["labels_differences"]
+    assert len(effects) == len(names.pairs) * len(names.metrics)
+    (single,) = made.corrected([Cell("labels", "random", "majority_sdl", "dice_score")])
+    (among_many,) = [each for each in effects if (each.method, each.metric) == ("random", "dice_score")]
+    assert single.difference == among_many.difference
+    assert single.p < among_many.p
+    assert single.high - single.low < among_many.high - among_many.low
+    for each in effects:
+        assert each.is_significant == (not each.low <= 0 <= each.high)
+        assert each.is_significant == (each.method == "uniform")
+
+
+def test_the_page_names_every_part_and_says_what_was_not_run(made, tmp_path):
+    page = (DOCS / "results.md").read_text()
+    parts = results_page.makers(made)
+    for name in parts:
+        make_figures.table_in(page, name)
+    assert parts["systems_means"]() == parts["systems_run"]() == "Not run."
+    header, *rows = parts["bandwidth_means"]()
+    assert [row[0] for row in rows][:2] == ["teacher", "no_kde"]
+    assert header[1] == "Dice (%) ↑"
+    assert len(parts["conclusions"]().splitlines()) == 2 + 29
+    assert parts["conclusions"]().count("| not run |") == 9
+    results_page.write_page(made, tmp_path / "page.md")
+    written = (tmp_path / "page.md").read_text()
+    for name, part in parts.items():
+        assert make_figures.table_in(written, name) == make_figures.part_text(part())
+    pictures = list((tmp_path / "figures").iterdir())
+    assert [path.name for path in pictures] == ["results_labels.png"]
+    assert pictures[0].stat().st_size < make_figures.MAX_BYTES
+
+
+def test_every_conclusion_of_the_paper_is_checked_or_not_testable():
+    for table, judges in CONCLUSIONS.items():
+        for name in judges:
+            has_rows = table in results_conclusions.counterparts("kde")
+            assert has_rows or name in results_conclusions.NOT_TESTABLE
+    known = [name for judges in CONCLUSIONS.values() for name in judges]
+    assert {*results_conclusions.CHECKS, *results_conclusions.NOT_TESTABLE} <= set(known)
+    assert not results_conclusions.CHECKS.keys() & results_conclusions.NOT_TESTABLE.keys()
+
+
+@pytest.mark.parametrize(
+    ("judged", "effects", "expected"),
+    [
+        ("holds", [(0.1, 0.01), (0.1, 0.01)], "**holds**"),
+        ("holds", [(0.1, 0.01), (0.1, 0.06)], "tendency"),
+        ("tendency", [(0.1, 0.06)], "tendency"),
+        ("fails", [(0.1, 0.01), (-0.1, 0.06)], "fails, not significantly"),
+        ("fails", [(0.1, 0.01), (-0.1, 0.01)], "**fails**"),
+        ("unknown", [], "undecided"),
+        ("holds", [], "**holds**"),
+    ],
+)
+def test_a_conclusion_holds_or_fails_only_significantly(judged, effects, expected):
+    made = [Effect("a", "b", "dice_score", difference, 0, 0, p) for difference, p in effects]
+    assert results_conclusions.outcome(Verdict(judged, ""), made) == expected
+
+
+def test_stored_results_are_of_known_studies_and_small():
+    for path in RESULTS.glob("*"):
+        study = path.stem.removesuffix("_decisions")
+        assert study in results_study.STUDIES
+        assert path.suffix in (".parquet", ".json")
+        assert path.stat().st_size < result_files.MAX_BYTES
+        record = read_record(RESULTS / f"{study}.json")
+        assert problem(Command(record.command, complete=True)) is None
+        assert "/" not in record.command
+        assert record.epochs == results_study.DATA[results_study.STUDIES[study].data].epochs

@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 from prepared import make_prepared
 
+from semidice.data.label_making import LabelOptions
 from semidice.metrics.cases import read_cases
 from semidice.nnunet import command
 from semidice.nnunet.collect import collect_run, read_splits
@@ -83,6 +84,10 @@ class TestOptions:
         (tmp_path / "semidice_trainers" / "x.json").write_text('{"epochs": "many"}')
         with pytest.raises(ValueError, match=r"x.json does not hold options of a trainer: epochs"):
             read_options(tmp_path, "SemidiceTrainer_x")
+
+    def test_a_label_of_some_raters_is_refused(self):
+        with pytest.raises(ValueError, match=r"learns from all raters.*leave raters out; got \(0, 1\)"):
+            TrainerOptions(label=LabelOptions(raters=(0, 1)))
 
     def test_nnunets_own_loss_takes_no_teacher(self):
         with pytest.raises(ValueError, match=r"takes no teacher.*dml1"):

@@ -219,7 +219,7 @@ def compare_scores(
     of_methods = _within(Estimate(*(part[len(pairs) :] for part in estimate)), lowest, highest)
     single = Estimate(*(part[: len(pairs)] for part in estimate))
     p_holm = holm(single.p)
-    corrected_level = _agreeing_level(single.p, p_holm, level)
+    corrected_level = agreeing_level(single.p, p_holm, level)
     wider = single if corrected_level == level else estimated(len(pairs), corrected_level)
     most = highest - lowest
     of_pairs, corrected = (
@@ -343,7 +343,7 @@ def _agreeing(estimate: Estimate, level: float) -> Estimate:
     return estimate._replace(low=low, high=high)
 
 
-def _agreeing_level(p: np.ndarray, p_holm: np.ndarray, level: float) -> float:
+def agreeing_level(p: np.ndarray, p_holm: np.ndarray, level: float) -> float:
     """The level of corrected intervals: level / m, or the largest divisor that agrees with Holm's decisions.
 
     If Holm's method leaves r of m pairs, every other p is below level / (r + 1), and none of the r is below

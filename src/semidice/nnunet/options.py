@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 
 from ..arrays import check_choice
 from ..data.label_making import LabelOptions, Maker
@@ -59,6 +59,15 @@ class TrainerOptions(Record):
     epochs: int | None = Field(default=None, ge=1)
     iterations: int | None = Field(default=None, ge=1)
     teacher: NnunetTeacher | None = None
+
+    @field_validator("label")
+    @classmethod
+    def _of_all_raters(cls, label: LabelOptions) -> LabelOptions:
+        if label.raters is not None:
+            raise ValueError(
+                f"nnU-Net learns from all raters of the dataset: leave raters out; got {label.raters}"
+            )
+        return label
 
 
 class ShortOptions(NamedTuple):
