@@ -55,7 +55,7 @@ QUESTIONS: tuple[Question, ...] = (
         "train on the mean with DML1",
         "labels_differences",
         _LABELS,
-        _scores("uniform", "majority_sdl", *_MAIN, "generalised_energy_distance"),
+        _scores("uniform", "majority_sdl", *_MAIN, "generalised_energy_distance", "volume_crps_error_ml"),
     ),
     Question(
         "The mean in place of the majority, both with DML1",
@@ -199,22 +199,25 @@ def _advice(question: Question, named: Sequence[tuple[Outcome, str, str]]) -> st
     if "better" in kinds:
         return f"so {question.advice}"
     if "worse" in kinds:
-        return "so leave it"
+        return f"so do not {question.advice}"
     return "so these data decide nothing"
 
 
-def claims(results: Results) -> list[tuple[Question, list[Effect]]]:
-    """The questions, with the items that were run, and the differences behind each answer."""
+def asked(results: Results) -> list[Question]:
+    """The questions, with the items that were run."""
     found = []
     for question in QUESTIONS:
         pairs = results.pairs(question.table)
         items = tuple(item for item in question.items if (item.method, item.baseline) in pairs)
         if items:
-            effects = [results.effect(question.table, *item[1:]) for item in items]
-            found.append((question._replace(items=items), effects))
+            found.append(question._replace(items=items))
     return found
 
 
 def claims_text(results: Results) -> str:
     """The section: one sentence per question."""
-    return "\n".join(sentence(*claim) for claim in claims(results)) or NOT_RUN
+    sentences = [
+        sentence(question, [results.effect(question.table, *item[1:]) for item in question.items])
+        for question in asked(results)
+    ]
+    return "\n".join(sentences) or NOT_RUN

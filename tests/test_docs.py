@@ -34,7 +34,17 @@ import site_reference  # noqa: E402
 import volume_study  # noqa: E402
 from docstrings import to_rst  # noqa: E402
 
-TABLES = [(page, name) for page, makers in make_figures.TABLES.items() for name in makers]
+# statistics of all studies take a minute; `make docs` writes these tables again
+TABLES = [
+    pytest.param(
+        page,
+        name,
+        id=name,
+        marks=pytest.mark.slow if page == "results.md" and not name.endswith("_run") else (),
+    )
+    for page, makers in make_figures.TABLES.items()
+    for name in makers
+]
 # a cell that contains only a number: 0.62, -0.0539, 5e-03
 NUMBER = re.compile(r"\*{0,2}(-?\d+(?:\.\d+)?(?:e[+-]\d+)?)\*{0,2}")
 
@@ -66,7 +76,7 @@ def same_cell(first, second):
     return abs(float(texts[0]) - float(texts[1])) < 1.5 * 10 ** -decimals[0]
 
 
-@pytest.mark.parametrize(("page", "name"), TABLES, ids=[name for _, name in TABLES])
+@pytest.mark.parametrize(("page", "name"), TABLES)
 def test_a_table_in_a_page_equals_the_output_of_the_script(page, name):
     if name == "calibrated_demo":
         pytest.skip("trained networks differ between machines, and their scores with them")
