@@ -14,6 +14,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -224,6 +225,13 @@ def _write_copies(
     if copied is None:
         write_checkpoint(path, tensors, progress)
         return
-    with torch.cuda.stream(torch.cuda.Stream(next(iter(tensors.values())).device)):
+    with torch.cuda.stream(_copy_stream(next(iter(tensors.values())).device)):
         copied.wait()
         write_checkpoint(path, tensors, progress)
+
+
+@cache
+def _copy_stream(device: torch.device) -> torch.cuda.Stream:
+    """One stream for all copies. PyTorch has 32 and gives them out in turns: a new one for each checkpoint
+    would at times be that on which another thread records a graph, which makes both fail."""
+    return torch.cuda.Stream(device)
