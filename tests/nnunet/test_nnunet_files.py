@@ -1,6 +1,10 @@
 """Names, options, export and collection: everything that needs files of nnU-Net but not nnU-Net itself."""
 
 import json
+import os
+import subprocess
+import sys
+import time
 
 import nibabel
 import numpy as np
@@ -8,6 +12,8 @@ import pytest
 import torch
 from PIL import Image
 from prepared import make_prepared
+from processes import is_running
+from rich.console import Console
 
 from semidice.data.label_making import LabelOptions
 from semidice.metrics.cases import read_cases
@@ -26,8 +32,10 @@ from semidice.nnunet.options import (
 )
 from semidice.nnunet.weights import read_nnunet_weights
 from semidice.runs.run import open_run
+from semidice.training.jobs import Worker, WorkerOptions
 
 NAME = "Dataset101_Phantom"
+QUIET = Console(quiet=True)
 
 
 @pytest.fixture
@@ -239,15 +247,90 @@ class TestCollect:
             open_run(tmp_path / "run").checkpoint_path(0)
 
 
-def test_a_job_of_nnunet_continues_a_training_that_was_begun(tmp_path, monkeypatch):
-    calls = []
-    monkeypatch.setattr(command, "_run_nnunet", lambda *arguments: calls.append(arguments[-1]))
-    job = command.NnunetJob(NnunetFolders.of(tmp_path), "Trainer", tmp_path / "fold_0", ["D", "2d", "0"])
-    job.train()
-    job.results.mkdir()
-    job.train()
-    assert calls == [["D", "2d", "0"], ["D", "2d", "0", "--c"]]
-    assert str(job) == "fold 0 with Trainer"
+@pytest.fixture
+def fake_nnunet(tmp_path, monkeypatch):
+    """A package nnunetv2 whose training runs the given lines; returns a job of it."""
+
+    def make(*lines):
+        run = tmp_path / "packages" / "nnunetv2" / "run"
+        run.mkdir(parents=True)
+        (run.parent / "__init__.py").touch()
+        (run / "__init__.py").touch()
+        body = "".join(f"    {line}\n" for line in lines)
+        (run / "run_training.py").write_text(f"def run_training_entry():\n    import os, sys, time\n{body}")
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(run.parent.parent), *sys.path]))
+        return command.NnunetJob(NnunetFolders.of(tmp_path), "Trainer", tmp_path / "fold_0", ["D", "2d", "0"])
+
+    return make
+
+
+class TestJobs:
+    def test_a_training_that_was_begun_is_continued(self, fake_nnunet):
+        job = fake_nnunet("print(sys.argv[1:])")
+        job.run(Worker(WorkerOptions()))
+        job.results.mkdir()
+        (job.results / ".checkpoint_latest.pth.1-00.part").touch()
+        job.run(Worker(WorkerOptions()))
+        assert job.messages.read_text().splitlines() == ["['D', '2d', '0']", "['D', '2d', '0', '--c']"]
+        assert not list(job.results.iterdir())
+        assert str(job) == "fold 0 with Trainer"
+
+    @pytest.mark.parametrize(
+        ("line", "kind", "said"),
+        [
+            ("raise ValueError('no such fold')", "failed", "code 1: ValueError: no such fold; see "),
+            ("os.kill(os.getpid(), 9)", "lost", "code -9: begun; see "),
+            ("raise type('OutOfMemoryError', (Exception,), {})('1 GiB')", "lost", "OutOfMemoryError: 1 GiB"),
+            ("raise RuntimeError('CUDA error: launch failure')", "lost", "CUDA error: launch failure"),
+        ],
+    )
+    def test_the_report_has_the_last_message_and_names_the_file(self, fake_nnunet, line, kind, said):
+        job = fake_nnunet("print('begun')", line)
+        job.messages.write_text("CUDA error of an earlier attempt\n")
+        report = Worker(WorkerOptions()).work(job)
+        assert (report.kind, said in report.content) == (kind, True), report.content
+        assert str(job.messages) in report.content
+
+    def test_nnunet_sees_only_the_gpu_of_its_worker(self, fake_nnunet, monkeypatch):
+        job = fake_nnunet("print(os.environ['CUDA_VISIBLE_DEVICES'])")
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        job.run(Worker(WorkerOptions(device=1)))
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
+        job.run(Worker(WorkerOptions(device=1)))
+        assert job.messages.read_text().split() == ["1", "5"]
+
+    def test_a_fold_on_several_gpus_takes_no_engine(self, tmp_path):
+        with pytest.raises(ValueError, match="--on local:2 trains each fold on one GPU, but --num-gpus is 3"):
+            command.run_train(NAME, "2d", ["0"], tmp_path, QUIET, num_gpus=3, on="local:2")
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+    def test_nnunet_and_its_processes_end_with_a_killed_parent(self, fake_nnunet, tmp_path):
+        fork = "print(os.getpid(), os.fork(), flush=True); time.sleep(600)"
+        job = fake_nnunet(fork)
+        script = "\n".join(
+            [
+                "import pathlib",
+                "from semidice.nnunet.command import NnunetJob",
+                "from semidice.nnunet.folders import NnunetFolders",
+                "from semidice.training.jobs import Worker, WorkerOptions",
+                f"path = pathlib.Path({str(tmp_path)!r})",
+                "job = NnunetJob(NnunetFolders.of(path), 'Trainer', path / 'fold_0', ['D', '2d', '0'])",
+                "job.run(Worker(WorkerOptions()))",
+            ]
+        )
+        parent = subprocess.Popen([sys.executable, "-c", script])
+        deadline = time.monotonic() + 120
+        while not (job.messages.is_file() and len(job.messages.read_text().splitlines()) == 2):
+            assert parent.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        processes = {int(pid) for pid in job.messages.read_text().split()} - {0}
+        assert len(processes) == 2
+        parent.kill()
+        parent.wait()
+        while any(is_running(pid) for pid in processes):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
 
 
 class _CreatesAFile:

@@ -1,5 +1,6 @@
 """Our trainer in the real nnU-Net: `make test-nnunet`."""
 
+import contextlib
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from prepared import make_prepared
+from processes import is_running, parent_of
 from rich.console import Console
 
 from semidice.data.dataset import Dataset
@@ -275,6 +277,20 @@ class TestSeveralProcesses:
         torch.multiprocessing.spawn(train_a_step_of_two, (images, port), nprocs=2)
 
 
+def trainings(trainer: str, fold: str) -> list[int]:
+    """The processes of nnU-Net that train a fold."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = path.read_bytes().decode(errors="replace").split("\0")
+            pid = int(path.parent.name)
+            is_training = "-c" in words and trainer in words and words[words.index(trainer) - 2] == fold
+            # a process that nnU-Net has just forked has the same words
+            if is_training and os.getpgid(pid) == pid and is_running(pid):
+                found.append(pid)
+    return found
+
+
 class TestCommands:
     def train(self, folder, name, configuration, folds, **options):
         return run_train(
@@ -352,6 +368,44 @@ class TestCommands:
         assert "Epoch 0" not in continued.stdout
         assert "Epoch 11" in continued.stdout
         assert (results / "fold_1" / "validation" / "summary.json").is_file()
+
+    def test_two_folds_at_the_same_time_outlive_a_killed_worker_and_a_killed_nnunet(self, images, tmp_path):
+        """Both folds continue from a checkpoint, and never does a second process write to a fold."""
+        name, folders = "Dataset101_Images", NnunetFolders.of(images / "work")
+        results = folders.dataset(name).results("SemidiceTrainer_at_once", "nnUNetPlans", "2d")
+        command = [sys.executable, "-m", "semidice", "nnunet", "train", name, "2d", "0", "1"]
+        command += ["--work", str(images / "work"), "--name", "at_once", "--device", "cpu"]
+        command += ["--epochs", "8", "--iterations", "2", "--on", "local:2"]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        deadline = time.monotonic() + 300
+        to_kill = {"0", "1"}
+        while to_kill:
+            assert process.poll() is None, process.communicate()[0]
+            assert time.monotonic() < deadline
+            for fold in sorted(to_kill):
+                if (results / f"fold_{fold}" / "checkpoint_latest.pth").is_file():
+                    (training,) = trainings("SemidiceTrainer_at_once", fold)
+                    # a worker, and the process of nnU-Net as the system does if there is no memory
+                    os.kill(parent_of(training) if fold == "0" else training, signal.SIGKILL)
+                    while is_running(training):
+                        assert time.monotonic() < deadline
+                        time.sleep(0.05)
+                    to_kill.remove(fold)
+            assert all(len(trainings("SemidiceTrainer_at_once", fold)) <= 1 for fold in "01")
+            time.sleep(0.1)
+        said = process.communicate(timeout=600)[0]
+        assert process.returncode == 0, said
+        assert "fold 0 with SemidiceTrainer_at_once: its worker ended (exit code -9)" in said
+        assert "fold 1 with SemidiceTrainer_at_once: its worker ended (nnU-Net's run_training" in said
+        for fold in "01":
+            messages = (results / f"fold_{fold}.txt").read_text()
+            assert messages.count("Epoch 0\n") == 1
+            assert messages.count("Epoch 7\n") == 1
+            checkpoint = results / f"fold_{fold}" / "checkpoint_final.pth"
+            assert torch.load(checkpoint, weights_only=False)["current_epoch"] == 8
+            assert not list((results / f"fold_{fold}").glob(".*"))
+        self.collected_dice_is_nnunets(images, name, "2d", "SemidiceTrainer_at_once", tmp_path / "run")
+        assert open_run(tmp_path / "run").finished_folds == (0, 1)
 
     def test_the_cascade_takes_raters_and_the_previous_stage(self, volumes, monkeypatch):
         """3d_lowres, then 3d_cascade_fullres, whose segmentations have one more channel."""

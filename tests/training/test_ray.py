@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from grid_jobs import DyingJob, set_options, variants_of, write_grid
+from grid_jobs import DyingJob, FullMemoryJob, set_options, variants_of, write_grid
 from prepared import make_prepared
 from rich.console import Console
 from test_jobs import ONE_THREAD, NoView, assert_same_tables
@@ -104,6 +104,18 @@ def test_a_killed_node_and_killed_workers_lose_nothing(cluster, dataset, grid, p
     for path in out.glob("killed_*"):
         path.unlink()
     assert_same_tables(plain, out)
+
+
+def test_a_job_that_found_the_memory_full_is_continued_by_a_new_process(cluster, dataset, grid, tmp_path):
+    from semidice.training.ray_pool import RayPool
+
+    variant = variants_of(grid, dataset, tmp_path)[0]
+    job = FullMemoryJob("teacher", variant.recipe, variant.folder, 0)
+    with RayPool(cluster.address, accelerator="cpu") as pool:
+        assert run_jobs([job], pool, NoView()) == {}
+    first, second = (tmp_path / "pids").read_text().split()
+    assert first != second
+    assert RunFolder(variant.folder).fold(0).is_finished
 
 
 def test_a_killed_driver_is_started_again(cluster, dataset, grid, plain, tmp_path):

@@ -45,7 +45,8 @@ def reported(command: str) -> Iterator[None]:
             _fail(command, str(write_error(Path(name), error)))
         _fail(command, f"{name}: {error.strerror}" if name else str(error))
     except KeyboardInterrupt:
-        again = "the same command with --resume" if command == "train" else "the same command"
+        needs_resume = command in ("train", "nnunet train")
+        again = "the same command with --resume" if needs_resume else "the same command"
         typer.echo(f"semidice {command}: interrupted; {again} continues from here", err=True)
         raise typer.Exit(130) from None
 

@@ -2,9 +2,8 @@
 
 import json
 import os
-import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,13 +17,21 @@ from ..extras import need
 from ..limits import read_json
 from ..paths import write_text
 from ..training.grid import ListView, check_engine, opened_pool
-from ..training.jobs import Worker, run_jobs
+from ..training.jobs import LostError, Worker, run_jobs
 from .collect import collect_run, is_validated
 from .folders import NnunetDataset, NnunetFolders
 from .options import LossName, NnunetTeacher, trainer_name, trainer_options, write_options
+from .process import run_group
 
 _PLANNING = "experiment_planning.plan_and_preprocess_entrypoints"
-_ENTRY = "from nnunetv2.{module} import {function}; {function}()"
+_ENTRY = """
+from semidice.nnunet.process import end_with
+end_with({parent})
+from nnunetv2.{module} import {function}
+{function}()
+"""
+# the end of nnU-Net's messages, in which its error is
+_TAIL_BYTES = 8192
 
 
 def run_export(data: Path, name: str, work: Path | None, console: Console) -> None:
@@ -109,6 +116,10 @@ def run_train(
     """
     if on is not None:
         check_engine(on)
+        if num_gpus > 1:
+            raise ValueError(
+                f"--on {on} trains each fold on one GPU, but --num-gpus is {num_gpus}: leave out one of them"
+            )
     need("nnunetv2", "this command")
     folders = NnunetFolders.of(work)
     dataset = folders.dataset(name)
@@ -139,10 +150,16 @@ def run_train(
             say(console, f"nnU-Net trains {job}")
             job.train()
     elif jobs:
-        with opened_pool(on) as pool:
+        results.mkdir(parents=True, exist_ok=True)
+        say(console, f"nnU-Net's messages are in {results}, in fold_K.txt")
+        with opened_pool(on, accelerator="cpu" if device == "cpu" else "auto") as pool:
             errors = run_jobs(jobs, pool, ListView(console))
         if errors:
-            raise RuntimeError("; ".join(errors.values()))
+            named = [f"{job}: {errors[job.group]}" for job in jobs if job.group in errors]
+            raise RuntimeError(
+                f"{len(errors)} of {len(jobs)} folds failed; the same command with --resume continues them: "
+                + "; ".join(named)
+            )
     say(
         console,
         f"next: semidice nnunet collect {name} {configuration} --trainer {trainer}{_work_option(work)} "
@@ -169,16 +186,26 @@ class NnunetJob:
     def after(self) -> str | None:
         return None
 
+    @property
+    def messages(self) -> Path:
+        """The messages of all attempts, if folds are trained at the same time."""
+        return self.results.with_name(f"{self.results.name}.txt")
+
     def __str__(self) -> str:
         return f"{self.results.name.replace('_', ' ')} with {self.trainer}"
 
     def run(self, worker: Worker) -> None:
-        self.train()
+        # nnU-Net takes the first GPU that it sees
+        self.train({"CUDA_VISIBLE_DEVICES": _gpu_name(worker.options.device)}, self.messages)
 
-    def train(self) -> None:
+    def train(self, environment: Mapping[str, str] | None = None, messages: Path | None = None) -> None:
         """Run the command, with --c if nnU-Net has begun."""
         started = ["--c"] if self.results.is_dir() else []
-        _run_nnunet(self.folders, "run.run_training", "run_training_entry", [*self.arguments, *started])
+        for path in self.results.glob(".*.part"):
+            # of a checkpoint that was being written when its process was killed
+            path.unlink()
+        arguments = [*self.arguments, *started]
+        _run_nnunet(self.folders, "run.run_training", "run_training_entry", arguments, environment, messages)
 
 
 def run_collect(
@@ -251,19 +278,55 @@ def _num_cases(dataset: NnunetDataset) -> int:
     return int(read_json(dataset.raw / "dataset.json")["numTraining"])
 
 
-def _run_nnunet(folders: NnunetFolders, module: str, function: str, arguments: Sequence[str]) -> None:
-    """Run one of nnU-Net's commands in a process of its own; a RuntimeError if it fails."""
-    code = _ENTRY.format(module=module, function=function)
-    environment = {**os.environ, **folders.environment()}
-    if module == _PLANNING and environment.get("nnUNet_n_proc_DA") == "0":
+def _gpu_name(device: int) -> str:
+    """The name for CUDA_VISIBLE_DEVICES of the GPU that has this number among those that are visible here."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return str(device) if visible is None else visible.split(",")[device]
+
+
+def _run_nnunet(
+    folders: NnunetFolders,
+    module: str,
+    function: str,
+    arguments: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+    messages: Path | None = None,
+) -> None:
+    """Run one of nnU-Net's commands in a process of its own; a RuntimeError if it fails.
+
+    messages: file to which nnU-Net's messages are added; None prints them.
+    """
+    code = _ENTRY.format(parent=os.getpid(), module=module, function=function)
+    command = [sys.executable, "-c", code, *arguments]
+    variables = {**os.environ, **folders.environment(), **(environment or {})}
+    if module == _PLANNING and variables.get("nnUNet_n_proc_DA") == "0":
         # nnU-Net's planner takes this number for its threads, and fails at 0
-        environment["nnUNet_n_proc_DA"] = "1"
-    process = subprocess.run([sys.executable, "-c", code, *arguments], env=environment, check=False)
-    if process.returncode:
-        raise RuntimeError(
-            f"nnU-Net's {function.removesuffix('_entry')} ended with code {process.returncode}; its messages "
-            "are above"
-        )
+        variables["nnUNet_n_proc_DA"] = "1"
+    name = f"nnU-Net's {function.removesuffix('_entry')}"
+    if messages is None:
+        exit_code = run_group(command, variables)
+        if exit_code:
+            raise RuntimeError(f"{name} ended with code {exit_code}; its messages are above")
+        return
+    with messages.open("ab") as output:
+        start = output.seek(0, os.SEEK_END)
+        # so that the file has everything if the process is killed
+        exit_code = run_group(command, {**variables, "PYTHONUNBUFFERED": "1"}, output)
+    if exit_code:
+        tail = _tail(messages, start)
+        reason = f"{name} ended with code {exit_code}: {tail[-1] if tail else 'no message'}; see {messages}"
+        # a process that was killed, such as for lack of memory, may succeed beside fewer
+        is_lost = exit_code < 0 or any("OutOfMemoryError" in line or "CUDA error" in line for line in tail)
+        raise LostError(reason) if is_lost else RuntimeError(reason)
+
+
+def _tail(messages: Path, start: int) -> list[str]:
+    """The last lines that were written after `start`, without empty ones."""
+    with messages.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(start, size - _TAIL_BYTES))
+        lines = file.read().decode("utf-8", errors="replace").splitlines()
+    return [line.strip() for line in lines if line.strip()]
 
 
 def _work_option(work: Path | None) -> str:

@@ -5,6 +5,7 @@ RAW/DATASET/ratersTr/RATER/CASE.*    the mask of one rater; a case that the rate
 PREPROCESSED/DATASET/semidice_raters/CONFIGURATION/CASE_seg.b2nd   see `raters`
                      semidice_trainers/NAME.json                   options of a trainer, see `options`
 RESULTS/DATASET/SemidiceTrainer_NAME__PLANS__CONFIGURATION/        written by nnU-Net
+                                                          fold_K.txt   its messages, with --on
 """
 
 import json

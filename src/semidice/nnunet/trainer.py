@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from ..data.label_making import LabelOptions, make_labels
 from ..losses.distillation import DistillationLoss, Teacher
 from ..losses.segmentation import SegmentationLoss
+from ..paths import atomic_write
 from .folders import TRAINER_PREFIX, rater_segmentations
 from .options import NnunetTeacher, TrainerOptions, read_options
 from .raters import RatersDataset, read_rater_names
@@ -185,6 +186,14 @@ class SemidiceTrainer(nnUNetTrainer):  # type: ignore[misc]
         if self._uses_raters:
             self.loss.image = None
         return result
+
+    def save_checkpoint(self, filename: str) -> None:
+        """nnU-Net's file gets its name when it is complete: a training that was killed can be continued."""
+        if self.local_rank != 0 or self.disable_checkpointing:
+            super().save_checkpoint(filename)
+            return
+        with atomic_write(Path(filename)) as temp_path:
+            super().save_checkpoint(str(temp_path))
 
     def get_training_transforms(self, *args: Any, **options: Any) -> Any:
         return self._with_raters(super().get_training_transforms, args, options, scales_position=2)

@@ -135,8 +135,10 @@ class ListView:
         say(self.console, f"{schedule.num_finished}/{schedule.num_jobs} jobs finished")
 
     def show(self, job: Job, report: Report) -> None:
-        if report.kind in ("lost", "failed"):
-            say(self.console, f"{job}: {report.kind}: {report.content}")
+        if report.kind == "lost":
+            say(self.console, f"{job}: its worker ended ({report.content}); it is continued")
+        elif report.kind == "failed":
+            say(self.console, f"{job} failed: {report.content}")
 
 
 def job_lines(variants: Sequence[Variant], command: Sequence[str]) -> Iterator[str]:

@@ -5,6 +5,9 @@
 A pool runs jobs: processes of this machine (`local_pool`) or tasks of Ray (`ray_pool`). The schedule is the
 same for both. A job is also one command of `semidice compare --list-jobs`. The folders of the folds are the
 state: a job that is started again continues from the checkpoint of its fold, or finds it finished.
+
+A job is lost if its process died, or if it ended with an error of CUDA or out of memory. Then its worker is
+replaced and the job continued, at most MAX_ATTEMPTS - 1 times. With any other error the job has failed.
 """
 
 import gc
@@ -48,6 +51,10 @@ class Report:
     content: Any = None
 
 
+class LostError(RuntimeError):
+    """A process of a job was killed, or found no memory: the job is worth another attempt."""
+
+
 @dataclass(frozen=True)
 class WorkerOptions:
     """What a worker process needs to know. num_threads: on a CPU, as in its parent, for equal bits."""
@@ -84,8 +91,8 @@ class Worker:
         # a wrong recipe must not stop the others
         except Exception as error:
             # an error of the device can leave the process useless, and another one may find more memory
-            is_of_device = isinstance(error, torch.OutOfMemoryError) or "CUDA error" in str(error)
-            return Report("lost" if is_of_device else "failed", str(error) or type(error).__name__)
+            is_lost = isinstance(error, torch.OutOfMemoryError | LostError) or "CUDA error" in str(error)
+            return Report("lost" if is_lost else "failed", str(error) or type(error).__name__)
         share = self.memory_share()
         if share:
             # a graph in a cycle of references would keep its memory

@@ -7,6 +7,7 @@ memory that it needed decides which share of a GPU the other jobs of the run ask
 
 import inspect
 import math
+import os
 import queue
 from collections.abc import Iterator
 from dataclasses import replace
@@ -110,5 +111,8 @@ def _task(job: Job, options: WorkerOptions) -> Iterator[Report]:
     while True:
         report = reports.get()
         yield report
-        if report.kind in ("finished", "failed", "lost"):
+        if report.kind == "lost":
+            # Ray would use this process again; if the report is lost as well, Ray reports a dead worker
+            os._exit(1)
+        if report.kind in ("finished", "failed"):
             return
