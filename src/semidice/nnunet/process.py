@@ -8,7 +8,6 @@ in nnU-Net's process, so it needs nothing else.
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -38,11 +37,11 @@ def run_group(command: Sequence[str], environment: Mapping[str, str], output: IO
 
 
 def _end_group(leader: subprocess.Popen[bytes]) -> None:
-    if sys.platform == "win32":
-        leader.kill()
-    else:
+    # Windows has no process groups
+    if hasattr(os, "killpg"):
         with suppress(ProcessLookupError):
             os.killpg(leader.pid, signal.SIGKILL)
+    leader.kill()
     leader.wait()
 
 
@@ -52,7 +51,7 @@ def end_with(parent: int) -> None:
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(_SECONDS_BETWEEN_LOOKS)
-        if sys.platform != "win32":
+        if hasattr(os, "killpg"):
             os.killpg(0, signal.SIGKILL)
         os._exit(1)
 
