@@ -13,7 +13,6 @@ import torch
 from PIL import Image
 from prepared import make_prepared
 from processes import is_running
-from rich.console import Console
 
 from semidice.data.label_making import LabelOptions
 from semidice.metrics.cases import read_cases
@@ -35,7 +34,6 @@ from semidice.runs.run import open_run
 from semidice.training.jobs import Worker, WorkerOptions
 
 NAME = "Dataset101_Phantom"
-QUIET = Console(quiet=True)
 
 
 @pytest.fixture
@@ -298,10 +296,6 @@ class TestJobs:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
         job.run(Worker(WorkerOptions(device=1)))
         assert job.messages.read_text().split() == ["1", "5"]
-
-    def test_a_fold_on_several_gpus_takes_no_engine(self, tmp_path):
-        with pytest.raises(ValueError, match="--on local:2 trains each fold on one GPU, but --num-gpus is 3"):
-            command.run_train(NAME, "2d", ["0"], tmp_path, QUIET, num_gpus=3, on="local:2")
 
     @pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
     def test_nnunet_and_its_processes_end_with_a_killed_parent(self, fake_nnunet, tmp_path):

@@ -311,6 +311,7 @@ COMPARE = [
     CommandRow("too many seeds to compare", lambda w: [*compare(w, "variants: {a: {}}"), "--seeds", "100000"], "--seeds must be the number of trainings, 1 to 1000; got 100000"),
     CommandRow("an unknown score to compare", lambda w: [*compare(w, "variants: {a: {}}"), "--metric", "dise_score"], "^semidice compare: there is no score 'dise_score'; did you mean dice_score"),
     CommandRow("an unknown engine", lambda w: [*compare(w, "variants: {a: {}}"), "--on", "slurm"], "^semidice compare: --on slurm: expected local:N with a number of processes, local:auto, ray or ray:ADDRESS"),
+    CommandRow("an engine for folds of several GPUs", lambda w: ["nnunet", "train", "Dataset101_Nodules", "2d", "0", "--num-gpus", "3", "--on", "local:2"], "^semidice nnunet train: --on local:2 trains each fold on one GPU, but --num-gpus is 3: leave out one of them"),
     CommandRow("an engine without workers", lambda w: [*compare(w, "variants: {a: {}}"), "--on", "local:0"], "--on local:0: expected local:N"),
     CommandRow("a job of another grid", lambda w: [*compare(w, "variants: {a: {}}"), "--job", "b:0"], "--job b:0: expected NAME:FOLD; the jobs of this grid are a:0, a:1"),
     CommandRow("a table that does not exist", lambda w: ["compare", w.good / "data", "-o", w.out, "--cases", w.folder / "no.csv"], r"there is no case table .*no\.csv: write it with `semidice evaluate"),
