@@ -137,7 +137,7 @@ with reported("evaluate"):
         (("compare", "nowhere", "labels", "-o", "out"), "there is no folder"),
         (
             ("compare", "nowhere", "label", "-o", "out"),
-            "grid or recipe label: did you mean labels? grids are calibration_losses,",
+            "grid or recipe label: did you mean labels? grids are bandwidth, calibration_losses,",
         ),
         (("compare", "nowhere", "labls", "-o", "out"), "did you mean labels?"),
         (("compare", "nowhere", "qick", "-o", "out"), "did you mean quick? grids are "),
