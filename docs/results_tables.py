@@ -298,8 +298,9 @@ def run_text(results: Results, study: str) -> str:
     record, table = results.record(study), results.table(study)
     cases, patients = (len(np.unique(table.columns[name])) for name in ("case", "patient"))
     seeds = f"{record.seeds} seeds" if record.seeds > 1 else "one seed"
+    folds = f"{record.folds} folds" if record.folds > 1 else "one fold"
     return (
-        f"```\n{record.command}\n```\n\n{len(table.methods)} methods, {seeds}, {record.folds} folds, "
+        f"```\n{record.command}\n```\n\n{len(table.methods)} methods, {seeds}, {folds}, "
         f"{record.epochs} epochs; {cases} cases of {patients} patients; {record.seconds / 60:.1f} minutes on "
         f"{record.device}, torch {record.versions['torch']}.{record.note and f' {record.note}'}"
     )
