@@ -90,8 +90,9 @@ class LocalPool:
                 continue
             reports.append((job, report))
             if report.kind == "lost":
-                # the memory of the GPU may be full: one worker less, and a new process
-                self.num_workers, self.is_auto = max(1, self.num_workers - 1), False
+                if "out of memory" in str(report.content):
+                    self.num_workers, self.is_auto = max(1, self.num_workers - 1), False
+                # an error of the device can leave the process useless
                 worker.stop()
                 self._workers.remove(worker)
             if report.kind in ("finished", "failed"):
