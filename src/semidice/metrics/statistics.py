@@ -10,7 +10,7 @@ With several seeds, the score of a case is the mean over them, and intervals als
 comparisons.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import combinations
@@ -195,24 +195,11 @@ def compare_scores(
     per_case = _differences(scores.values, contrasts)
     groups = scores.patients if unit == "patient" else None
     variance = _seed_variance(scores, contrasts, groups) if cover_seeds else None
-
-    def estimated(num_columns: int, at_level: float) -> Estimate:
-        estimate = paired_bootstrap(
-            per_case[:, :num_columns],
-            groups=groups,
-            interval=interval,
-            num_resamples=num_resamples,
-            level=at_level,
-            seed=seed,
-        )
-        if variance is None:
-            return estimate
-        of_seeds, of_cases = variance.of_seeds[:num_columns], variance.of_cases[:num_columns]
-        return with_seed_variance(estimate, SeedVariance(of_seeds, of_cases, variance.freedom), at_level)
-
-    p_permutation = permutation_test(
-        per_case[:, : len(pairs)], groups=groups, num_resamples=num_resamples, seed=seed
+    options: dict[str, Any] = {"groups": groups, "num_resamples": num_resamples, "seed": seed}
+    estimated: Callable[[int, float], Estimate] = partial(
+        _estimated, per_case, variance, interval=interval, **options
     )
+    p_permutation = permutation_test(per_case[:, : len(pairs)], **options)
     # the interval of few cases may extend beyond the possible means
     lowest, highest = possible_means(scores.metric, scores.values)
     estimate = estimated(len(contrasts), level)
@@ -225,8 +212,6 @@ def compare_scores(
     of_pairs, corrected = (
         _agreeing(_within(each, -most, most), level) for each in (single, wider._replace(p=p_holm))
     )
-
-    matrix = partial(_matrix, pairs, num_methods)
     return Comparison(
         metric=scores.metric,
         class_name=scores.class_name,
@@ -242,17 +227,40 @@ def compare_scores(
         mean=of_methods.value,
         mean_low=of_methods.low,
         mean_high=of_methods.high,
-        difference=matrix(of_pairs.value, -of_pairs.value, 0.0),
-        low=matrix(of_pairs.low, 0 - of_pairs.high, 0.0),
-        high=matrix(of_pairs.high, 0 - of_pairs.low, 0.0),
-        p=matrix(of_pairs.p, of_pairs.p, 1.0),
-        low_holm=matrix(corrected.low, 0 - corrected.high, 0.0),
-        high_holm=matrix(corrected.high, 0 - corrected.low, 0.0),
-        p_holm=matrix(p_holm, p_holm, 1.0),
-        p_permutation=matrix(p_permutation, p_permutation, 1.0),
+        **_pair_matrices(partial(_matrix, pairs, num_methods), of_pairs, corrected, p_permutation),
         **_seed_means(scores),
         covers_seeds=variance is not None,
     )
+
+
+def _estimated(
+    per_case: np.ndarray, variance: SeedVariance | None, num_columns: int, level: float, **options: Any
+) -> Estimate:
+    """Estimates of the first columns. variance: of the seeds, which intervals and p then cover."""
+    estimate = paired_bootstrap(per_case[:, :num_columns], level=level, **options)
+    if variance is None:
+        return estimate
+    of_seeds, of_cases = variance.of_seeds[:num_columns], variance.of_cases[:num_columns]
+    return with_seed_variance(estimate, SeedVariance(of_seeds, of_cases, variance.freedom), level)
+
+
+def _pair_matrices(
+    matrix: Callable[[np.ndarray, np.ndarray, float], np.ndarray],
+    of_pairs: Estimate,
+    corrected: Estimate,
+    p_permutation: np.ndarray,
+) -> dict[str, Any]:
+    """The fields of a `Comparison` with an entry for each method and each other method."""
+    return {
+        "difference": matrix(of_pairs.value, -of_pairs.value, 0.0),
+        "low": matrix(of_pairs.low, 0 - of_pairs.high, 0.0),
+        "high": matrix(of_pairs.high, 0 - of_pairs.low, 0.0),
+        "p": matrix(of_pairs.p, of_pairs.p, 1.0),
+        "low_holm": matrix(corrected.low, 0 - corrected.high, 0.0),
+        "high_holm": matrix(corrected.high, 0 - corrected.low, 0.0),
+        "p_holm": matrix(corrected.p, corrected.p, 1.0),
+        "p_permutation": matrix(p_permutation, p_permutation, 1.0),
+    }
 
 
 def _seed_variance(

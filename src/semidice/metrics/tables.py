@@ -195,15 +195,10 @@ def means_table(
     for each in comparisons:
         # one method is not compared with anything
         best = each.best(level=level, correction=correction) if len(each.methods) > 1 else ()
-        scale = display_scale(each.metric)
         column = []
         means = zip(each.methods, each.mean, each.mean_low, each.mean_high, each.seed_spread, strict=True)
         for method, mean, low, high, spread in means:
-            text = number_text(mean * scale)
-            if intervals:
-                text += f" [{number_text(low * scale)}, {number_text(high * scale)}]"
-            if not math.isnan(spread):
-                text += f" ± {number_text(spread * scale)}"
+            text = _mean_text(each.metric, mean, (low, high) if intervals else None, spread)
             column.append(Cell(text, method in best))
             records.append(
                 {
@@ -220,7 +215,7 @@ def means_table(
             )
         if raters:
             own = raters.get((each.metric, each.class_name))
-            column.append(Cell("–" if own is None else number_text(own * scale)))
+            column.append(Cell("–" if own is None else number_text(own * display_scale(each.metric))))
         columns.append(column)
     names = (*comparisons[0].methods, *([RATERS] if raters else []))
     rows = tuple((Cell(name), *(column[row] for column in columns)) for row, name in enumerate(names))
@@ -232,6 +227,17 @@ def means_table(
     if raters:
         note += f" {RATERS}: their own agreement, each rater scored like a method."
     return Table(title, header, rows, note, tuple(records))
+
+
+def _mean_text(metric: str, mean: float, interval: tuple[float, float] | None, spread: float) -> str:
+    """The mean, its interval if there is one, and ± SD over seeds if it is not NaN."""
+    scale = display_scale(metric)
+    text = number_text(mean * scale)
+    if interval is not None:
+        text += f" [{', '.join(number_text(end * scale) for end in interval)}]"
+    if not math.isnan(spread):
+        text += f" ± {number_text(spread * scale)}"
+    return text
 
 
 def pairs_table(comparison: Comparison, *, level: float = 0.05, correction: Correction = "holm") -> Table:

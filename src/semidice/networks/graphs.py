@@ -8,6 +8,9 @@ from torch import Tensor, nn
 
 from .systems import network_probability
 
+# values of a batch: the time of a larger one is that of the GPU, and a graph keeps memory of its own
+_MAX_REPLAYED = 1 << 22
+
 
 @contextmanager
 def recording(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
@@ -18,7 +21,7 @@ def recording(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
 
 
 class Predictor:
-    """`network_probability` of one network; on a GPU, batches of the first batch's shape are replayed.
+    """`network_probability` of one network; on a GPU, small batches of the first batch's shape are replayed.
 
     The first batch is not recorded: libraries choose their algorithms. The weights may change between calls,
     in place. flips: see `network_probability`.
@@ -36,7 +39,8 @@ class Predictor:
         is_first = self._shape is None
         if is_first:
             self._shape = image.shape
-        if is_first or image.device.type != "cuda" or image.shape != self._shape:
+        is_small = image.device.type == "cuda" and image.numel() <= _MAX_REPLAYED
+        if is_first or not is_small or image.shape != self._shape:
             return self._probability(image)
         self.network.eval()
         if self._graph is None:

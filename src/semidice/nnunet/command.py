@@ -114,12 +114,7 @@ def run_train(
 
     on: where folds are trained at the same time, see `training.grid`; None trains one after the other.
     """
-    if on is not None:
-        check_engine(on)
-        if num_gpus > 1:
-            raise ValueError(
-                f"--on {on} trains each fold on one GPU, but --num-gpus is {num_gpus}: leave out one of them"
-            )
+    _check_engine(on, num_gpus)
     need("nnunetv2", "this command")
     folders = NnunetFolders.of(work)
     dataset = folders.dataset(name)
@@ -136,30 +131,20 @@ def run_train(
         if is_validated(results, fold):
             say(console, f"fold {fold} of {trainer} is finished")
             continue
-        started = (results / f"fold_{fold}").is_dir()
-        if started and not resume:
+        folder = results / f"fold_{fold}"
+        if folder.is_dir() and not resume:
             raise ValueError(
-                f"{results / f'fold_{fold}'} holds an unfinished training: continue it with --resume, or "
-                "remove the folder"
+                f"{folder} holds an unfinished training: continue it with --resume, or remove the folder"
             )
         arguments = [name, configuration, fold, "-tr", trainer, "-p", plans, "--npz", "-device", device]
         arguments += ["-num_gpus", str(num_gpus)] if num_gpus > 1 else []
-        jobs.append(NnunetJob(folders, trainer, results / f"fold_{fold}", arguments))
+        jobs.append(NnunetJob(folders, trainer, folder, arguments))
     if on is None:
         for job in jobs:
             say(console, f"nnU-Net trains {job}")
             job.train()
     elif jobs:
-        results.mkdir(parents=True, exist_ok=True)
-        say(console, f"nnU-Net's messages are in {results}, in fold_K.txt")
-        with opened_pool(on, accelerator="cpu" if device == "cpu" else "auto") as pool:
-            errors = run_jobs(jobs, pool, ListView(console))
-        if errors:
-            named = [f"{job}: {errors[job.group]}" for job in jobs if job.group in errors]
-            raise RuntimeError(
-                f"{len(errors)} of {len(jobs)} folds failed; the same command with --resume continues them: "
-                + "; ".join(named)
-            )
+        _train_at_once(jobs, on, device, results, console)
     say(
         console,
         f"next: semidice nnunet collect {name} {configuration} --trainer {trainer}{_work_option(work)} "
@@ -206,6 +191,31 @@ class NnunetJob:
             path.unlink()
         arguments = [*self.arguments, *started]
         _run_nnunet(self.folders, "run.run_training", "run_training_entry", arguments, environment, messages)
+
+
+def _check_engine(on: str | None, num_gpus: int) -> None:
+    """A ValueError if there is no such engine, or if it does not go with several GPUs per fold."""
+    if on is None:
+        return
+    check_engine(on)
+    if num_gpus > 1:
+        raise ValueError(
+            f"--on {on} trains each fold on one GPU, but --num-gpus is {num_gpus}: leave out one of them"
+        )
+
+
+def _train_at_once(jobs: Sequence[NnunetJob], on: str, device: str, results: Path, console: Console) -> None:
+    """Train folds on an engine; a RuntimeError names those that failed. results: folder of the trainer."""
+    results.mkdir(parents=True, exist_ok=True)
+    say(console, f"nnU-Net's messages are in {results}, in fold_K.txt")
+    with opened_pool(on, accelerator="cpu" if device == "cpu" else "auto") as pool:
+        errors = run_jobs(jobs, pool, ListView(console))
+    if errors:
+        named = [f"{job}: {errors[job.group]}" for job in jobs if job.group in errors]
+        raise RuntimeError(
+            f"{len(errors)} of {len(jobs)} folds failed; the same command with --resume continues them: "
+            + "; ".join(named)
+        )
 
 
 def run_collect(

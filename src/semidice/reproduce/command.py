@@ -69,10 +69,7 @@ def run_reproduce(
     or authors, see `protocols`. list_only: only show how many trainings are left and how long they take.
     on: where the folds are trained, see `training.grid`; None trains one after the other in this process.
     """
-    if on is not None:
-        check_engine(on)
-    if protocol not in PROTOCOLS:
-        raise ValueError(f"unknown protocol {protocol!r}; choose from {', '.join(PROTOCOLS)}")
+    _check_choices(protocol, on)
     out = ReproductionFolder.of(out, protocol).path
     options = [] if epochs is None else [f"schedule.epochs={epochs}"]
     options += [] if folds is None else [f"data.folds={list(range(folds))}"]
@@ -105,12 +102,24 @@ def run_reproduce(
         ran = _ran(paper_table, plan, paper_plan, datasets)
         _show_and_write(paper_table, values, datasets, out, console, protocol, ran)
         results[paper_table.name] = values
+    _raise_if_failed(failed)
+    return results
+
+
+def _raise_if_failed(failed: Mapping[str, str]) -> None:
     if failed:
         raise ReproduceError(
             f"{len(failed)} failed; all other results are shown above and written:\n"
             + "\n".join(f"  {name}: {error}" for name, error in failed.items())
         )
-    return results
+
+
+def _check_choices(protocol: str, on: str | None) -> None:
+    """A ValueError if there is no such protocol or engine."""
+    if on is not None:
+        check_engine(on)
+    if protocol not in PROTOCOLS:
+        raise ValueError(f"unknown protocol {protocol!r}; choose from {', '.join(PROTOCOLS)}")
 
 
 def _run(

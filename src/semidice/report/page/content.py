@@ -143,24 +143,15 @@ def gather_content(
     folders = {method: run.folder for method, run in runs.items()}
     rule_tables, without_rules = read_rules(folders, dataset)
     shown_table, of_first_seed = _first_seed(table_of_seeds)
-    volumes = {method: read_volumes(folder, dataset) for method, folder in folders.items()}
     raters = raters_of(dataset, set(table.columns["case"].tolist()), table.metrics)
     warning = raters_warning([score.comparison for score in scores if score.is_main], raters)
-    folds = zip(*(table.columns[name].tolist() for name in ("case", "method", "fold")), strict=True)
-    fold_of_unit = {case: fold for case, method, fold in folds if method in stored}
-    units = _units_of(dataset, fold_of_unit)
-    predictions = StoredPredictions.of_units(dataset, stored, units, fold_of_unit)
-    bins = count_bins(
-        predictions,
-        sorted({number for unit in units.values() for number in unit.cases}),
-        shown_table,
-        on_case=partial(on_step, "reading predictions"),
-    )
+    units, predictions = _predicted_units(dataset, table, stored)
+    cases = sorted({number for unit in units.values() for number in unit.cases})
+    bins = count_bins(predictions, cases, shown_table, on_case=partial(on_step, "reading predictions"))
     shown = [name for name in main_cases(table) if name in units]
-    chosen = choose_pictures(scores, shown, max_cases=options.max_cases)
+    chosen = [units[name] for name in choose_pictures(scores, shown, max_cases=options.max_cases)]
     layout = PictureLayout.of(dataset, len(stored)) if chosen else None
-    of_chosen = [units[name] for name in chosen]
-    pictures = _pictures(predictions, of_chosen, layout, options, partial(on_step, "making pictures"))
+    pictures = _pictures(predictions, chosen, layout, options, partial(on_step, "making pictures"))
     return PageContent(
         dataset=dataset,
         table=table,
@@ -174,7 +165,7 @@ def gather_content(
         layout=layout,
         pictures=pictures,
         rules=compare_rules(rule_tables, num_resamples=options.num_resamples, level=LEVEL),
-        volumes={method: classes for method, classes in volumes.items() if classes},
+        volumes={name: found for name, each in folders.items() if (found := read_volumes(each, dataset))},
         notices=(
             *([warning] if warning else []),
             *notices,
@@ -185,6 +176,16 @@ def gather_content(
             *without_rules,
         ),
     )
+
+
+def _predicted_units(
+    dataset: Dataset, table: CaseTable, stored: Mapping[str, TrainedRun]
+) -> tuple[dict[str, ScoredUnit], StoredPredictions]:
+    """The scans and slices of the table by their names, and the predictions that the runs stored for them."""
+    folds = zip(*(table.columns[name].tolist() for name in ("case", "method", "fold")), strict=True)
+    fold_of_unit = {case: fold for case, method, fold in folds if method in stored}
+    units = _units_of(dataset, fold_of_unit)
+    return units, StoredPredictions.of_units(dataset, stored, units, fold_of_unit)
 
 
 def _first_seed(table: CaseTable) -> tuple[CaseTable, list[str]]:
