@@ -8,7 +8,7 @@ says more than its table.
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from results_tables import NOT_RUN, SCORES_SHOWN, Effect, Results, number, p_words
+from results_tables import BANDWIDTHS, NOT_RUN, SCORES_SHOWN, Effect, Results, number, p_words
 
 from semidice.report.verdict import listed
 
@@ -136,6 +136,13 @@ QUESTIONS: tuple[Question, ...] = (
         _networks("kde", "hard", "dice_score", "calibration_error"),
     ),
     Question(
+        "DML1 in place of the soft Dice loss, both for a student of a teacher as it is",
+        "use DML1 for a teacher's probabilities",
+        "distillation_losses",
+        _DISTILLATION,
+        _networks("dml", "sdl", "dice_score", "calibration_error"),
+    ),
+    Question(
         "KDE in place of the teacher as it is",
         "calibrate the teacher by KDE",
         "distillation_steps",
@@ -150,14 +157,11 @@ QUESTIONS: tuple[Question, ...] = (
         _networks("kde", "temperature", "dice_score", "calibration_error"),
     ),
     Question(
-        "KDE with one of five bandwidths in place of the teacher as it is",
+        "KDE with one of six bandwidths in place of the teacher as it is",
         "use KDE with such a bandwidth",
         "bandwidth_differences",
         "bandwidth",
-        tuple(
-            Item(f"Dice at {width}", f"h{width}", "no_kde", "dice_score")
-            for width in ("1e-4", "5e-4", "1e-3", "5e-3", "1e-2")
-        ),
+        tuple(Item(f"Dice at {width}", f"h{width}", "no_kde", "dice_score") for width in BANDWIDTHS),
     ),
 )
 

@@ -8,11 +8,22 @@ and columns; a row that has no counterpart is missing.
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from results_tables import LEVEL, NOT_RUN, Cell, Effect, Results, Row, number, p_words
+from results_tables import (
+    BANDWIDTHS,
+    LEVEL,
+    NETWORKS,
+    NOT_RUN,
+    Cell,
+    Effect,
+    Results,
+    Row,
+    number,
+    p_words,
+)
 
 from semidice.metrics.registry import display_scale
 from semidice.reproduce.conclusions import CONCLUSIONS, UNKNOWN, Verdict
-from semidice.reproduce.tables import METRICS, RowKey, TableValues, paper_values
+from semidice.reproduce.tables import METRICS, TUMOURS, RowKey, TableValues, paper_values
 
 # a task of QUBIQ, and a tumour dataset, that ours stand for
 _TASK = "kidney"
@@ -39,7 +50,7 @@ def _terms(net: str, kde: str) -> dict[str, str]:
 def counterparts(kde: str) -> dict[str, tuple[Counterpart, ...]]:
     """By table of the paper. kde: `kde` with our key points, or `kde_paper_keys`."""
     labels = ("majority", "random", "uniform", "weighted", "smoothing")
-    students = {"small": "unet_resnet18 on lits", "efficientnet": "unet_efficientnet_b0 on lits"}
+    students = dict(zip(NETWORKS, ("unet_resnet18 on lits", "unet_efficientnet_b0 on lits"), strict=True))
     return {
         "qubiq_labels": (
             Counterpart(
@@ -62,7 +73,13 @@ def counterparts(kde: str) -> dict[str, tuple[Counterpart, ...]]:
                 "labels",
                 (RowKey("qubiq", "bdice"),),
                 {"hard": "majority", "sdl": "uniform_sdl", "dml1": "uniform", "dml2": "uniform_dml2"},
-                "LIDC for QUBIQ, the mean for Dice weights; no students",
+                _LOSSES,
+            ),
+            Counterpart(
+                "distillation",
+                (RowKey("lits", "dice"),),
+                {"hard": "small_hard", "sdl": "small_sdl", "dml1": "small_dml", "dml2": "small_dml2"},
+                _LOSSES,
             ),
         ),
         "ce_against_dml": (
@@ -78,7 +95,11 @@ def counterparts(kde: str) -> dict[str, tuple[Counterpart, ...]]:
                 Counterpart(
                     "distillation",
                     _rows(("dice", "ece"), row),
-                    {"hard": f"{net}_hard", "distillation": f"{net}_{kde}"},
+                    {
+                        "hard": f"{net}_hard",
+                        "smoothing": f"{net}_smoothing",
+                        "distillation": f"{net}_{kde}",
+                    },
                     _STUDENTS,
                 )
                 for net, row in students.items()
@@ -89,14 +110,14 @@ def counterparts(kde: str) -> dict[str, tuple[Counterpart, ...]]:
         ),
         "distillation_terms": tuple(
             Counterpart("distillation", (RowKey(row, "dice"),), _terms(net, kde), _STUDENTS)
-            for net, row in (("small", "lits"), ("efficientnet", "kits"))
+            for net, row in zip(NETWORKS, TUMOURS, strict=True)
         ),
         "kde_bandwidth": (
             Counterpart(
                 "bandwidth",
                 (RowKey("lits", "dice"),),
-                {"0": "no_kde", **{width: f"h{width}" for width in ("1e-4", "5e-4", "1e-3", "5e-3", "1e-2")}},
-                "small student on hippocampus, our keys; without 5e-5",
+                {"0": "no_kde", **{width: f"h{width}" for width in BANDWIDTHS}},
+                "small student on hippocampus, our keys",
             ),
         ),
     }
@@ -106,11 +127,10 @@ def counterparts(kde: str) -> dict[str, tuple[Counterpart, ...]]:
 NOT_TESTABLE = {
     "raters disagree most on brain_tumor_task2": "a fact about the tasks of QUBIQ",
     "on brain_tumor_task2 uniform weights beat Dice weights in BDice": "LIDC has one task",
-    "label smoothing raises Dice of every network": "no smoothing on hippocampus",
-    "label smoothing lowers ECE of every network": "no smoothing on hippocampus",
     "the best bandwidth is the same on LiTS and KiTS": "one dataset",
 }
-_STUDENTS = "students on hippocampus, as far as they were run, for those on LiTS and KiTS"
+_STUDENTS = "students on hippocampus for those on LiTS and KiTS"
+_LOSSES = "LIDC for QUBIQ, the mean for Dice weights; the small student on hippocampus for LiTS"
 _KEYS = {"kde_paper_keys": "the paper's keys", "kde": "our keys"}
 
 
@@ -143,81 +163,78 @@ def our_values(results: Results, table: str, kde: str) -> TableValues:
     return TableValues(paper_values(table).columns, values, superior, best)
 
 
-class Check(NamedTuple):
-    """The differences that a conclusion is about, with our names; KDE stands for a kind of key points."""
-
-    file: str
-    metric: str
-    pairs: tuple[tuple[str, str], ...]
-
-    def cells(self, kde: str) -> list[Cell]:
-        return [
-            Cell(self.file, method.replace("KDE", kde), baseline, self.metric)
-            for method, baseline in self.pairs
-        ]
+def _over(file: str, metric: str, better: str, *others: str) -> tuple[Cell, ...]:
+    return tuple(Cell(file, better, other, metric) for other in others)
 
 
-def _over(better: str, *others: str) -> tuple[tuple[str, str], ...]:
-    return tuple((better, other) for other in others)
-
-
-def _students(*pairs: tuple[str, str]) -> tuple[tuple[str, str], ...]:
+def _students(metric: str, *pairs: tuple[str, str]) -> tuple[Cell, ...]:
     return tuple(
-        (f"{net}_{better}", worse if worse == "teacher" else f"{net}_{worse}")
-        for net in ("small", "efficientnet")
+        Cell("distillation", f"{net}_{better}", worse if worse == "teacher" else f"{net}_{worse}", metric)
+        for net in NETWORKS
         for better, worse in pairs
     )
 
 
-_BDICE = "binarized_dice_score"
-_SOFT = tuple((label, "majority") for label in ("uniform", "weighted", "smoothing"))
-_STEPS = (("ce", "hard"), ("dml", "ce"), ("KDE", "dml"))
-CHECKS: Mapping[str, Check] = {
-    "soft labels beat the majority vote in Dice on most tasks": Check("labels", "dice_score", _SOFT),
-    "soft labels beat the majority vote in BDice on most tasks": Check("labels", _BDICE, _SOFT),
-    "soft labels beat the majority vote in ECE on most tasks": Check("labels", "calibration_error", _SOFT),
-    "uniform weights have the highest BDice over all tasks": Check(
-        "labels", _BDICE, _over("uniform", "majority", "random", "weighted", "smoothing")
+def _soft_labels(metric: str) -> tuple[Cell, ...]:
+    return tuple(Cell("labels", label, "majority", metric) for label in ("uniform", "weighted", "smoothing"))
+
+
+def _losses(better: str, worse: str, student: str, other_student: str) -> tuple[Cell, ...]:
+    return (
+        *_over("labels", _BDICE, better, worse),
+        *_over("distillation", _DICE, f"small_{student}", f"small_{other_student}"),
+    )
+
+
+_DICE, _BDICE, _ECE = "dice_score", "binarized_dice_score", "calibration_error"
+# the differences that a conclusion is about, with our names; KDE stands for a kind of key points
+CHECKS: Mapping[str, tuple[Cell, ...]] = {
+    "soft labels beat the majority vote in Dice on most tasks": _soft_labels(_DICE),
+    "soft labels beat the majority vote in BDice on most tasks": _soft_labels(_BDICE),
+    "soft labels beat the majority vote in ECE on most tasks": _soft_labels(_ECE),
+    "uniform weights have the highest BDice over all tasks": _over(
+        "labels", _BDICE, "uniform", "majority", "random", "weighted", "smoothing"
     ),
-    "Dice weights have the highest Dice over all tasks": Check(
-        "labels", "dice_score", _over("weighted", "majority", "random", "uniform", "smoothing")
+    "Dice weights have the highest Dice over all tasks": _over(
+        "labels", _DICE, "weighted", "majority", "random", "uniform", "smoothing"
     ),
-    "Dice weights beat the majority vote in Dice, which is judged by that very vote": Check(
-        "labels", "dice_score", _over("weighted", "majority")
+    "Dice weights beat the majority vote in Dice, which is judged by that very vote": _over(
+        "labels", _DICE, "weighted", "majority"
     ),
-    "averaged labels have the highest BDice over all tasks": Check(
-        "systems", _BDICE, _over("uniform", "mc_dropout", *_SYSTEMS)
+    "averaged labels have the highest BDice over all tasks": _over(
+        "systems", _BDICE, "uniform", "mc_dropout", *_SYSTEMS
     ),
-    "DML1 beats the soft Dice loss": Check("labels", _BDICE, _over("uniform", "uniform_sdl")),
-    "DML2 beats the soft Dice loss": Check("labels", _BDICE, _over("uniform_dml2", "uniform_sdl")),
-    "DML1 is slightly better than DML2": Check("labels", _BDICE, _over("uniform", "uniform_dml2")),
-    "soft labels help the soft Dice loss too": Check("labels", _BDICE, _over("uniform_sdl", "majority")),
-    "DML beats cross entropy alone": Check("labels", "dice_score", _over("majority", "majority_ce")),
-    "distillation raises Dice of every student": Check(
-        "distillation", "dice_score", _students(("KDE", "hard"))
+    "DML1 beats the soft Dice loss": _losses("uniform", "uniform_sdl", "dml", "sdl"),
+    "DML2 beats the soft Dice loss": _losses("uniform_dml2", "uniform_sdl", "dml2", "sdl"),
+    "DML1 is slightly better than DML2": _losses("uniform", "uniform_dml2", "dml", "dml2"),
+    "soft labels help the soft Dice loss too": _losses("uniform_sdl", "majority", "sdl", "hard"),
+    "DML beats cross entropy alone": _over("labels", _DICE, "majority", "majority_ce"),
+    "label smoothing raises Dice of every network": _students(_DICE, ("smoothing", "hard")),
+    "label smoothing lowers ECE of every network": _students(_ECE, ("smoothing", "hard")),
+    "distillation raises Dice of every student": _students(_DICE, ("KDE", "hard")),
+    "distillation does not raise ECE of any student": _students(_ECE, ("KDE", "hard")),
+    "on LiTS the students ResNet18 and EfficientNetB0 pass their teacher": _students(
+        _DICE, ("KDE", "teacher")
     ),
-    "distillation does not raise ECE of any student": Check(
-        "distillation", "calibration_error", _students(("KDE", "hard"))
-    ),
-    "on LiTS the students ResNet18 and EfficientNetB0 pass their teacher": Check(
-        "distillation", "dice_score", _students(("KDE", "teacher"))
-    ),
-    "each term adds to the one before": Check("distillation", "dice_score", _students(*_STEPS)),
-    "DML adds to CE": Check("distillation", "dice_score", _students(("dml", "ce"))),
-    "KDE adds to DML": Check("distillation", "dice_score", _students(("KDE", "dml"))),
-    "1e-3 beats a teacher without KDE": Check("bandwidth", "dice_score", _over("h1e-3", "no_kde")),
+    "each term adds to the one before": _students(_DICE, ("ce", "hard"), ("dml", "ce"), ("KDE", "dml")),
+    "DML adds to CE": _students(_DICE, ("dml", "ce")),
+    "KDE adds to DML": _students(_DICE, ("KDE", "dml")),
+    "1e-3 beats a teacher without KDE": _over("bandwidth", _DICE, "h1e-3", "no_kde"),
 }
+
+
+def _cells(conclusion: str, kde: str) -> list[Cell]:
+    return [cell._replace(method=cell.method.replace("KDE", kde)) for cell in CHECKS.get(conclusion, ())]
 
 
 def check_effects(results: Results) -> dict[Cell, Effect]:
     """All differences of the checks that were run, corrected for their number."""
     cells = [
         cell
-        for check in CHECKS.values()
-        if results.has(check.file)
+        for conclusion in CHECKS
         for kde in _KEYS
-        for cell in check.cells(kde)
-        if {cell.method, cell.baseline} <= set(results.table(check.file).methods)
+        for cell in _cells(conclusion, kde)
+        if results.has(cell.file) and {cell.method, cell.baseline} <= set(results.table(cell.file).methods)
     ]
     unique = list(dict.fromkeys(cells))
     return dict(zip(unique, results.corrected(unique), strict=True)) if unique else {}
@@ -241,7 +258,7 @@ def _our_cells(
 ) -> tuple[str, list[str]]:
     """Outcome and figures with one kind of key points."""
     verdict = CONCLUSIONS[table][conclusion](our_values(results, table, kde))
-    cells = CHECKS[conclusion].cells(kde) if conclusion in CHECKS else []
+    cells = _cells(conclusion, kde)
     about_kde = [cell for cell in cells if cell.method.endswith(f"_{kde}")]
     if verdict == UNKNOWN or (about_kde and not any(cell in known for cell in about_kde)):
         return NOT_RUN.rstrip(".").lower(), []

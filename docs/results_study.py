@@ -45,11 +45,10 @@ class Study(NamedTuple):
 
     data: str
     grids: tuple[str, ...]
-    seeds: int = 1
     decided: tuple[str, ...] = ()
 
 
-NUM_FOLDS = 5
+NUM_FOLDS, NUM_SEEDS = 5, 3
 RULES = ("dice", "fitted")
 _OF_ONE_RATER = (
     "dice_score",
@@ -72,9 +71,7 @@ DATA: Mapping[str, Data] = {
     "hippocampus": Data("decathlon", ("--slices", "all"), 2, 16, _OF_ONE_RATER),
 }
 STUDIES: Mapping[str, Study] = {
-    "labels": Study(
-        "lidc", ("labels", "losses"), seeds=3, decided=("majority_sdl", "uniform_sdl", "uniform")
-    ),
+    "labels": Study("lidc", ("labels", "losses"), decided=("majority_sdl", "uniform_sdl", "uniform")),
     "systems": Study("lidc", ("systems",)),
     "distillation": Study("hippocampus", ("distillation",)),
     "bandwidth": Study("hippocampus", ("bandwidth",)),
@@ -92,11 +89,8 @@ class Settings(NamedTuple):
     out: Path
     on: str | None = None
     epochs: int | None = None
-    seeds: int | None = None
+    seeds: int = NUM_SEEDS
     folds: tuple[int, ...] | None = None
-
-    def num_seeds(self, study: Study) -> int:
-        return self.seeds or study.seeds
 
     def num_epochs(self, study: Study) -> int:
         return self.epochs or DATA[study.data].epochs
@@ -116,7 +110,7 @@ def compare_arguments(study: Study, settings: Settings, dataset: str, weights: s
         options["model.weights"] = weights
     if settings.folds is not None:
         options["data.folds"] = f"[{','.join(map(str, settings.folds))}]"
-    arguments = ["compare", dataset, *study.grids, "-o", out, "--seeds", str(settings.num_seeds(study))]
+    arguments = ["compare", dataset, *study.grids, "-o", out, "--seeds", str(settings.seeds)]
     arguments += [part for key, value in options.items() for part in ("--set", f"{key}={value}")]
     return arguments if settings.on is None else [*arguments, "--on", settings.on]
 
@@ -210,7 +204,7 @@ def _timed(command: Sequence[str], path: Path) -> tuple[float, int]:
 def _record(study: Study, settings: Settings, seconds: float) -> Record:
     return Record(
         command=shown_command(study, settings),
-        seeds=settings.num_seeds(study),
+        seeds=settings.seeds,
         folds=NUM_FOLDS if settings.folds is None else len(settings.folds),
         epochs=settings.num_epochs(study),
         seconds=round(seconds, 1),
@@ -239,7 +233,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--out", type=Path, default=RESULTS, help="folder for the stored results")
     run.add_argument("--on", help="engine, as in semidice compare")
     run.add_argument("--epochs", type=int, help="of every training, for a quick try")
-    run.add_argument("--seeds", type=int, help="trainings of each method")
+    run.add_argument("--seeds", type=int, default=NUM_SEEDS, help="trainings of each method")
     run.add_argument("--folds", type=int, nargs="+", help="numbers of the folds to run, for a quick try")
     return parser
 

@@ -60,8 +60,9 @@ _LIDC = (
 )
 _HIPPOCAMPUS = ("dice_score", "calibration_error", "negative_log_likelihood", "volume_error_ml")
 _MASKS = ("dice_score", "volume_error_ml")
-_NETWORKS = ("small", "efficientnet")
-_PARTS = ("ce", "dml", "temperature", "kde", "kde_paper_keys")
+NETWORKS = ("small", "efficientnet")
+BANDWIDTHS = ("5e-5", "1e-4", "5e-4", "1e-3", "5e-3", "1e-2")
+_PARTS = ("smoothing", "ce", "dml", "temperature", "kde", "kde_paper_keys")
 
 
 class Differences(NamedTuple):
@@ -116,14 +117,19 @@ DIFFERENCES: Mapping[str, Differences] = {
     ),
     "distillation_differences": Differences(
         "distillation",
-        tuple((f"{net}_{part}", f"{net}_hard") for net in _NETWORKS for part in _PARTS),
+        tuple((f"{net}_{part}", f"{net}_hard") for net in NETWORKS for part in _PARTS),
+        _HIPPOCAMPUS,
+    ),
+    "distillation_losses": Differences(
+        "distillation",
+        (("small_dml", "small_sdl"), ("small_dml2", "small_sdl"), ("small_dml", "small_dml2")),
         _HIPPOCAMPUS,
     ),
     "distillation_steps": Differences(
         "distillation",
         tuple(
             (f"{net}_{better}", f"{net}_{worse}")
-            for net in _NETWORKS
+            for net in NETWORKS
             for better, worse in (
                 *(("dml", "ce"), ("kde", "dml"), ("kde_paper_keys", "dml")),
                 *(("kde", "temperature"), ("kde", "kde_paper_keys")),
@@ -132,7 +138,7 @@ DIFFERENCES: Mapping[str, Differences] = {
         _HIPPOCAMPUS,
     ),
     "bandwidth_differences": Differences(
-        "bandwidth", _against("no_kde", "h1e-4", "h5e-4", "h1e-3", "h5e-3", "h1e-2"), _HIPPOCAMPUS
+        "bandwidth", _against("no_kde", *(f"h{width}" for width in BANDWIDTHS)), _HIPPOCAMPUS
     ),
     "raters_differences": Differences(
         "raters",
