@@ -72,6 +72,7 @@ DATA: Mapping[str, Data] = {
 }
 STUDIES: Mapping[str, Study] = {
     "labels": Study("lidc", ("labels", "losses"), decided=("majority_sdl", "uniform_sdl", "uniform")),
+    "smoothing": Study("lidc", ("smoothing",)),
     "systems": Study("lidc", ("systems",)),
     "distillation": Study("hippocampus", ("distillation",)),
     "bandwidth": Study("hippocampus", ("bandwidth",)),

@@ -111,6 +111,7 @@ DIFFERENCES: Mapping[str, Differences] = {
         ),
         _MASKS,
     ),
+    "smoothing_differences": Differences("smoothing", (("smoothing_boundary", "majority"),)),
     "systems_differences": Differences(
         "systems",
         tuple(("uniform", name) for name in ("majority", "mc_dropout", "multi_head", "mrnet", "softseg")),

@@ -20,12 +20,12 @@ import results_study
 from doc_commands import Command, problem
 from pyarrow import parquet
 from result_files import RESULTS, read_record, read_scores, write_record, write_scores
-from results_claims import QUESTIONS, Item, Question, asked, claims_text, sentence
-from results_tables import DIFFERENCES, Cell, Effect, Results
+from results_claims import QUESTIONS, Item, Question, asked, claims_text, outcome, sentence
+from results_tables import DIFFERENCES, NETWORKS, SCORES_SHOWN, Cell, Effect, Results
 from scipy.stats import ttest_1samp
 
 from semidice.metrics.cases import CaseRow, CaseTable
-from semidice.metrics.registry import higher_is_better, score_name
+from semidice.metrics.registry import display_scale, higher_is_better, score_name
 from semidice.recipes.files import shipped_files
 from semidice.recipes.grid import read_variants
 from semidice.recipes.options import option_value
@@ -125,9 +125,9 @@ def test_seconds_of_stopped_calls_are_added_up(tmp_path):
     assert code == 3
 
 
-def write_study(folder, name, *, num_cases=30, gains=None):
+def write_study(folder, name, *, num_cases=30, gains=None, seed=1):
     """Random scores of all methods of a study; gains: what a method has more than the others, by its name."""
-    study, rng = results_study.STUDIES[name], np.random.default_rng(1)
+    study, rng = results_study.STUDIES[name], np.random.default_rng(seed)
     variants = [parse_yaml(shipped_files()[grid], grid)["variants"] for grid in study.grids]
     methods = [method for each in variants for method in each]
     files = {name: (methods, results_study.DATA[study.data].metrics)}
@@ -140,7 +140,7 @@ def write_study(folder, name, *, num_cases=30, gains=None):
             CaseRow(f"c{case}", f"p{case // 2}", case % 5, method, "mean", metric, value, seed)
             for method in names
             for metric in metrics
-            for seed in (range(3) if study.seeds == 3 else [-1])
+            for seed in range(results_study.NUM_SEEDS)
             for case, value in enumerate(
                 (level + rng.normal(0, 0.02, num_cases) + (gains or {}).get(method, 0)).tolist()
             )
@@ -155,7 +155,8 @@ def made(tmp_path_factory):
     """Results of two studies: in one, uniform is higher by 0.1 in every score; in the other all are equal."""
     folder = tmp_path_factory.mktemp("results")
     write_study(folder, "labels", gains={"uniform": 0.1})
-    write_study(folder, "bandwidth")
+    # a seed without a difference that is significant by chance
+    write_study(folder, "bandwidth", seed=2)
     return Results(folder)
 
 
@@ -167,29 +168,49 @@ def test_a_record_is_read_as_it_was_written(made):
     assert (record.seeds, record.folds, record.epochs, record.seconds) == (3, 5, epochs, 60.0)
 
 
-CLAUSE = re.compile(r"(better in|worse in|no difference was found in) (.*?)(?=; |: so )")
-FOUND = re.compile(r"(?:^|, | and )([\w -]+) \(([+−]?)([\d.]+), p ([<=]) ([\d.]+)\)")
+CLAUSE = re.compile(r"(better in|worse in|no difference was found in) (.*?) \(p ([=<≤≥]) ([\d.]+)\)")
+FOUND = re.compile(r"(?:^|, | and )([A-Za-z][\w -]*?) ([+−]?[\d.]+)(?: to ([+−]?[\d.]+))?(?=$|, | and )")
 
 
 def assert_sentence_is_true(line, question, folder):
     """The words of a sentence against the stored scores, by a t-test over patients."""
-    answer = line.partition("**: ")[2]
-    items = {item.name: item for item in question.items}
-    said = [(kind, *found) for kind, text in CLAUSE.findall(answer) for found in FOUND.findall(text)]
-    assert sorted(name for _, name, *_ in said) == sorted(items)
+    change, _, answer = line.removeprefix("- ").partition(": ")
+    assert change == question.change
     columns = parquet.read_table(folder / f"{DIFFERENCES[question.table].file}.parquet").to_pydict()
-    for kind, name, sign, digits, relation, p in said:
-        item = items[name]
+    kinds, said = set(), []
+    for kind, text, relation, p in CLAUSE.findall(answer):
+        kinds.add(kind)
+        if kind == "no difference was found in":
+            assert relation in "=≥"
+            assert float(p) >= 0.05
+        else:
+            assert relation in "=<≤"
+            assert float(p) < 0.05
+        for name, *ends in FOUND.findall(text):
+            items = [item for item in question.items if name in (item.name, SCORES_SHOWN[item.metric].name)]
+            assert items, name
+            said += items
+            assert_ends_are_true([end for end in ends if end], items, kind, columns)
+    # every difference is named once
+    assert sorted(said) == sorted(question.items)
+    assert f"(#{question.section})" in line
+    return kinds
+
+
+def assert_ends_are_true(ends, items, kind, columns):
+    """The numbers of one score: the lowest and the highest difference of the items."""
+    differences = []
+    for item in items:
         metric = next(each for each in columns if score_name(each) == item.metric)
         difference, single_p = patient_test(columns, item, metric)
-        assert (kind == "no difference was found in") == (relation == "=" and float(p) >= 0.05)
-        if float(digits):
-            assert (sign == "+") == (difference > 0)
+        differences.append(difference * display_scale(metric))
         if kind != "no difference was found in":
             assert (kind == "better in") == ((difference > 0) == higher_is_better(metric))
             assert single_p < 0.05
-    assert f"(#{question.section})" in line
-    return {kind for kind, *_ in said}
+    decimals = len(ends[0].partition(".")[2])
+    shown = [float(end.replace("−", "-")) for end in ends]
+    assert {*shown} == {round(min(differences), decimals), round(max(differences), decimals)}
+    assert all(end[0] in "+−" for end in ends if float(end.strip("+−")))
 
 
 def patient_test(columns, item, metric):
@@ -207,49 +228,138 @@ def patient_test(columns, item, metric):
     return difference.mean(), ttest_1samp(sums, 0).pvalue
 
 
+@pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.change)
+def test_a_question_asks_for_cells_of_its_table(question):
+    _, pairs, metrics = DIFFERENCES[question.table]
+    assert {(item.method, item.baseline) for item in question.items} <= set(pairs)
+    assert {item.metric for item in question.items} <= set(metrics)
+
+
+def sentences(text):
+    return {line[2:].partition(": ")[0]: line for line in text.splitlines() if line.startswith("- ")}
+
+
 def test_every_sentence_of_what_we_learned_follows_from_the_stored_scores():
-    shown = make_figures.table_in((DOCS / "results.md").read_text(), "what_we_learned")
-    lines = shown.splitlines() if shown != "Not run." else []
-    for line, question in zip(lines, asked(Results(RESULTS)), strict=True):
-        assert_sentence_is_true(line, question, RESULTS)
+    lines = sentences(make_figures.table_in((DOCS / "results.md").read_text(), "what_we_learned"))
+    questions = {question.change: question for question in asked(Results(RESULTS))}
+    assert lines.keys() == questions.keys()
+    for change, line in lines.items():
+        assert_sentence_is_true(line, questions[change], RESULTS)
+
+
+@pytest.mark.parametrize(
+    ("words", "table", "method", "baseline", "outcomes"),
+    [
+        (
+            "this is better calibrated, nearer to the single raters and better in volumes",
+            *("labels_differences", "uniform", "majority_sdl"),
+            dict.fromkeys(
+                [
+                    *("calibration_error", "rater_calibration_error", "binarized_dice_score"),
+                    *("generalised_energy_distance", "volume_crps_error_ml"),
+                ],
+                "better",
+            ),
+        ),
+        (
+            "Dice against the majority shows no difference",
+            *("labels_differences", "uniform", "majority_sdl"),
+            {"dice_score": "no difference"},
+        ),
+        (
+            "with cross entropy alone the mean has the worse ECE",
+            *("label_alone_differences", "uniform_ce", "majority_ce"),
+            {"calibration_error": "worse"},
+        ),
+        (
+            "a label smoothed everywhere is worse in Dice and ECE",
+            *("labels_differences", "smoothing", "majority_sdl"),
+            {"dice_score": "worse", "calibration_error": "worse"},
+        ),
+        (
+            "Two raters are already better than one in BDice and ECE",
+            *("raters_differences", "raters_2_mean", "raters_1"),
+            {"binarized_dice_score": "better", "calibration_error": "better"},
+        ),
+        (
+            "fit the rule that makes masks",
+            *("decisions_differences", "uniform, fitted", "uniform, argmax"),
+            {"volume_error_ml": "better", "dice_score": "no difference"},
+        ),
+        (
+            "calibrate the teacher with a temperature",
+            *("distillation_differences", "small_temperature", "small_hard"),
+            {"dice_score": "better", "calibration_error": "better"},
+        ),
+    ],
+)
+def test_the_answer_in_short_follows_from_the_stored_scores(words, table, method, baseline, outcomes):
+    answer = (DOCS / "results.md").read_text().partition("## What we learned")[2].partition("<!--")[0]
+    assert words in " ".join(answer.split())
+    results = Results(RESULTS)
+    found = {metric: outcome(results.effect(table, method, baseline, metric)) for metric in outcomes}
+    assert found == outcomes
+
+
+def test_kde_is_better_than_a_temperature_in_no_score():
+    effects = [
+        each
+        for each in Results(RESULTS).effects("distillation_steps")
+        if (each.method, each.baseline) in [(f"{net}_kde", f"{net}_temperature") for net in NETWORKS]
+    ]
+    assert len(effects) == 2 * 4
+    assert "better" not in map(outcome, effects)
 
 
 def test_a_sentence_says_better_worse_or_that_no_difference_was_found(made):
-    lines = claims_text(made).splitlines()
-    said = [
-        assert_sentence_is_true(line, question, made.folder)
-        for line, question in zip(lines, asked(made), strict=True)
-    ]
+    text = claims_text(made)
+    lines = sentences(text)
+    said = {
+        question.table: assert_sentence_is_true(lines[question.change], question, made.folder)
+        for question in (asked(made)[0], asked(made)[-1])
+    }
     # a gain in every score is better in Dice and worse in errors
-    assert said[0] == {"better in", "worse in"}
-    assert said[-1] == {"no difference was found in"}
-    assert "so these data decide nothing" in lines[-1]
-    assert "so weigh both before you train on the mean with DML1" in lines[0]
+    assert said["labels_differences"] == {"better in", "worse in"}
+    assert said["bandwidth_differences"] == {"no difference was found in"}
+    weighed, undecided = (text.index(f"**{name}") for name in ("To be weighed", "Not decided"))
+    assert weighed < text.index(asked(made)[0].change) < undecided < text.index(asked(made)[-1].change)
 
 
 def test_a_false_sentence_is_detected(made):
-    line, question = claims_text(made).splitlines()[-1], QUESTIONS[-1]
+    question = asked(made)[-1]
+    line = sentences(claims_text(made))[question.change]
     assert_sentence_is_true(line, question, made.folder)
+    wrong_number = re.sub(r"Dice [+−]?[\d.]+", "Dice −9.99", line)
     for wrong in (
         line.replace("no difference was found in", "better in"),
-        line.replace("Dice at 1e-3", "Dice"),
+        line.replace("found in Dice ", "found in Dice at 1e-3 "),
+        wrong_number,
+        line.replace(" and ECE", " and NLL"),
     ):
+        assert wrong != line
         with pytest.raises(AssertionError):
             assert_sentence_is_true(wrong, question, made.folder)
 
 
-def test_a_sentence_advises_only_what_was_found():
-    question = Question(
-        "A change", "do it", "labels_differences", "x", (Item("Dice", "a", "b", "dice_score"),)
+def test_a_sentence_names_the_items_of_a_score_that_do_not_agree():
+    items = tuple(
+        Item(method, "b", metric, f"of {method}")
+        for metric in ("dice_score", "calibration_error")
+        for method in "ac"
     )
+    question = Question("A change", "labels_differences", "x", items)
 
-    def said(difference, p):
-        return sentence(question, [Effect("a", "b", "dice_score", difference, 0, 0, p)])
+    def said(*values):
+        effects = [Effect(*item[:3], *value) for item, value in zip(items, values, strict=True)]
+        return sentence(question, effects)
 
-    assert said(0.01, 0.01) == "- **A change**: better in Dice (+1.00, p = 0.010): so do it ([table](#x))."
-    assert "worse in Dice (−1.00, p < 0.001): so do not do it" in said(-0.01, 0.0001)
-    assert "no difference was found in Dice (+1.00, p = 0.050): so these data decide nothing" in said(
-        0.01, 0.05
+    assert said((0.01, 0, 0, 0.01), (0.02, 0, 0, 0.0201), (-0.001, 0, 0, 0.01), (0.001, 0, 0, 0.5)) == (
+        "- A change: better in Dice +1.00 to +2.00 and ECE of a −0.100 (p ≤ 0.021); "
+        "no difference was found in ECE of c +0.100 (p = 0.500) ([table](#x))."
+    )
+    assert said((-0.01, 0, 0, 0.0001), *[(0.0, 0, 0, 0.05)] * 3) == (
+        "- A change: worse in Dice of a −1.00 (p < 0.001); "
+        "no difference was found in Dice of c 0.00 and ECE 0.000 (p = 0.050) ([table](#x))."
     )
 
 
@@ -277,7 +387,7 @@ def test_the_page_names_every_part_and_says_what_was_not_run(made, tmp_path):
     assert [row[0] for row in rows][:2] == ["teacher", "no_kde"]
     assert header[1] == "Dice (%) ↑"
     assert len(parts["conclusions"]().splitlines()) == 2 + 29
-    assert parts["conclusions"]().count("| not run |") == 9
+    assert parts["conclusions"]().count("| not run |") == 11
     results_page.write_page(made, tmp_path / "page.md")
     written = (tmp_path / "page.md").read_text()
     for name, part in parts.items():
@@ -327,22 +437,24 @@ def test_stored_results_are_of_known_studies_and_small():
 
 
 @pytest.mark.parametrize(
-    ("method", "study", "again"),
+    ("study", "method", "other", "same"),
     [
-        ("majority", "systems", "majority"),
-        ("uniform", "systems", "uniform"),
-        ("random", "raters", "raters_4_random"),
+        ("systems", "majority", "labels", "majority"),
+        ("systems", "uniform", "labels", "uniform"),
+        ("raters", "raters_4_random", "labels", "random"),
+        ("raters", "raters_4_mean", "labels", "uniform"),
+        ("bandwidth", "teacher", "distillation", "teacher"),
+        ("bandwidth", "no_kde", "distillation", "small_dml"),
+        ("bandwidth", "h1e-3", "distillation", "small_kde"),
     ],
 )
-def test_a_training_has_the_same_scores_whatever_else_runs_on_the_gpu(method, study, again):
-    first = read_scores(RESULTS / "labels.parquet").select(method=method)
-    second = read_scores(RESULTS / f"{study}.parquet").select(method=again)
-    of_seed = first.columns["seed"] == 0
+def test_a_training_has_the_same_scores_whatever_else_runs_on_the_gpu(study, method, other, same):
+    def scores(study, method):
+        columns = read_scores(RESULTS / f"{study}.parquet").select(method=method).columns
+        keys = zip(columns["seed"], columns["case"], columns["metric"], strict=True)
+        return dict(zip(keys, columns["value"].tolist(), strict=True))
 
-    def scores(columns, chosen):
-        keys = zip(columns["case"][chosen], columns["metric"][chosen], strict=True)
-        return dict(zip(keys, columns["value"][chosen].tolist(), strict=True))
-
-    expected = scores(first.columns, of_seed)
-    assert len(expected) == 573 * 11
-    assert scores(second.columns, second.columns["fold"] >= 0) == expected
+    expected = scores(other, same)
+    num_cases, data = {"labels": (573, "lidc"), "distillation": (260, "hippocampus")}[other]
+    assert len(expected) == results_study.NUM_SEEDS * num_cases * len(results_study.DATA[data].metrics)
+    assert scores(study, method) == expected
