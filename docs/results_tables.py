@@ -313,6 +313,16 @@ def run_text(results: Results, study: str) -> str:
     )
 
 
+def total_text(results: Results) -> str:
+    """The minutes of all studies, by device."""
+    minutes: dict[str, float] = {}
+    for study in filter(results.has, STUDIES):
+        record = results.record(study)
+        minutes[record.device] = minutes.get(record.device, 0) + record.seconds / 60
+    by_device = [f"{total:.0f} minutes on {device}" for device, total in minutes.items()]
+    return f"The studies took together: {', '.join(by_device)}." if by_device else NOT_RUN
+
+
 def _ordered(methods: Sequence[str], file: str) -> list[str]:
     """The methods in the order of their grids."""
     grids = STUDIES[file].grids if file in STUDIES else ()

@@ -57,7 +57,7 @@ def shipped_grids() -> list[str]:
     """Names of the grids that come with the package.
 
     >>> shipped_grids()
-    ['bandwidth', 'calibration_losses', 'demo', 'distillation', 'labels', 'losses', ..., 'raters', 'systems']
+    ['bandwidth', 'calibration_losses', 'demo', 'distillation', 'labels', ..., 'smoothing', 'systems']
     """
     return sorted(set(shipped_files()) - set(shipped_recipes()))
 
