@@ -251,7 +251,7 @@ def test_every_sentence_of_what_we_learned_follows_from_the_stored_scores():
     ("words", "table", "method", "baseline", "outcomes"),
     [
         (
-            "this is better calibrated, nearer to the single raters and better in volumes",
+            "the mean with DML1 is better calibrated, nearer to the single raters and better in volumes",
             *("labels_differences", "uniform", "majority_sdl"),
             dict.fromkeys(
                 [
@@ -275,6 +275,11 @@ def test_every_sentence_of_what_we_learned_follows_from_the_stored_scores():
             "a label smoothed everywhere is worse in Dice and ECE",
             *("labels_differences", "smoothing", "majority_sdl"),
             {"dice_score": "worse", "calibration_error": "worse"},
+        ),
+        (
+            "one smoothed at boundaries alone has the better rater ECE",
+            *("smoothing_differences", "smoothing_boundary", "majority"),
+            {"rater_calibration_error": "better"},
         ),
         (
             "Two raters are already better than one in BDice and ECE",
