@@ -71,7 +71,7 @@ def test_a_list_of_recipes_is_a_grid(dataset, tmp_path):
 
 def test_every_shipped_grid_can_be_read(dataset, tmp_path):
     for name in shipped_grids():
-        assert len(read_variants([name], dataset=dataset, out=tmp_path)) > 3
+        assert len(read_variants([name], dataset=dataset, out=tmp_path)) >= 2
 
 
 @pytest.mark.parametrize(
