@@ -17,7 +17,7 @@ Outcome = Literal["better", "worse", "no difference"]
 
 
 class Item(NamedTuple):
-    """One difference: the cell of the table. of: its name beside others with this score, such as `with 2`."""
+    """A cell of the table. of: its name beside other cells with this score, such as `with two`."""
 
     method: str
     baseline: str

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import wraps
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ from ..metrics.registry import SCORES, display_scale, heading, higher_is_better
 from ..metrics.resampling import paired_bootstrap
 from ..metrics.statistics import compare_cases, possible_means, resampling_unit
 from ..metrics.tables import baseline_table
-from ..paths import RunFolder
+from ..paths import FoldFolder, RunFolder
 from ..recipes.options import FITTED, ValidationOptions
 from .decisions import mask_metrics, mask_scores, rule_names, with_fitted
 from .prediction_files import PredictionFiles
@@ -91,39 +91,60 @@ def run_evaluate(
         raise ValueError(f"{run} has no finished fold to evaluate: continue with `semidice train --resume`")
     missing = list(map(str, trained.missing_folds))
     metrics = _applicable(dataset, metrics, inapplicable_metrics(dataset, metrics), unit, console)
-    cases = {fold: fold_cases(fold_of_case, fold)[1] for fold in finished}
-    with counting_bar(console, doing="scoring", unit="cases") as progress:
-        bar = progress.add_task("", total=sum(map(len, cases.values())))
-        tables = {
-            fold: score_fold(
-                dataset,
-                cases[fold],
-                trained.folder.fold(fold),
-                metrics=metrics,
-                method=trained.recipe.name,
-                fold=fold,
-                unit=unit,
-                tolerance=tolerance,
-                device=device,
-                decision=trained.recipe_decision,
-                on_cases=lambda number: progress.advance(bar, number),
-            )
-            for fold in finished
-        }
+    parts = [
+        _Part(
+            fold_cases(fold_of_case, fold)[1],
+            trained.folder.fold(fold),
+            trained.recipe.name,
+            fold,
+            trained.recipe_decision,
+        )
+        for fold in finished
+    ]
+    scored = _scored(dataset, parts, console, metrics=metrics, unit=unit, tolerance=tolerance, device=device)
+    tables = dict(zip(finished, scored, strict=True))
     table = with_fitted(trained, dataset, concatenate(tables.values()).sorted())
     console.print(scores_table(table, title=f"{trained.recipe.name}: {len(finished)} folds"))
     if missing:
         say(console, f"not finished and not in these scores: fold {', '.join(missing)}")
     if trained.recipe.decision == FITTED and not trained.has_fitted_decision:
         say(console, "masks are by argmax: the rule is fitted when all folds, two or more, are finished")
-    if missing and out is None:
-        say(console, f"{trained.folder.cases} is written when all folds are finished; name a file with -o")
-        return table
     if out is not None:
         _write(table, out, console)
-        return table
-    _add_to_run(trained, dataset, tables, console)
+    elif missing:
+        say(console, f"{trained.folder.cases} is written when all folds are finished; name a file with -o")
+    else:
+        _add_to_run(trained, dataset, tables, console)
     return table
+
+
+class _Part(NamedTuple):
+    """Cases that are scored together, and their predictions; see `score_fold`."""
+
+    cases: Sequence[int]
+    predictions: FoldFolder | Callable[[int], np.ndarray]
+    method: str
+    fold: int
+    decision: Decision | None
+
+
+def _scored(dataset: Dataset, parts: Sequence[_Part], console: Console, **options: Any) -> list[CaseTable]:
+    """The scores of each part, with one progress bar for all. options: of `score_fold`."""
+    with counting_bar(console, doing="scoring", unit="cases") as progress:
+        bar = progress.add_task("", total=sum(len(part.cases) for part in parts))
+        return [
+            score_fold(
+                dataset,
+                part.cases,
+                part.predictions,
+                method=part.method,
+                fold=part.fold,
+                decision=part.decision,
+                on_cases=lambda number: progress.advance(bar, number),
+                **options,
+            )
+            for part in parts
+        ]
 
 
 def _add_to_run(
@@ -181,24 +202,8 @@ def run_evaluate_files(
     metrics = _applicable(dataset, metrics, left_out, unit, console)
     methods: dict[str, Decision | None] = {f"{method}, {rule}": Decision.parse(rule) for rule in names}
     methods = methods or {method: None}
-    with counting_bar(console, doing="scoring", unit="cases") as progress:
-        bar = progress.add_task("", total=len(files.cases) * len(methods))
-        tables = [
-            score_fold(
-                dataset,
-                files.cases,
-                files.read,
-                metrics=metrics,
-                method=of_rule,
-                fold=-1,
-                unit=unit,
-                tolerance=tolerance,
-                device=device,
-                decision=decision,
-                on_cases=lambda number: progress.advance(bar, number),
-            )
-            for of_rule, decision in methods.items()
-        ]
+    parts = [_Part(files.cases, files.read, of_rule, -1, decision) for of_rule, decision in methods.items()]
+    tables = _scored(dataset, parts, console, metrics=metrics, unit=unit, tolerance=tolerance, device=device)
     table = concatenate(tables).sorted()
     if names:
         table = mask_scores(table)
