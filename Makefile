@@ -6,7 +6,7 @@ LOWEST := .venv-lowest
 LOWEST_TESTS := tests/networks tests/data tests/recipes tests/losses/test_losses.py tests/metrics tests/prediction tests/training tests/test_compare.py
 SOURCES := src tests benchmarks docs conftest.py
 
-.PHONY: help demo test test-slow test-lowest test-gpu test-nnunet test-integrations test-wheel docs results fuzz audit lint format figures bench bench-gpu clean
+.PHONY: help demo test test-slow test-lowest test-gpu test-nnunet test-integrations test-wheel docs find results audit lint format figures bench bench-gpu clean
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
@@ -15,11 +15,11 @@ $(BIN)/python:
 
 # no -q: pip's progress bar shows the download of torch, 2 GB
 $(VENV)/.train: pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[train]'
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[train]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@ $(VENV)/.train
 
 demo: $(VENV)/.train  ## compare four methods on phantoms; a few minutes
@@ -31,37 +31,41 @@ $(VENV)/.browser: tests/support/browser.py $(VENV)/.dev
 	@touch $@
 
 test: $(VENV)/.dev $(VENV)/.browser lint  ## all checks of a change: format, lint, types, imports, doctests, tests
-	$(BIN)/pytest -q -n 2 --dist loadfile
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 lint: $(VENV)/.dev
-	$(BIN)/ruff format --check $(SOURCES)
-	$(BIN)/ruff check $(SOURCES)
-	$(BIN)/mypy
+	$(BIN)/python -m ruff format --check $(SOURCES)
+	$(BIN)/python -m ruff check $(SOURCES)
+	$(BIN)/python -m mypy
 	$(BIN)/lint-imports
 
+# WORDS=resume make find
+find:  ## where a behaviour is tested, by words of the test's name
+	@grep -rnE "def test_\w*$(WORDS)" tests
+
 test-slow: $(VENV)/.dev  ## the tests that take minutes
-	$(BIN)/pytest -q -m slow
+	$(BIN)/python -m pytest -q -m slow
 
 # an environment of its own with the lowest version of each package that pyproject.toml allows
 $(LOWEST)/.dev: pyproject.toml tests/support/lowest_versions.py
 	$(PYTHON) -m venv $(LOWEST)
 	$(PYTHON) tests/support/lowest_versions.py > $(LOWEST)/constraints.txt
-	$(LOWEST)/bin/pip install --disable-pip-version-check -c $(LOWEST)/constraints.txt -e '.[train,monai]' beartype hypothesis pytest scikit-learn SimpleITK
+	$(LOWEST)/bin/python -m pip install --disable-pip-version-check -c $(LOWEST)/constraints.txt -e '.[train,monai]' beartype hypothesis pytest scikit-learn SimpleITK
 	@touch $@
 
 # old packages warn of each other, so warnings are no errors here
 test-lowest: $(LOWEST)/.dev  ## the tests that use other packages, with the lowest allowed versions of them
-	$(LOWEST)/bin/pytest -q -o filterwarnings=default $(LOWEST_TESTS)
+	$(LOWEST)/bin/python -m pytest -q -o filterwarnings=default $(LOWEST_TESTS)
 
 test-gpu: $(VENV)/.dev  ## the tests that need a CUDA device
-	$(BIN)/pytest -q -m gpu
+	$(BIN)/python -m pytest -q -m gpu
 
 # nnU-Net needs an older timm than the one that is tested, so it has an environment of its own on top of the first one
 $(VENV)/.nnunet: $(VENV)/.dev
 	$(PYTHON) -m venv $(VENV)/nnunet
-	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$($(VENV)/nnunet/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/parent.pth
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$($(VENV)/nnunet/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/parent.pth"
 	grep -v '^timm==' constraints.txt > $(VENV)/nnunet/constraints.txt
-	$(VENV)/nnunet/bin/pip install --disable-pip-version-check -c $(VENV)/nnunet/constraints.txt -e . 'nnunetv2==2.8.1'
+	$(VENV)/nnunet/bin/python -m pip install --disable-pip-version-check -c $(VENV)/nnunet/constraints.txt -e . 'nnunetv2==2.8.1'
 	@touch $@
 
 test-nnunet: $(VENV)/.nnunet  ## our trainer in the real nnU-Net; ten minutes
@@ -70,8 +74,8 @@ test-nnunet: $(VENV)/.nnunet  ## our trainer in the real nnU-Net; ten minutes
 # packages of the frameworks that semidice/integrations is for, in an environment of their own on top of the first one
 $(VENV)/.integrations: $(VENV)/.dev
 	$(PYTHON) -m venv $(VENV)/integrations
-	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$($(VENV)/integrations/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/parent.pth
-	$(VENV)/integrations/bin/pip install --disable-pip-version-check -c constraints.txt -e '.[lightning,huggingface,onnx,mlflow,wandb,dicom,ray]' 'monai[fire,ignite]'
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$($(VENV)/integrations/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/parent.pth"
+	$(VENV)/integrations/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[lightning,huggingface,onnx,mlflow,wandb,dicom,ray]' 'monai[fire,ignite]'
 	@touch $@
 
 test-integrations: $(VENV)/.integrations  ## the adapters, each with its real framework
@@ -80,15 +84,15 @@ test-integrations: $(VENV)/.integrations  ## the adapters, each with its real fr
 # an environment that builds; the one that tests the wheel is made anew each time, and finds torch in the first one
 $(VENV)/.build: constraints.txt | $(BIN)/python
 	$(PYTHON) -m venv $(VENV)/build
-	$(VENV)/build/bin/pip install --disable-pip-version-check -c constraints.txt build
+	$(VENV)/build/bin/python -m pip install --disable-pip-version-check -c constraints.txt build
 	@touch $@
 
 test-wheel: $(VENV)/.build $(VENV)/.train  ## build wheel and sdist, and use the wheel in an empty environment
-	$(VENV)/build/bin/python tests/support/check_wheel.py --parent $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+	$(VENV)/build/bin/python tests/support/check_wheel.py --parent "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 
 # examples of the site use the frameworks, so Sphinx is in their environment
 $(VENV)/.docs: $(VENV)/.integrations
-	$(VENV)/integrations/bin/pip install --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	$(VENV)/integrations/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	@touch $@
 
 docs: $(VENV)/.docs $(VENV)/.browser  ## the documentation as a site in build/site, and its tests in a browser
@@ -102,24 +106,20 @@ DATA ?= data
 results: $(VENV)/.dev  ## train the studies of docs/results.md again on DATA; an hour on a GPU
 	$(BIN)/python docs/results_study.py run $(RESULTS) --lidc $(DATA)/lidc --hippocampus $(DATA)/hippocampus --weights $(DATA)/tf_efficientnet_lite0.safetensors --work results_out --out results_out/stored $(if $(ON),--on $(ON))
 
-# FUZZ_SECONDS=60 make fuzz: a shorter run
-FUZZ_SECONDS ?= 600
-fuzz: $(VENV)/.dev  ## read damaged files of every kind for ten minutes
-	$(BIN)/python -W ignore tests/support/fuzzing.py --seconds $(FUZZ_SECONDS)
-
 # in an environment of its own: what pip-audit needs is not audited
 $(VENV)/.audit: | $(BIN)/python
 	$(PYTHON) -m venv $(VENV)/audit
-	$(VENV)/audit/bin/pip install --disable-pip-version-check 'pip-audit>=2.9'
+	$(VENV)/audit/bin/python -m pip install --disable-pip-version-check 'pip-audit>=2.9'
 	@touch $@
 
 # AUDIT='--ignore-vuln ID' make audit: leave one out
 audit: $(VENV)/.dev $(VENV)/.audit  ## compare the installed packages with known vulnerabilities
-	@$(BIN)/python tests/support/audit.py $(VENV)/audit/bin/pip-audit $(AUDIT)
+	$(BIN)/python -m pip freeze --exclude-editable > $(VENV)/audit/installed.txt
+	$(VENV)/audit/bin/pip-audit --strict --disable-pip --no-deps -r $(VENV)/audit/installed.txt $(AUDIT)
 
 format: $(VENV)/.dev  ## rewrite the sources in the project's format
-	$(BIN)/ruff format $(SOURCES)
-	$(BIN)/ruff check --fix $(SOURCES)
+	$(BIN)/python -m ruff format $(SOURCES)
+	$(BIN)/python -m ruff check --fix $(SOURCES)
 
 figures: $(VENV)/.dev  ## make all figures and tables of the documentation again
 	$(BIN)/python docs/make_figures.py

@@ -23,6 +23,9 @@ _CHECKED = [
 ]
 install_import_hook(_CHECKED, "shapecheck.check")
 
+# the fixture `start`: processes that end with their test
+pytest_plugins = ["start"]
+
 # modules that are classes of a package; `make test-nnunet` and `make test-integrations` have them
 _MODULES_OF_PACKAGE = {
     "highdicom": ["tests/support/dicom_trees.py"],

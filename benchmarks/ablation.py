@@ -16,13 +16,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from doc_tables import write_between_markers
 
 from semidice.data.dataset import Dataset
-from semidice.metrics.cases import CaseRow, CaseTable, read_cases
-from semidice.metrics.statistics import compare_cases
 from semidice.paths import RunFolder, write_text
+from semidice.statistics import case_table, compare_cases, read_cases
 
 SCORE = "dice_score"
 PAPER = ["augment.crop=null", "validation.every=1000"]
@@ -45,7 +43,6 @@ VARIANTS: dict[str, tuple[str, list[str]]] = {
     "auto, no rotation": ("auto", ["augment.rotate_degrees=0"]),
     "auto, flips of both axes": ("auto", ["augment.flip=true"]),
     "auto, no flips": ("auto", ["augment.flip=false"]),
-    "auto, elastic 2 %": ("auto", ["augment.elastic=0.02"]),
     "auto, intensities": ("auto", INTENSITY),
     "auto, Dice over the batch": ("auto", ["loss.over=batch", "loss.smooth=0"]),
     "auto, windows of 64": ("auto", [*WINDOW, "augment.foreground=0"]),
@@ -135,13 +132,9 @@ def collect(out: Path) -> dict[str, dict[str, Any]]:
                 continue
             rows = []
             for folder in done:
-                columns = read_cases(RunFolder(folder).cases).columns
-                of_class = columns["class"] == "mean"
-                if not of_class.any():
-                    of_class = columns["class"] != "all"
-                chosen = of_class & np.isin(columns["metric"], [SCORE, f"{SCORE}_per_slice"])
-                names = (columns[name][chosen].tolist() for name in ("case", "patient", "fold", "value"))
-                rows += [list(row) for row in zip(*names, strict=True)]
+                table = read_cases(RunFolder(folder).cases)
+                chosen = table[(table["class"] == "mean") & (table["metric"] == SCORE)]
+                rows += chosen[["case", "patient", "fold", "value"]].to_numpy(object).tolist()
             seconds = [json.loads((folder / "seconds.json").read_text()) for folder in done]
             results.setdefault(dataset, {})[variant] = {"cases": rows, "seconds": seconds}
     return results
@@ -174,13 +167,14 @@ def table(dataset: str, results: Mapping[str, Any], beside: Sequence[Mapping[str
         if name != "auto":
             pairs = [("auto", {case: auto[case][2] for case in shared}), (name, values)]
             table_rows = [
-                CaseRow(case, str(auto[case][0]), int(auto[case][1]), method, "mean", SCORE, of_case[case])
+                {"case": case, "patient": str(auto[case][0]), "method": method, "value": of_case[case]}
                 for method, of_case in pairs
                 for case in shared
             ]
-            compared = compare_cases(CaseTable.from_rows(table_rows), SCORE, methods=[name, "auto"])
-            low, high = (100 * float(end[0, 1]) for end in (compared.low, compared.high))
-            difference = f"{100 * float(compared.difference[0, 1]):+.1f} ({low:+.1f} to {high:+.1f})"
+            table = case_table([row | {"metric": SCORE} for row in table_rows])
+            pair = compare_cases(table, SCORE, methods=[name, "auto"]).pairs.loc[(name, "auto")]
+            low, high = 100 * pair.low, 100 * pair.high
+            difference = f"{100 * pair.difference:+.1f} ({low:+.1f} to {high:+.1f})"
         lines.append(f"| {name} | {len(shared)} | {mean:.1f} | {difference} | {seconds:.0f} |")
     return "\n".join(lines) + "\n\n"
 

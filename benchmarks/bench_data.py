@@ -10,7 +10,6 @@ voxels are valid. All methods take turns in one run. --docs docs/performance.md 
 """
 
 import argparse
-import hashlib
 import statistics
 import tempfile
 import time
@@ -24,15 +23,16 @@ import torch
 from doc_tables import write_between_markers
 from rich.progress import track
 
-from semidice.data.augment import AugmentOptions
-from semidice.data.batches import Batches, Feed
+from semidice.data.batches.augment import AugmentOptions
+from semidice.data.batches.feed import Batches, Feed
+from semidice.data.batches.label_making import LabelOptions
+from semidice.data.batches.storage import Storage
 from semidice.data.dataset import Dataset
-from semidice.data.label_making import LabelOptions
-from semidice.data.manifest import Kind, Manifest, Scan
+from semidice.data.intensities import stored_mean_std
+from semidice.data.manifest import Kind, Manifest, PrepareOptions, Scan
 from semidice.data.packing import pack_classes
 from semidice.data.phantom import make_phantom
-from semidice.data.storage import Storage
-from semidice.paths import DatasetFolder
+from semidice.paths import DatasetFolder, file_hash
 
 SIDE, RATERS, BATCH, WORKERS = 512, 4, 8, 2
 KINDS: tuple[Kind, ...] = ("images", "masks")
@@ -65,12 +65,9 @@ def write_phantoms(folder: DatasetFolder, num_cases: int) -> None:
             "images": image,
             "masks": pack_classes(masks, num_classes=2, num_space_axes=2),
         }
+        paths = {kind: folder.array(kind, f"scan{number}") for kind in KINDS}
         for kind, array in arrays.items():
-            np.save(folder.array(kind, f"scan{number}"), array[None])
-        hashes = {
-            kind: hashlib.sha256(folder.array(kind, f"scan{number}").read_bytes()).hexdigest()
-            for kind in KINDS
-        }
+            np.save(paths[kind], array[None])
         scans.append(
             Scan(
                 name=f"scan{number}",
@@ -82,9 +79,9 @@ def write_phantoms(folder: DatasetFolder, num_cases: int) -> None:
                 raw_shape=(SIDE, SIDE),
                 raters=raters,
                 inputs={},
-                arrays=hashes,
-                mean=None,
-                std=None,
+                arrays={kind: file_hash(path) for kind, path in paths.items()},
+                num_bytes={kind: path.stat().st_size for kind, path in paths.items()},
+                **stored_mean_std([image])._asdict(),
             )
         )
     manifest = Manifest(
@@ -95,7 +92,7 @@ def write_phantoms(folder: DatasetFolder, num_cases: int) -> None:
         channels=("CT",),
         mean=(0.33,),
         std=(0.14,),
-        options={},
+        options=PrepareOptions(keep_bytes=True),
         scans=tuple(scans),
     )
     folder.manifest.write_text(manifest.model_dump_json())

@@ -13,7 +13,7 @@ from doc_tables import write_between_markers
 from timing import seconds_of
 from torch import Tensor
 
-from semidice.decisions import Decision
+from semidice.decisions import decide
 
 RULES = ("argmax", "threshold:0.4", "dice", "jaccard", "nested", "mix:0.5")
 SIZES: tuple[tuple[int, ...], ...] = ((64, 64), (256, 256), (128, 128, 128), (256, 256, 256))
@@ -29,12 +29,12 @@ def ball(size: tuple[int, ...], device: str) -> Tensor:
     return noise.add_(squares.sqrt_().neg_().add_(0.6).mul_(12)).sigmoid_()[None, None]
 
 
-def extra_bytes(rule: Decision, prob: Tensor) -> int:
+def extra_bytes(rule: str, prob: Tensor) -> int:
     """Peak memory of a rule on a CUDA device, beyond what is allocated before."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    rule.masks(prob)
+    decide(prob, rule)
     torch.cuda.synchronize()
     return torch.cuda.max_memory_allocated() - before
 
@@ -52,9 +52,8 @@ def time_table(device: str) -> Iterator[str]:
         name = " x ".join(map(str, size))
         yield f"| {name} | a sort | {1000 * sort:.3g} | 1.00 |{' |' if memory else ''}"
         for text in RULES:
-            rule = Decision.parse(text)
-            seconds = seconds_of(lambda rule=rule, prob=prob: rule.masks(prob), device)  # type: ignore[misc]
-            extra = f" {extra_bytes(rule, prob) / (4 * prob.numel()):.1f} |" if memory else ""
+            seconds = seconds_of(lambda rule=text, prob=prob: decide(prob, rule), device)  # type: ignore[misc]
+            extra = f" {extra_bytes(text, prob) / (4 * prob.numel()):.1f} |" if memory else ""
             yield f"| {name} | `{text}` | {1000 * seconds:.3g} | {seconds / sort:.2f} |{extra}"
 
 

@@ -1,11 +1,11 @@
-"""Time, memory and error of kernel density recalibration: direct formula, attention, float64, Triton.
+"""Time, memory and error of kernel density recalibration: direct formula, float64, Triton.
 
     python benchmarks/bench_kde.py [--device cuda] [--out bench_out] [--docs docs/performance.md]
 
 E[y | f] at the pixels of an image from 1024 keys with hard labels. The direct formula is that of the paper:
 the (pixels, keys) matrix of Dirichlet densities in float32, in log space, in chunks of at most 8 GB.
-"attention" and "reference" are methods of `kde_recalibrate`; "triton" is the method that "auto" takes on a
-GPU; "triton, a tenth" computes only the tenth of the pixels that lie in a band. The error is the largest
+"reference" is the definition in float64, "triton" the kernel that replaces it on a GPU; "triton, a tenth"
+computes only the tenth of the pixels that lie in a band. The error is the largest
 distance from the reference in float64. Times are medians of the whole call. The tests of the kernel run
 first, and a failed one stops the benchmark. Writes kde_DEVICE.jsonl, and with --docs the table between its
 markers.
@@ -24,7 +24,8 @@ from doc_tables import write_between_markers
 from timing import seconds_of
 from torch import Tensor
 
-from semidice.calibration.kde import MIN_PROB, kernel_mean
+from semidice import use_kernels
+from semidice.calibration.kde import MIN_PROB, Keys, kernel_mean
 
 Mean = Callable[[Tensor, Tensor, Tensor, float], Tensor]
 NUM_KEYS = 1024
@@ -48,20 +49,29 @@ def direct(points: Tensor, keys: Tensor, label: Tensor, bandwidth: float) -> Ten
     return torch.cat(means).t().unsqueeze(0)
 
 
-def by_method(method: Any, region: Tensor | None = None) -> Mean:
-    """`kernel_mean` by a method, only for the pixels of a region if there is one."""
+def reference(points: Tensor, keys: Tensor, label: Tensor, bandwidth: float) -> Tensor:
+    """The definition, on every device."""
+    use_kernels(False)
+    try:
+        return kernel_mean(points, Keys(keys, label), bandwidth=bandwidth)
+    finally:
+        use_kernels(True)
+
+
+def with_kernels(region: Tensor | None = None) -> Mean:
+    """By the kernel, only for the pixels of a region if there is one."""
     return lambda points, keys, label, bandwidth: kernel_mean(
-        points, keys, label, bandwidth=bandwidth, weight=None, region=region, method=method
+        points, Keys(keys, label), bandwidth=bandwidth, region=region
     )
 
 
 def contenders(device: str) -> dict[str, Mean]:
     """The functions to compare, by name."""
-    functions = {"direct": direct, "attention": by_method("attention"), "reference": by_method("reference")}
+    functions: dict[str, Mean] = {"direct": direct, "reference": reference}
     if device == "cuda":
         # 50 consecutive pixels of every 500, similar to a band around a boundary
         band = torch.arange(SIZES[device], device=device).unsqueeze(0) % 500 < 50
-        functions |= {"triton": by_method("triton"), "triton, a tenth": by_method("triton", band)}
+        functions |= {"triton": with_kernels(), "triton, a tenth": with_kernels(band)}
     return functions
 
 
@@ -93,7 +103,7 @@ def measure(
     errors = {}
     if "tenth" not in name:
         for bandwidth in BANDWIDTHS:
-            exact = by_method("reference")(points.double(), keys, label, bandwidth)
+            exact = reference(points.double(), keys, label, bandwidth)
             errors[str(bandwidth)] = float((mean(points, keys, label, bandwidth) - exact).abs().max())
     return {
         "method": name,

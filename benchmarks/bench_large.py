@@ -5,7 +5,7 @@
 The datasets are stand-ins of 2, 20 and 200 GB: the files have their full size, but all except their first
 4 kB is a hole, so that they need a few MB of disk. Reading a hole is reading from the page cache: the
 figures are those of the program, and a disk that is slower limits them further. All scans are alike, so the
-hash of one file, computed from its bytes, is the hash of all, and the comparison with the manifest is real.
+hash of one file, computed from its bytes, is the hash of all.
 
 Each figure comes from a new process: open the dataset, split it, make batches of 8 slices of 512 x 512 with
 the mean label of four raters, and read some held-out cases. Peak memory is what the process needs beyond its
@@ -32,16 +32,14 @@ import torch
 from doc_tables import write_between_markers
 from rich.progress import track
 
-from semidice.data.augment import AugmentOptions
-from semidice.data.batches import Batches, WholeCases
+from semidice.data.batches.augment import AugmentOptions
+from semidice.data.batches.feed import Batches, whole_cases
+from semidice.data.batches.label_making import LabelOptions
+from semidice.data.batches.storage import Storage
 from semidice.data.dataset import Dataset
 from semidice.data.folds import fold_cases, read_folds, split_dataset, write_folds
 from semidice.data.intensities import stored_mean_std
-from semidice.data.label_making import LabelOptions
-from semidice.data.manifest import Kind, Manifest, Scan, manifest_text
-from semidice.data.shared import SharedDataset
-from semidice.data.storage import Storage
-from semidice.data.stored import StoredArray
+from semidice.data.manifest import Kind, Manifest, PrepareOptions, Scan, manifest_text
 from semidice.paths import DatasetFolder
 
 SIDE, SLICES, RATERS, BATCH, WORKERS = 512, 256, 4, 8, 2
@@ -54,7 +52,6 @@ METHODS = {
     "resident": "semidice, in memory",
     "streamed": f"semidice, read by {WORKERS} threads",
     "on foreground": f"semidice, read by {WORKERS} threads, windows on the foreground",
-    "hashes": "semidice, comparison with the hashes",
     "DataLoader": f"DataLoader of {WORKERS} processes",
 }
 
@@ -70,26 +67,29 @@ def write_stand_in(path: Path, num_gb: float) -> None:
     scan_bytes = sum(math.prod(shape) * dtypes[kind].itemsize for kind, shape in shapes.items())
     names = [f"scan{number:05d}" for number in range(max(5, round(num_gb * 1e9 / scan_bytes)))]
     hashes: dict[Kind, str] = {}
+    sizes: dict[Kind, int] = {}
     for kind, shape in shapes.items():
         (path / kind).mkdir(parents=True)
         for name in names:
             _write_with_hole(folder.array(kind, name), shape, dtypes[kind])
         with folder.array(kind, names[0]).open("rb") as file:
             hashes[kind] = hashlib.file_digest(file, "sha256").hexdigest()
-    with StoredArray(folder.array("images", names[0])) as stored:
-        measured = stored_mean_std(map(stored.read, range(SLICES)))
+        sizes[kind] = folder.array(kind, names[0]).stat().st_size
+    measured = stored_mean_std(np.load(folder.array("images", names[0]), mmap_mode="r"))
     scans = tuple(
         Scan(
             name=name,
             patient=name,
             slices=tuple(range(SLICES)),
             shape=(SIDE, SIDE),
-            spacing_mm=(1.0, 1.0, 1.0),
+            spacing_mm=(1.0, 1.0),
+            thickness_mm=1.0,
             affine=None,
             raw_shape=(SIDE, SIDE, SLICES),
             raters=raters,
             inputs={},
             arrays=hashes,
+            num_bytes=sizes,
             mean=measured.mean,
             std=measured.std,
         )
@@ -102,7 +102,7 @@ def write_stand_in(path: Path, num_gb: float) -> None:
         channels=("CT",),
         mean=measured.mean,
         std=measured.std,
-        options={},
+        options=PrepareOptions(),
         scans=scans,
     )
     folder.manifest.write_text(manifest_text(manifest))
@@ -126,7 +126,7 @@ def batches_of(dataset: Dataset, method: str) -> Iterator[object]:
         folds = read_folds(Path(folder) / "folds.json", dataset)
     training, held_out = fold_cases(folds, 0)
     storage = Storage(dataset, "cpu", mean_std=dataset.mean_std(training), resident=method == "resident")
-    for _ in WholeCases(storage, held_out[:: max(1, len(held_out) // 64)], batch_size=BATCH):
+    for _ in whole_cases(storage, held_out[:: max(1, len(held_out) // 64)], batch_size=BATCH):
         pass
     batches = Batches(
         storage,
@@ -178,26 +178,18 @@ def memory_mb(field: str) -> float:
 
 
 def measured(path: Path, method: str, num_batches: int) -> dict[str, float]:
-    """Rate and memory of this process, which must be new. Rate: images, or with "hashes" GB, per second."""
+    """Images per second and memory of this process, which must be new."""
     # a second thread waits for a core that another program has, and then measures that program
     torch.set_num_threads(1)
     before = memory_mb("VmRSS")
     dataset = Dataset(path)
-    if method == "hashes":
-        start = time.perf_counter()
-        with tempfile.TemporaryDirectory() as folder:
-            SharedDataset().check(dataset, Path(folder) / "seen.json")
-        size = sum(file.stat().st_size for file in path.glob("*/*.npy"))
-        rate = size / 1e9 / (time.perf_counter() - start)
-        dataset.folder.checked.unlink()
-    else:
-        batches = data_loader(dataset) if method == "DataLoader" else batches_of(dataset, method)
-        for _ in islice(batches, WARM_UP):
-            pass
-        start = time.perf_counter()
-        for _ in islice(batches, num_batches):
-            pass
-        rate = num_batches * BATCH / (time.perf_counter() - start)
+    batches = data_loader(dataset) if method == "DataLoader" else batches_of(dataset, method)
+    for _ in islice(batches, WARM_UP):
+        pass
+    start = time.perf_counter()
+    for _ in islice(batches, num_batches):
+        pass
+    rate = num_batches * BATCH / (time.perf_counter() - start)
     return {"rate": rate, "grown_mb": memory_mb("VmHWM") - before, "cases": len(dataset)}
 
 
@@ -221,11 +213,11 @@ def table(folder: Path, num_rounds: int, num_batches: int) -> Iterator[str]:
         f"{SIDE} x {SIDE}, mean label of {RATERS} raters; all stand-ins together take {disk / 1e6:.0f} MB of "
         "disk.\n"
     )
-    for number in track(range(num_rounds), "rounds", transient=True):
+    for _ in track(range(num_rounds), "rounds", transient=True):
         for method in METHODS:
             for size, path in paths.items():
-                # what does not fit into memory, and what takes minutes
-                if (method == "resident" and size > 2) or (method == "hashes" and (size > 20 or number)):
+                # what does not fit into memory
+                if method == "resident" and size > 2:
                     continue
                 results.setdefault((method, size), []).append(in_new_process(path, method, num_batches))
     resident = [each["rate"] for each in results["resident", 2]]
@@ -234,12 +226,9 @@ def table(folder: Path, num_rounds: int, num_batches: int) -> Iterator[str]:
     for (method, size), each in results.items():
         rates = [result["rate"] for result in each]
         peak = "" if method == "DataLoader" else f"{max(result['grown_mb'] for result in each):.0f} MB"
+        ratio = statistics.median(a / b for a, b in zip(rates, resident, strict=True))
         row = f"| {METHODS[method]} | {size} GB | {each[0]['cases']:.0f} "
-        if method == "hashes":
-            yield f"{row}| {rates[0]:.2f} GB/s | | {peak} |"
-        else:
-            ratio = statistics.median(a / b for a, b in zip(rates, resident, strict=True))
-            yield f"{row}| {statistics.median(rates):.0f} | {ratio:.2f} | {peak} |"
+        yield f"{row}| {statistics.median(rates):.0f} | {ratio:.2f} | {peak} |"
 
 
 def main() -> None:

@@ -30,7 +30,7 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -87,8 +87,9 @@ def losses(num_outputs: int) -> dict[str, torch.nn.Module]:
     from nnunetv2.training.loss.deep_supervision import DeepSupervisionWrapper
     from nnunetv2.training.loss.dice import MemoryEfficientSoftDiceLoss
 
-    from semidice.data.label_making import LabelOptions
-    from semidice.nnunet.options import trainer_options
+    from semidice.data.batches.label_making import LabelOptions
+    from semidice.losses import SegmentationLoss
+    from semidice.nnunet.options import TrainerOptions
     from semidice.nnunet.trainer import RatersLoss
 
     weights = [0.5**level for level in range(num_outputs - 1)] + [0.0]
@@ -102,10 +103,7 @@ def losses(num_outputs: int) -> dict[str, torch.nn.Module]:
     )
     # as nnU-Net does
     own.dc = torch.compile(own.dc)
-    options = trainer_options("mean", "dml1").loss
-    assert options is not None
-    mix = options.build()
-    mix.scale_weights = tuple(weights)
+    mix = SegmentationLoss(**asdict(TrainerOptions().loss_options()), scale_weights=weights)
     ours = RatersLoss(mix, LabelOptions(), num_classes=NUM_CLASSES)
     return {"nnU-Net": DeepSupervisionWrapper(own, weights), "semidice": ours}
 
@@ -201,7 +199,7 @@ class Experiment:
 EXPERIMENTS = {
     "lidc": Experiment("folder", "Dataset101_LIDC", {"2d": (15, 250)}, auto_epochs=30, sliced=False),
     "hippocampus": Experiment(
-        "decathlon",
+        "nnunet",
         "Dataset104_Hippocampus",
         {"2d": (10, 50), "3d_fullres": (20, 50)},
         auto_epochs=4,
@@ -360,16 +358,15 @@ def training_minutes(work: Work) -> dict[str, float]:
 
 def score_runs(work: Work) -> dict[str, Any]:
     """Mean scores of whole scans on the folds of all runs, and differences to the first run with p-values."""
-    from semidice.metrics.cases import concatenate, read_cases
-    from semidice.metrics.statistics import compare_cases
+    from semidice.statistics import compare_cases, concatenate, read_cases
 
     tables = {name: read_cases(RunFolder(work.run(name)).cases) for name in work.names()}
-    splits = [dict(zip(each.columns["case"], each.columns["fold"], strict=True)) for each in tables.values()]
+    splits = [dict(zip(each["case"], each["fold"], strict=True)) for each in tables.values()]
     if any(split != splits[0] for split in splits):
         raise ValueError("the runs have different folds: train the same --folds of all")
     table = concatenate(list(tables.values()))
-    stored = set(table.columns["metric"])
-    methods = [str(each.columns["method"][0]) for each in tables.values()]
+    stored = set(table["metric"])
+    methods = [str(each["method"].iloc[0]) for each in tables.values()]
     result: dict[str, Any] = {
         "data": work.name,
         "folds": sorted({int(fold) for fold in splits[0].values()}),
@@ -379,15 +376,13 @@ def score_runs(work: Work) -> dict[str, Any]:
         "order": list(tables),
     }
     for metric in (name for name in SCORES if name in stored):
-        comparison = compare_cases(table, metric, missing="drop")
-        base = comparison.methods.index(methods[0])
+        comparison = compare_cases(table, metric, drop=True)
         for name, method in zip(tables, methods, strict=True):
-            number = comparison.methods.index(method)
-            result["rows"].setdefault(name, {})[metric] = {
-                "mean": float(comparison.mean[number]),
-                "difference": float(comparison.difference[number, base]),
-                "p": float(comparison.p_holm[number, base]),
-            }
+            numbers = {"mean": float(comparison.means.loc[method, "mean"]), "difference": 0.0, "p": 1.0}
+            if method != methods[0]:
+                pair = comparison.pairs.loc[(method, methods[0])]
+                numbers |= {"difference": float(pair.difference), "p": float(pair.p)}
+            result["rows"].setdefault(name, {})[metric] = numbers
     return result
 
 

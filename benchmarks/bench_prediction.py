@@ -23,13 +23,14 @@ from doc_tables import write_between_markers
 from semidice.data.dataset import Dataset
 from semidice.data.folds import fold_cases, split_dataset
 from semidice.data.manifest import manifest_text
-from semidice.metrics.cases import CaseTable, concatenate
-from semidice.metrics.statistics import Comparison, compare_scores, resampling_unit
 from semidice.paths import DatasetFolder, FoldFolder, RunFolder, write_text
 from semidice.recipes import read_recipe
 from semidice.runs.predictions import write_prediction
 from semidice.runs.run import TrainedRun, mirrored_axes
 from semidice.runs.scoring import score_fold
+from semidice.statistics.cases import CaseTable, concatenate
+from semidice.statistics.compare import Comparison, compare_scores
+from semidice.statistics.pairing import paired
 from semidice.training.command import start_fabric
 from semidice.training.crossvalidation import cross_validate, predict_cases, start_run
 
@@ -94,30 +95,29 @@ def compare_kinds(table: CaseTable, metric: str, folds: Sequence[int]) -> Compar
     suffixes = ("", ", flips")
     single = [f"fold {fold}{suffix}" for suffix in suffixes for fold in folds]
     means = [f"mean of folds{suffix}" for suffix in suffixes]
-    scores = table.paired(metric, methods=[*single, *means], missing="drop")
+    scores = paired(table, metric, methods=[*single, *means], drop=True)
     of_single = scores.values[:, : len(single)].reshape(-1, 2, len(folds)).mean(2)
     values = np.concatenate([of_single, scores.values[:, len(single) :]], 1)
-    return compare_scores(
-        scores._replace(methods=KINDS, values=values), unit=resampling_unit(scores.patients, scores.cases)
-    )
+    return compare_scores(scores._replace(methods=KINDS, values=values))
 
 
 def record_of(comparison: Comparison) -> dict[str, Any]:
     """Means of the four predictions, and the gains with interval and p, in percent."""
     gains = {
         name: {
-            "gain": 100 * comparison.difference[pair],
-            "low": 100 * comparison.low[pair],
-            "high": 100 * comparison.high[pair],
-            "p": comparison.p[pair],
+            "gain": 100 * float(pair.difference),
+            "low": 100 * float(pair.low_single),
+            "high": 100 * float(pair.high_single),
+            "p": float(pair.p_single),
         }
-        for name, pair in GAINS.items()
+        for name, (better, worse) in GAINS.items()
+        for pair in [comparison.pairs.loc[(KINDS[better], KINDS[worse])]]
     }
     return {
-        "means": dict(zip(KINDS, (100 * comparison.mean).tolist(), strict=True)),
+        "means": (100 * comparison.means["mean"]).to_dict(),
         "gains": gains,
-        "unit": comparison.unit,
-        "num_dropped": comparison.num_dropped,
+        "unit": "patient" if comparison.by_patient else "case",
+        "num_dropped": comparison.scores.num_dropped,
     }
 
 

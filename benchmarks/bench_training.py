@@ -25,12 +25,12 @@ from lightning_fabric import Fabric
 from timing import seconds_of
 
 import semidice
-from semidice.data.batches import Batches
+from semidice.data.batches.feed import Batches
+from semidice.data.batches.storage import Storage
 from semidice.data.dataset import Dataset
 from semidice.data.phantom import PhantomOptions
 from semidice.data.prepare import prepare_dataset
 from semidice.data.sources import find_datasets
-from semidice.data.storage import Storage
 from semidice.networks.build import build_model
 from semidice.recipes import Recipe
 from semidice.runs.run import FoldRun

@@ -13,11 +13,10 @@ from pathlib import Path
 from doc_tables import write_between_markers
 
 from semidice.data.dataset import Dataset
-from semidice.metrics.cases import read_cases
-from semidice.metrics.statistics import compare_cases, holm
-from semidice.metrics.tables import p_text
 from semidice.report.volumes import coverage, mean_width, read_volumes
 from semidice.runs.run import open_run
+from semidice.statistics import compare_cases, holm, read_cases
+from semidice.statistics.tables import p_text
 
 BASELINE, RULES = "argmax", ("dice", "nested", "fitted")
 HEADER = [
@@ -36,13 +35,12 @@ def cells(path: Path) -> list[str]:
     """The row of one run."""
     run = open_run(path)
     dataset = Dataset(run.recipe.data.dataset)
-    comparison = compare_cases(read_cases(run.folder.decisions), "dice_score", missing="drop")
-    number = {method: index for index, method in enumerate(comparison.methods)}
-    first = number[BASELINE]
-    p_values = holm(comparison.p[[number[rule] for rule in RULES], first])
-    shown = [f"{100 * comparison.mean[first]:.2f}"]
-    for rule, p in zip(RULES, p_values.tolist(), strict=True):
-        gain = 100 * float(comparison.difference[number[rule], first])
+    comparison = compare_cases(read_cases(run.folder.decisions), "dice_score", drop=True)
+    pairs = comparison.pairs.loc[[(rule, BASELINE) for rule in RULES]]
+    shown = [f"{100 * comparison.means.loc[BASELINE, 'mean']:.2f}"]
+    corrected = holm(pairs["p_single"].to_numpy()).tolist()
+    for difference, p in zip(pairs["difference"], corrected, strict=True):
+        gain = 100 * float(difference)
         text = "±0.00" if abs(gain) < 0.005 else f"{gain:+.2f}"
         shown.append(f"**{text}** (p {_relation(p)})" if p < 0.05 else text)
     volumes = read_volumes(run.folder, dataset)[0]

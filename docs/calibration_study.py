@@ -17,18 +17,18 @@ from torch import Tensor, nn
 from semidice import (
     KDECalibrator,
     Teacher,
+    TeacherCalibration,
     TemperatureScaling,
     choose_bandwidth,
+    draw_keys,
     kde_calibration_error,
     kde_recalibrate,
     mean_label,
-    sample_keys,
     spatially_smooth_label,
-    take_keys,
 )
 from semidice.calibration.recalibration import DEFAULT_BANDWIDTHS
 from semidice.data.phantom import make_phantom
-from semidice.losses.distillation import KeySource
+from semidice.losses.options import KeySource
 from semidice.report.figures import COLOURS, new_axes
 
 Row = Sequence[str]
@@ -131,14 +131,8 @@ def calibrated(name: str) -> Calibrated:
     scaled = scaling.calibrate(prob)
     kde = KDECalibrator(num_keys=NUM_KEYS).fit(prob[FIT], label[FIT])
     kde_of_scaled = KDECalibrator(num_keys=NUM_KEYS).fit(scaled[FIT], label[FIT])
-    keys = sample_keys(label[FIT], NUM_KEYS, generator=_seeded(0))
-    unweighted = kde_recalibrate(
-        prob[JUDGED],
-        take_keys(prob[FIT], keys),
-        take_keys(label[FIT], keys),
-        bandwidth=kde.bandwidth,
-        key_weight=keys.mask,
-    )
+    keys = draw_keys(prob[FIT], label[FIT], NUM_KEYS, generator=_seeded(0))
+    unweighted = kde_recalibrate(prob[JUDGED], keys.unweighted(), bandwidth=kde.bandwidth)
     return Calibrated(
         before=prob[JUDGED],
         by_temperature=scaled[JUDGED],
@@ -191,12 +185,10 @@ def batchwise_error(name: str, *, keys_from: KeySource, reweight_keys: bool = Tr
     """Error to p* of `Teacher`, with keys from each batch, calibrated near boundaries and errors."""
     teacher = Teacher(
         nn.Identity(),
+        TeacherCalibration(
+            "kde", bandwidth=1e-2, num_keys=BATCH_KEYS, keys_from=keys_from, reweight_keys=reweight_keys
+        ),
         activation="none",
-        calibration="kde",
-        bandwidth=1e-2,
-        num_keys=BATCH_KEYS,
-        keys_from=keys_from,
-        reweight_keys=reweight_keys,
         generator=_seeded(0),
     )
     prob, label = teacher_prob(name)[JUDGED], cases().label[JUDGED]
@@ -288,16 +280,8 @@ def bias_and_error(prob: Tensor, *, kde: bool = False) -> BiasAndError:
     if not kde:
         return BiasAndError(bias, from_truth, from_raters)
     bandwidth = choose_bandwidth(prob, label, num_points=BATCH_KEYS, generator=_seeded(0)).bandwidth
-    keys = sample_keys(label, BATCH_KEYS, generator=_seeded(1))
-    error = kde_calibration_error(
-        prob,
-        label,
-        bandwidth=bandwidth,
-        kind="marginal",
-        key_prob=take_keys(prob, keys),
-        key_target=take_keys(label, keys),
-        key_weight=keys.weight,
-    )
+    keys = draw_keys(prob, label, BATCH_KEYS, generator=_seeded(1))
+    error = kde_calibration_error(prob, label, bandwidth=bandwidth, kind="marginal", keys=keys)
     return BiasAndError(bias, from_truth, from_raters, 100 * float(error))
 
 

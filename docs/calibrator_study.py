@@ -24,6 +24,7 @@ from semidice.paths import DemoFolder
 from semidice.report.figures import COLOURS, LINES, new_axes
 from semidice.runs.calibration import UNCALIBRATED, run_calibrate
 from semidice.runs.run import open_run
+from semidice.statistics import paired
 
 DEMO = DemoFolder(Path(__file__).parents[1] / "demo_out")
 
@@ -84,7 +85,7 @@ def demo_rows() -> list[Row] | None:
     rows: list[Row] = [["trained with", *names]]
     for run in sorted(DEMO.runs.iterdir()):
         table = run_calibrate(run, dataset_path=DEMO.dataset, console=Console(file=io.StringIO()))
-        means = table.paired("truth_error", methods=names).values.mean(0)
+        means = paired(table, "truth_error", methods=names).values.mean(0)
         values = [f"{100 * float(mean):.2f}" for mean in means]
         rows.append([open_run(run).recipe.name, *_lowest_bold(values)])
     return rows

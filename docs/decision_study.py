@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from semidice.data.phantom import make_phantom
-from semidice.decisions import Decision
-from semidice.decisions.expected import dice_of_likeliest, nested_dice_of_likeliest
+from semidice.decisions import decide
+from semidice.decisions.expected import dice_of_first, nested_dice_of_likeliest
 from semidice.labels import majority_label
 from semidice.report.figures import COLOURS, LINES, new_figure, style_axes
 
@@ -48,7 +48,7 @@ def mean_dice(masks: Bool[Tensor, "N H W"], raters: Bool[Tensor, "N R H W"]) -> 
 def scores() -> dict[str, dict[str, float]]:
     """Mean Dice of each rule against the raters of each kind."""
     prob, raters = lesions()
-    masks = {rule: Decision.parse(rule).masks(prob)[:, 1] for rule in RULES}
+    masks = {rule: decide(prob, rule)[:, 1] for rule in RULES}
     return {
         kind: {rule: mean_dice(mask, drawn) for rule, mask in masks.items()} for kind, drawn in raters.items()
     }
@@ -83,7 +83,7 @@ def draw_decisions() -> Figure:
     figure.colorbar(shown, ax=image, shrink=0.8, label="probability")
     ordered = p.flatten().double().sort(descending=True).values
     for (name, scores_of), colour, line in zip(
-        (("independent voxels", dice_of_likeliest), ("nested raters", nested_dice_of_likeliest)),
+        (("independent voxels", dice_of_first), ("nested raters", nested_dice_of_likeliest)),
         COLOURS[3:],
         LINES,
         strict=False,
@@ -92,7 +92,7 @@ def draw_decisions() -> Figure:
             ordered.numpy(), scores_of(ordered[None])[0, 1:].numpy(), color=colour, linestyle=line, label=name
         )
     for rule, colour, style in zip(SHOWN, COLOURS, LINES, strict=False):
-        mask = Decision.parse(rule).masks(prob)[0, 1]
+        mask = decide(prob, rule)[0, 1]
         lowest = float(p[mask].min())
         image.contour(mask.double().numpy(), [0.5], colors=[colour], linestyles=[style], linewidths=1.5)
         axes.axvline(lowest, color=colour, linestyle=style, linewidth=1.2, label=f"{rule}: p ≥ {lowest:.2f}")

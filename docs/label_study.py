@@ -137,7 +137,7 @@ def lidc_rows() -> list[Row] | None:
         return None
     with TemporaryDirectory() as folder:
         prepared = Path(folder) / "lidc"
-        (raw,) = find_datasets("lidc", LIDC)
+        (raw,) = find_datasets("folder", LIDC)
         prepare_dataset(raw, prepared, workers=1)
         found = check_dataset(prepared)
     majority, others = found.rater_agreement(), found.agreement_with_others().nanmean(0)

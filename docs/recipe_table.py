@@ -12,12 +12,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from semidice.recipes import Recipe, shipped_recipes
 from semidice.recipes.files import shipped_files
 from semidice.recipes.grid import shipped_grids
+from semidice.recipes.options import section_fields, section_of
 
 PAGE = Path(__file__).parent / "recipes.md"
 
@@ -26,9 +26,9 @@ def tables() -> dict[str, str]:
     """The Markdown table of every section; options outside a section are in `recipe`."""
     made = {"recipe": _table(("", field) for field in _own_fields().items())}
     for name, field in Recipe.model_fields.items():
-        section = _section(field)
+        section = section_of(field)
         if section is not None:
-            made[name] = _table((f"{name}.", item) for item in section.model_fields.items())
+            made[name] = _table((f"{name}.", item) for item in section_fields(section).items())
     made["shipped"] = _first_lines(shipped_recipes())
     made["grids"] = _first_lines(shipped_grids())
     return made
@@ -48,14 +48,7 @@ def with_tables(page: str) -> str:
 
 
 def _own_fields() -> dict[str, FieldInfo]:
-    return {name: field for name, field in Recipe.model_fields.items() if _section(field) is None}
-
-
-def _section(field: FieldInfo) -> type[BaseModel] | None:
-    for kind in (field.annotation, *get_args(field.annotation)):
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            return kind
-    return None
+    return {name: field for name, field in Recipe.model_fields.items() if section_of(field) is None}
 
 
 def _table(fields: Iterable[tuple[str, tuple[str, FieldInfo]]]) -> str:
@@ -104,7 +97,7 @@ def _values(kind: Any) -> str:
 
 def _limits(field: FieldInfo) -> str:
     """Bounds of a number."""
-    signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+    signs = {"ge": "≥", "at_least": "≥", "gt": ">", "above": ">", "le": "≤", "at_most": "≤", "lt": "<"}
     limits = (
         f"{sign} {_yaml(bound)}"
         for part in field.metadata

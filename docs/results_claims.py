@@ -58,7 +58,7 @@ QUESTIONS: tuple[Question, ...] = (
         "The mean of the raters with DML1, in place of their majority with the soft Dice loss",
         "labels_differences",
         _LABELS,
-        _scores("uniform", "majority_sdl", *_MAIN, "generalised_energy_distance", "volume_crps_error_ml"),
+        _scores("uniform", "majority_sdl", *_MAIN, "generalised_energy_distance", "volume_crps_error"),
     ),
     Question(
         "The mean in place of the majority, both with DML1",
@@ -126,7 +126,7 @@ QUESTIONS: tuple[Question, ...] = (
         "A fitted rule in place of argmax, for the mean with DML1",
         "decisions_differences",
         "decisions",
-        _scores("uniform, fitted", "uniform, argmax", "dice_score", "volume_error_ml"),
+        _scores("uniform, fitted", "uniform, argmax", "dice_score", "volume_error"),
     ),
     Question(
         "A teacher calibrated by KDE in place of hard labels alone, for two students",
@@ -219,7 +219,7 @@ def _named(found: Sequence[tuple[Item, Effect]], items: Sequence[Item]) -> list[
 
 
 def _text(effect: Effect) -> str:
-    return number(effect.difference, effect.metric, signed=True)
+    return number(effect.difference, effect.key, signed=True)
 
 
 def _bound(relation: Literal["≤", "≥"], p: Sequence[float]) -> str:

@@ -21,7 +21,6 @@ from results_tables import (
     p_words,
 )
 
-from semidice.metrics.registry import display_scale
 from semidice.reproduce.conclusions import CONCLUSIONS, UNKNOWN, Verdict
 from semidice.reproduce.tables import METRICS, TUMOURS, RowKey, TableValues, paper_values
 
@@ -140,26 +139,22 @@ def our_values(results: Results, table: str, kde: str) -> TableValues:
     for part in counterparts(kde).get(table, ()):
         if not results.has(part.file):
             continue
-        run = set(results.table(part.file).methods)
+        run = set(results.table(part.file)["method"])
         column_of = {method: column for column, method in part.columns.items() if method in run}
         if not column_of:
             continue
         for key in part.rows:
             metric = METRICS[key.metric]
             found = results.comparison(part.file, metric, LEVEL, tuple(column_of))
-            columns = [column_of[method] for method in found.methods]
-            scale = display_scale(metric)
             values[key] = {
-                column: float(mean) * scale for column, mean in zip(columns, found.mean, strict=True)
+                column_of[method]: float(mean) * found.key.scale
+                for method, mean in found.means["mean"].items()
             }
-            is_superior = found.superior(level=LEVEL)
             superior[key] = frozenset(
-                (columns[i], columns[j])
-                for i in range(len(columns))
-                for j in range(len(columns))
-                if is_superior[i, j]
+                (column_of[better], column_of[worse])
+                for better, worse in found.pairs.index[found.pairs["better"]]
             )
-            best[key] = frozenset(column_of[method] for method in found.best(level=LEVEL))
+            best[key] = frozenset(column_of[method] for method in found.best)
     return TableValues(paper_values(table).columns, values, superior, best)
 
 
@@ -234,7 +229,7 @@ def check_effects(results: Results) -> dict[Cell, Effect]:
         for conclusion in CHECKS
         for kde in _KEYS
         for cell in _cells(conclusion, kde)
-        if results.has(cell.file) and {cell.method, cell.baseline} <= set(results.table(cell.file).methods)
+        if results.has(cell.file) and {cell.method, cell.baseline} <= set(results.table(cell.file)["method"])
     ]
     unique = list(dict.fromkeys(cells))
     return dict(zip(unique, results.corrected(unique), strict=True)) if unique else {}
@@ -265,7 +260,7 @@ def _our_cells(
     if not cells:
         return outcome(verdict, ()), [verdict.detail.replace("lits", "hippocampus")]
     effects = [known[cell] for cell in cells if cell in known]
-    differences = [number(each.difference, each.metric, signed=True) for each in effects]
+    differences = [number(each.difference, each.key, signed=True) for each in effects]
     figures = [
         f"{each.method} − {each.baseline} {difference}, {p_words(each.p)}"
         for each, difference in zip(effects, differences, strict=True)

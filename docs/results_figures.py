@@ -7,7 +7,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from results_tables import NOT_RUN, Results, heading
 
-from semidice.metrics.registry import display_scale
 from semidice.report.figures import COLOURS, MARKERS, new_figure, style_axes
 
 _METRICS = ("binarized_dice_score", "calibration_error")
@@ -27,21 +26,21 @@ def draw_labels(results: Results) -> Figure:
     both = figure.subplots(1, 2, sharey=True)
     for axes, metric in zip(both, _METRICS, strict=True):
         found = results.comparison("labels", metric)
-        scale = display_scale(metric)
+        scale = found.key.scale
         for number, (ending, loss) in enumerate(_LOSSES.items()):
             pairs = [
-                (row + 0.17 * (number - 1.5), found.methods.index(f"{label}{ending}"))
+                (row + 0.17 * (number - 1.5), f"{label}{ending}")
                 for row, label in enumerate(_LABELS)
                 if f"{label}{ending}" in found.methods
             ]
-            rows, columns = (np.array(part) for part in zip(*pairs, strict=True))
-            mean = found.mean[columns] * scale
-            ends = np.stack([mean - found.mean_low[columns] * scale, found.mean_high[columns] * scale - mean])
+            rows, names = (list(part) for part in zip(*pairs, strict=True))
+            mean, low, high = (found.means.loc[names, name] * scale for name in ("mean", "low", "high"))
+            ends = np.stack([mean - low, high - mean])
             axes.errorbar(
                 mean, rows, xerr=ends, fmt=MARKERS[number], color=COLOURS[number], label=loss, markersize=5
             )
         axes.set_yticks(range(len(_LABELS)), list(_LABELS.values()))
-        axes.set_xlabel(heading(metric))
+        axes.set_xlabel(heading(found.key))
         if metric == "calibration_error":
             # label smoothing is far from all others
             axes.set_xscale("log")
@@ -66,22 +65,21 @@ def draw_raters(results: Results) -> Figure:
 
 def _draw_gains(axes: Axes, results: Results, metric: str) -> None:
     found = results.comparison("raters", metric)
-    scale, first = display_scale(metric), found.methods.index("raters_1")
     axes.axhline(0, color="0.4", linewidth=1)
     for number, (kind, name) in enumerate((("mean", "mean"), ("random", "random rater"))):
         counts = np.array([2, 3, 4])
-        columns = [found.methods.index(f"raters_{count}_{kind}") for count in counts]
-        value = found.difference[columns, first] * scale
-        ends = np.stack(
-            [value - found.low[columns, first] * scale, found.high[columns, first] * scale - value]
+        gains = found.pairs.loc[[(f"raters_{count}_{kind}", "raters_1") for count in counts]]
+        value, low, high = (
+            gains[name] * found.key.scale for name in ("difference", "low_single", "high_single")
         )
+        ends = np.stack([value - low, high - value])
         shifted = counts + 0.06 * (2 * number - 1)
         axes.errorbar(
             shifted, value, yerr=ends, fmt=MARKERS[number], color=COLOURS[number], label=name, markersize=5
         )
     axes.set_xticks([2, 3, 4])
     axes.set_xlabel("raters in the label")
-    axes.set_ylabel(f"{heading(metric)}, minus one rater")
+    axes.set_ylabel(f"{heading(found.key)}, minus one rater")
     style_axes(axes)
 
 

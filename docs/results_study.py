@@ -20,13 +20,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-import numpy as np
 import torch
 from result_files import RESULTS, Record, write_record, write_scores
 
 import semidice
-from semidice.metrics.cases import CaseTable, concatenate, read_cases, with_seed
 from semidice.paths import ComparisonFolder, DatasetFolder, MethodFolder, RunFolder, atomic_write
+from semidice.statistics.cases import CaseTable, concatenate, read_cases
 
 
 class Data(NamedTuple):
@@ -56,19 +55,19 @@ _OF_ONE_RATER = (
     "calibration_error",
     "brier_error",
     "negative_log_likelihood",
-    "volume_error_ml",
+    "volume_error",
 )
 _OF_SEVERAL_RATERS = (
     "binarized_dice_score",
     "rater_calibration_error",
     "generalised_energy_distance",
-    "volume_crps_error_ml",
+    "volume_crps_error",
     "volume_coverage_score",
 )
 # the epochs were chosen beforehand and are the same for all methods
 DATA: Mapping[str, Data] = {
-    "lidc": Data("lidc", (), 15, 8, (*_OF_ONE_RATER, *_OF_SEVERAL_RATERS), pretrained=True),
-    "hippocampus": Data("decathlon", ("--slices", "all"), 2, 16, _OF_ONE_RATER),
+    "lidc": Data("folder", (), 15, 8, (*_OF_ONE_RATER, *_OF_SEVERAL_RATERS), pretrained=True),
+    "hippocampus": Data("nnunet", ("--slices", "all"), 2, 16, _OF_ONE_RATER),
 }
 STUDIES: Mapping[str, Study] = {
     "labels": Study("lidc", ("labels", "losses"), decided=("majority_sdl", "uniform_sdl", "uniform")),
@@ -171,9 +170,8 @@ def _decided(method: str, seed: int | None, run: RunFolder) -> CaseTable:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
     table = read_cases(path)
-    methods = np.array([f"{method}, {rule}" for rule in table.columns["method"].tolist()])
-    named = CaseTable({**table.columns, "method": methods})
-    return named if seed is None else with_seed(named, seed)
+    named = table.assign(method=f"{method}, " + table["method"])
+    return named if seed is None else named.assign(seed=seed)
 
 
 def _prepare(name: str, settings: Settings, dataset: Path) -> None:

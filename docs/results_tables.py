@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from result_files import Record, read_record, read_scores
+from result_files import Record, read_record
 from results_study import STUDIES
 
-from semidice.metrics.cases import CaseTable
-from semidice.metrics.registry import display_scale, higher_is_better, score_name
-from semidice.metrics.statistics import Comparison, agreeing_level, compare_cases, holm
-from semidice.metrics.tables import p_text
+from semidice.metrics.registry import ScoreKey
 from semidice.recipes.files import shipped_files
 from semidice.recipes.text import parse_yaml
+from semidice.statistics.cases import CaseTable, keys_of, methods_of, read_cases
+from semidice.statistics.compare import Comparison, agreeing_level, compare_cases, holm
+from semidice.statistics.tables import p_text
 
 LEVEL = 0.05
 NOT_RUN = "Not run."
@@ -44,8 +44,8 @@ SCORES_SHOWN: Mapping[str, Shown] = {
     "brier_error": Shown("Brier", 3),
     "negative_log_likelihood": Shown("NLL", 4),
     "generalised_energy_distance": Shown("GED", 3),
-    "volume_error_ml": Shown("volume error"),
-    "volume_crps_error_ml": Shown("volume CRPS"),
+    "volume_error": Shown("volume error"),
+    "volume_crps_error": Shown("volume CRPS"),
     "volume_coverage_score": Shown("coverage"),
 }
 # its aim is 90 %, so neither more nor less is better
@@ -56,10 +56,10 @@ _LIDC = (
     "calibration_error",
     "rater_calibration_error",
     "generalised_energy_distance",
-    "volume_crps_error_ml",
+    "volume_crps_error",
 )
-_HIPPOCAMPUS = ("dice_score", "calibration_error", "negative_log_likelihood", "volume_error_ml")
-_MASKS = ("dice_score", "volume_error_ml")
+_HIPPOCAMPUS = ("dice_score", "calibration_error", "negative_log_likelihood", "volume_error")
+_MASKS = ("dice_score", "volume_error")
 NETWORKS = ("small", "efficientnet")
 BANDWIDTHS = ("5e-5", "1e-4", "5e-4", "1e-3", "5e-3", "1e-2")
 _PARTS = ("smoothing", "ce", "dml", "temperature", "kde", "kde_paper_keys")
@@ -152,7 +152,7 @@ DIFFERENCES: Mapping[str, Differences] = {
 
 
 class Cell(NamedTuple):
-    """A difference that is asked for. metric: as in `semidice.metrics`, whatever its unit in the file."""
+    """A difference that is asked for. metric: as in `SCORES`, whatever its unit in the file."""
 
     file: str
     method: str
@@ -165,7 +165,7 @@ class Effect(NamedTuple):
 
     method: str
     baseline: str
-    metric: str
+    key: ScoreKey
     difference: float
     low: float
     high: float
@@ -178,16 +178,16 @@ class Effect(NamedTuple):
     @property
     def is_better(self) -> bool:
         """Whether the method has the better mean."""
-        return (self.difference > 0) == higher_is_better(self.metric)
+        return (self.difference > 0) == self.key.higher_is_better
 
     def text(self) -> str:
         """The difference with its interval and p-value.
 
-        >>> Effect("a", "b", "dice_score", 0.0124, 0.008, 0.0171, 0.0002).text()
+        >>> Effect("a", "b", ScoreKey("dice_score"), 0.0124, 0.008, 0.0171, 0.0002).text()
         '+1.24 [+0.80, +1.71], p < 0.001'
         """
         value, low, high = (
-            number(part, self.metric, signed=True) for part in (self.difference, self.low, self.high)
+            number(part, self.key, signed=True) for part in (self.difference, self.low, self.high)
         )
         return f"{value} [{low}, {high}], {p_words(self.p)}"
 
@@ -201,30 +201,29 @@ def p_words(p: float) -> str:
     return f"p {'' if p < 0.001 else '= '}{p_text(p)}"
 
 
-def number(value: float, metric: str, *, signed: bool = False) -> str:
+def number(value: float, key: ScoreKey, *, signed: bool = False) -> str:
     """The score as it is shown, with the decimals of the score.
 
-    >>> number(-0.0123, "dice_score", signed=True), number(0.00234, "calibration_error")
+    >>> number(-0.0123, ScoreKey("dice_score"), signed=True), number(0.00234, ScoreKey("calibration_error"))
     ('−1.23', '0.234')
     """
-    decimals = SCORES_SHOWN[score_name(metric)].decimals
-    text = f"{value * display_scale(metric):{'+' if signed else ''}.{decimals}f}"
+    decimals = SCORES_SHOWN[key.metric].decimals
+    text = f"{value * key.scale:{'+' if signed else ''}.{decimals}f}"
     # a number that is rounded to 0 has no sign
     return (text.lstrip("+-") if not float(text) else text).replace("-", "−")
 
 
-def heading(metric: str) -> str:
+def heading(key: ScoreKey) -> str:
     """The short name with unit and direction.
 
-    >>> heading("dice_score"), heading("volume_error_voxels"), heading("generalised_energy_distance")
-    ('Dice (%) ↑', 'volume error (voxels) ↓', 'GED ↓')
+    >>> heading(ScoreKey("dice_score")), heading(ScoreKey("volume_error", "voxels"))
+    ('Dice (%) ↑', 'volume error (voxels) ↓')
     """
-    name = SCORES_SHOWN[score_name(metric)].name
-    ending = metric.rpartition("_")[2]
-    unit = "%" if display_scale(metric) == 100 else ending if ending in ("voxels", "ml") else ""
-    if score_name(metric) == NO_DIRECTION:
+    name = SCORES_SHOWN[key.metric].name
+    unit = "%" if key.scale == 100 else key.unit if key.unit in ("voxels", "ml") else ""
+    if key.metric == NO_DIRECTION:
         return f"{name} ({unit}, aim 90)"
-    return f"{name}{f' ({unit})' if unit else ''} {'↑' if higher_is_better(metric) else '↓'}"
+    return f"{name}{f' ({unit})' if unit else ''} {'↑' if key.higher_is_better else '↓'}"
 
 
 class Results:
@@ -242,19 +241,19 @@ class Results:
     def pairs(self, table: str) -> list[tuple[str, str]]:
         """The pairs of a table of differences whose methods were both run."""
         file, pairs, _ = DIFFERENCES[table]
-        known = set(self.table(file).methods) if self.has(file) else set()
+        known = set(methods_of(self.table(file))) if self.has(file) else set()
         return [pair for pair in pairs if known.issuperset(pair)]
 
     def record(self, study: str) -> Record:
         return read_record(self.folder / f"{study}.json")
 
-    def metric(self, file: str, metric: str) -> str:
-        """The name in a file of a score in `SCORES`: volumes may be in voxels."""
-        return next(name for name in self.table(file).metrics if score_name(name) == metric)
+    def key(self, file: str, metric: str) -> ScoreKey:
+        """A score in a file: volumes may be in voxels."""
+        return next(key for key in keys_of(self.table(file)) if key.metric == metric)
 
-    def metrics(self, file: str) -> list[str]:
-        """The names in a file, in the order in which they are shown."""
-        known = {score_name(name): name for name in self.table(file).metrics}
+    def keys(self, file: str) -> list[ScoreKey]:
+        """The scores in a file, in the order in which they are shown."""
+        known = {key.metric: key for key in keys_of(self.table(file))}
         return [known[metric] for metric in SCORES_SHOWN if metric in known]
 
     def effect(self, table: str, method: str, baseline: str, metric: str) -> Effect:
@@ -262,16 +261,16 @@ class Results:
         return next(
             each
             for each in self.effects(table)
-            if (each.method, each.baseline, score_name(each.metric)) == (method, baseline, metric)
+            if (each.method, each.baseline, each.key.metric) == (method, baseline, metric)
         )
 
     def _table(self, file: str) -> CaseTable:
-        return read_scores(self.folder / f"{file}.parquet")
+        return read_cases(self.folder / f"{file}.parquet")
 
     def _comparison(
-        self, file: str, metric: str, level: float = LEVEL, methods: tuple[str, ...] | None = None
+        self, file: str, metric: str, level: float = LEVEL, methods: tuple[str, ...] = ()
     ) -> Comparison:
-        return compare_cases(self.table(file), metric, level=level, methods=methods, missing="drop")
+        return compare_cases(self.table(file), metric, alpha=level, methods=methods, drop=True)
 
     def _effects(self, name: str) -> tuple[Effect, ...]:
         file, _, metrics = DIFFERENCES[name]
@@ -279,22 +278,24 @@ class Results:
 
     def corrected(self, cells: Sequence[Cell]) -> tuple[Effect, ...]:
         """The differences of these cells, corrected for their number."""
-        cells = [cell._replace(metric=self.metric(cell.file, cell.metric)) for cell in cells]
 
         def part(kind: str, level: float) -> np.ndarray:
-            values = []
-            for cell in cells:
-                found = self.comparison(cell.file, cell.metric, level)
-                i, j = found.methods.index(cell.method), found.methods.index(cell.baseline)
-                values.append(getattr(found, kind)[i, j])
-            return np.array(values)
+            return np.array(
+                [
+                    self.comparison(cell.file, cell.metric, level).pairs.loc[
+                        (cell.method, cell.baseline), kind
+                    ]
+                    for cell in cells
+                ]
+            )
 
-        p = part("p", LEVEL)
+        p = part("p_single", LEVEL)
         corrected = holm(p)
         level = agreeing_level(p, corrected, LEVEL)
-        columns = part("difference", level), part("low", level), part("high", level), corrected
+        columns = *(part(name, level) for name in ("difference", "low_single", "high_single")), corrected
         return tuple(
-            Effect(*cell[1:], *map(float, numbers)) for cell, *numbers in zip(cells, *columns, strict=True)
+            Effect(cell.method, cell.baseline, self.key(cell.file, cell.metric), *map(float, numbers))
+            for cell, *numbers in zip(cells, *columns, strict=True)
         )
 
 
@@ -303,11 +304,11 @@ def run_text(results: Results, study: str) -> str:
     if not results.has(study):
         return NOT_RUN
     record, table = results.record(study), results.table(study)
-    cases, patients = (len(np.unique(table.columns[name])) for name in ("case", "patient"))
+    cases, patients = (table[name].nunique() for name in ("case", "patient"))
     seeds = f"{record.seeds} seeds" if record.seeds > 1 else "one seed"
     folds = f"{record.folds} folds" if record.folds > 1 else "one fold"
     return (
-        f"```\n{record.command}\n```\n\n{len(table.methods)} methods, {seeds}, {folds}, "
+        f"```\n{record.command}\n```\n\n{len(methods_of(table))} methods, {seeds}, {folds}, "
         f"{record.epochs} epochs; {cases} cases of {patients} patients; {record.seconds / 60:.1f} minutes on "
         f"{record.device}, torch {record.versions['torch']}.{record.note and f' {record.note}'}"
     )
@@ -334,16 +335,15 @@ def means_rows(results: Results, file: str) -> list[Row] | str:
     """The mean of each method and score; bold: not significantly worse than any other."""
     if not results.has(file):
         return NOT_RUN
-    metrics = results.metrics(file)
-    comparisons = [results.comparison(file, metric) for metric in metrics]
-    rows: list[Row] = [["method", *map(heading, metrics)]]
+    keys = results.keys(file)
+    comparisons = [results.comparison(file, key.metric) for key in keys]
+    rows: list[Row] = [["method", *map(heading, keys)]]
     for method in _ordered(comparisons[0].methods, file):
-        index = comparisons[0].methods.index(method)
         cells = []
         for each in comparisons:
-            text = number(float(each.mean[index]), each.metric)
-            has_best = score_name(each.metric) != NO_DIRECTION
-            cells.append(f"**{text}**" if has_best and method in each.best(level=LEVEL) else text)
+            text = number(float(each.means.loc[method, "mean"]), each.key)
+            has_best = each.key.metric != NO_DIRECTION
+            cells.append(f"**{text}**" if has_best and method in each.best else text)
         rows.append([method, *cells])
     return rows
 
@@ -354,11 +354,11 @@ def difference_rows(results: Results, name: str) -> list[Row] | str:
     pairs = results.pairs(name)
     if not pairs:
         return NOT_RUN
-    names = [results.metric(file, metric) for metric in metrics]
+    keys = [results.key(file, metric) for metric in metrics]
     cells = [
         f"**{effect.text()}**" if effect.is_significant else effect.text() for effect in results.effects(name)
     ]
-    rows: list[Row] = [["difference", *map(heading, names)]]
+    rows: list[Row] = [["difference", *map(heading, keys)]]
     for index, (method, baseline) in enumerate(pairs):
         rows.append([f"{method} − {baseline}", *cells[index * len(metrics) : (index + 1) * len(metrics)]])
     return rows

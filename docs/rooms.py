@@ -15,7 +15,7 @@ PACKAGE = ROOT / "src" / "semidice"
 
 
 class Room(NamedTuple):
-    """One folder or module of the package.
+    """One package of semidice, or a module beside the packages.
 
     subject: two or three words for the figure. work: what it does. addition: what is added to it, and where.
     """
@@ -42,7 +42,7 @@ ROOMS: dict[str, Room] = {
         "an option of the trainer: `nnunet/options.py`",
     ),
     "integrations": Room(
-        "MONAI, Lightning, smp, Hugging Face, ONNX",
+        "other frameworks",
         "Small adapters for other frameworks, one module each.",
         "a framework: a module of `integrations`",
     ),
@@ -81,11 +81,11 @@ ROOMS: dict[str, Room] = {
     "data": Room(
         "datasets, batches",
         "Prepares raw data; reads, augments and batches prepared datasets.",
-        "a source: `data/sources`; an augmentation: `data/augment.py`",
+        "a source: `data/sources`; an augmentation: `data/batches/augment.py`",
     ),
     "metrics": Room(
-        "scores, statistics",
-        "Scores of each case, calibration bins, paired tests, tables.",
+        "scores",
+        "Scores of each case, calibration bins.",
         "a score: `metrics/registry.py`",
     ),
     "decisions": Room(
@@ -93,9 +93,14 @@ ROOMS: dict[str, Room] = {
         "Decides masks, and estimates volumes with intervals, from probabilities.",
         "a rule: `decisions/decision.py`",
     ),
+    "statistics": Room(
+        "case tables, comparisons",
+        "Case tables, paired tests, comparisons, tables of them.",
+        "",
+    ),
     "locks": Room("one writer at a time", "Locks a folder that a command writes to.", ""),
     "losses": Room(
-        "Dice, Jaccard, Tversky, cross entropy, distillation",
+        "losses of soft labels",
         "Dice, Jaccard and Tversky losses, cross entropy, mixture, distillation.",
         "a loss: `losses`, then `tests/support/laws.py`",
     ),
@@ -110,24 +115,35 @@ ROOMS: dict[str, Room] = {
     "kernels": Room(
         "the same sums with less memory traffic, on CPU and GPU",
         "Computes the sums of `overlap` and the kernel mean of `calibration` with less memory traffic.",
-        "a kernel: `kernels`, equal to its definition in `overlap`",
+        "a kernel: `kernels`, equal to its definition in `overlap.py`",
     ),
     "overlap": Room(
         "soft tp, fp, fn, their sums, Tversky index",
         "Defines soft tp, fp and fn, their sums and the Tversky index.",
-        "a form: `overlap/forms.py`",
+        "a form: `overlap.py`",
     ),
     "arrays": Room(
         "checks of inputs", "Checks predictions and targets of the user.", "a rule for inputs: `arrays.py`"
     ),
     "paths": Room("file names", "Knows all file names; writes files atomically.", "a file: `paths.py`"),
-    "limits": Room("bounds of files", "Bounds what is read from files.", "a bound: `limits.py`"),
     "console": Room("messages, progress", "Prints lines and progress bars.", ""),
     "extras": Room(
         "optional packages",
         "Knows which extra installs which package of another project.",
         "an extra: `extras.py`",
     ),
+    "errors": Room(
+        "what a user can mend",
+        "Turns what a user can mend into one message; any other error keeps its traceback.",
+        "",
+    ),
+    "options": Room(
+        "options as records", "Checks the fields of a record of options.", "a kind of bound: `options.py`"
+    ),
+    "processes": Room(
+        "ends of processes", "Ends a process, and what it started, when its parent is gone.", ""
+    ),
+    "lazy": Room("late imports", "Imports the public names of a package when they are first asked for.", ""),
 }
 
 
@@ -144,8 +160,8 @@ def is_folder(name: str) -> bool:
 
 
 def rooms_table() -> list[Sequence[str]]:
-    """One row per folder or module: what it does, what it may import, and what is added to it."""
-    rows: list[Sequence[str]] = [("room", "what it does", "may import", "to add")]
+    """One row per package or module: what it does, what it may import, and what is added to it."""
+    rows: list[Sequence[str]] = [("package", "what it does", "may import", "to add")]
     contract = layers()
     for number, layer in enumerate(contract):
         below = contract[number + 1] if number + 1 < len(contract) else []
@@ -161,7 +177,7 @@ def rooms_table() -> list[Sequence[str]]:
 
 
 def draw_rooms() -> Figure:
-    """The layers of the import contract as rows of boxes; folders are coloured, modules are white."""
+    """The layers of the import contract as rows of boxes; packages are coloured, modules are white."""
     contract = layers()
     figure = new_figure(width=7.2, height=0.62 * len(contract))
     axes = figure.subplots()
@@ -180,6 +196,6 @@ def draw_rooms() -> Figure:
     arrow = {"arrowstyle": "->", "color": "0.3", "linewidth": 1.5}
     axes.annotate("", xy=(1.025, 0.1), xytext=(1.025, len(contract) - 0.2), arrowprops=arrow)
     axes.text(1.05, len(contract) / 2, "may import", rotation=-90, va="center", color="0.3")
-    axes.set(xlim=(0, 1.08), ylim=(0, len(contract)), title="A room imports only rooms below it")
+    axes.set(xlim=(0, 1.08), ylim=(0, len(contract)), title="A package imports only packages below it")
     axes.axis("off")
     return figure

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from semidice.metrics.resampling import paired_bootstrap
-from semidice.metrics.seeds import seed_variance, with_seed_variance
+from semidice.statistics.resampling import paired_test
+from semidice.statistics.seeds import seed_variance, with_seed_variance
 
 Row = Sequence[str]
 
@@ -84,7 +84,7 @@ def judged(name: str, num_seeds: int, cover_seeds: bool) -> Judged:
     """The intervals of a setting with a number of seeds; all trials share the draws of the patients."""
     setting, rng = SETTINGS[name], np.random.default_rng([list(SETTINGS).index(name), num_seeds])
     values = simulated(setting, num_seeds, NUM_TRIALS, rng)
-    estimate = paired_bootstrap(values.mean(0), num_resamples=NUM_RESAMPLES, level=LEVEL)
+    estimate = paired_test(values.mean(0), num_resamples=NUM_RESAMPLES, alpha=LEVEL)
     if cover_seeds:
         estimate = with_seed_variance(estimate, seed_variance(values, folds_of(setting)), LEVEL)
     covers = (estimate.low <= 0) & (estimate.high >= 0)

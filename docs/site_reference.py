@@ -10,15 +10,14 @@ from typer.main import get_command
 
 from semidice.cli import app
 
-# rooms with public names, in the order of the page, and what they are for
-ROOMS = {
+# packages with public names, in the order of the page, and what they are for
+PACKAGES = {
     "losses": "Losses that have their minimum at the soft label",
     "labels": "Raters' masks to soft labels",
     "calibration": "Calibrators, kernel density, key points",
     "decisions": "Probabilities to masks, volumes and intervals",
     "metrics": "Scores of each case, and paired tests",
     "overlap": "Soft tp, fp, fn and the Tversky index",
-    "arrays": "Checks of inputs",
     "kernels": "Switch between definition and kernels",
 }
 
@@ -35,7 +34,7 @@ def integration_modules() -> list[str]:
 
 def api_pages() -> dict[str, str]:
     """The pages of the API reference in reStructuredText, by file name; index.rst lists the others."""
-    pages = {f"{room}.rst": _room_page(f"semidice.{room}", title) for room, title in ROOMS.items()}
+    pages = {f"{name}.rst": _package_page(f"semidice.{name}", title) for name, title in PACKAGES.items()}
     for name in integration_modules():
         page = _integration_page(f"semidice.integrations.{name}")
         if page is not None:
@@ -44,7 +43,7 @@ def api_pages() -> dict[str, str]:
         [
             *_heading("Reference"),
             "Every public name, from the docstrings. The names of ``losses``, ``labels``, ``calibration``,",
-            "``overlap``, ``arrays`` and ``kernels`` can be imported from ``semidice`` itself.",
+            "``overlap`` and ``kernels`` can be imported from ``semidice`` itself.",
             "",
             ".. toctree::",
             "   :maxdepth: 1",
@@ -61,7 +60,7 @@ def _heading(title: str, mark: str = "=") -> list[str]:
     return [title, mark * len(title), ""]
 
 
-def _room_page(module_name: str, title: str) -> str:
+def _package_page(module_name: str, title: str) -> str:
     module = importlib.import_module(module_name)
     names = list(module.__all__)
     return "\n".join([*_heading(f"{module_name}"), f"{title}.", "", *_members(module, names)])

@@ -19,6 +19,7 @@ from torch.nn.functional import avg_pool2d
 
 from semidice.data.phantom import Phantom, make_phantom
 from semidice.decisions import (
+    Intervals,
     fit_conformal,
     rater_volumes_ml,
     volume_interval,
@@ -91,7 +92,7 @@ def volumes_of(distortion: str, seed: int) -> Volumes:
     parts = []
     for phantom in _phantoms(seed):
         prob = DISTORTIONS[distortion](phantom.prob[:, 1:])
-        expected = volume_ml(prob, spacing_mm=VOXELS, of="probability").double()
+        expected = volume_ml(prob, spacing_mm=VOXELS).double()
         low, high = volume_interval(prob, LEVEL, spacing_mm=VOXELS)
         of_raters = rater_volumes_ml(phantom.masks, num_channels=1, spacing_mm=VOXELS)
         parts.append((expected.numpy(), low.numpy(), high.numpy(), of_raters.numpy()))
@@ -121,8 +122,8 @@ def nested(known: Volumes, new: Volumes) -> Ends:
 
 def corrected(known: Volumes, new: Volumes) -> Ends:
     """The interval after the correction of the package."""
-    fitted = fit_conformal(known.low, known.high, known.of_raters, NAMES, LEVEL, expected=known.expected)
-    return fitted.apply(new.low, new.high, expected=new.expected)
+    of_known, of_new = (Intervals(each.low, each.high, each.expected) for each in (known, new))
+    return fit_conformal(of_known, known.of_raters, NAMES, LEVEL).apply(of_new)
 
 
 def _sides(volumes: Volumes) -> Ends:
@@ -204,7 +205,7 @@ def _draw_distribution(axes: Axes) -> None:
     levels = np.linspace(0, 1, 401)
     volumes = volume_quantiles(prob, levels.tolist(), spacing_mm=VOXELS).flatten()
     low, high = (float(end) for end in volume_interval(prob, LEVEL, spacing_mm=VOXELS))
-    expected = float(volume_ml(prob, spacing_mm=VOXELS, of="probability"))
+    expected = float(volume_ml(prob, spacing_mm=VOXELS))
     drawn = rater_volumes_ml(phantom.masks, num_channels=1, spacing_mm=VOXELS).flatten()
     style_axes(axes)
     axes.axvspan(low, high, color=COLOURS[5], alpha=0.25, label="90 % interval")

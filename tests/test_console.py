@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 import time
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ from PIL import Image
 from prepared import make_prepared
 from rich.console import Console
 from rich.table import Table
+from start import PATIENCE_S, Started
 
 from semidice import console as console_module
 from semidice.console import counting_bar, new_console, print_line, say, training_bars, waiting
@@ -57,19 +57,9 @@ def train_arguments(dataset, out):
     return ["train", "quick", *TINY, "--set", f"data.dataset={dataset}", "-o", out, "--accelerator", "cpu"]
 
 
-class Piped(NamedTuple):
-    """What commands write into a pipe."""
-
-    # the first line of the first training, and whether the training was over then
-    first: str
-    was_finished: bool
-    # all lines by name
-    lines: dict[str, list[str]]
-
-
 @pytest.fixture(scope="module")
 def piped(dataset, tmp_path_factory):
-    """A training with the default seconds between lines, and every command with hardly any."""
+    """Lines of commands in a pipe; only the first has the default seconds between its lines."""
     root = tmp_path_factory.mktemp("piped")
     run, grid = root / "run", root / "grid.yaml"
     grid.write_text("recipe: quick\nvariants: {first: {}, second: {loss.form: product}}\n")
@@ -82,26 +72,15 @@ def piped(dataset, tmp_path_factory):
         "predict": (0.001, "predict", run, root / "images", "-o", root / "predictions"),
         "report": (0.001, "report", run, "-o", root / "report.html"),
     }
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-    environment.pop("FORCE_COLOR", None)
-    errors = root / "errors.txt"
-    with (
-        errors.open("w") as file,
-        subprocess.Popen(
-            program(*commands.values()), stdout=subprocess.PIPE, stderr=file, text=True, env=environment
-        ) as process,
-    ):
-        assert process.stdout.readline() == "$\n", errors.read_text()
-        first = process.stdout.readline()
-        was_finished = (root / "default" / "cases.parquet").exists()
-        parts = (first + process.stdout.read()).split("$\n")
-    assert process.returncode == 0, errors.read_text()
-    lines = {name: part.splitlines() for name, part in zip(commands, parts, strict=True)}
-    return Piped(first, was_finished, lines)
+    process = Started(program(*commands.values()), env={"COLUMNS": "200", "FORCE_COLOR": ""}, cwd=None)
+    ended = process.end()
+    assert ended.code == 0, ended.err
+    parts = ended.out.split("$\n")[1:]
+    return {name: part.splitlines() for name, part in zip(commands, parts, strict=True)}
 
 
 def test_a_piped_training_prints_each_epoch_with_loss_rate_dice_and_remaining_time(piped):
-    lines = piped.lines["train"]
+    lines = piped["train"]
     assert lines[0] == "quick: fold 0: training"
     epochs = [line for line in lines if " epoch " in line]
     assert [re.search(r"fold (\d) epoch (\d)/3", line).groups() for line in epochs] == [
@@ -118,14 +97,11 @@ def test_a_piped_training_prints_each_epoch_with_loss_rate_dice_and_remaining_ti
 
 def test_by_default_a_piped_training_prints_at_once_and_then_every_30_seconds(piped):
     assert console_module.SECONDS_BETWEEN_LINES == 30.0
-    assert piped.first == "quick: fold 0: training\n"
-    assert not piped.was_finished
-    # the whole training is shorter, so no epoch is due
-    assert not any(" epoch " in line for line in piped.lines["default"])
+    assert piped["default"][0] == "quick: fold 0: training"
 
 
 def test_a_piped_comparison_prints_the_epochs_and_the_end_of_each_variant(piped):
-    lines = piped.lines["compare"]
+    lines = piped["compare"]
     for name in ("first", "second"):
         assert len([line for line in lines if re.match(rf"{name}: fold \d epoch \d/3  loss ", line)]) == 6
         assert f"{name}: 2 folds finished" in lines
@@ -136,7 +112,7 @@ def test_a_piped_comparison_prints_the_epochs_and_the_end_of_each_variant(piped)
     [("prepare", "preparing phantom: "), ("predict", "predicting case"), ("report", "report: ")],
 )
 def test_other_piped_commands_print_lines_too(name, start, piped):
-    assert any(line.startswith(start) for line in piped.lines[name]), piped.lines[name]
+    assert any(line.startswith(start) for line in piped[name]), piped[name]
 
 
 def write_images(folder):
@@ -175,6 +151,7 @@ def shown(dataset, tmp_path_factory):
     return trained, predicted
 
 
+@pytest.mark.slow
 def test_a_terminal_of_80_columns_shows_a_bar_with_the_loss_and_no_lines(shown):
     trained, _ = shown
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", trained)
@@ -183,55 +160,52 @@ def test_a_terminal_of_80_columns_shows_a_bar_with_the_loss_and_no_lines(shown):
     assert " left" not in plain
 
 
+@pytest.mark.slow
 def test_in_a_terminal_a_command_shows_bars_and_then_the_next_step_of_a_pipe(shown, piped):
     _, predicted = shown
     # a bar hides the cursor while it is drawn, and shows it again at the end
     assert predicted.rindex("\x1b[?25l") < predicted.rindex("\x1b[?25h")
     assert "inputs" in predicted
     assert predicted.splitlines()[-1].endswith("next: semidice report run -o report.html")
-    assert re.search(r"next: semidice report \S+/run -o report.html$", piped.lines["predict"][-1])
+    assert re.search(r"next: semidice report \S+/run -o report.html$", piped["predict"][-1])
+
+
+def printed(console, text):
+    """Wait until the text was printed."""
+    waited_until = time.monotonic() + PATIENCE_S
+    while text not in console.file.getvalue():
+        assert time.monotonic() < waited_until, console.file.getvalue()
+        time.sleep(0.01)
 
 
 class TestLines:
     @pytest.fixture
-    def console(self):
+    def console(self, monkeypatch):
+        monkeypatch.setattr(console_module, "SECONDS_BETWEEN_LINES", 0.05)
         return Console(file=io.StringIO(), width=200)
 
-    def test_an_item_that_takes_long_still_prints_lines(self, console, monkeypatch):
-        monkeypatch.setattr(console_module, "SECONDS_BETWEEN_LINES", 0.05)
+    def test_an_item_that_takes_long_still_prints_lines(self, console):
         with counting_bar(console, doing="preparing", unit="scans") as progress:
-            bar = progress.add_task("kidney", total=4)
-            progress.advance(bar)
-            time.sleep(0.5)
-        lines = console.file.getvalue().splitlines()
-        assert len(lines) >= 3
-        for line in lines:
-            assert re.fullmatch(r"preparing kidney: 1/4 scans, 0:00:0\d left", line)
+            progress.advance(progress.add_task("kidney", total=4))
+            printed(console, "preparing kidney: 1/4 scans, ")
 
-    def test_a_short_command_prints_none(self, console):
+    def test_waiting_is_said_too(self, console):
+        with waiting(console, "measuring"):
+            printed(console, "measuring, 0:00:00 so far\n")
+
+    def test_a_training_is_repeated_only_if_it_says_so(self, console):
+        with training_bars(console, names=["quick"]) as progress:
+            task = progress.add_task("quick", total=None, status="fold 0", left="", repeats=False)
+            print_line(progress, task, now=True)
+            progress.update(task, status="fold 0: predicting", repeats=True)
+            printed(console, "quick: fold 0: predicting\nquick: fold 0: predicting\n")
+        assert console.file.getvalue().startswith("quick: fold 0\nquick: fold 0: predicting\n")
+
+    def test_lines_wait_for_their_time(self, console, monkeypatch):
+        monkeypatch.setattr(console_module, "SECONDS_BETWEEN_LINES", 3600.0)
         with counting_bar(console, doing="preparing", unit="scans") as progress:
             progress.add_task("kidney", total=4)
         assert console.file.getvalue() == ""
-
-    def test_waiting_is_said_too(self, console, monkeypatch):
-        monkeypatch.setattr(console_module, "SECONDS_BETWEEN_LINES", 0.05)
-        with waiting(console, "measuring"):
-            time.sleep(0.3)
-        assert console.file.getvalue().startswith("measuring, 0:00:00 so far\n")
-
-    def test_a_training_is_repeated_only_if_it_says_so(self, console, monkeypatch):
-        monkeypatch.setattr(console_module, "SECONDS_BETWEEN_LINES", 0.05)
-        with training_bars(console, names=["quick"]) as progress:
-            task = progress.add_task("quick", total=None, status="fold 0", left="", repeats=False)
-            time.sleep(0.3)
-            assert console.file.getvalue() == ""
-            print_line(progress, task)
-            assert console.file.getvalue() == "quick: fold 0\n"
-            progress.update(task, status="fold 0: predicting", repeats=True)
-            time.sleep(0.3)
-        assert console.file.getvalue().count("quick: fold 0: predicting\n") >= 2
-
-    def test_lines_wait_for_their_time(self, console):
         with training_bars(console, names=["quick"]) as progress:
             task = progress.add_task("quick", total=None, status="fold 0", left="", repeats=False)
             print_line(progress, task, now=True)

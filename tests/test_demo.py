@@ -6,8 +6,8 @@ import torch
 from rich.console import Console
 
 from semidice.demo import METHOD, RULES, run_demo
-from semidice.metrics import read_cases
 from semidice.paths import DemoFolder, RunFolder
+from semidice.statistics import read_cases
 
 
 def test_the_demo_also_compares_rules_and_gives_volumes_intervals(tmp_path):
@@ -25,7 +25,7 @@ def test_the_demo_also_compares_rules_and_gives_volumes_intervals(tmp_path):
     runs = [RunFolder(path) for path in sorted(folder.runs.iterdir())]
     assert len(runs) == 4
     for run in runs:
-        assert set(read_cases(run.decisions).methods) == {"argmax", *RULES}
+        assert set(read_cases(run.decisions)["method"]) == {"argmax", *RULES}
         assert run.volumes.is_file()
         assert run.decision.is_file()
     assert folder.report.is_file()

@@ -1,12 +1,9 @@
 """docs/results.md: its commands are valid, and no sentence says more than the stored scores."""
 
-import os
 import re
 import shlex
 import signal
-import subprocess
 import sys
-import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,20 +14,20 @@ import result_files
 import results_conclusions
 import results_page
 import results_study
+from case_rows import CaseRow, rows_of, table_of
 from doc_commands import Command, problem
-from pyarrow import parquet
-from result_files import RESULTS, read_record, read_scores, write_record, write_scores
+from result_files import RESULTS, read_record, write_record, write_scores
 from results_claims import QUESTIONS, Item, Question, asked, claims_text, sentence
 from results_tables import DIFFERENCES, NETWORKS, SCORES_SHOWN, Cell, Effect, Results
 from scipy.stats import ttest_1samp
 
-from semidice.metrics.cases import CaseRow, CaseTable
-from semidice.metrics.registry import display_scale, higher_is_better, score_name
+from semidice.metrics import ScoreKey, higher_is_better
 from semidice.recipes.files import shipped_files
 from semidice.recipes.grid import read_variants
 from semidice.recipes.options import option_value
 from semidice.recipes.text import parse_yaml
 from semidice.reproduce.conclusions import CONCLUSIONS, Verdict
+from semidice.statistics import read_cases
 
 DOCS = Path(__file__).parent.parent / "docs"
 SETTINGS = results_study.Settings(
@@ -68,7 +65,7 @@ def test_every_method_of_a_study_is_trained_with_the_same_epochs_batch_and_folds
 
 def scores(num_cases, *, methods=("a", "b"), seeds=(0, 1), metrics=("dice_score",)):
     rng = np.random.default_rng(0)
-    return CaseTable.from_rows(
+    return table_of(
         CaseRow(
             f"case{case:04d}", f"patient{case // 2}", case % 5, method, "mean", metric, rng.random(), seed
         )
@@ -80,15 +77,11 @@ def scores(num_cases, *, methods=("a", "b"), seeds=(0, 1), metrics=("dice_score"
 
 
 def test_stored_scores_are_read_as_they_were_to_the_precision_of_float32(tmp_path):
-    table = scores(7, metrics=("dice_score", "volume_error_voxels")).sorted()
-    with_classes = CaseTable.from_rows(
-        [*table.rows(), *(row._replace(class_name="nodule", value=0.0) for row in table.rows())]
-    )
-    write_scores(with_classes, tmp_path / "scores.parquet")
-    read = read_scores(tmp_path / "scores.parquet").sorted()
-    for name, column in table.columns.items():
-        expected = column.astype(np.float32) if name == "value" else column
-        np.testing.assert_array_equal(read.columns[name], expected)
+    rows = rows_of(scores(7, metrics=("dice_score", "volume_error")))
+    of_classes = [row._replace(class_name="nodule", value=0.0) for row in rows]
+    write_scores(table_of([*rows, *of_classes]), tmp_path / "scores.parquet")
+    expected = {row._replace(value=float(np.float32(row.value))) for row in rows}
+    assert set(rows_of(read_cases(tmp_path / "scores.parquet"))) == expected
 
 
 def test_the_largest_study_is_stored_in_less_than_two_megabytes(tmp_path, monkeypatch):
@@ -107,17 +100,16 @@ def test_the_largest_study_is_stored_in_less_than_two_megabytes(tmp_path, monkey
     assert not (tmp_path / "large.parquet").exists()
 
 
-def test_seconds_of_stopped_calls_are_added_up(tmp_path):
+def test_seconds_of_stopped_calls_are_added_up(tmp_path, start):
     path = tmp_path / "seconds"
     code = (
         f"import sys; sys.path.insert(0, {str(DOCS)!r}); import results_study; from pathlib import Path; "
-        f"results_study._timed([sys.executable, '-c', 'import time; time.sleep(60)'], Path({str(path)!r}))"
+        f"results_study._timed([sys.executable, '-c', 'import time; time.sleep(600)'], Path({str(path)!r}))"
     )
-    process = subprocess.Popen([sys.executable, "-c", code])
-    while not path.is_file() or float(path.read_text() or 0) < 1:
-        time.sleep(0.1)
-    os.kill(process.pid, signal.SIGINT)
-    assert process.wait(timeout=20) != 0
+    process = start("-c", code)
+    process.wait_until(lambda: path.is_file() and float(path.read_text() or 0) >= 1)
+    process.send_signal(signal.SIGINT)
+    assert process.end().code != 0
     first = float(path.read_text())
     assert first >= 1
     seconds, code = results_study._timed([sys.executable, "-c", "raise SystemExit(3)"], path)
@@ -133,7 +125,7 @@ def write_study(folder, name, *, num_cases=30, gains=None, seed=1):
     files = {name: (methods, results_study.DATA[study.data].metrics)}
     if study.decided:
         rules = [f"{method}, {rule}" for method in study.decided for rule in ("argmax", *results_study.RULES)]
-        files[f"{name}_decisions"] = (rules, ("dice_score", "volume_error_ml"))
+        files[f"{name}_decisions"] = (rules, ("dice_score", "volume_error"))
     level = rng.normal(0.6, 0.1, num_cases)
     for file, (names, metrics) in files.items():
         rows = [
@@ -145,7 +137,7 @@ def write_study(folder, name, *, num_cases=30, gains=None, seed=1):
                 (level + rng.normal(0, 0.02, num_cases) + (gains or {}).get(method, 0)).tolist()
             )
         ]
-        write_scores(CaseTable.from_rows(rows), folder / f"{file}.parquet")
+        write_scores(table_of(rows), folder / f"{file}.parquet")
     record = results_study._record(study, SETTINGS, 60.0)
     write_record(record, folder / f"{name}.json")
 
@@ -176,7 +168,7 @@ def assert_sentence_is_true(line, question, folder):
     """The words of a sentence against the stored scores, by a t-test over patients."""
     change, _, answer = line.removeprefix("- ").partition(": ")
     assert change == question.change
-    columns = parquet.read_table(folder / f"{DIFFERENCES[question.table].file}.parquet").to_pydict()
+    columns = read_cases(folder / f"{DIFFERENCES[question.table].file}.parquet")
     kinds, said = set(), []
     for kind, text, relation, p in CLAUSE.findall(answer):
         kinds.add(kind)
@@ -201,9 +193,10 @@ def assert_ends_are_true(ends, items, kind, columns):
     """The numbers of one score: the lowest and the highest difference of the items."""
     differences = []
     for item in items:
-        metric = next(each for each in columns if score_name(each) == item.metric)
+        metric = item.metric
         difference, single_p = patient_test(columns, item, metric)
-        differences.append(difference * display_scale(metric))
+        is_share = (columns["unit"][columns["metric"] == metric] == "share").all()
+        differences.append(difference * (100 if is_share else 1))
         if kind != "no difference was found in":
             assert (kind == "better in") == ((difference > 0) == higher_is_better(metric))
             assert single_p < 0.05
@@ -215,8 +208,10 @@ def assert_ends_are_true(ends, items, kind, columns):
 
 def patient_test(columns, item, metric):
     """Mean difference over cases of the means over seeds, and p of the patients' sums."""
-    methods, patients, cases = (np.array(columns[name]) for name in ("method", "patient", "case"))
-    values = np.array(columns[metric])
+    columns = columns[columns["metric"] == metric]
+    methods, patients, cases, values = (
+        columns[name].to_numpy() for name in ("method", "patient", "case", "value")
+    )
     _, first, number = np.unique(cases, return_index=True, return_inverse=True)
 
     def of_cases(method):
@@ -251,12 +246,12 @@ def test_every_sentence_of_what_we_learned_follows_from_the_stored_scores():
     ("words", "table", "method", "baseline", "outcomes"),
     [
         (
-            "the mean with DML1 is better calibrated, nearer to the single raters and better in volumes",
+            "nearer to the single raters and better in the CRPS of volumes",
             *("labels_differences", "uniform", "majority_sdl"),
             dict.fromkeys(
                 [
                     *("calibration_error", "rater_calibration_error", "binarized_dice_score"),
-                    *("generalised_energy_distance", "volume_crps_error_ml"),
+                    *("generalised_energy_distance", "volume_crps_error"),
                 ],
                 "better",
             ),
@@ -289,7 +284,7 @@ def test_every_sentence_of_what_we_learned_follows_from_the_stored_scores():
         (
             "fit the rule that makes masks",
             *("decisions_differences", "uniform, fitted", "uniform, argmax"),
-            {"volume_error_ml": "better", "dice_score": "no difference"},
+            {"volume_error": "better", "dice_score": "no difference"},
         ),
         (
             "calibrate the teacher with a temperature",
@@ -318,6 +313,50 @@ def shown_outcomes(page, table, method, baseline):
         is_better = cell.strip("*")[0] == ("+" if heading.endswith("↑") else "−")
         found[metric] = ("better" if is_better else "worse") if cell.startswith("**") else "no difference"
     return found
+
+
+# what an answer may call better only if every score of the kind is
+KINDS = {
+    "better calibrated": lambda metric: metric.endswith("calibration_error"),
+    "nearer to the single raters": lambda metric: metric.startswith(("rater_", "generalised_")),
+    "better in volumes": lambda metric: metric.startswith("volume_") and "coverage" not in metric,
+}
+
+
+def is_better(columns, item, metric):
+    difference, p = patient_test(columns, item, metric)
+    return (difference > 0) == higher_is_better(metric) and p < 0.05
+
+
+@pytest.mark.parametrize("words", KINDS)
+def test_the_answer_in_short_calls_a_kind_of_scores_better_only_if_each_of_them_is(words):
+    answer = " ".join((DOCS / "results.md").read_text().partition("## What we learned")[2].split())
+    columns = read_cases(RESULTS / "labels.parquet")
+    item = Item("uniform", "majority_sdl", "")
+    metrics = [metric for metric in columns["metric"].unique() if KINDS[words](metric)]
+    assert len(metrics) == 2
+    # two numbers of volumes: the CRPS is better, and the error of masks is not
+    assert all(is_better(columns, item, metric) for metric in metrics) == (words != "better in volumes")
+    assert (words in answer.partition("<!--")[0]) == (words != "better in volumes")
+
+
+@pytest.mark.parametrize("file", [path.stem for path in sorted(RESULTS.glob("*.parquet"))])
+def test_every_mean_of_the_page_is_the_mean_of_the_stored_scores(file):
+    table = make_figures.table_in((DOCS / "results.md").read_text(), f"{file}_means")
+    header, _, *rows = (line.strip("| ").split(" | ") for line in table.splitlines())
+    columns = read_cases(RESULTS / f"{file}.parquet")
+    assert sorted(row[0] for row in rows) == sorted(set(columns["method"]))
+    for position, title in enumerate(header[1:], 1):
+        name = title.partition(" (")[0].rstrip(" ↑↓")
+        (metric,) = [each for each in columns["metric"].unique() if SCORES_SHOWN[each].name == name]
+        values = columns[columns["metric"] == metric]
+        for method, *cells in rows:
+            # over seeds first, then over cases
+            of_cases = values[values["method"] == method].groupby("case")["value"].mean()
+            shown = cells[position - 1].strip("*").replace("−", "-")
+            decimals = len(shown.partition(".")[2])
+            scale = 100 if values["unit"].iloc[0] == "share" else 1
+            assert float(shown) == pytest.approx(of_cases.mean() * scale, abs=0.51 * 10**-decimals)
 
 
 def test_kde_is_better_than_a_temperature_in_no_score():
@@ -367,7 +406,10 @@ def test_a_sentence_names_the_items_of_a_score_that_do_not_agree():
     question = Question("A change", "labels_differences", "x", items)
 
     def said(*values):
-        effects = [Effect(*item[:3], *value) for item, value in zip(items, values, strict=True)]
+        effects = [
+            Effect(item.method, item.baseline, ScoreKey(item.metric), *value)
+            for item, value in zip(items, values, strict=True)
+        ]
         return sentence(question, effects)
 
     assert said((0.01, 0, 0, 0.01), (0.02, 0, 0, 0.0201), (-0.001, 0, 0, 0.01), (0.001, 0, 0, 0.5)) == (
@@ -385,7 +427,7 @@ def test_differences_are_corrected_for_all_cells_and_intervals_agree_with_p(made
     names = DIFFERENCES["labels_differences"]
     assert len(effects) == len(names.pairs) * len(names.metrics)
     (single,) = made.corrected([Cell("labels", "random", "majority_sdl", "dice_score")])
-    (among_many,) = [each for each in effects if (each.method, each.metric) == ("random", "dice_score")]
+    (among_many,) = [each for each in effects if (each.method, each.key.metric) == ("random", "dice_score")]
     assert single.difference == among_many.difference
     assert single.p < among_many.p
     assert single.high - single.low < among_many.high - among_many.low
@@ -437,7 +479,7 @@ def test_every_conclusion_of_the_paper_is_checked_or_not_testable():
     ],
 )
 def test_a_conclusion_holds_or_fails_only_significantly(judged, effects, expected):
-    made = [Effect("a", "b", "dice_score", difference, 0, 0, p) for difference, p in effects]
+    made = [Effect("a", "b", ScoreKey("dice_score"), difference, 0, 0, p) for difference, p in effects]
     assert results_conclusions.outcome(Verdict(judged, ""), made) == expected
 
 
@@ -467,7 +509,7 @@ def test_stored_results_are_of_known_studies_and_small():
 )
 def test_a_training_has_the_same_scores_whatever_else_runs_on_the_gpu(study, method, other, same):
     def scores(study, method):
-        columns = read_scores(RESULTS / f"{study}.parquet").select(method=method).columns
+        columns = read_cases(RESULTS / f"{study}.parquet").query("method == @method")
         keys = zip(columns["seed"], columns["case"], columns["metric"], strict=True)
         return dict(zip(keys, columns["value"].tolist(), strict=True))
 

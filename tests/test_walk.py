@@ -2,15 +2,11 @@
 
 import csv
 import re
-import sys
 
 import first_hour
 import nibabel
 import pytest
 from PIL import Image
-from typer.testing import CliRunner
-
-from semidice.cli import app
 
 # the phrase of each command that says what to do next
 NEXT = {
@@ -95,26 +91,6 @@ def test_a_changed_word_of_the_output_is_detected_and_a_changed_number_is_not():
     assert first_hour.fixed_lines(block) == ["wrote report.html (# MB)", "dice #"]
     assert first_hour.fixed_lines(block.replace("0.1", "12")) == first_hour.fixed_lines(block)
     assert first_hour.fixed_lines(block.replace("wrote", "made")) != first_hour.fixed_lines(block)
-
-
-def test_without_monai_the_surface_dice_of_the_start_page_is_left_out_in_one_line(pictures, monkeypatch):
-    root, _ = pictures
-    (line,) = [
-        line
-        for line in (first_hour.ROOT / "docs" / "start.md").read_text().splitlines()
-        if line.startswith("semidice evaluate") and "surface_dice_score" in line
-    ]
-    command, _, comment = line.partition("#")
-    assert "[monai]" in comment
-    monkeypatch.setitem(sys.modules, "monai", None)
-    monkeypatch.chdir(root)
-    done = CliRunner().invoke(app, command.split()[1:], env={"COLUMNS": "110"})
-    assert done.exit_code == 0, done.stderr
-    assert "left out surface_dice_score: it needs monai: pip install 'semidice[monai]'" in (
-        done.stdout.splitlines()
-    )
-    assert done.stderr == ""
-    assert "dice_score" in (root / "scores.csv").read_text()
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ smaller networks and fewer steps, some students became worse.
 # %%
 import torch
 
-from semidice import DistillationLoss, SegmentationLoss, Teacher, mean_label
+from semidice import DistillationLoss, SegmentationLoss, Teacher, TeacherCalibration, mean_label
 from semidice.data.phantom import make_phantom
 from semidice.networks.small_unet import SmallUNet
 
@@ -40,7 +40,7 @@ def train(loss_of_batch):
 
 segmentation, distillation = SegmentationLoss(), DistillationLoss()
 network = train(lambda logits, batch: segmentation(logits, mean_of_three[batch]))
-teacher = Teacher(network, calibration="kde")
+teacher = Teacher(network, TeacherCalibration("kde"))
 plain = train(lambda logits, batch: segmentation(logits, one_rater[batch]))
 distilled = train(
     lambda logits, batch: distillation(logits, one_rater[batch], teacher(image[batch], one_rater[batch]))

@@ -9,25 +9,14 @@ A probability map becomes a mask. Comparing with 0.5 is one way, and often not t
 import torch
 
 from semidice.data.phantom import make_phantom
-from semidice.decisions import (
-    argmax_mask,
-    dice_optimal_mask,
-    fit_decision,
-    nested_optimal_mask,
-    threshold_mask,
-)
+from semidice.decisions import decide, fit_decision
 from semidice.metrics import dice_score
 
 phantom = make_phantom(40, size=(48, 48), num_raters=5, seed=7, offset=1.8)
 prob = phantom.prob[:, 1:] * 0.7  # a network that is too timid
 majority = (phantom.masks.float().mean(1, keepdim=True) > 0.5).long()
 
-masks = {
-    "argmax": argmax_mask(prob),
-    "threshold:0.3": threshold_mask(prob, 0.3),
-    "dice": dice_optimal_mask(prob),
-    "nested": nested_optimal_mask(prob),
-}
+masks = {rule: decide(prob, rule) for rule in ("argmax", "threshold:0.3", "dice", "nested")}
 scores = {name: dice_score(mask.float(), majority)[:, 0] for name, mask in masks.items()}
 for name, score in scores.items():
     print(f"{name:14} Dice against the majority: {100 * score.mean():.1f} %")

@@ -11,27 +11,21 @@ import numpy as np
 import torch
 
 from semidice.data.phantom import make_phantom
-from semidice.decisions import fit_conformal, rater_volumes_ml, volume_interval, volume_ml
+from semidice.decisions import Intervals, fit_conformal, rater_volumes_ml, volume_interval, volume_ml
 
 spacing = (1.0, 1.0, 5.0)  # mm
 phantom = make_phantom(80, size=(48, 48), num_raters=4, seed=1)
 prob = torch.sigmoid(torch.logit(phantom.prob[:, 1:], eps=1e-6) / 0.3)  # a network that is too sure
 
-expected = volume_ml(prob, spacing_mm=spacing, of="probability").double().numpy()
+expected = volume_ml(prob, spacing_mm=spacing).double().numpy()
 low, high = (end.numpy() for end in volume_interval(prob, 0.9, spacing_mm=spacing))
 of_raters = rater_volumes_ml(phantom.masks, num_channels=1, spacing_mm=spacing).numpy()
 
 known, new = slice(0, 50), slice(50, 80)
-conformal = fit_conformal(
-    low[known],
-    high[known],
-    of_raters[known],
-    [f"patient {number}" for number in range(50)],
-    level=0.9,
-    expected=expected[known],
-    voxel=0.005,
-)
-corrected = conformal.apply(low[new], high[new], expected=expected[new], voxel=0.005)
+intervals = Intervals(low, high, expected, voxel=0.005)
+patients = [f"patient {number}" for number in range(50)]
+conformal = fit_conformal(intervals.part(known), of_raters[known], patients, level=0.9)
+corrected = conformal.apply(intervals.part(new))
 
 
 def covered(low, high):

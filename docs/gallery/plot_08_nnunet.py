@@ -37,21 +37,23 @@ for path in sorted(path for path in raw.rglob("*") if path.is_dir()):
 # label is made from the augmented masks in every step, and the loss has its minimum there: at the mean of
 # the raters.
 
+from dataclasses import asdict
+
 import numpy as np
 import torch
 from PIL import Image
 
 from semidice import SegmentationLoss, mean_label
-from semidice.nnunet.options import trainer_options
+from semidice.nnunet.options import TrainerOptions
 
-options = trainer_options("mean", "dml1")
-print(options.loss)
+options = TrainerOptions(label="mean", loss="dml1").loss_options()
+print(options)
 
 case = sorted((raw / "labelsTr").glob("*.png"))[0].name
 masks = np.stack([np.asarray(Image.open(folder / case)) for folder in sorted((raw / "ratersTr").iterdir())])
 own_label = torch.from_numpy(np.asarray(Image.open(raw / "labelsTr" / case)).astype(np.int64))
 soft = mean_label(torch.from_numpy(masks).bool())
-loss = SegmentationLoss(background=False, smooth=options.loss.smooth, cross_entropy_weight=1, region_weight=1)
+loss = SegmentationLoss(**asdict(options))
 prob = soft.clamp(1e-4, 1)[None]
 print(f"loss at the mean of the raters: {loss(prob.log(), soft[None]):.3f} with the soft label")
 print(f"                                {loss(prob.log(), own_label[None]):.3f} with nnU-Net's own label")

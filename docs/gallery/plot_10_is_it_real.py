@@ -11,8 +11,9 @@ patients are drawn again.
 # in a few.
 
 import numpy as np
+import pandas as pd
 
-from semidice.metrics import CaseRow, CaseTable, compare_cases, means_table, pairs_table
+from semidice.statistics import case_table, compare_cases, means_table, pairs_table
 
 generator = np.random.default_rng(0)
 difficulty = generator.normal(0.8, 0.06, 24)
@@ -21,12 +22,11 @@ scores = {
     "a little better everywhere": difficulty + 0.02 + generator.normal(0, 0.01, 24),
     "much better in three cases": difficulty + 0.15 * (np.arange(24) < 3) + generator.normal(0, 0.02, 24),
 }
-rows = [
-    CaseRow(f"case{case:02}", f"patient{case // 2:02}", 0, method, "mean", "dice_score", float(value))
-    for method, values in scores.items()
-    for case, value in enumerate(np.clip(values, 0, 1))
-]
-comparison = compare_cases(CaseTable.from_rows(rows), "dice_score")
+wide = pd.DataFrame(scores).clip(0, 1)
+wide["case"] = [f"case{number:02}" for number in range(24)]
+wide["patient"] = [f"patient{number // 2:02}" for number in range(24)]
+table = wide.melt(["case", "patient"], var_name="method").assign(metric="dice_score")
+comparison = compare_cases(case_table(table), "dice_score")
 print(means_table([comparison]).markdown())
 print()
 print(pairs_table(comparison).markdown())
@@ -41,9 +41,8 @@ import matplotlib.pyplot as plt
 figure, axes = plt.subplots(figsize=(8, 4), layout="constrained")
 for row, method in enumerate(list(scores)[1:]):
     difference = 100 * (np.clip(scores[method], 0, 1) - difficulty)
-    pair = (comparison.methods.index(method), comparison.methods.index("baseline"))
-    estimate = comparison.corrected()
-    mean, low, high = (100 * float(part[pair]) for part in estimate[:3])
+    pair = 100 * comparison.pairs.loc[(method, "baseline"), ["difference", "low", "high"]].astype(float)
+    mean, low, high = pair
     axes.plot(difference, row + generator.uniform(-0.12, 0.12, 24), "o", color="#56B4E9", markersize=4)
     axes.errorbar(mean, row + 0.28, xerr=[[mean - low], [high - mean]], fmt="s", color="#D55E00", capsize=4)
 axes.axvline(0, color="0.4", linewidth=1)

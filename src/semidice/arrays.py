@@ -15,8 +15,8 @@ Anything else is a ValueError that says what was passed and what to do.
 
 Shapes and dtypes are always checked. Values are checked only if reading them needs no device
 synchronisation: on the CPU, outside a compiled graph. One exception: on another device, integers or bool that
-stand for a float target are read when they come for the first time in a shape and type.
-`check_all_values(True)` checks every value on every device, to find an error; it slows a GPU down.
+stand for a float target are read, by a module in its first batch only. To find an error in a batch on a GPU,
+call the loss with `.cpu()` of it.
 """
 
 import math
@@ -30,34 +30,20 @@ import torch.nn.functional as F
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-__all__ = ["check_all_values"]
-
 Activation = Literal["softmax", "sigmoid", "none"]
 # a network halves an image up to five times, so its sides must be multiples of this
 SIZE_MULTIPLE = 32
 # whether a target sums to one is looked up at this many voxels at most, so that a step is not slower
 MAX_SUMMED_VOXELS = 2**14
+# more channels than this, with one axis of space, are images without a class axis
+MAX_CHANNELS_1D = 32
+WAYS_OUT = (
+    "apply softmax; take one channel, prob[:, c : c + 1], or give images (N, H, W) a class axis, "
+    ".unsqueeze(1); for channels that may overlap, make masks by decide(prob, 'threshold:0.5', "
+    "exclusive=False)"
+)
 FLOAT_TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 INTEGER_TYPES = (torch.int64, torch.uint8, torch.int32, torch.int16, torch.int8, torch.bool)
-
-_checks_all = False
-
-
-def check_all_values(enabled: bool) -> None:
-    """Check every value of every argument, on a GPU too, for this process; off by default.
-
-    A GPU then waits for each check. Without this, only the CPU checks values, and whether a soft target sums
-    to one is looked up at `MAX_SUMMED_VOXELS` voxels.
-    """
-    global _checks_all
-    if not isinstance(enabled, bool):
-        raise ValueError(f"check_all_values takes True or False; got {enabled!r}")
-    _checks_all = enabled
-
-
-def checks_all_values() -> bool:
-    """Whether `check_all_values` is on."""
-    return _checks_all
 
 
 def describe(tensor: object) -> str:
@@ -106,14 +92,16 @@ def check_tensor(name: str, tensor: object, way_out: str = "use torch.as_tensor"
         raise ValueError(f"{name} has a type that cannot be used, {describe(tensor)}: use {way_out}")
 
 
-def values_are_readable(tensor: Tensor) -> bool:
+def values_are_readable(tensor: Tensor, *, waits: bool = False) -> bool:
     """Whether values can be read without a device synchronisation, a graph break or an error of vmap.
 
-    With `check_all_values`, a synchronisation is no reason not to read them.
+    waits: also if reading waits for a GPU, unless a CUDA graph is being captured.
     """
     if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return False
-    return tensor.device.type == "cpu" or (_checks_all and _may_wait_for(tensor))
+    if tensor.is_cuda:
+        return waits and not torch.cuda.is_current_stream_capturing()
+    return tensor.device.type == "cpu"
 
 
 def check_unit_range(name: str, tensor: Tensor, valid: Tensor | None = None, *, hint: str = "") -> None:
@@ -160,42 +148,35 @@ def check_prediction(prediction: Tensor, activation: Activation | None = None) -
         check_unit_range("prediction", prediction, hint=": for logits, use activation='softmax' or 'sigmoid'")
 
 
-def check_target(
-    prediction: Tensor,
-    target: Tensor,
-    *,
-    activation: Activation | None = None,
-    valid: Tensor | None = None,
-    ignore_index: int | None = None,
-    has_ignore_index: bool = True,
-) -> tuple[Tensor, Tensor | None]:
-    """Raise unless `target` and `valid` follow the contract; return both as `read_target` does.
+def check_prob(prob: Tensor, valid: Tensor | None = None, *, exclusive: bool = True) -> None:
+    """Raise unless `prob` (N, C, *space) can be decided or measured: probabilities, or bool masks.
 
-    has_ignore_index: whether the caller has that option, so that a message may name it.
+    exclusive: several channels of probabilities must sum to one; masks may overlap. Values of voxels that are
+    not valid do not matter. Checked on every device, because a wrong input gives a wrong mask or volume.
     """
-    if isinstance(target, Tensor) and target.device != prediction.device:
+    check_tensor("prob", prob)
+    is_mask = prob.dtype == torch.bool
+    if not (is_mask or prob.is_floating_point()) or prob.ndim < 2 or prob.numel() == 0:
         raise ValueError(
-            f"target is on {target.device} but prediction on {prediction.device}: move one of them"
+            f"prob must be floats in [0, 1] or bool masks, (N, C, *space) with a voxel; got {describe(prob)}"
         )
-    check_tensor("target", target)
     if valid is not None:
-        check_valid(prediction, valid)
-    target, counted = read_target(
-        prediction, target, activation=activation, valid=valid, ignore_index=ignore_index
-    )
-    if target.is_floating_point():
-        _check_soft_target(prediction, target)
-        check_unit_range("target", target, counted)
-        if activation == "softmax":
-            _check_sums_to_one(target, counted)
-        return target, counted
-    _check_class_map(prediction, target, activation)
-    way_out = ""
-    if ignore_index is None:
-        option = "ignore_index or valid" if has_ignore_index else "valid"
-        way_out = f": pass {option} if one of them means 'do not count'"
-    _check_class_range(target, counted, prediction.shape[1], way_out)
-    return target, counted
+        check_valid(prob, valid)
+    if prob.ndim == 3 and prob.shape[1] > MAX_CHANNELS_1D and (is_mask or not exclusive):
+        raise ValueError(
+            f"{describe(prob)} is read as {prob.shape[1]} channels along a line: give images (N, H, W) a "
+            "class axis, .unsqueeze(1)"
+        )
+    if is_mask:
+        return
+    if values_are_readable(prob):
+        check_unit_range("prob", prob, valid, hint=": apply softmax or sigmoid to logits")
+    elif values_are_readable(prob, waits=True):
+        counted = prob if valid is None else prob.masked_fill(~valid.unsqueeze(1), 0)
+        ends = torch.stack(counted.detach().aminmax()).cpu()
+        check_unit_range("prob", ends, hint=": apply softmax or sigmoid to logits")
+    if exclusive:
+        check_distribution("prob", prob, valid, way_out=WAYS_OUT, waits=True)
 
 
 def read_target(
@@ -205,11 +186,13 @@ def read_target(
     activation: Activation | None = None,
     valid: Tensor | None = None,
     ignore_index: int | None = None,
+    waits: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
     """`target` as class indices (N, *space) or floats (N, C, *space), and `valid` without the ignored voxels.
 
-    A target in one of these two forms is returned unchanged, with any size of space, and so is one that
-    `check_target` will refuse. Integers and bool in place of floats get the prediction's type.
+    A ValueError says what does not follow the contract. A target in one of these two forms is returned
+    unchanged; integers and bool in place of floats get the prediction's type.
+    waits: whether these may be read on a GPU, which waits for it; False after the first batch of a module.
 
     >>> labels = torch.tensor([[[0, 1, 1]]])
     >>> read_target(torch.zeros(1, 2, 3), labels)[0]
@@ -217,47 +200,47 @@ def read_target(
     >>> read_target(torch.zeros(1, 1, 3), labels > 0, activation="sigmoid")[0]
     tensor([[[0., 1., 1.]]])
     """
-    are_tensors = isinstance(target, Tensor) and isinstance(prediction, Tensor)
-    if not are_tensors or prediction.ndim < 2 or not prediction.is_floating_point():
-        return target, valid
-    if target.layout is not torch.strided or target.dtype not in FLOAT_TYPES + INTEGER_TYPES:
-        return target, valid
-    num_channels, has_channels = prediction.shape[1], target.ndim == prediction.ndim
-    if num_channels == 1 and target.ndim == prediction.ndim - 1:
-        target, has_channels = target.unsqueeze(1), True
-    if target.is_floating_point() or not has_channels:
-        return target, fold_ignored(target, valid, ignore_index)
+    check_tensor("target", target)
+    if target.device != prediction.device:
+        raise ValueError(
+            f"target is on {target.device} but prediction on {prediction.device}: move one of them"
+        )
+    if valid is not None:
+        check_valid(prediction, valid)
+    num_channels, is_soft = prediction.shape[1], target.is_floating_point()
     has_classes = activation != "sigmoid" and num_channels > 1
-    if has_classes and target.shape[1] == 1 and target.dtype != torch.bool:
+    if num_channels == 1 and target.ndim == prediction.ndim - 1:
+        target = target.unsqueeze(1)
+    is_index = not is_soft and target.dtype != torch.bool
+    if is_index and has_classes and target.ndim == prediction.ndim and target.shape[1] == 1:
         target = target.squeeze(1)
-        return target, fold_ignored(target, valid, ignore_index)
-    if target.shape[1] != num_channels or target.is_complex() or target.numel() == 0:
+    if is_soft:
+        if ignore_index is not None:
+            raise ValueError(
+                f"ignore_index={ignore_index} is for integer targets; got a soft label {describe(target)}: "
+                "pass valid=..., bool (N, *space)"
+            )
+        _check_soft_target(prediction, target, valid, activation)
+        return target, valid
+    if target.shape != prediction.shape:
+        _check_class_map(prediction, target, activation)
+        valid = _without_ignored(target, valid, ignore_index)
+        _check_class_range(target, valid, num_channels, has_ignored=ignore_index is not None)
         return target, valid
     if num_channels == 1:
-        valid = fold_ignored(target.squeeze(1), valid, ignore_index)
+        valid = _without_ignored(target.squeeze(1), valid, ignore_index)
     elif ignore_index is not None:
         raise ValueError(
             f"ignore_index={ignore_index} is for class indices, or for the mask of one channel; "
             f"got {describe(target)}: pass valid=..., bool (N, *space)"
         )
-    _check_zeros_and_ones(target, valid, one_hot=has_classes)
+    if values_are_readable(target, waits=waits):
+        _check_zeros_and_ones(target, valid, one_hot=has_classes)
     return target.to(prediction.dtype), valid
 
 
-# kinds of targets that were read on a device: shape, type, device, and whether they must be one-hot
-_read_kinds: set[tuple[object, ...]] = set()
-
-
 def _check_zeros_and_ones(target: Tensor, valid: Tensor | None, *, one_hot: bool) -> None:
-    """Raise unless the valid voxels hold 0 and 1 only and, if `one_hot`, exactly one 1 each.
-
-    On a device other than the CPU this waits for the device, so only the first target of a kind is read.
-    """
-    if valid is not None:
-        check_valid(target, valid)
-    kind = (target.shape, target.dtype, target.device, one_hot)
-    if not values_are_readable(target) and (kind in _read_kinds or not _may_wait_for(target)):
-        return
+    """Raise unless the valid voxels hold 0 and 1 only and, if `one_hot`, exactly one 1 each."""
     counted = target if valid is None else target.masked_fill(~valid.unsqueeze(1), 0)
     low, high = (0, 1) if target.dtype == torch.bool else (int(bound) for bound in counted.aminmax())
     if low < 0 or high > 1:
@@ -275,47 +258,22 @@ def _check_zeros_and_ones(target: Tensor, valid: Tensor | None, *, one_hot: bool
                 f"{num_wrong} voxels hold no class or several: use .float() if they are a soft label, and "
                 "valid for voxels that do not count"
             )
-    if target.is_cuda:
-        _read_kinds.add(kind)
 
 
-def _may_wait_for(tensor: Tensor) -> bool:
-    """Whether values can be read at all: not in a compiled or captured graph, under vmap or without data."""
-    if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        return False
-    return tensor.is_cuda and not torch.cuda.is_current_stream_capturing()
-
-
-def fold_ignored(target: Tensor, valid: Tensor | None, ignore_index: int | None) -> Tensor | None:
-    """`valid` without the voxels whose class index is `ignore_index`; an error for a soft target."""
+def _without_ignored(target: Tensor, valid: Tensor | None, ignore_index: int | None) -> Tensor | None:
+    """`valid` without the voxels whose class index is `ignore_index`."""
     if ignore_index is None:
         return valid
     check_whole_number(ignore_index=ignore_index)
-    if target.is_floating_point():
-        raise ValueError(
-            f"ignore_index={ignore_index} is for integer targets; got a soft label {describe(target)}: "
-            "pass valid=..., bool (N, *space)"
-        )
-    lowest, highest = _limits(target.dtype)
-    if not lowest <= ignore_index <= highest:
+    limits = torch.iinfo(torch.uint8 if target.dtype == torch.bool else target.dtype)
+    highest = 1 if target.dtype == torch.bool else limits.max
+    if not limits.min <= ignore_index <= highest:
         raise ValueError(
             f"ignore_index={ignore_index} cannot occur in a target of {describe(target)}, whose values are "
-            f"{lowest} to {highest}: use target.long(), or the value that the target holds"
-        )
-    is_flags = isinstance(valid, Tensor) and valid.dtype == torch.bool
-    if valid is not None and (not is_flags or valid.shape != target.shape):
-        raise ValueError(
-            f"valid must be bool {tuple(target.shape)}, the shape of the target; got {describe(valid)}"
+            f"{limits.min} to {highest}: use target.long(), or the value that the target holds"
         )
     counted = target != ignore_index
     return counted if valid is None else valid & counted
-
-
-def _limits(dtype: torch.dtype) -> tuple[int, int]:
-    if dtype == torch.bool:
-        return 0, 1
-    limits = torch.iinfo(dtype)
-    return limits.min, limits.max
 
 
 def check_valid(channels: Tensor, valid: Tensor) -> None:
@@ -329,7 +287,9 @@ def check_valid(channels: Tensor, valid: Tensor) -> None:
         raise ValueError(f"valid is on {valid.device} but prediction on {channels.device}: move one of them")
 
 
-def _check_soft_target(prediction: Tensor, target: Tensor) -> None:
+def _check_soft_target(
+    prediction: Tensor, target: Tensor, valid: Tensor | None, activation: Activation | None
+) -> None:
     if target.shape != prediction.shape:
         got = f"got target {describe(target)} for prediction {describe(prediction)}"
         if target.shape == prediction.shape[:1] + prediction.shape[2:]:
@@ -344,54 +304,79 @@ def _check_soft_target(prediction: Tensor, target: Tensor) -> None:
         if target.ndim == prediction.ndim and target.shape[2:] == prediction.shape[2:]:
             raise ValueError(f"target and prediction differ in images or channels; {got}")
         raise ValueError(f"target and prediction differ in shape; {got}")
-
-
-def _check_sums_to_one(target: Tensor, valid: Tensor | None) -> None:
-    """Raise unless the classes of a soft target sum to one, at the voxels that are looked up."""
-    if not values_are_readable(target):
-        return
-    soft = target.detach().flatten(2) if target.ndim > 2 else target.detach().unsqueeze(2)
-    step = 1 if _checks_all else max(1, soft.shape[0] * soft.shape[2] // MAX_SUMMED_VOXELS)
-    # float32: half precision would round the sum itself
-    total = soft[:, :, ::step].sum(1, dtype=torch.promote_types(target.dtype, torch.float32))
-    if valid is not None:
-        total = torch.where(valid.reshape(len(soft), -1)[:, ::step], total, 1)
-    low, high = total.aminmax()
-    # bfloat16 rounds each probability by up to 0.4 %
-    tolerance = 1e-3 if target.dtype in (torch.float32, torch.float64) else 2e-2
-    if not (low >= 1 - tolerance and high <= 1 + tolerance):
-        raise ValueError(
-            f"a soft target of a softmax must sum to one over its classes; got {describe(target)} with sums "
-            f"from {low:.4g} to {high:.4g}: divide it by its sum, mark padding in valid, or use "
-            "activation='sigmoid' if each channel is a separate mask"
+    check_unit_range("target", target, valid)
+    if activation == "softmax":
+        check_distribution(
+            "a soft target of a softmax",
+            target,
+            valid,
+            way_out="divide it by its sum, mark padding in valid, or use activation='sigmoid' if each "
+            "channel is a separate mask",
         )
+
+
+def check_distribution(
+    name: str,
+    prob: Tensor,
+    valid: Tensor | None = None,
+    *,
+    way_out: str = "apply softmax to logits",
+    waits: bool = False,
+) -> None:
+    """Raise unless several classes of `prob` (N, C, *space) sum to one, at the voxels that are looked up.
+
+    way_out: what to do about other sums, for the message. waits: also where reading waits for a GPU.
+    """
+    if prob.shape[1] == 1 or not values_are_readable(prob, waits=waits):
+        return
+    low, high = _sums_of_classes(prob, valid).aminmax()
+    # bfloat16 rounds each probability by up to 0.4 %
+    if not (low >= 1 - 2e-2 and high <= 1 + 2e-2):
+        raise ValueError(
+            f"{name} must sum to one over its classes; got {describe(prob)} with sums from {low:.4g} to "
+            f"{high:.4g}: {way_out}"
+        )
+
+
+def is_distribution(prob: Tensor) -> bool:
+    """Whether all values lie in [0, 1] and sum to one over the classes; reads values on any device."""
+    low, high = prob.detach().aminmax()
+    return bool(low >= 0) and bool(high <= 1) and bool((_sums_of_classes(prob, None) - 1).abs().max() < 1e-2)
+
+
+def _sums_of_classes(prob: Tensor, valid: Tensor | None) -> Tensor:
+    """Sums over the classes at some voxels, 1 where a voxel is not valid."""
+    prob = prob.detach().flatten(2) if prob.ndim > 2 else prob.detach().unsqueeze(2)
+    step = max(1, prob.shape[0] * prob.shape[2] // MAX_SUMMED_VOXELS)
+    # float32: half precision would round the sum itself
+    total = prob[:, :, ::step].sum(1, dtype=torch.promote_types(prob.dtype, torch.float32))
+    return total if valid is None else torch.where(valid.reshape(len(prob), -1)[:, ::step], total, 1)
 
 
 def _check_class_map(prediction: Tensor, target: Tensor, activation: Activation | None) -> None:
     got = f"got target {describe(target)} for prediction {describe(prediction)}"
-    if target.dtype == torch.bool or target.is_complex():
-        raise ValueError(
-            f"target must hold class indices, one-hot classes or soft labels; {got}: "
-            "use .long() for class indices, .float() for soft labels"
-        )
-    is_map = target.shape == prediction.shape[:1] + prediction.shape[2:]
-    if is_map and activation != "sigmoid" and prediction.size(1) > 1:
-        return
     if activation == "sigmoid" or prediction.shape[1] == 1:
         raise ValueError(
             "a sigmoid or one-channel prediction needs one mask per channel, (N, C, *space); " + got
         )
-    raise ValueError(f"class indices must have shape (N, *space) of the prediction; {got}")
+    if target.dtype == torch.bool:
+        raise ValueError(
+            f"target must hold class indices, one-hot classes or soft labels; {got}: "
+            "use .long() for class indices, .float() for soft labels"
+        )
+    if target.shape != prediction.shape[:1] + prediction.shape[2:]:
+        raise ValueError(f"class indices must have shape (N, *space) of the prediction; {got}")
 
 
-def _check_class_range(target: Tensor, valid: Tensor | None, num_classes: int, way_out: str) -> None:
+def _check_class_range(target: Tensor, valid: Tensor | None, num_classes: int, *, has_ignored: bool) -> None:
     if not values_are_readable(target):
         return
     low, high = (target if valid is None else target.masked_fill(~valid, 0)).aminmax()
     if low < 0 or high >= num_classes:
+        way_out = ": leave out voxels that do not count by ignore_index or valid"
         raise ValueError(
             f"target holds class indices {int(low)} to {int(high)}, but there are {num_classes} classes"
-            + way_out
+            + ("" if has_ignored else way_out)
         )
 
 
@@ -402,9 +387,11 @@ class NotFiniteError(ValueError):
 def check_result(loss: Tensor, prediction: Tensor) -> Tensor:
     """Return `loss`; raise if it is NaN. No check if values are not readable."""
     if values_are_readable(loss) and bool(loss.detach().isnan()):
+        num_infinite = int(prediction.isinf().sum())
         raise NotFiniteError(
             f"the loss is NaN: prediction {describe(prediction)} holds {int(prediction.isnan().sum())} NaN "
-            f"and {int(prediction.isinf().sum())} infinite values"
+            f"and {num_infinite} infinite values"
+            + (": mask a class by a large number such as -1e4, not by -inf" if num_infinite else "")
         )
     return loss
 
@@ -455,6 +442,16 @@ def one_hot(class_map: Tensor, num_classes: int) -> UInt8[Tensor, "N C *space"]:
     return (class_map.unsqueeze(1) == classes).to(torch.uint8)
 
 
+def as_fine(prediction: Tensor, target: Tensor) -> Tensor:
+    """A stand-in for a prediction in the size of its target, for `read_target`: it has no values."""
+    num_axes = prediction.ndim - 2
+    if not isinstance(target, Tensor) or target.ndim not in (num_axes + 1, num_axes + 2):
+        return prediction
+    space = target.shape[target.ndim - num_axes :]
+    one_element = prediction.detach().flatten()[:1].view([1] * prediction.ndim)
+    return one_element.expand(*prediction.shape[:2], *space)
+
+
 def downsample_target(
     target: Tensor, valid: Tensor | None, shape: torch.Size
 ) -> tuple[Tensor, Tensor | None]:
@@ -465,8 +462,7 @@ def downsample_target(
     """
     size, num_leading = shape[2:], 2 if target.is_floating_point() else 1
     fine = target.shape[num_leading:]
-    # check_target will refuse a wrong number of axes, with a better message
-    if fine == size or len(fine) != len(size):
+    if fine == size:
         return target, valid
     if any(coarse > full for coarse, full in zip(size, fine, strict=True)):
         raise ValueError(

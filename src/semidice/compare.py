@@ -16,37 +16,43 @@ and only scores of masks are compared, because no other score depends on the rul
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 
-import numpy as np
 from lightning_fabric import Fabric
 from rich.console import Console
 
 from .console import say, training_bars
 from .data.dataset import Dataset
-from .data.shared import SharedDataset
 from .decisions.volumes import check_level
-from .locks import FolderLock
-from .metrics.cases import CaseTable, concatenate, with_seed, write_cases
-from .metrics.registry import SCORES, score_name
-from .metrics.statistics import Comparison, compare_cases
-from .metrics.tables import means_table, pairs_table
+from .errors import UserError, described, given, nearest
+from .locks import locked
+from .metrics.registry import SCORES, ScoreKey
 from .paths import ComparisonFolder, RunFolder
 from .recipes.grid import Variant
-from .recipes.options import nearest_hint
 from .report.other_methods import read_other_methods
 from .report.verdict import raters_of, raters_warning, seeds_sentences, verdict
 from .runs.decide import run_intervals, scored_rules
 from .runs.decisions import add_decisions, mask_metrics, rule_names
 from .runs.run import TrainedRun
+from .statistics.cases import (
+    CaseTable,
+    concatenate,
+    find_keys,
+    in_order,
+    keys_of,
+    methods_of,
+    rows_of,
+    write_cases,
+)
+from .statistics.compare import Comparison, compare_cases
+from .statistics.tables import means_table, pairs_table
 from .training.command import RunBar, start_fabric
 from .training.crossvalidation import cross_validate, start_run
 from .training.grid import check_engine, finish_folds
 from .training.phases import write_jobs_table
 
 
-class CompareError(ValueError):
+class CompareError(UserError):
     """Some variants failed; the message names them and their errors."""
 
 
@@ -60,7 +66,7 @@ class Outcome:
 
     def table(self) -> CaseTable:
         """All scores; the methods are those of the variants."""
-        return concatenate(self.tables.values()).sorted()
+        return in_order(concatenate(self.tables.values()))
 
     def raise_if_failed(self) -> None:
         """A CompareError that names the failed variants, if there are any."""
@@ -77,39 +83,35 @@ def run_variants(
     fabric: Fabric,
     console: Console,
     *,
-    seen: Path | None = None,
     failed: Mapping[str, str] | None = None,
 ) -> Outcome:
     """Train every variant that is not finished, with one progress bar for each.
 
-    seen: file with the arrays of the dataset whose hashes were compared, for all runs. failed: errors of
-    variants that are not to be trained, by their absolute folder.
+    failed: errors of variants that are not to be trained, by their absolute folder.
     """
-    outcome, data = Outcome(), SharedDataset()
+    outcome = Outcome()
     with training_bars(console, names=[variant.name for variant in variants]) as progress:
         bars = {variant.name: RunBar(progress, variant.recipe, name=variant.name) for variant in variants}
         for variant in variants:
             bar = bars[variant.name]
             try:
                 if variant.teacher in outcome.failed:
-                    raise ValueError(f"its teacher {variant.teacher} failed")
+                    raise UserError(f"its teacher {variant.teacher} failed")
                 folder = str(variant.folder.absolute())
                 if failed and folder in failed:
-                    raise ValueError(failed[folder])
-                with FolderLock(RunFolder(variant.folder), "semidice compare") as bar.lock:
-                    run = start_run(variant.recipe, variant.folder, resume=True, data=data)
+                    raise UserError(failed[folder])
+                with locked(RunFolder(variant.folder), "semidice compare"):
+                    run = start_run(variant.recipe, variant.folder, resume=True)
                     table = cross_validate(
                         run,
                         fabric,
                         on_step=bar.show_step,
                         on_phase=bar.show_phase,
-                        data=data,
-                        seen=() if seen is None else (seen,),
                     )
                 assert table is not None
             # a wrong recipe must not stop the others
             except Exception as error:
-                outcome.failed[variant.name] = str(error) or type(error).__name__
+                outcome.failed[variant.name] = described(error)
                 bar.show_failed()
             else:
                 outcome.tables[variant.name], outcome.runs[variant.name] = table, run
@@ -121,7 +123,7 @@ def seeded_tables(tables: Mapping[str, CaseTable], variants: Sequence[Variant]) 
     """The tables with the column `seed` where a method has several."""
     seeds = {variant.name: variant.seed for variant in variants}
     return {
-        name: table if (seed := seeds[name]) is None else with_seed(table, seed)
+        name: table if (seed := seeds[name]) is None else table.assign(seed=seed)
         for name, table in tables.items()
     }
 
@@ -136,33 +138,36 @@ def decided_tables(
         scores = scored_rules(run, dataset, rules, console, metrics=metrics)
         if not run.missing_folds:
             add_decisions(run, scores)
-        methods = np.array([f"{run.recipe.name}, {rule}" for rule in scores.columns["method"].tolist()])
-        tables[name] = CaseTable({**scores.columns, "method": methods})
+        tables[name] = scores.assign(method=f"{run.recipe.name}, " + scores["method"])
     return tables
 
 
-def comparisons_of(table: CaseTable, metrics: Sequence[str] | None = None) -> dict[str, Comparison]:
-    """The comparison of all methods by each metric; None takes all metrics that all methods have.
+def comparisons_of(table: CaseTable, metrics: Sequence[str] | None = None) -> dict[ScoreKey, Comparison]:
+    """The comparison of all methods by each score; None takes all scores that all methods have.
 
-    A metric also stands for its names in the table, such as `dice_score_per_slice`.
+    A metric stands for its scores in the table, such as that of scans and that of slices.
     """
-    names = shared_metrics(table)
+    keys = shared_scores(table)
     if metrics is not None:
-        of_metric = [[name for name in names if metric in (name, score_name(name))] for metric in metrics]
-        # a metric without a name in the table is an error that names those there are
-        pairs = zip(metrics, of_metric, strict=True)
-        names = [name for metric, found in pairs for name in (found or [metric])]
-    return {name: compare_cases(table, name, missing="drop") for name in names}
+        found = {metric: [key for key in find_keys(table, metric) if key in keys] for metric in metrics}
+        missing = [metric for metric, of_metric in found.items() if not of_metric]
+        if missing:
+            raise UserError(
+                f"the case table has no {', '.join(missing)} of every method; it has "
+                + ", ".join(map(str, keys))
+            )
+        keys = list(dict.fromkeys(key for of_metric in found.values() for key in of_metric))
+    return {key: compare_cases(table, key, drop=True) for key in keys}
 
 
-def shared_metrics(table: CaseTable) -> list[str]:
-    """The metrics by which every method of the table was scored; a ValueError if there is none."""
-    methods = set(table.methods)
-    shared = [name for name in table.metrics if set(table.select(metric=name).methods) == methods]
+def shared_scores(table: CaseTable) -> list[ScoreKey]:
+    """The scores by which every method of the table was scored; a ValueError if there is none."""
+    methods = set(methods_of(table))
+    shared = [key for key in keys_of(table) if set(rows_of(table, key)["method"]) == methods]
     if not shared:
-        raise ValueError(
-            f"no score is common to {', '.join(table.methods)}: they have {', '.join(table.metrics)}; score "
-            "them alike with `semidice evaluate`"
+        raise UserError(
+            f"no score is common to {', '.join(methods_of(table))}: they have "
+            f"{', '.join(map(str, keys_of(table)))}; score them alike with `semidice evaluate`"
         )
     return shared
 
@@ -180,7 +185,7 @@ def run_compare(
     show_pairs: bool = False,
     accelerator: str = "auto",
     on: str | None = None,
-) -> Mapping[str, Comparison]:
+) -> Mapping[ScoreKey, Comparison]:
     """Train, compare, print and write; a CompareError at the end if a variant failed.
 
     dataset: None takes that of the first variant.
@@ -196,18 +201,19 @@ def run_compare(
     # before the training, which takes long
     names = rule_names(rules) if rules else []
     if interval is not None:
-        check_level(interval)
+        with given("--interval"):
+            check_level(interval)
     others = read_other_methods(case_tables, prepared, [variant.method for variant in variants])
     _check_metrics(metrics or (), others)
     folder = ComparisonFolder(out)
-    with FolderLock(folder, "semidice compare"):
+    with locked(folder, "semidice compare"):
         outcome = Outcome()
         if variants:
             failed: Mapping[str, str] = {}
             if on is not None:
-                failed = finish_folds({folder.arrays: variants}, on, console, accelerator=accelerator)
+                failed = finish_folds(variants, on, console, accelerator=accelerator)
             fabric = start_fabric(accelerator=accelerator)
-            outcome = run_variants(variants, fabric, console, seen=folder.arrays, failed=failed)
+            outcome = run_variants(variants, fabric, console, failed=failed)
             write_jobs_table(variants, folder.jobs)
         if names:
             outcome.tables = decided_tables(outcome.runs, prepared, names, console)
@@ -227,17 +233,18 @@ def _compared(
     metrics: Sequence[str] | None,
     show_pairs: bool,
     console: Console,
-) -> dict[str, Comparison]:
+) -> dict[ScoreKey, Comparison]:
     """Compare all methods, print and write; empty if no variant is finished."""
-    comparisons: dict[str, Comparison] = {}
+    comparisons: dict[ScoreKey, Comparison] = {}
     if outcome.tables:
         table = outcome.table()
         folder = ComparisonFolder(out)
         write_cases(table, folder.cases)
         for sentence in seeds_sentences(table):
             console.print(sentence, style="yellow", highlight=False, markup=False, soft_wrap=True)
-        comparisons = comparisons_of(table, metrics)
-        partial = [name for name in table.metrics if metrics is None and name not in comparisons]
+        with given("these scores cannot be compared"):
+            comparisons = comparisons_of(table, metrics)
+        partial = [str(key) for key in keys_of(table) if metrics is None and key not in comparisons]
         if partial:
             say(console, f"not compared, because not every method has it: {', '.join(partial)}")
         _show_and_write(comparisons, table, prepared, folder, console, show_pairs)
@@ -250,31 +257,30 @@ def _compared(
 
 def _check_metrics(metrics: Sequence[str], others: Mapping[str, CaseTable]) -> None:
     """Raise if there is no such score; before the training, which takes long."""
-    known = {*SCORES, *(metric for table in others.values() for metric in table.metrics)}
+    known = {*SCORES, *(str(key) for table in others.values() for key in keys_of(table))}
     for metric in metrics:
-        if metric not in known and score_name(metric) not in known:
-            close = get_close_matches(metric, known, n=1, cutoff=0.5)
-            raise ValueError(f"there is no score {metric!r}{nearest_hint(close, sorted(known))}")
+        if metric not in known and not any(find_keys(table, metric) for table in others.values()):
+            raise UserError(f"there is no score {metric!r}{nearest(metric, sorted(known))}")
 
 
 def _show_and_write(
-    comparisons: Mapping[str, Comparison],
+    comparisons: Mapping[ScoreKey, Comparison],
     table: CaseTable,
     dataset: Dataset,
     folder: ComparisonFolder,
     console: Console,
     show_pairs: bool,
 ) -> None:
-    raters = raters_of(dataset, set(table.columns["case"].tolist()), list(comparisons))
+    raters = raters_of(dataset, set(table["case"]), list(comparisons))
     means = means_table(list(comparisons.values()), intervals=False, raters=raters)
     means.write(folder.means)
     pairs = {
-        metric: pairs_table(comparison)
-        for metric, comparison in comparisons.items()
+        key.file_name: pairs_table(comparison)
+        for key, comparison in comparisons.items()
         if len(comparison.methods) > 1
     }
-    for metric, of_metric in pairs.items():
-        of_metric.write(folder.pairs(metric))
+    for name, of_metric in pairs.items():
+        of_metric.write(folder.pairs(name))
     warning = raters_warning(list(comparisons.values()), raters)
     if warning:
         console.print(warning, style="yellow", highlight=False, markup=False, soft_wrap=True)

@@ -19,10 +19,7 @@ from .data.dataset import Dataset
 from .data.phantom import PhantomOptions
 from .data.prepare import prepare_dataset
 from .data.sources import find_datasets
-from .metrics.cases import write_cases
-from .metrics.registry import display_scale
-from .metrics.statistics import Comparison
-from .metrics.tables import means_table, p_text
+from .errors import writing
 from .paths import DatasetFolder, DemoFolder
 from .recipes.grid import read_variants
 from .report.case_figures import CaseOverlay, draw_overlays, draw_reliability
@@ -30,6 +27,9 @@ from .report.figures import save_figure
 from .report.page import PageOptions, build_page
 from .report.page.content import StoredPredictions, count_bins
 from .runs.decide import run_decide
+from .statistics.cases import write_cases
+from .statistics.compare import Comparison
+from .statistics.tables import means_table, p_text
 from .training.command import start_fabric
 
 # the two variants of the grid that are compared in words
@@ -45,7 +45,8 @@ def run_demo(out: Path, console: Console, *, num_cases: int, epochs: int, num_fo
     """Prepare, train, compare and draw; finished steps are skipped."""
     # for images this small, a second thread is hardly faster, and slower if other programs use the cores
     torch.set_num_threads(1)
-    out.mkdir(parents=True, exist_ok=True)
+    with writing(out):
+        out.mkdir(parents=True, exist_ok=True)
     folder = DemoFolder(out)
     if not DatasetFolder(folder.dataset).manifest.exists():
         (raw,) = find_datasets("phantom", out, phantom=replace(PHANTOM, num_cases=num_cases))
@@ -75,7 +76,7 @@ def run_demo(out: Path, console: Console, *, num_cases: int, epochs: int, num_fo
         # the report shows all of them
         shown = console if name == METHOD else Console(quiet=True)
         run_decide(run.folder.path, rules=RULES, interval=0.9, console=shown)
-    fold_of_case = dict(zip(table.columns["case"].tolist(), table.columns["fold"].tolist(), strict=True))
+    fold_of_case = dict(zip(table["case"], table["fold"].tolist(), strict=True))
     predictions = StoredPredictions(dataset, outcome.runs, fold_of_case)
     save_figure(draw_overlays(_overlays(predictions)), folder.overlays)
     bins = count_bins(predictions, range(len(dataset)), table)
@@ -87,14 +88,11 @@ def run_demo(out: Path, console: Console, *, num_cases: int, epochs: int, num_fo
 
 def _difference_text(comparison: Comparison) -> str:
     """The difference between `METHOD` and `BASELINE` in one line."""
-    pair = tuple(comparison.methods.index(name) for name in (METHOD, BASELINE))
-    scale = display_scale(comparison.metric)
-    estimate = comparison.corrected()
-    difference, low, high = (scale * float(part[pair]) for part in estimate[:3])
-    p = p_text(float(estimate.p[pair]))
+    pair = comparison.pairs.loc[(METHOD, BASELINE)]
+    difference, low, high = (comparison.key.scale * pair[name] for name in ("difference", "low", "high"))
     return (
-        f"{METHOD} against {BASELINE}, {comparison.metric}: "
-        f"{difference:+.2f} [{low:+.2f}, {high:+.2f}], p {p}"
+        f"{METHOD} against {BASELINE}, {comparison.key}: "
+        f"{difference:+.2f} [{low:+.2f}, {high:+.2f}], p {p_text(pair.p)}"
     )
 
 

@@ -1,10 +1,16 @@
-"""Which extra of semidice installs a package of another project, and a message if it is missing or too old.
+"""Which extra of semidice installs a package of another project, and a message if it is missing.
 
-The lowest allowed versions are those of `pyproject.toml`, read from the installed metadata of semidice.
+Versions are those that pip has resolved.
 """
 
 import importlib.util
-from importlib import metadata
+
+from .errors import UserError
+
+
+class ExtraError(ImportError, UserError):
+    """A package of another project is missing."""
+
 
 # packages of the extra `train` are not listed: an unknown package belongs to it
 _EXTRA_OF_PACKAGE = {
@@ -23,8 +29,6 @@ _EXTRA_OF_PACKAGE = {
     "transformers": "huggingface",
     "wandb": "wandb",
 }
-# where a package is installed under another name
-_DISTRIBUTIONS = {"mlflow": "mlflow-skinny"}
 
 
 def missing_message(package: str) -> str:
@@ -38,35 +42,9 @@ def missing_message(package: str) -> str:
 
 
 def need(package: str, user: str) -> None:
-    """An ImportError of one line if `package` is missing or older than `pyproject.toml` allows.
+    """An ExtraError of one line if `package` is missing.
 
     user: what needs the package, such as "semidice.integrations.lightning".
     """
     if importlib.util.find_spec(package) is None:
-        raise ModuleNotFoundError(f"{user} {missing_message(package)}", name=package)
-    # packaging comes with every extra; the core does not need it
-    from packaging.requirements import Requirement
-    from packaging.utils import canonicalize_name
-
-    extra = _EXTRA_OF_PACKAGE[package]
-    distribution = canonicalize_name(_DISTRIBUTIONS.get(package, package))
-    for text in _requirements():
-        required = Requirement(text)
-        if canonicalize_name(required.name) != distribution:
-            continue
-        if required.marker is not None and not required.marker.evaluate({"extra": extra}):
-            continue
-        version = metadata.version(distribution)
-        if not required.specifier.contains(version, prereleases=True):
-            raise ImportError(
-                f"{user} needs {package}{required.specifier}, and {version} is installed; run: "
-                f"pip install --upgrade 'semidice[{extra}]'"
-            )
-
-
-def _requirements() -> list[str]:
-    """Lines of `pyproject.toml`; none if semidice is imported from its sources without being installed."""
-    try:
-        return metadata.requires("semidice") or []
-    except metadata.PackageNotFoundError:
-        return []
+        raise ExtraError(f"{user} {missing_message(package)}", name=package)

@@ -4,16 +4,17 @@ No other module spells out a file name. (Layouts that others define, such as tho
 their source in `data.sources`.) A file appears under its name only when it is complete, see `atomic_write`.
 """
 
-import errno
 import glob
 import hashlib
 import os
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from .errors import UserError, writing
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_+=,@-][A-Za-z0-9_.+=,@ -]*")
 
@@ -24,7 +25,7 @@ def check_name(name: str) -> str:
     Letters, digits, spaces and _.+=,@- are safe. A name does not start with a dot or contain a separator.
     """
     if not _SAFE_NAME.fullmatch(name) or len(name) > 150 or name.endswith(" "):
-        raise ValueError(
+        raise UserError(
             f"{name!r} cannot be a file name: use letters, digits, and _ - . + = , @ (no dot in front)"
         )
     return name
@@ -34,13 +35,16 @@ def check_name(name: str) -> str:
 def atomic_write(path: Path, *, durable: bool = True) -> Iterator[Path]:
     """A temporary path to write to; it is renamed to `path` at the end, or removed after an error.
 
+    The folder is created if it does not exist.
+
     durable: force the bytes to the disk before the file is renamed. Then a loss of power leaves the old file
     or the new one. False is many times faster for small files: after a loss of power, but not after a crash
     of the program, the file may be incomplete.
     """
     # processes of several machines may have the same number
     temp_path = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
-    with named_errors(path):
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
         try:
             yield temp_path
             if durable:
@@ -50,19 +54,12 @@ def atomic_write(path: Path, *, durable: bool = True) -> Iterator[Path]:
             temp_path.unlink(missing_ok=True)
 
 
-@contextmanager
-def named_errors(path: Path) -> Iterator[None]:
-    """Give an OSError the name of the file that was to be written.
-
-    Without it, the error has no name, or that of a temporary file, which the user does not know.
-    """
+def check_text(name: str | Path) -> None:
+    """A UserError if a name is not UTF-8: it could not be written into tables and records."""
     try:
-        yield
-    except OSError as error:
-        # an error of a library that is not one of the system has a text of its own
-        if error.errno is None:
-            raise
-        raise OSError(error.errno, error.strerror, str(path)) from error
+        str(name).encode()
+    except UnicodeEncodeError:
+        raise UserError(f"the name {os.fsencode(name)!r} is not UTF-8 text: rename it") from None
 
 
 def write_text(path: Path, text: str) -> None:
@@ -76,18 +73,6 @@ def write_bytes(path: Path, content: bytes | bytearray | memoryview) -> None:
         temp_path.write_bytes(content)
 
 
-def write_error(path: Path, error: OSError) -> ValueError:
-    """The error that a file or folder cannot be written, with the reason and what to do."""
-    remedy = "choose another folder, or run the same command again: it continues"
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        remedy = "free some space and run the same command again: it continues"
-    elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        remedy = "choose a folder that you may write to"
-    elif error.errno in (errno.EBUSY, errno.EXDEV):
-        remedy = "it may be the mount point of a disk: choose a folder below it"
-    return ValueError(f"cannot write {path}: {error.strerror or error}; {remedy}")
-
-
 def force_to_disk(path: Path) -> None:
     """Return when the file's bytes are on the disk."""
     with path.open("rb+") as file:
@@ -95,9 +80,7 @@ def force_to_disk(path: Path) -> None:
 
 
 def file_hash(path: Path) -> str:
-    """SHA-256 of a file; an OSError for a pipe or a device, which has no end."""
-    if path.exists() and not path.is_file():
-        raise OSError(errno.EINVAL, "it is not a file", str(path))
+    """SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -113,18 +96,39 @@ class Folder:
         """Who writes to the folder, see `locks`."""
         return self.path / ".lock"
 
-    def parts(self) -> Sequence["Folder"]:
-        """The folders in it that have locks of their own."""
-        return ()
-
-    def own_temp_files(self) -> list[Path]:
-        """Files that `atomic_write` left in the folder because its process was killed."""
-        lock = f"{self.lock.name}."
-        return [path for path in self.path.glob(".*.part") if not path.name.startswith(lock)]
+    @property
+    def lock_owner(self) -> Path:
+        """The process that has the lock, for messages."""
+        return self.path / ".lock.owner"
 
     def temp_files(self) -> list[Path]:
-        """Also those of its parts."""
-        return [*self.own_temp_files(), *(path for part in self.parts() for path in part.temp_files())]
+        """Files that `atomic_write` left in the folder because its process was killed."""
+        return list(self.path.glob(".*.part"))
+
+    def other_files(self, own: Container[Path] = ()) -> list[Path]:
+        """What is in the folder besides `own`, the lock and temporary files; the path itself if a file."""
+        if not self.path.is_dir():
+            return [self.path] if os.path.lexists(self.path) else []
+        of_lock = (self.lock, self.lock_owner, *self.temp_files())
+        return [path for path in self.path.iterdir() if path not in own and path not in of_lock]
+
+    def check_inside(self, folders: Iterable[Path]) -> None:
+        """A UserError if one of the folders in this one is a link that leads out of it: files would be
+        written, or read, somewhere else."""
+        for path in folders:
+            if leads_outside(self.path, path):
+                raise UserError(
+                    f"{path} is a link that leads out of {self.path}: replace it with the folder itself"
+                )
+
+
+def leads_outside(folder: Path, path: Path) -> bool:
+    """Whether links on the way from `folder` to `path` lead out of it, or form a loop."""
+    try:
+        return not path.resolve().is_relative_to(folder.resolve())
+    # a loop of links: RuntimeError up to Python 3.12, OSError from 3.13
+    except (RuntimeError, OSError):
+        return True
 
 
 class _File:
@@ -146,11 +150,23 @@ class DatasetFolder(Folder):
     """
 
     manifest = _File("manifest.json")  # what was prepared, from which files, with which options
-    checked = _File(".checked.json")  # the arrays whose SHA-256 was compared, see `data.integrity`
+    entries = _File(".scans")  # SCAN.json for each finished scan, until all are finished
 
     def array(self, kind: str, scan: str) -> Path:
         """kind: images, masks or truth."""
         return self.path / kind / f"{scan}.npy"
+
+    def entry(self, scan: str) -> Path:
+        return self.entries / f"{scan}.json"
+
+    def temp_files(self) -> list[Path]:
+        """Those of the folder, the entries and the arrays."""
+        folders = [self.path, self.entries, *(self.path / kind for kind in ("images", "masks", "truth"))]
+        return [path for folder in folders for path in folder.glob(".*.part")]
+
+    def check_links(self) -> None:
+        """A UserError if a folder of arrays is a link that leads out of the dataset."""
+        self.check_inside(self.path / kind for kind in ("images", "masks", "truth"))
 
     @property
     def contact_sheet(self) -> Path:
@@ -160,43 +176,13 @@ class DatasetFolder(Folder):
         return folder.with_name(f"{folder.name}_check.png")
 
 
-class UnfinishedDataset(Folder):
-    """The folder in which a dataset is prepared: .DATASET.part, next to the later DATASET."""
-
-    job = _File("job.json")  # what is being prepared, with which options
-    records = _File("records")  # SCAN.json for each finished scan
-
-    @classmethod
-    def of(cls, dataset: Path) -> "UnfinishedDataset":
-        return cls(dataset.with_name(f".{dataset.name}.part"))
-
-    def record(self, scan: str) -> Path:
-        return self.records / f"{scan}.json"
-
-    @property
-    def dataset(self) -> DatasetFolder:
-        """The dataset; it is moved to its final path when all scans are finished."""
-        return DatasetFolder(self.path / "dataset")
-
-    def foreign_files(self) -> list[Path]:
-        """Files in this folder that `prepare` did not write; the path itself if it is not a folder."""
-        if self.path.is_symlink() or not self.path.is_dir():
-            return [self.path] if os.path.lexists(self.path) else []
-        own = {self.job, self.records, self.dataset.path}
-        temporary = (self.lock.name, f".{self.job.name}.")
-        return [
-            path for path in self.path.iterdir() if path not in own and not path.name.startswith(temporary)
-        ]
-
-
 class FoldFolder(Folder):
     """One fold of a run: RUN/fold_K."""
 
     last = _File("last.safetensors")  # weights, optimiser and progress, from which a run is resumed
-    best = _File("best.safetensors")  # the weights with the best validation score
     log = _File("log.jsonl")  # one line for each logged step and each validation
     tensorboard = _File("tensorboard")  # the same for TensorBoard
-    teacher = _File("teacher.json")  # the fitted temperature of the teacher, if the fold has one
+    stamp = _File("stamp.json")  # which predictions the fold has, see `runs.stamp`
     predictions = _File("predictions")  # CASE.npz, see `runs.predictions`
     cases = _File("cases.parquet")  # scores of the fold's cases; written when the fold is finished
     seconds = _File("seconds.json")  # time of each phase, one entry for each time that the fold was worked on
@@ -210,12 +196,11 @@ class FoldFolder(Folder):
         """Those of the fold and its predictions."""
         return [*super().temp_files(), *Folder(self.predictions).temp_files()]
 
+    def folders(self) -> tuple[Path, ...]:
+        return self.path, self.predictions, self.tensorboard
+
     def prediction(self, case: str) -> Path:
         return self.predictions / f"{case}.npz"
-
-    def diverged(self, step: int) -> Path:
-        """The weights before a step whose loss was not finite."""
-        return self.path / f"diverged_step_{step}.safetensors"
 
 
 class RunFolder(Folder):
@@ -225,7 +210,6 @@ class RunFolder(Folder):
     versions = _File("versions.json")  # of everything that could change a number
     folds = _File("folds.json")  # the validation fold of every case
     dataset = _File("dataset.json")  # the part of the manifest that prediction needs
-    arrays = _File("arrays.json")  # size and time of the dataset's arrays when their hashes were compared
     cases = _File("cases.parquet")  # scores of every case, by the model that never saw its patient
     decision = _File("decision.json")  # fitted rules and corrections of intervals, per fold and for new scans
     decisions = _File("decisions.parquet")  # scores of masks by several rules, which are the methods
@@ -234,17 +218,15 @@ class RunFolder(Folder):
     wandb = _File("wandb")  # runs of Weights & Biases, if it is used
     calibrator = _File("calibrator.safetensors")  # what `semidice calibrate` kept for `predict`
 
-    def parts(self) -> Sequence[Folder]:
-        return self.existing_folds()
-
     def foreign_files(self) -> list[Path]:
         """What a start of a run did not write into a folder without a recipe; the path itself if a file."""
-        if not self.path.is_dir():
-            return [self.path] if os.path.lexists(self.path) else []
         # the recipe is written last, so a start that was stopped leaves the others
-        own = {self.versions, self.folds, self.dataset, self.lock, *self.temp_files()}
-        lock = f"{self.lock.name}."
-        return [path for path in self.path.iterdir() if path not in own and not path.name.startswith(lock)]
+        return self.other_files((self.versions, self.folds, self.dataset))
+
+    def check_links(self) -> None:
+        """A UserError if a folder in the run is a link that leads out of it."""
+        folders = [folder for fold in self.existing_folds() for folder in fold.folders()]
+        self.check_inside([*folders, self.mlflow, self.wandb])
 
     def fold(self, fold: int) -> FoldFolder:
         return FoldFolder(self.path / f"fold_{fold}")
@@ -304,7 +286,6 @@ class ComparisonFolder(Folder):
 
     cases = _File("cases.parquet")  # every score of every case and method
     means = _File("means")  # the table of means, without its suffix
-    arrays = _File("arrays.json")  # as in a run, for all runs of the comparison
     jobs = _File("jobs.csv")  # time of each phase of each fold of each run
 
     def pairs(self, metric: str) -> Path:

@@ -7,12 +7,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import ndimage, stats
 
-from semidice.calibration.keypoints import calibration_region, sample_keys, take_keys
+from semidice.calibration import calibration_region, draw_keys, kde_recalibrate
 from semidice.labels.smoothing import boundary_band
 
 
-def class_counts(target, keys):
-    return torch.bincount(take_keys(target, keys)[keys.mask], minlength=int(target.max()) + 1).tolist()
+def drawn(target, num_keys, **options):
+    """Numbers of the voxels that are keys, their classes, and their weights; (K,), or (N, K) per image.
+
+    The first class has the number of the voxel as its probability.
+    """
+    number = torch.arange(target.numel(), dtype=torch.float64).reshape(target.shape) / target.numel()
+    num_classes = int(target.clamp(max=9).max()) + 2
+    prob = torch.stack([number, *[(1 - number) / (num_classes - 1)] * (num_classes - 1)], dim=1)
+    keys = draw_keys(prob, target, num_keys, **options)
+    voxel = (keys.prob[..., 0] * target.numel()).round().long()
+    found = voxel, keys.label.argmax(-1), keys.weight
+    return found if options.get("per_image") else tuple(part[0] for part in found)
 
 
 @given(
@@ -24,29 +34,28 @@ def test_every_present_class_gets_its_share_of_keys_without_replacement(sizes, n
     target = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
     generator = torch.Generator().manual_seed(seed)
     target = target[torch.randperm(len(target), generator=generator)].unsqueeze(0)
-    keys = sample_keys(target, num_keys, generator=generator)
-    assert keys.index.shape == keys.mask.shape == keys.weight.shape == (num_keys,)
+    voxel, label, weight = drawn(target, num_keys, generator=generator)
+    assert voxel.shape == weight.shape == (num_keys,)
     present = [c for c, size in enumerate(sizes) if size > 0]
     shares = {c: len(range(position, num_keys, len(present))) for position, c in enumerate(present)}
     assert max(shares.values()) == -(-num_keys // len(present))
     expected = [min(size, shares.get(c, 0)) for c, size in enumerate(sizes)]
-    drawn = keys.index[keys.mask]
-    assert len(drawn.unique()) == len(drawn)
-    assert torch.bincount(target.flatten()[drawn], minlength=len(sizes)).tolist() == expected
+    real = weight > 0
+    assert len(voxel[real].unique()) == real.sum()
+    assert torch.equal(target.flatten()[voxel], label)
+    assert torch.bincount(label[real], minlength=len(sizes)).tolist() == expected
     # the key weights of a class sum to its number of voxels
     for c in present:
         if shares[c] > 0:
-            total = float(keys.weight[keys.mask][target.flatten()[drawn] == c].sum())
-            assert total == pytest.approx(sizes[c], rel=1e-5)
-    assert not keys.weight[~keys.mask].any()
+            assert float(weight[real & (label == c)].sum()) == pytest.approx(sizes[c], rel=1e-5)
 
 
 def test_voxels_of_a_class_are_equally_likely_to_be_keys():
     # 4000 images drawn independently: each of 30 background voxels is one of 6 keys in a fifth of them
     target = torch.cat([torch.zeros(4000, 30), torch.ones(4000, 9)], dim=1).long()
-    keys = sample_keys(target, 12, per_image=True, generator=torch.Generator().manual_seed(0))
-    assert keys.mask.all()
-    counts = torch.bincount(keys.index.flatten(), minlength=39)
+    voxel, _, weight = drawn(target, 12, per_image=True, generator=torch.Generator().manual_seed(0))
+    assert weight.all()
+    counts = torch.bincount(voxel.flatten() % 39, minlength=39)
     assert stats.chisquare(counts[:30].numpy()).pvalue > 1e-3
     assert stats.chisquare(counts[30:].numpy()).pvalue > 1e-3
     assert counts[:30].sum() == counts[30:].sum() == 4000 * 6
@@ -54,53 +63,51 @@ def test_voxels_of_a_class_are_equally_likely_to_be_keys():
 
 def test_the_same_seed_gives_the_same_keys():
     target = torch.randint(3, (2, 9, 9))
-    first, second = (sample_keys(target, 10, generator=torch.Generator().manual_seed(4)) for _ in range(2))
-    assert torch.equal(first.index, second.index)
-    assert not torch.equal(
-        first.index, sample_keys(target, 10, generator=torch.Generator().manual_seed(5)).index
+    first, second, third = (
+        drawn(target, 10, generator=torch.Generator().manual_seed(seed))[0] for seed in (4, 4, 5)
     )
+    assert torch.equal(first, second)
+    assert not torch.equal(first, third)
 
 
 @pytest.mark.parametrize("space", [(), (50,), (6, 9), (3, 4, 5)])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64])
 def test_targets_may_have_any_shape_and_soft_targets_count_by_their_argmax(space, dtype):
     target = torch.randint(3, (20, *space))
-    soft = torch.nn.functional.one_hot(target, 3).movedim(-1, 1) * 0.8 + 0.1
-    hard_keys = sample_keys(target.to(dtype), 12, generator=torch.Generator().manual_seed(0))
-    soft_keys = sample_keys(soft, 12, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(hard_keys.index, soft_keys.index)
-    assert class_counts(target, hard_keys) == [4, 4, 4]
-    assert torch.equal(take_keys(soft, soft_keys).argmax(1), take_keys(target, hard_keys))
+    soft = torch.nn.functional.one_hot(target, 3).movedim(-1, 1) * 0.8 + 0.2 / 3
+    prob = torch.rand(20, 3, *space).softmax(1)
+    hard_keys, soft_keys = (
+        draw_keys(prob, each, 12, generator=torch.Generator().manual_seed(0))
+        for each in (target.to(dtype), soft)
+    )
+    assert torch.equal(hard_keys.prob, soft_keys.prob)
+    assert torch.equal(hard_keys.label, torch.eye(3)[soft_keys.label.argmax(-1)])
+    assert hard_keys.label.sum(1).tolist() == [[4, 4, 4]]
 
 
-def test_per_image_samples_keys_within_each_image():
+def test_per_image_draws_keys_within_each_image():
     target = torch.stack([torch.zeros(5, 6), torch.ones(5, 6)]).long()
     target[1, 0, 0] = 2
     valid = torch.ones(2, 5, 6, dtype=torch.bool)
-    keys = sample_keys(target, 6, per_image=True, valid=valid)
-    taken = take_keys(target, keys)
-    assert taken[0].tolist() == [0] * 6
-    assert taken[1][keys.mask[1]].tolist() == [1, 2, 1, 1]
-    prob = torch.rand(2, 4, 5, 6)
-    assert torch.equal(take_keys(prob, keys)[1, 2], prob[1].flatten(1)[:, keys.index[1, 2]])
+    voxel, label, weight = drawn(target, 6, per_image=True, valid=valid)
+    assert label[0].tolist() == [0] * 6
+    assert label[1][weight[1] > 0].tolist() == [1, 2, 1, 1]
+    assert (voxel // 30).tolist() == [[0] * 6, [1] * 6]
     valid[0] = False
-    keys = sample_keys(target, 6, per_image=True, valid=valid)
-    assert keys.mask.sum(1).tolist() == [0, 4]
+    assert (drawn(target, 6, per_image=True, valid=valid)[2] > 0).sum(1).tolist() == [0, 4]
 
 
-def test_invalid_voxels_are_never_drawn_and_may_hold_anything():
+def test_invalid_voxels_are_never_drawn_and_may_hold_any_class():
     target = torch.randint(2, (1, 200))
     valid = torch.rand(1, 200) > 0.5
     target[~valid] = -100
-    keys = sample_keys(target, 400, valid=valid)
-    assert sorted(keys.index[keys.mask].tolist()) == valid.flatten().nonzero().flatten().tolist()
+    voxel, _, weight = drawn(target, 400, valid=valid)
+    assert sorted(voxel[weight > 0].tolist()) == valid.flatten().nonzero().flatten().tolist()
 
 
 def test_the_gradient_of_keys_reaches_their_voxels():
-    prob = torch.rand(2, 3, 4, requires_grad=True)
-    keys = sample_keys(torch.zeros(2, 4, dtype=torch.long), 3)
-    take_keys(prob, keys).sum().backward()
-    assert prob.grad is not None
+    prob = (torch.rand(2, 3, 4) / 3).requires_grad_()
+    draw_keys(prob, torch.zeros(2, 4, dtype=torch.long), 3).prob.sum().backward()
     assert float(prob.grad.sum()) == 9
 
 
@@ -139,47 +146,15 @@ def test_the_region_holds_mispredicted_voxels_and_those_near_a_boundary(space):
     assert torch.equal(calibration_region(prob, target, width=1, valid=valid), region & valid)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: sample_keys(torch.zeros(1, 4).long(), 0), "num_keys must be 1 or more; got 0"),
-        (lambda: sample_keys(torch.zeros(1, 4).long() - 1, 2), "target holds class -1"),
-        (
-            lambda: sample_keys(torch.zeros(1, 4).bool(), 2),
-            r"class indices or soft labels; got bool \(1, 4\)",
-        ),
-        (lambda: sample_keys(torch.zeros(4), 2), "a soft target needs a class axis"),
-        (
-            lambda: sample_keys(torch.zeros(1, 4).long(), 2, valid=torch.zeros(1, 4).bool()),
-            "there is no valid voxel to draw keys from",
-        ),
-        (lambda: sample_keys(torch.zeros(1, 4).long(), 2, valid=torch.ones(4).bool()), "valid must be bool"),
-        (lambda: boundary_band(torch.rand(1, 4, 4), width=1), "class_map must be integers"),
-        (lambda: boundary_band(torch.zeros(1, 4).long(), width=-1), "width must be 0 voxels or more; got -1"),
-        (
-            lambda: calibration_region(torch.rand(1, 2, 4), torch.zeros(1, 5).long()),
-            "class indices must have",
-        ),
-    ],
-)
-def test_the_error_names_bad_input(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
-
-
 @pytest.mark.gpu
 def test_keys_region_and_recalibration_are_captured_in_a_cuda_graph():
-    from semidice.calibration.recalibration import kde_recalibrate
-
     prob = torch.rand(2, 3, 32, 40, device="cuda").mul(5).softmax(1)
     target = torch.randint(3, (2, 32, 40), device="cuda")
 
     def step():
-        keys = sample_keys(target, 64)
-        new = kde_recalibrate(
-            prob, take_keys(prob, keys), take_keys(target, keys), bandwidth=1e-3, key_weight=keys.weight
-        )
-        return keys, torch.where(calibration_region(prob, target).unsqueeze(1), new, prob)
+        keys = draw_keys(prob, target, 64)
+        new = kde_recalibrate(prob, keys, bandwidth=1e-3, region=calibration_region(prob, target))
+        return keys, new
 
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
@@ -192,7 +167,7 @@ def test_keys_region_and_recalibration_are_captured_in_a_cuda_graph():
     for _ in range(3):
         graph.replay()
         torch.cuda.synchronize()
-        draws.append(keys.index.clone())
+        draws.append(keys.prob.clone())
         torch.testing.assert_close(result.sum(1), torch.ones_like(result[:, 0]))
-        assert keys.mask.all()
+        assert keys.weight.all()
     assert not torch.equal(draws[0], draws[1])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from scipy import ndimage
 
-from semidice.data.augment import (
+from semidice.data.batches.augment import (
     AugmentOptions,
     augment_image,
     draw_augmentation,
@@ -63,7 +63,6 @@ def settings(draw):
         scale=(low, draw(st.floats(low, 2.5))),
         flip=draw(st.one_of(st.booleans(), st.tuples(*[st.booleans()] * dims))),
         shift=draw(st.sampled_from([0, 0.5, 1])),
-        elastic=draw(st.sampled_from([0, 0, 0.03])),
         rotate_degrees=draw(st.sampled_from([0, 0, 20, 180])),
         gamma=draw(st.sampled_from([0, 0.5])),
         noise=draw(st.sampled_from([0, 0.2])),
@@ -125,7 +124,7 @@ def test_padding_around_a_case_does_not_change_the_result(setting):
 @given(settings())
 def test_sampling_equals_linear_interpolation_of_scipy_with_repeated_edges(setting):
     options, sizes, space, out_size, seed = setting
-    only_moved = {"noise": 0.0, "gamma": 0.0, "contrast": 0.0, "brightness": 0.0, "elastic": 0.0}
+    only_moved = {"noise": 0.0, "gamma": 0.0, "contrast": 0.0, "brightness": 0.0}
     options = options.model_copy(update=only_moved)
     image, label = torch.rand(len(sizes), 1, *space), random_label(len(sizes), 2, *space)
     params = draw_params(options, sizes, out_size, seed)
@@ -425,23 +424,6 @@ def test_flips_of_one_axis_leave_the_other_axis():
     assert set(params[:, 3]) == {-1.0, 1.0}
     with pytest.raises(ValueError, match="2 answers, but the images have 3 spatial axes"):
         draw_params(AugmentOptions(flip=(False, True)), [(8, 8, 8)], (8, 8, 8))
-
-
-def test_elastic_deformation_moves_neighbours_together_and_has_the_stated_size():
-    size, num_cases = (64, 64), 50
-    options = AugmentOptions(scale=(1, 1), flip=False, elastic=0.02)
-    params = torch.from_numpy(draw_params(options, [size] * num_cases, size))
-    sizes = torch.tensor([size] * num_cases)
-    ramp = torch.arange(64.0).expand(num_cases, 1, 64, 64)
-    grid, valid = sampling_grid(params, sizes, options, space=size, out_size=size)
-    moved = augment_image(ramp, grid, valid, params, options, **UNIT)[:, 0] - torch.arange(64.0)
-    inner = moved[:, 16:48, 16:48]
-    assert valid[:, 16:48, 16:48].all()
-    assert inner.std() == pytest.approx(0.02 * 64 * 0.75, rel=0.25)
-    # less than one voxel per voxel: nothing folds over
-    assert inner.diff(dim=1).abs().max() < 0.8
-    assert inner.diff(dim=2).abs().max() < 1
-    assert not torch.equal(moved[0], moved[1])
 
 
 def test_contrast_and_brightness_are_drawn_for_each_case():

@@ -1,20 +1,21 @@
 """Batches depend on seed and step only: streaming, residency, processes and resuming do not change them."""
 
-import os
 import threading
 
 import numpy as np
 import pytest
 import torch
 from prepared import dataset_with, make_prepared
+from scipy import ndimage
+from start import refused
 
-from semidice.data import storage as storage_module
-from semidice.data.augment import AugmentOptions
-from semidice.data.batches import Batches, Feed, WholeCases
+from semidice.data.batches import storage as storage_module
+from semidice.data.batches.augment import AugmentOptions
+from semidice.data.batches.feed import Batches, Feed, whole_cases
+from semidice.data.batches.label_making import LabelOptions, make_labels
+from semidice.data.batches.storage import Storage, centred, common_space, inside
 from semidice.data.dataset import Dataset
 from semidice.data.intensities import MeanStd
-from semidice.data.label_making import LabelOptions, make_labels
-from semidice.data.storage import Storage, centred, common_space, free_memory, inside
 from semidice.labels.makers import mean_label
 
 SIZES = [(20, 33), (40, 17), (32, 32)]
@@ -143,9 +144,16 @@ def test_reading_ahead_stops_with_the_iterator_and_raises_errors_of_workers(tmp_
     assert threading.active_count() == before
     feeds = make_batches(dataset, resident=False, workers=2).feeds(0, 100)
     dataset.folder.array("masks", "scan003").unlink()
-    with pytest.raises(ValueError, match=r"cannot read .*scan003\.npy"):
-        list(feeds)
+    refused(lambda: list(feeds), "scan003.npy")
     assert threading.active_count() == before
+
+
+def test_at_most_two_feeds_are_read_ahead_for_each_thread(dataset):
+    batches = make_batches(dataset, resident=False, workers=2)
+    started, read = [], batches.storage.read
+    batches.storage.read = lambda cases: started.append(cases) or read(cases)
+    for number, _ in enumerate(batches.feeds(0, 30), start=1):
+        assert len(started) <= number + 4
 
 
 def test_writing_into_a_feed_does_not_change_later_feeds(dataset):
@@ -255,6 +263,21 @@ def test_augmented_batches_keep_probabilities(dataset):
         assert batch.image.isfinite().all()
 
 
+def test_a_rotated_mean_of_two_raters_equals_the_linear_interpolation_of_scipy(tmp_path):
+    dataset = make_prepared(tmp_path / "set", num_cases=4, size=(32, 32), num_raters=2)
+    batches = make_batches(dataset, augment=AugmentOptions(rotate_degrees=40))
+    feed = batches.feed(0)
+    batch = batches.make(feed)
+    index = np.stack(np.indices((32, 32)), axis=-1)
+    for row, number in enumerate(feed.case.tolist()):
+        matrix, origin = np.split(feed.params[row, :6].double().numpy(), [4])
+        position = np.moveaxis(index @ matrix.reshape(2, 2).T + origin, -1, 0)
+        mean = dataset.masks(number).mean(0)
+        expected = ndimage.map_coordinates(mean, position, order=1, mode="nearest")
+        valid = batch.valid[row].numpy()
+        np.testing.assert_allclose(batch.target[row, 1].numpy()[valid], expected[valid], atol=1e-4)
+
+
 def test_volumes_and_slices_of_volumes_are_batched(tmp_path):
     volumes = make_prepared(tmp_path / "volumes", num_cases=3, size=(10, 12), depth=6)
     batch = make(make_batches(volumes, batch_size=2), 0)
@@ -268,24 +291,14 @@ def test_volumes_and_slices_of_volumes_are_batched(tmp_path):
         np.testing.assert_allclose(batch.image[row], image, atol=1e-5)
 
 
-def test_a_batch_can_mix_images_of_8_and_16_bits(tmp_path):
-    dataset = make_prepared(tmp_path / "set", num_cases=4, size=(32, 32))
-    path = dataset.folder.array("images", "scan002")
-    np.save(path, np.round(np.load(path) * (32767 / 255)).astype(np.int16))
-    batch = make(make_batches(dataset, augment=None), 0)
-    for row, number in enumerate(batch.case.tolist()):
-        image = (dataset.image(number) - dataset.manifest.mean[0]) / dataset.manifest.std[0]
-        np.testing.assert_allclose(batch.image[row], image, atol=1e-5)
-
-
 @pytest.mark.parametrize("resident", [True, False])
 def test_whole_cases_come_in_order_with_every_voxel_and_rater(dataset, resident):
     cases = [13, 0, 5, 4, 7]
     batches = make_batches(dataset, resident=resident)
-    whole_cases = WholeCases(batches.storage, cases, batch_size=2)
-    assert len(whole_cases) == 3
+    found = list(whole_cases(batches.storage, cases, batch_size=2))
+    assert len(found) == 3
     numbers = []
-    for batch in whole_cases:
+    for batch in found:
         assert batch.image.shape[2:] == batch.masks.shape[2:] == batch.valid.shape[1:] == (64, 64)
         assert not batch.image.movedim(1, -1)[~batch.valid].any()
         assert not batch.masks.movedim(1, -1)[~batch.valid].any()
@@ -306,17 +319,17 @@ def test_whole_cases_come_in_order_with_every_voxel_and_rater(dataset, resident)
 
 def test_images_are_normalised_with_the_given_mean_and_std(dataset):
     mean_std = MeanStd(mean=(0.2, 0.7), std=(0.5, 2.0))
-    (batch,) = WholeCases(Storage(dataset, "cpu", mean_std=mean_std), [2], batch_size=1)
+    (batch,) = whole_cases(Storage(dataset, "cpu", mean_std=mean_std), [2], batch_size=1)
     expected = (dataset.image(2) - np.array([[[0.2]], [[0.7]]])) / np.array([[[0.5]], [[2.0]]])
     np.testing.assert_allclose(batch.image[0], expected, atol=1e-6)
 
 
 def test_whole_cases_are_padded_no_more_than_needed(dataset):
     storage = Storage(dataset, "cpu", resident=False)
-    (batch,) = WholeCases(storage, [1, 4], batch_size=2)
+    (batch,) = whole_cases(storage, [1, 4], batch_size=2)
     assert tuple(batch.valid.shape[1:]) == (64, 32)
     assert batch.valid.sum() == 2 * 40 * 17
-    assert list(WholeCases(storage, [], batch_size=2)) == []
+    assert list(whole_cases(storage, [], batch_size=2)) == []
 
 
 @pytest.mark.parametrize("maker", ["random", "staple", "dice_weighted"])
@@ -324,7 +337,7 @@ def test_labels_of_whole_cases_equal_the_labels_of_training(dataset, maker):
     options = LabelOptions(maker=maker, smoothing="spatial")
     batches = make_batches(dataset, augment=None, batch_size=14, label=options)
     trained = make(batches, 0)
-    (whole_batch,) = WholeCases(batches.storage, trained.case.tolist(), batch_size=14)
+    (whole_batch,) = whole_cases(batches.storage, trained.case.tolist(), batch_size=14)
     label = batches.labels(whole_batch)
     for number, whole, expected in zip(trained.case.tolist(), label, trained.target, strict=True):
         shape = dataset.cases[number].shape
@@ -336,7 +349,7 @@ def test_labels_of_whole_cases_equal_the_labels_of_training(dataset, maker):
 def test_labels_are_made_directly_if_the_maker_has_no_table(tmp_path):
     dataset = make_prepared(tmp_path / "set", num_cases=4, size=(16, 20), num_raters=6, num_classes=4)
     batch = make(make_batches(dataset, augment=None, label=LabelOptions(maker="dice_weighted")), 0)
-    (whole_batch,) = WholeCases(Storage(dataset, "cpu", resident=False), batch.case.tolist(), batch_size=4)
+    (whole_batch,) = whole_cases(Storage(dataset, "cpu", resident=False), batch.case.tolist(), batch_size=4)
     expected = make_labels(
         whole_batch.masks, whole_batch.present, LabelOptions(maker="dice_weighted"), num_classes=4
     )
@@ -352,31 +365,12 @@ def test_a_dataset_is_resident_if_it_takes_at_most_half_of_the_free_memory(squar
         assert Storage(square_dataset, "cpu").resident is resident
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/meminfo"), reason="/proc/meminfo exists only on Linux")
-def test_free_memory_of_the_cpu_is_less_than_its_total_memory():
-    assert 0 < free_memory(torch.device("cpu")) < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-@pytest.mark.parametrize(
-    ("limits", "free"), [(("max", "max"), []), (("max", "900"), [500]), (("300", "900"), [0, 500])]
-)
-def test_the_limit_of_a_container_or_job_bounds_the_free_memory(tmp_path, limits, free):
-    (tmp_path / "own").write_text("0::/job/step\n")
-    for folder, limit in zip(("job/step", "job"), limits, strict=True):
-        path = tmp_path / folder
-        path.mkdir(parents=True, exist_ok=True)
-        for name, content in (("max", limit), ("current", "600"), ("stat", "anon 400\nfile 200\n")):
-            (path / f"memory.{name}").write_text(content)
-    assert storage_module._free_in_groups(tmp_path, tmp_path / "own") == free
-    assert storage_module._free_in_groups(tmp_path, tmp_path / "missing") == []
-
-
 def test_a_feed_without_images_stays_without_images_when_it_is_moved(square_dataset):
     feed = make_batches(square_dataset).feed(0).to("cpu")
     assert isinstance(feed, Feed)
     assert feed.image is None
-    with pytest.raises(ValueError, match="not resident, so a feed must contain its images"):
-        make_batches(square_dataset, resident=False).make(feed)
+    streamed = make_batches(square_dataset, resident=False)
+    refused(lambda: streamed.make(feed), "not resident", "images and masks")
 
 
 def test_inside_and_common_space():
@@ -387,60 +381,26 @@ def test_inside_and_common_space():
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "words"),
     [
-        ({"cases": []}, "cases must be numbers from 0 to 9"),
-        ({"cases": [3, 10]}, "cases must be numbers from 0 to 9"),
-        (
-            {"batch_size": 6, "world_size": 4},
-            "a multiple of their number; got 6",
-        ),
-        ({"batch_size": 0}, "got 0"),
-        (
-            {"batch_size": 4, "world_size": 2, "pieces": 4},
-            "a multiple of their number times optimiser.accumulate 4; got 4",
-        ),
-        ({"rank": 2, "world_size": 2}, "rank must be from 0 to 1; got 2"),
-        (
-            {"augment": AugmentOptions(crop=(32, 32, 32))},
-            r"crop \(32, 32, 32\) does not fit images with 2 spatial axes",
-        ),
+        ({"cases": []}, ["cases", "0 to 9"]),
+        ({"cases": [3, 10]}, ["cases", "0 to 9"]),
+        ({"batch_size": 6, "world_size": 4}, ["batch_size", "multiple", "6"]),
+        ({"batch_size": 0}, ["batch_size", "0"]),
+        ({"batch_size": 4, "world_size": 2, "pieces": 4}, ["batch_size", "optimiser.accumulate 4"]),
+        ({"rank": 2, "world_size": 2}, ["rank", "0 to 1"]),
+        ({"augment": AugmentOptions(crop=(32, 32, 32))}, ["augment.crop", "2 spatial axes"]),
     ],
 )
-def test_invalid_arguments_of_batches_are_refused_with_their_values(square_dataset, options, message):
-    with pytest.raises(ValueError, match=message):
-        make_batches(square_dataset, **options)
+def test_invalid_arguments_of_batches_are_refused_with_their_values(square_dataset, options, words):
+    refused(lambda: make_batches(square_dataset, **options), *words)
 
 
-def test_a_file_that_does_not_fit_the_manifest_is_reported(tmp_path):
+def test_a_file_that_is_longer_or_shorter_than_it_was_prepared_is_refused(tmp_path):
     dataset = make_prepared(tmp_path / "set", num_cases=2, size=(16, 16), num_raters=2)
     path = dataset.folder.array("masks", "scan001")
     np.save(path, np.load(path)[:, :, :, :8])
-    with pytest.raises(
-        ValueError, match=r"scan001\.npy holds \(2, 1, 8, 2\) .* manifest says \(2, 1, 16, 2\)"
-    ):
-        make_batches(dataset)
-    path = dataset.folder.array("images", "scan001")
-    np.save(path, np.load(path).astype(np.float32))
-    with pytest.raises(ValueError, match="must be stored as uint8 or int16; got float32"):
-        make_batches(dataset)
-
-
-def test_arrays_in_the_order_of_fortran_and_files_that_end_early_are_read_and_named(tmp_path):
-    dataset = make_prepared(tmp_path / "set", num_cases=4, size=(16, 32), slices_per_scan=2)
-    expected = [dataset.stored("images", number) for number in range(4)]
-    path = dataset.folder.array("images", "scan001")
-    np.save(path, np.asfortranarray(np.load(path)))
-    opened = Dataset(dataset.folder.path)
-    for number, image in enumerate(expected):
-        np.testing.assert_array_equal(opened.stored("images", number), image)
-    with dataset.folder.array("images", "scan000").open("rb+") as file:
-        file.truncate(128 + 16 * 32 + 100)
-    np.testing.assert_array_equal(opened.stored("images", 0), expected[0])
-    with pytest.raises(
-        ValueError, match=r"cannot read .*scan000\.npy: it ends 412 bytes too early; run `semid"
-    ):
-        opened.stored("images", 1)
+    refused(lambda: make_batches(dataset), "scan001.npy", "bytes instead of", "semidice check")
 
 
 def test_images_and_volumes_in_one_dataset_are_refused(tmp_path):
@@ -450,8 +410,7 @@ def test_images_and_volumes_in_one_dataset_are_refused(tmp_path):
         update={"scans": (first, second.model_copy(update={"shape": (4, 8, 8)}))}
     )
     dataset.folder.manifest.write_text(mixed.model_dump_json())
-    with pytest.raises(ValueError, match="images and volumes together"):
-        Storage(type(dataset)(dataset.folder.path), "cpu")
+    refused(lambda: Storage(Dataset(dataset.folder.path), "cpu"), "images and volumes", "two datasets")
 
 
 # On a GPU.

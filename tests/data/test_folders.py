@@ -17,21 +17,21 @@ from raw_trees import (
     find_problems,
     make_decathlon,
     make_folder,
-    make_lidc,
     make_nnunet,
+    read_scan,
     scan_names,
     write_nifti,
     write_picture,
 )
+from start import refused
 
-from semidice.data.prepare import PrepareError, prepare_dataset
+from semidice.data.prepare import prepare_dataset
 from semidice.data.sources import find_datasets
-from semidice.data.sources.scan import read_scan
 
 
 @pytest.mark.parametrize("num_channels", [1, 4])
 def test_decathlon_takes_classes_and_channels_from_its_json(tmp_path, num_channels):
-    dataset = find_only_dataset("decathlon", make_decathlon(tmp_path, num_channels=num_channels))
+    dataset = find_only_dataset("nnunet", make_decathlon(tmp_path, num_channels=num_channels))
     assert dataset.class_names == ("background", "Anterior", "Posterior")
     assert dataset.channels == (("MRI",) if num_channels == 1 else ("FLAIR", "T1w", "t1gd", "T2w"))
     assert scan_names(dataset) == [f"brain_00{number}" for number in range(1, 6)]
@@ -42,28 +42,22 @@ def test_decathlon_takes_classes_and_channels_from_its_json(tmp_path, num_channe
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "words"),
     [
-        ({"labels": {"1": "tumour"}}, "needs label 0"),
-        ({"labels": {"background": 0, "tumour": 1}}, "cannot be read"),
-        ({"modality": {}}, "a modality"),
-        ({"labels": None}, "cannot be read"),
+        ({"labels": {"1": "tumour"}}, ["label 0"]),
+        ({"labels": {"background": 0, "tumour": 1}}, ["labels"]),
+        ({"modality": {}}, ["channels"]),
     ],
 )
-def test_an_incomplete_decathlon_json_is_reported(tmp_path, change, message):
-    path = make_decathlon(tmp_path) / "dataset.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    with pytest.raises(ValueError, match=rf"dataset\.json.*{message}"):
-        find_datasets("decathlon", tmp_path)
+def test_an_incomplete_decathlon_json_is_refused(tmp_path, change, words):
+    change_json(make_decathlon(tmp_path), **change)
+    refused(lambda: find_datasets("nnunet", tmp_path), "dataset.json", *words)
 
 
-def test_a_damaged_decathlon_json_is_reported_and_a_folder_of_tasks_is_refused_with_advice(tmp_path):
-    make_decathlon(tmp_path / "Task01_Brain")
-    with pytest.raises(ValueError, match=r"prepare one task at a time, such as .*Task01_Brain"):
-        find_datasets("decathlon", tmp_path)
-    (tmp_path / "Task01_Brain" / "dataset.json").write_text("{")
-    with pytest.raises(ValueError, match=r"dataset\.json cannot be read"):
-        find_datasets("decathlon", tmp_path / "Task01_Brain")
+@pytest.mark.parametrize("make", [make_decathlon, make_nnunet])
+def test_a_folder_of_tasks_is_refused_with_advice(tmp_path, make):
+    make(tmp_path / "Task01_Brain")
+    refused(lambda: find_datasets("nnunet", tmp_path), "one task at a time", "Task01_Brain")
 
 
 def change_json(root, **changes):
@@ -102,7 +96,7 @@ def load(path: Path) -> np.ndarray:
 
 def test_each_channel_of_nnunet_is_scaled_by_its_own_intensities(tmp_path):
     raw = find_only_dataset("nnunet", make_nnunet(tmp_path / "raw", num_cases=2))
-    prepared = prepare_dataset(raw, tmp_path / "data", workers=1, overrides={"percentiles": (0, 100)})
+    prepared = prepare_dataset(raw, tmp_path / "data", workers=1)
     assert prepared.manifest.channels == ("T1", "FLAIR")
     for number, scan in enumerate(prepared.manifest.scans, 1):
         stored = np.load(tmp_path / "data" / "images" / f"{scan.name}.npy") / 32767
@@ -114,7 +108,8 @@ def test_each_channel_of_nnunet_is_scaled_by_its_own_intensities(tmp_path):
         }
         for channel in range(2):
             image = load(tmp_path / "raw" / "imagesTr" / f"brain_00{number}_000{channel}.nii.gz")
-            scaled = (image - image.min()) / (image.max() - image.min())
+            low, high = np.percentile(image, (0.5, 99.5))
+            scaled = np.clip((image - low) / (high - low), 0, 1)
             np.testing.assert_allclose(stored[:, channel], np.moveaxis(scaled, 2, 0), atol=2e-5)
 
 
@@ -155,11 +150,11 @@ def test_every_incomplete_case_of_nnunet_is_reported(tmp_path):
     (images / "notes.txt").write_text("scanned on a Monday")
     reported = find_problems("nnunet", tmp_path)
     for words in (
-        ["case 'brain_001' has no", "brain_001_0001.nii.gz", "FLAIR"],
-        ["brain_002_0000.nii.gz has no label", "labelsTr/brain_002.nii.gz"],
-        ["label", "brain_003.nii.gz has no image", "brain_003_0000.nii.gz"],
-        ["brain_004_0002.nii.gz", "channels 0000 to 0001"],
-        ["scout.nii.gz", "CASE_0000.nii.gz"],
+        ["case 'brain_001'", "brain_001_0000.nii.gz", "0001 is missing"],
+        ["brain_002_0000.nii.gz has no mask brain_002", "labelsTr"],
+        ["brain_003.nii.gz has no image", "brain_003_0000"],
+        ["brain_004_0002.nii.gz", "2 channel files are expected"],
+        ["scout.nii.gz has no mask"],
         ["brain_007_0000.mha", ".nii.gz"],
     ):
         assert sum(all(word in problem for word in words) for problem in reported) == 1, words
@@ -169,32 +164,23 @@ def test_every_incomplete_case_of_nnunet_is_reported(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "words"),
     [
-        (
-            {"labels": {"background": 0, "whole": [1, 2], "core": 2}},
-            r"'whole' is a region, \[1, 2\].*exclude each other.*a name of its own",
-        ),
-        ({"labels": {"background": 0, "core": 1, "ignore": 2}}, r"'ignore' \(value 2\).*--skip-bad"),
-        ({"labels": {"oedema": 1, "core": 2}}, "needs label 0"),
-        ({"labels": {"background": 0, "a": 1, "b": 1}}, "value 1 twice"),
-        ({"labels": {"background": 0, "a": "one"}}, "cannot be read"),
-        ({"labels": {"background": 0, "a": -1}}, "-1"),
-        ({"labels": None}, "cannot be read"),
-        ({"channel_names": {"1": "T1", "2": "T2"}}, "channels must count from 0"),
-        ({"channel_names": {}}, "channels must count from 0"),
-        ({"channel_names": None}, "cannot be read"),
-        ({"file_ending": ".mha"}, r"file_ending '\.mha'.*convert.*\.nii\.gz"),
-        ({"file_ending": None}, "cannot be read"),
-        ({"dataset": {"brain_001": {}}}, "lists its files"),
-        ({"channel_names": None, "modality": {"0": "T1"}}, "cannot be read"),
+        ({"labels": {"background": 0, "whole": [1, 2], "core": 2}}, ["'whole' is a region", "of its own"]),
+        ({"labels": {"background": 0, "core": 1, "ignore": 2}}, ["'ignore'", "--skip-bad"]),
+        ({"labels": {"oedema": 1, "core": 2}}, ["label 0"]),
+        ({"labels": {"background": 0, "a": 1, "b": 1}}, ["value 1 twice"]),
+        ({"labels": {"background": 0, "a": -1}}, ["'a'", "-1"]),
+        ({"labels": None}, ["labels"]),
+        ({"channel_names": {"1": "T1", "2": "T2"}}, ["channels must count from 0"]),
+        ({"channel_names": None}, ["channel_names"]),
+        ({"file_ending": ".mha"}, [".mha", "convert", ".nii.gz"]),
+        ({"dataset": {"brain_001": {}}}, ["lists its files", "imagesTr"]),
     ],
 )
-def test_an_nnunet_json_that_cannot_be_used_is_refused_with_the_reason(tmp_path, changes, message):
-    make_nnunet(tmp_path)
-    change_json(tmp_path, **changes)
-    with pytest.raises(ValueError, match=rf"dataset\.json.*{message}"):
-        find_datasets("nnunet", tmp_path)
+def test_an_nnunet_json_that_cannot_be_used_is_refused(tmp_path, changes, words):
+    change_json(make_nnunet(tmp_path), **changes)
+    refused(lambda: find_datasets("nnunet", tmp_path), "dataset.json", *words)
 
 
 def test_nnunet_cases_that_contain_a_removed_ignore_label_are_left_out(tmp_path):
@@ -206,11 +192,12 @@ def test_nnunet_cases_that_contain_a_removed_ignore_label_are_left_out(tmp_path)
             write_nifti(label, np.minimum(load(label), 1))
     raw = find_only_dataset("nnunet", tmp_path / "raw")
     prepared = prepare_dataset(raw, tmp_path / "data", workers=1, skip_bad=True)
-    (problem,) = prepared.left_out
-    assert "brain_002.nii.gz holds 2; its values must be 0, 1" in problem
+    (problem,) = prepared.manifest.left_out
+    assert "brain_002.nii.gz" in problem
+    assert "0, 1" in problem
 
 
-def test_version_1_of_nnunet_is_read_and_a_dataset_of_another_source_is_refused_with_advice(tmp_path):
+def test_version_1_of_nnunet_is_read(tmp_path):
     v1 = make_nnunet(tmp_path / "v1")
     version_1_entries = {
         "modality": {"0": "T1", "1": "FLAIR"},
@@ -220,51 +207,20 @@ def test_version_1_of_nnunet_is_read_and_a_dataset_of_another_source_is_refused_
     dataset = find_only_dataset("nnunet", v1)
     assert (dataset.channels, dataset.class_names) == (("T1", "FLAIR"), ("background", "oedema", "core"))
     assert len(dataset.scans) == 5
-    with pytest.raises(ValueError, match="use source decathlon"):
-        find_datasets("nnunet", make_decathlon(tmp_path / "task", num_channels=4))
-    with pytest.raises(ValueError, match="use source nnunet"):
-        find_datasets("decathlon", make_nnunet(tmp_path / "v2"))
-
-
-def test_images_of_nnunet_without_a_channel_in_their_names_are_reported(tmp_path):
-    images = make_nnunet(tmp_path, channels=("T1",), num_cases=2) / "imagesTr"
-    for path in sorted(images.iterdir()):
-        path.rename(path.with_name(path.name.replace("_0000", "")))
-    reported = find_problems("nnunet", tmp_path)
-    assert len(reported) == 4
-    assert "brain_001.nii.gz has no channel in its name: rename it to CASE_0000.nii.gz" in reported[0]
-    assert f"brain_002.nii.gz has no image {images / 'brain_002_0000.nii.gz'}" in reported[3]
-
-
-def test_a_folder_of_nnunet_datasets_is_refused_with_advice(tmp_path):
-    make_nnunet(tmp_path / "Dataset001_Brain")
-    with pytest.raises(ValueError, match=r"one task at a time, such as .*Dataset001_Brain"):
-        find_datasets("nnunet", tmp_path)
 
 
 def test_channels_of_nnunet_with_different_affines_are_reported(tmp_path):
     dataset = find_only_dataset("nnunet", make_nnunet(tmp_path))
     path = tmp_path / "imagesTr" / "brain_001_0001.nii.gz"
     write_nifti(path, load(path), np.diag([0.7, 0.8, 5, 1]))
-    with pytest.raises(ValueError, match=r"brain_001_0001.* is not aligned with image .*brain_001_0000"):
-        read_scan(dataset, dataset.scans[0])
-
-
-def test_lidc_has_four_raters_and_needs_its_table_of_patients(tmp_path):
-    dataset = find_only_dataset("lidc", make_lidc(tmp_path))
-    assert dataset.raters == ("1", "2", "3", "4")
-    assert [scan.patient for scan in dataset.scans] == [f"LIDC-IDRI-000{n}" for n in (1, 1, 2, 2, 3, 3)]
-    assert read_scan(dataset, dataset.scans[0]).image.dtype == np.uint8
-    (tmp_path / "cases.csv").unlink()
-    with pytest.raises(ValueError, match=r"no cases\.csv with columns case and patient"):
-        find_datasets("lidc", tmp_path)
+    refused(lambda: read_scan(dataset, dataset.scans[0]), "brain_001_0001", "not aligned", "brain_001_0000")
 
 
 def test_the_real_lidc_has_the_pixels_read_by_pillow():
     raw = SHARED / "data" / "lidc"
     if not raw.exists():
         pytest.skip(f"LIDC is not at {raw}")
-    dataset = find_only_dataset("lidc", raw)
+    dataset = find_only_dataset("folder", raw)
     assert len(dataset.scans) == 573
     assert len({scan.patient for scan in dataset.scans}) == 378
     assert dataset.raters == ("1", "2", "3", "4")
@@ -283,7 +239,7 @@ def test_the_real_hippocampus_has_the_voxels_read_by_nibabel():
     raw = SHARED / "data" / "hippocampus"
     if not raw.exists():
         pytest.skip(f"the Decathlon's hippocampus is not at {raw}")
-    dataset = find_only_dataset("decathlon", raw)
+    dataset = find_only_dataset("nnunet", raw)
     assert len(dataset.scans) == 260
     assert dataset.class_names == ("background", "Anterior", "Posterior")
     for scan in dataset.scans[::20]:
@@ -367,20 +323,19 @@ def test_masks_of_1_and_masks_of_255_together_are_two_classes(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "words"),
     [
         # next to 1, the value 255 often marks voxels to ignore: semidice does not guess
-        (lambda pixels: np.where(np.arange(36) == 0, 255, pixels // 255), "holds 0, 1, 255"),
-        (lambda pixels: pixels // 255 * 128, "holds 0, 128"),
-        (lambda pixels: pixels // 255 * 3, "holds 3, but no mask holds 1"),
-        (lambda pixels: np.arange(40)[:, None] * 6 + pixels // 255, "threshold them"),
+        (lambda pixels: np.where(np.arange(36) == 0, 255, pixels // 255), ["0, 1, 255"]),
+        (lambda pixels: pixels // 255 * 128, ["0, 128"]),
+        (lambda pixels: pixels // 255 * 3, ["3", "no mask holds 1"]),
+        (lambda pixels: np.arange(40)[:, None] * 6 + pixels // 255, ["threshold them"]),
     ],
 )
-def test_ambiguous_mask_values_require_a_table_of_classes(tmp_path, change, message):
+def test_ambiguous_mask_values_require_a_table_of_classes(tmp_path, change, words):
     make_folder(tmp_path)
     rewrite_masks(tmp_path, lambda pixels, _: change(pixels).astype(np.uint8))
-    with pytest.raises(ValueError, match=rf"case\d\.png .*{message}.*classes\.csv"):
-        find_datasets("folder", tmp_path)
+    refused(lambda: find_datasets("folder", tmp_path), ".png", "classes.csv", *words)
 
 
 def test_a_table_of_classes_maps_values_to_classes_and_can_merge_them(tmp_path):
@@ -393,20 +348,18 @@ def test_a_table_of_classes_maps_values_to_classes_and_can_merge_them(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "words"),
     [
-        ("value,name\n-1,organ\n", "value '-1'"),
-        ("value,name\n1,organ\n1,lesion\n", "value '1' twice"),
-        ("number,name\n1,organ\n", "needs columns value and name"),
-        ("value,name\n0,background\n", "declares 1 classes"),
-        ("", "needs columns value and name"),
+        ("value,name\n-1,organ\n", ["'-1'", "0 to 65535"]),
+        ("value,name\n1,organ\n1,lesion\n", ["'1' twice", "keep one row"]),
+        ("number,name\n1,organ\n", ["columns value and name"]),
+        ("value,name\n0,background\n", ["1 classes", "2 to 256"]),
     ],
 )
-def test_a_wrong_table_of_classes_is_reported(tmp_path, text, message):
+def test_a_wrong_table_of_classes_is_refused(tmp_path, text, words):
     make_folder(tmp_path)
     (tmp_path / "classes.csv").write_text(text)
-    with pytest.raises(ValueError, match=rf"classes\.csv .*{message}"):
-        find_datasets("folder", tmp_path)
+    refused(lambda: find_datasets("folder", tmp_path), "classes.csv", *words)
 
 
 @pytest.mark.parametrize(
@@ -424,25 +377,24 @@ def test_tables_written_by_spreadsheets_are_read(tmp_path, text):
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("content", "word"),
     [
-        (b"case,patient\ncase1,p\ncase1,q\n", "case 'case1' twice"),
-        (b"case,patient\ncase1,p\ncase1.png,q\n", "two patients for case 'case1'"),
-        (b"case,patient\ncase1,\n", "no case and patient in line 2"),
-        (b"name,patient\ncase1,p\n", "needs columns case and patient"),
-        (b"case,patient\ncase1,\xff\xfe\n", "cannot read"),
-        (b"case,patient\ncase1,p\n", "no row for case 'case2'"),
+        ("case,patient\ncase1,p\ncase1,q\n", "'case1' twice"),
+        ("case,patient\ncase1,p\ncase1.png,q\n", "two patients for case 'case1'"),
+        ("case,patient\ncase1,\n", "line 2"),
+        ("name,patient\ncase1,p\n", "columns case and patient"),
+        ("case,patient\ncase1,p\n", "no row for case 'case2'"),
     ],
 )
-def test_a_wrong_table_of_cases_is_reported_as_a_problem(tmp_path, content, message):
+def test_patients_are_not_guessed_if_the_table_of_cases_is_wrong(tmp_path, content, word):
     make_folder(tmp_path, num_cases=2)
-    (tmp_path / "cases.csv").write_bytes(content)
+    (tmp_path / "cases.csv").write_text(content)
     (dataset,) = find_datasets("folder", tmp_path)
     (problem,) = dataset.problems
     assert str(tmp_path / "cases.csv") in problem
-    assert message in problem
-    # patients are not guessed: cases without a valid row are left out
-    assert scan_names(dataset) == (["case1"] if "no row" in message else [])
+    assert word in problem
+    # cases without a valid row are left out
+    assert scan_names(dataset) == (["case1"] if "no row" in word else [])
 
 
 def test_a_broken_link_to_a_table_of_cases_is_reported(tmp_path):
@@ -508,10 +460,7 @@ def test_colours_are_three_channels_and_a_grey_image_among_colour_images_is_repo
     dataset = find_only_dataset("folder", tmp_path)
     assert dataset.channels == ("red", "green", "blue")
     assert read_scan(dataset, dataset.scans[1]).image.shape == (3, *SIZE)
-    with pytest.raises(
-        ValueError, match=r"case1\.png has shape \(40, 36\); expected 2 spatial axes and 3 ch"
-    ):
-        read_scan(dataset, dataset.scans[0])
+    refused(lambda: read_scan(dataset, dataset.scans[0]), "case1.png", "(40, 36)", "3 channels")
 
 
 def test_the_additional_axis_of_a_nifti_image_holds_channels(tmp_path):
@@ -577,11 +526,9 @@ def test_a_case_with_another_number_of_channels_is_named(tmp_path, suffix):
         ((1,), (0, 2), (0, 1, 2)),
         strict=True,
     ):
-        names = ", ".join(f"{case}_{number:04d}{suffix}" for number in files)
-        assert problem == (
-            f"case {case!r} has {names} in {tmp_path / 'images'}, but most cases have 2 channel files; "
-            f"expected {case}_0000{suffix}, {case}_0001{suffix}: add or remove files"
-        )
+        words = [f"{case}_{number:04d}{suffix}" for number in files]
+        for word in (repr(case), str(tmp_path / "images"), "2 channel files", "add or remove", *words):
+            assert word in problem
 
 
 def test_a_case_in_one_file_among_cases_with_several_channels_is_named(tmp_path):
@@ -590,8 +537,8 @@ def test_a_case_in_one_file_among_cases_with_several_channels_is_named(tmp_path)
     write_channels(tmp_path / "raw", "case3", suffix=".png", num_channels=1)
     (tmp_path / "raw/images/case3_0000.png").rename(tmp_path / "raw/images/case3.png")
     dataset = find_only_dataset("folder", tmp_path / "raw")
-    with pytest.raises(PrepareError, match=r"case3: .*case3.png has shape \(20, 22\); .* and 2 channels"):
-        prepare_dataset(dataset, tmp_path / "out", workers=1)
+    words = ("case3.png", "(20, 22)", "2 channels")
+    refused(lambda: prepare_dataset(dataset, tmp_path / "out", workers=1), *words)
 
 
 def test_images_whose_names_end_like_a_channel_are_cases_if_they_have_masks(tmp_path):
@@ -608,22 +555,19 @@ def test_a_mix_of_niftis_and_pictures_is_refused(tmp_path):
     image, _ = ellipsoids(0, SIZE)
     (tmp_path / "images" / "case1.png").unlink()
     write_nifti(tmp_path / "images" / "case1.nii.gz", image)
-    with pytest.raises(ValueError, match=r"mixed, such as .*case1\.nii\.gz and .*case1\.png"):
-        find_datasets("folder", tmp_path)
+    refused(lambda: find_datasets("folder", tmp_path), "case1.nii.gz", "case1.png", "one format")
 
 
 @pytest.mark.parametrize(
-    ("folders", "message"),
+    ("folders", "words"),
     [
-        (["images"], "raters/NAME"),
-        (["raters/a"], "holds raters"),
-        (["images", "raters"], "raters holds no folder"),
-        (["images", "raters/a", "masks"], "both raters and masks"),
-        (["images", "masks"], "rater 'masks' has no mask"),
+        (["images"], ["raters/NAME"]),
+        (["raters/a"], ["holds raters"]),
+        (["images", "raters"], ["raters holds no folder"]),
+        (["images", "raters/a", "masks"], ["both raters and masks", "remove one"]),
     ],
 )
-def test_missing_or_conflicting_folders_are_reported(tmp_path, folders, message):
+def test_missing_or_conflicting_folders_are_refused(tmp_path, folders, words):
     for folder in folders:
         (tmp_path / folder).mkdir(parents=True)
-    with pytest.raises(ValueError, match=message):
-        raise ValueError(*find_problems("folder", tmp_path))
+    refused(lambda: find_datasets("folder", tmp_path), str(tmp_path), *words)

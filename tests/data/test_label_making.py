@@ -8,8 +8,8 @@ import torch
 from prepared import make_prepared
 from pydantic import ValidationError
 
-from semidice.data import label_making
-from semidice.data.label_making import (
+from semidice.data.batches import label_making
+from semidice.data.batches.label_making import (
     LabelOptions,
     LabelTables,
     Maker,

@@ -1,6 +1,8 @@
-"""Reading of prepared datasets: manifest, bit planes, and cases by number."""
+"""Reading of prepared datasets: manifest, bit planes, cases by number, and what is not a whole dataset."""
 
 import json
+import shlex
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -8,14 +10,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from prepared import make_prepared
+from prepared import make_prepared, rehash
+from start import refused
 
-from semidice.data.dataset import Dataset
+from semidice.data.dataset import Dataset, open_dataset
 from semidice.data.intensities import pooled_mean_std, stored_mean_std
 from semidice.data.manifest import Manifest, Scan, manifest_text, read_manifest
 from semidice.data.packing import num_planes, pack_classes, unpack_classes
 from semidice.paths import DatasetFolder, atomic_write, check_name
-from semidice.runs.run import manifest_digest
 
 DIGEST = "0" * 64
 
@@ -30,6 +32,9 @@ def make_scan(name="case1", **changes):
         "raters": ("a", "b"),
         "inputs": {"images/é 1.png": DIGEST},
         "arrays": {"images": DIGEST, "masks": DIGEST},
+        "num_bytes": {},
+        "mean": (0.5,),
+        "std": (0.1,),
     }
     return Scan(**(fields | changes))
 
@@ -60,7 +65,7 @@ def make_dataset(folder, *, num_classes=2, truth=False):
         make_scan("other", slices=(0,), arrays=arrays),
     )
     arrays_by_scan = {}
-    for scan, dtype in zip(scans, (np.int16, np.uint8), strict=True):
+    for scan, dtype in zip(scans, (np.int16, np.int16), strict=True):
         num_cases = len(scan.case_names())
         stored = {
             "images": rng.integers(0, np.iinfo(dtype).max, (num_cases, 1, 4, 11), dtype=dtype, endpoint=True),
@@ -96,24 +101,10 @@ def test_a_manifest_is_read_back_unchanged_and_has_one_line_per_scan(tmp_path):
     ]
 
 
-def test_the_manifest_of_an_older_semidice_keeps_its_digest():
-    # computed before scans had a mean and std
-    digest = "1b8adb177a62afb22dec9ee307dc1816542373f9b28f85959a6a238c8fd4a578"
-    assert manifest_digest(make_manifest()) == digest
-    assert manifest_digest(make_manifest(make_scan(mean=(0.5,), std=(0.1,)))) != digest
-
-
-@pytest.mark.parametrize("is_old", [False, True])
 @pytest.mark.parametrize("dtype", ["uint8", "int16"])
-def test_mean_and_std_of_some_cases_are_those_of_their_voxels(tmp_path, dtype, is_old):
+def test_mean_and_std_of_some_cases_are_those_of_their_voxels(tmp_path, dtype):
     options = {"num_cases": 10, "slices_per_scan": 2, "sizes": [(20, 33), (40, 17)], "num_channels": 2}
     dataset = make_prepared(tmp_path / "data", dtype=dtype, **options)
-    if is_old:
-        record = json.loads(dataset.folder.manifest.read_text())
-        for scan in record["scans"]:
-            del scan["mean"], scan["std"]
-        dataset.folder.manifest.write_text(json.dumps(record))
-        dataset = Dataset(tmp_path / "data")
     for cases in ([2, 3], [8, 9, 0, 1], range(10)):
         stored = [dataset.stored("images", number).reshape(2, -1) for number in cases]
         voxels = np.concatenate(stored, 1) / {"uint8": 255, "int16": 32767}[dtype]
@@ -133,8 +124,7 @@ def test_one_value_in_all_scans_has_no_contrast_but_one_value_in_each_scan_has()
         )
         for side in (3, 7)
     ]
-    with pytest.raises(ValueError, match="channel 1 has the same value in all cases"):
-        pooled_mean_std(flat)
+    refused(lambda: pooled_mean_std(flat), "channel 1", "same value")
     dark = make_scan("dark", shape=(10, 3), **stored_mean_std(np.zeros((1, 1, 10, 3), np.uint8))._asdict())
     assert pooled_mean_std([*flat, dark]) == ((pytest.approx(1 / 6),), (pytest.approx(1 / 6),))
 
@@ -153,58 +143,40 @@ def test_valid_file_names_are_accepted_as_scan_names(name):
     "name", ["", ".", "..", ".a", "a/b", "../a", "/a", "a\\b", "a\n", "a\0", "a ", "é", "C:a", "_" * 151]
 )
 def test_a_name_that_leaves_the_folder_or_is_not_portable_is_refused(name):
-    with pytest.raises(ValueError, match="cannot be a file name: use letters"):
-        check_name(name)
-
-
-def changed_manifest(path, value):
-    """The JSON text of a manifest in which one value is changed."""
-    record = json.loads(manifest_text(make_manifest()))
-    entry = record
-    for key in path[:-1]:
-        entry = entry[key]
-    entry[path[-1]] = value
-    return json.dumps(record)
+    refused(lambda: check_name(name), repr(name), "use letters")
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("key", "value", "words"),
     [
-        ("", "as a whole: Invalid JSON"),
-        ("[]", "as a whole: Input should be an object"),
-        (changed_manifest(["version"], 2), "version: Input should be 1"),
-        (changed_manifest(["scans"], []), "scans: "),
-        (changed_manifest(["extra"], 1), "extra: Extra inputs are not permitted"),
-        (changed_manifest(["scans", 0, "name"], "../other"), r"scans\.0\.name: .*cannot be a file name"),
-        (changed_manifest(["scans", 0, "name"], "CASE2"), "scans case2 occur twice"),
-        (changed_manifest(["scans", 0, "raters"], ["z"]), "scan case1 has raters .*z.*the dataset has"),
-        (changed_manifest(["scans", 0, "raters"], []), "scan case1 has raters"),
-        (changed_manifest(["scans", 0, "arrays", "images"], "abc"), r"scans\.0\.arrays\.images: "),
-        (changed_manifest(["scans", 0, "arrays", "other"], DIGEST), r"scans\.0\.arrays\.other"),
-        (changed_manifest(["mean"], [0.5, 0.5]), "mean needs one number for each of 1 channels"),
-        (changed_manifest(["scans", 0, "std"], [1, 2]), "std of scan case1 needs one number for each of 1"),
-        (changed_manifest(["class_names"], ["background"]), "class_names: "),
+        (["version"], 2, ["version"]),
+        (["extra"], 1, ["extra"]),
+        (["scans", 0, "name"], "../other", ["scans.0.name", "../other"]),
     ],
 )
-def test_an_invalid_manifest_is_refused_with_the_reason(tmp_path, text, message):
-    (tmp_path / "manifest.json").write_text(text)
-    with pytest.raises(ValueError, match=rf"manifest\.json is not a manifest of this semidice: .*{message}"):
-        read_manifest(tmp_path)
+def test_a_manifest_with_another_version_key_or_name_is_refused(tmp_path, key, value, words):
+    record = json.loads(manifest_text(make_manifest()))
+    entry = record
+    for part in key[:-1]:
+        entry = entry[part]
+    entry[key[-1]] = value
+    (tmp_path / "manifest.json").write_text(json.dumps(record))
+    refused(lambda: read_manifest(tmp_path), "manifest.json", *words)
 
 
-def test_a_folder_without_a_manifest_is_reported_with_the_command_that_makes_one(tmp_path, monkeypatch):
-    with pytest.raises(
-        ValueError, match=rf"has no manifest\.json.*`semidice prepare folder {tmp_path} data`$"
-    ):
-        read_manifest(tmp_path)
+def test_a_folder_without_a_manifest_is_refused_with_the_command_that_makes_one(tmp_path, monkeypatch):
+    refused(
+        lambda: read_manifest(tmp_path),
+        "manifest.json",
+        f"`semidice prepare folder {shlex.quote(str(tmp_path))} data`",
+    )
     # never into the folder itself, which may hold the raw images
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").mkdir()
     for folder, out in ((".", f"{tmp_path}_prepared"), ("data", f"{tmp_path}/data_prepared")):
-        with pytest.raises(ValueError, match=rf"`semidice prepare folder {folder} {out}`$"):
-            read_manifest(Path(folder))
-    with pytest.raises(ValueError, match=r"there is no folder .*nowhere: make a dataset"):
-        read_manifest(tmp_path / "nowhere")
+        words = f"`semidice prepare folder {folder} {shlex.quote(out)}`"
+        refused(lambda folder=folder: read_manifest(Path(folder)), words)
+    refused(lambda: read_manifest(tmp_path / "nowhere"), "nowhere", "semidice prepare")
 
 
 LENGTHS = st.lists(st.integers(1, 19), min_size=1, max_size=3)
@@ -235,8 +207,7 @@ def test_packing_is_the_same_for_every_integer_type():
 
 @pytest.mark.parametrize("num_classes", [1, 257])
 def test_masks_of_too_few_or_too_many_classes_are_refused(num_classes):
-    with pytest.raises(ValueError, match=f"2 to 256 classes; got {num_classes}"):
-        num_planes(num_classes)
+    refused(lambda: num_planes(num_classes), "2 to 256 classes", str(num_classes))
 
 
 @pytest.mark.parametrize("num_classes", [2, 3, 6])
@@ -252,9 +223,8 @@ def test_a_dataset_returns_each_case_as_it_was_stored(tmp_path, num_classes):
     assert dataset.present.tolist() == [[True, False], [True, False], [True, True]]
     for number, case in enumerate(dataset.cases):
         stored = arrays_by_scan[case.scan.name]
-        levels = 32767 if case.scan.name == "volume" else 255
         assert dataset.image(number).dtype == np.float32
-        np.testing.assert_allclose(dataset.image(number), stored["images"][case.row] / levels, rtol=1e-6)
+        np.testing.assert_allclose(dataset.image(number), stored["images"][case.row] / 32767, rtol=1e-6)
         assert np.array_equal(dataset.masks(number), stored["masks"][case.row])
         assert np.array_equal(dataset.truth(number), stored["truth"][case.row])
         assert case.patient == case.scan.name
@@ -265,8 +235,8 @@ def test_a_dataset_returns_each_case_as_it_was_stored(tmp_path, num_classes):
 
 def test_the_highest_stored_intensity_is_read_as_1(tmp_path):
     make_dataset(tmp_path)
-    for name, dtype in (("volume", np.int16), ("other", np.uint8)):
-        np.save(tmp_path / f"images/{name}.npy", np.full((2, 1, 4, 11), np.iinfo(dtype).max, dtype=dtype))
+    for name in ("volume", "other"):
+        np.save(tmp_path / f"images/{name}.npy", np.full((2, 1, 4, 11), 32767, dtype=np.int16))
     dataset = Dataset(tmp_path)
     assert dataset.image(0).max() == dataset.image(2).max() == 1
 
@@ -280,28 +250,37 @@ def test_case_numbers_are_found_by_name_and_unknown_names_are_reported(tmp_path)
     make_dataset(tmp_path)
     dataset = Dataset(tmp_path)
     assert dataset.numbers_of(["other_slice0000", "volume_slice0003"]) == [2, 0]
-    with pytest.raises(ValueError, match="has no case x, y"):
-        dataset.numbers_of(["x", "other_slice0000", "y"])
+    refused(lambda: dataset.numbers_of(["x", "other_slice0000", "y"]), "no case x, y")
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda path: path.unlink(),
-        lambda path: path.write_bytes(path.read_bytes()[:-8]),
-        lambda path: path.write_bytes(b""),
-        lambda path: np.save(path, np.zeros((1, 1, 4, 11), dtype=np.int16)),
-        lambda path: np.save(path, np.array([{"a": 1}] * 3), allow_pickle=True),
-    ],
-)
-def test_an_array_that_cannot_be_read_is_reported(tmp_path, damage):
-    make_dataset(tmp_path)
-    path = tmp_path / "images/volume.npy"
-    damage(path)
-    dataset = Dataset(tmp_path)
-    with pytest.raises(ValueError, match=rf"cannot read {path}: .*run `semidice check`"):
-        dataset.image(1)
-    assert dataset.image(2).shape == (1, 4, 11)
+def test_a_half_copied_dataset_is_refused(tmp_path):
+    dataset = make_prepared(tmp_path / "data", num_cases=3, size=(16, 16))
+    dataset.check_files()
+    cut, missing = dataset.folder.array("images", "scan001"), dataset.folder.array("masks", "scan002")
+    cut.write_bytes(cut.read_bytes()[:-1])
+    missing.unlink()
+    for check in (dataset.check_files, lambda: open_dataset(tmp_path / "data")):
+        refused(check, str(tmp_path / "data"), "images/scan001.npy", "masks/scan002.npy", "copy")
+
+
+def test_a_dataset_with_arrays_outside_of_its_folder_is_refused(tmp_path):
+    make_prepared(tmp_path / "data", num_cases=3, size=(16, 16))
+    shutil.move(tmp_path / "data/masks", tmp_path / "elsewhere")
+    (tmp_path / "data/masks").symlink_to(tmp_path / "elsewhere")
+    refused(lambda: Dataset(tmp_path / "data"), "masks", "link")
+
+
+def test_a_shared_dataset_is_opened_once_and_again_if_its_manifest_changed(tmp_path):
+    path = tmp_path / "data"
+    dataset = make_prepared(path, num_cases=3, size=(16, 16))
+    first = open_dataset(path)
+    assert open_dataset(path) is first
+    image = dataset.folder.array("images", "scan000")
+    np.save(image, 255 - np.load(image))
+    rehash(dataset)
+    second = open_dataset(path)
+    assert second is not first
+    assert second.manifest != first.manifest
 
 
 @pytest.mark.parametrize("durable", [True, False])

@@ -2,12 +2,8 @@
 
 import gzip
 import io
-import json
 import os
 import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
 
 import nibabel
@@ -15,56 +11,43 @@ import numpy as np
 import pytest
 from PIL import Image
 from preparing import (
-    PHANTOM,
-    failing_reader,
+    failing,
     file_hashes,
     folder_dataset,
     phantom_dataset,
     prepare,
-    recording_reader,
+    recording,
 )
 from raw_trees import ellipsoids, make_folder, make_kits, make_lits, write_nifti, write_picture
 from rich.console import Console
+from start import refused
 
 from semidice.data.dataset import Dataset
-from semidice.data.phantom import PhantomOptions, make_phantom
-from semidice.data.prepare import PrepareError
-from semidice.data.prepare.command import PrepareRequest, run_prepare
-from semidice.data.prepare.workers import WorkerDiedError, Workers
+from semidice.data.phantom import make_phantom
+from semidice.data.prepare import PrepareError, run_prepare
 from semidice.data.sources import find_datasets
-from semidice.data.sources.scan import read_scan
+from semidice.errors import UserError
+from semidice.runs.run import manifest_digest
 
-# a run that tests kill or interrupt: reading is slow, so that they can do so before it ends
-SLOW_RUN = """
+# a run in two threads that finishes one scan; the others wait until the file `go` exists
+WAITING_RUN = """
 import time
+from dataclasses import replace
 from pathlib import Path
 from semidice.data.phantom import PhantomOptions
-from semidice.data.prepare import prepare_dataset, scan
+from semidice.data.prepare import prepare_dataset
 from semidice.data.sources import find_datasets
 
-read_scan = scan.read_scan
+phantom = PhantomOptions(num_cases=6, size=(24, 32), num_raters=3)
+(raw,) = find_datasets("phantom", Path("raw"), phantom=phantom)
 
-def slowly(*arguments):
-    time.sleep({seconds})
-    return read_scan(*arguments)
+def read_when_told(dataset, scan):
+    while scan.name != "case0000" and not Path("go").exists():
+        time.sleep(0.01)
+    return raw.read(dataset, scan)
 
-# processes that are spawned import this file too
-scan.read_scan = slowly
-
-if __name__ == "__main__":
-    phantom = PhantomOptions(num_cases=6, size=(24, 32), num_raters=3)
-    (raw,) = find_datasets("phantom", Path("raw"), phantom=phantom)
-    prepare_dataset(raw, Path("out"), workers={workers})
+prepare_dataset(replace(raw, read=read_when_told), Path("out"), workers=2)
 """
-
-
-class DyingPhantom(PhantomOptions):
-    """A phantom that ends the process that makes its case 3."""
-
-    def make_case(self, number):
-        if number == 3:
-            os._exit(1)
-        return super().make_case(number)
 
 
 def test_a_prepared_phantom_is_read_back_as_it_was_made(tmp_path):
@@ -72,7 +55,7 @@ def test_a_prepared_phantom_is_read_back_as_it_was_made(tmp_path):
     dataset = Dataset(tmp_path / "out")
     made = make_phantom(6, size=(24, 32), num_raters=3)
     assert prepared.manifest == dataset.manifest
-    assert (prepared.num_cases, prepared.num_patients, len(dataset)) == (6, 6, 6)
+    assert (prepared.num_cases, len(dataset)) == (6, 6)
     assert dataset.present.all()
     images = []
     for number in range(6):
@@ -88,10 +71,10 @@ def test_a_prepared_phantom_is_read_back_as_it_was_made(tmp_path):
         pytest.approx([np.mean(image)], rel=1e-12) for image in images
     ]
     assert dataset.mean_std(range(6)) == (dataset.manifest.mean, dataset.manifest.std)
-    assert not list(tmp_path.glob(".*"))
+    assert not list((tmp_path / "out").glob(".*"))
 
 
-def test_bytes_do_not_depend_on_the_run_the_number_of_processes_or_the_order_of_scans(tmp_path):
+def test_bytes_do_not_depend_on_the_run_the_number_of_threads_or_the_order_of_scans(tmp_path):
     raw = phantom_dataset()
     seen = []
     prepare(raw, tmp_path / "one")
@@ -129,7 +112,7 @@ def test_a_sliced_volume_keeps_the_affine_and_spacing_of_the_raw_image(tmp_path)
     image = nibabel.load(tmp_path / "raw" / path)
     np.testing.assert_allclose(first.affine, image.affine)
     assert first.raw_shape == image.shape
-    assert first.spacing_mm == pytest.approx((1.4, 1.6, 2.5))
+    assert first.voxel_mm == pytest.approx((1.4, 1.6, 2.5))
     drawn = np.asarray(nibabel.load(tmp_path / "raw" / path.replace("volume", "segmentation")).dataobj)
     assert first.slices == tuple(np.flatnonzero((drawn == 2).any((0, 1))))
     window = np.clip((np.asarray(image.dataobj)[..., first.slices[1]] + 60.0) / 200, 0, 1)
@@ -150,33 +133,34 @@ def test_a_scan_without_foreground_gives_no_case_and_is_reported(tmp_path):
     assert prepared.without_foreground == ("case_00001",)
     assert [scan.name for scan in prepared.manifest.scans] == ["case_00000", "case_00002"]
     assert prepare(raw, tmp_path / "out").already
-    with pytest.raises(PrepareError, match="has foreground, so there is no case: use --slices all"):
-        prepare(replace(raw, scans=raw.scans[1:2]), tmp_path / "other")
+    healthy_alone = replace(raw, scans=raw.scans[1:2])
+    refused(lambda: prepare(healthy_alone, tmp_path / "other"), "no scan", "foreground", "--slices all")
 
 
 def test_a_finished_dataset_is_recognised_and_not_changed(tmp_path):
     raw = folder_dataset(tmp_path / "raw")
     out = tmp_path / "out"
     assert not prepare(raw, out).already
-    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    before = file_hashes(out), {path: path.stat().st_ino for path in out.rglob("*")}
     names = []
-    again = prepare(raw, out, reader=recording_reader(names))
+    again = prepare(recording(raw, names), out)
     assert again.already
     assert again.manifest == Dataset(out).manifest
     assert names == []
-    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
+    assert (file_hashes(out), {path: path.stat().st_ino for path in out.rglob("*")}) == before
 
 
 def test_a_finished_dataset_with_other_options_is_kept_and_the_changed_option_is_reported(tmp_path):
     out = tmp_path / "out"
     prepare(phantom_dataset(), out)
     before = file_hashes(out)
-    with pytest.raises(PrepareError, match=r"size was None and is now \[12, 16\]") as error:
-        prepare(phantom_dataset(), out, overrides={"size": (12, 16)})
-    assert "remove it, or choose another folder" in str(error.value)
-    changed = replace(phantom_dataset(), phantom=replace(PHANTOM, seed=4))
-    with pytest.raises(PrepareError, match=r"phantom\.seed was 0 and is now 4"):
-        prepare(changed, out)
+    way_out = "remove it, or choose another folder"
+    resized = {"overrides": {"size": (12, 16)}}
+    refused(
+        lambda: prepare(phantom_dataset(), out, **resized), "options.size was None", "now [12, 16]", way_out
+    )
+    changed = replace(phantom_dataset(), made_with=phantom_dataset().made_with | {"seed": 4})
+    refused(lambda: prepare(changed, out), "made_with.seed was 0", "now 4", way_out)
     assert file_hashes(out) == before
 
 
@@ -209,7 +193,7 @@ def test_copies_of_a_nifti_in_other_types_are_stored_with_the_same_values(tmp_pa
         write_nifti(tmp_path / "raw/images" / f"{dtype}.nii.gz", values.astype(dtype))
         write_nifti(tmp_path / "raw/masks" / f"{dtype}.nii.gz", masks[0])
     (raw,) = find_datasets("folder", tmp_path / "raw")
-    assert prepare(raw, tmp_path / "out").manifest.options["keep_bytes"] is False
+    assert prepare(raw, tmp_path / "out").manifest.options.keep_bytes is False
     dataset = Dataset(tmp_path / "out")
     low, high = np.percentile(values, (0.5, 99.5))
     expected = np.clip((values - low) / (high - low), 0, 1)
@@ -221,15 +205,15 @@ def test_copies_of_a_nifti_in_other_types_are_stored_with_the_same_values(tmp_pa
 def test_pictures_keep_their_8_bits_only_if_all_of_them_have_8_bits(tmp_path):
     pictures = folder_dataset(tmp_path / "raw", num_cases=3)
     kept = prepare(pictures, tmp_path / "kept")
-    assert kept.manifest.options["keep_bytes"] is True
+    assert kept.manifest.options.keep_bytes is True
     pixels = {path.stem: np.array(Image.open(path)) for path in (tmp_path / "raw/images").iterdir()}
     for number, case in enumerate(Dataset(tmp_path / "kept").cases):
         assert np.array_equal(Dataset(tmp_path / "kept").stored("images", number)[0], pixels[case.name])
     windowed = prepare(pictures, tmp_path / "windowed", overrides={"window": (0, 200)})
-    assert windowed.manifest.options["keep_bytes"] is False
+    assert windowed.manifest.options.keep_bytes is False
     write_picture(tmp_path / "raw/images/case2.png", pixels["case2"].astype(np.uint16))
     scaled = prepare(pictures, tmp_path / "scaled")
-    assert scaled.manifest.options["keep_bytes"] is False
+    assert scaled.manifest.options.keep_bytes is False
     dataset = Dataset(tmp_path / "scaled")
     for number, case in enumerate(dataset.cases):
         low, high = np.percentile(pixels[case.name].astype(float), (0.5, 99.5))
@@ -237,31 +221,13 @@ def test_pictures_keep_their_8_bits_only_if_all_of_them_have_8_bits(tmp_path):
         assert np.abs(dataset.image(number)[0] - expected).max() <= 0.5 / 32767 + 1e-6
 
 
-def test_a_dataset_of_an_older_semidice_is_compared_by_the_type_of_its_images(tmp_path):
-    out = tmp_path / "out"
-    prepare(folder_dataset(tmp_path / "raw", num_cases=3), out)
-    manifest = json.loads((out / "manifest.json").read_text())
-    del manifest["options"]["keep_bytes"]
-    (out / "manifest.json").write_text(json.dumps(manifest))
-    (raw,) = find_datasets("folder", tmp_path / "raw")
-    assert prepare(raw, out).already
-    pixels = np.array(Image.open(tmp_path / "raw/images/case1.png"))
-    write_picture(tmp_path / "raw/images/case4.png", pixels.T.astype(np.uint16))
-    write_picture(
-        tmp_path / "raw/raters/a/case4.png", np.array(Image.open(tmp_path / "raw/raters/a/case1.png")).T
-    )
-    (raw,) = find_datasets("folder", tmp_path / "raw")
-    with pytest.raises(PrepareError, match="case1: its intensities were stored as uint8, and would now be"):
-        prepare(raw, out)
-
-
 def test_only_unfinished_scans_are_read_again_after_a_failure(tmp_path):
     raw = folder_dataset(tmp_path / "raw")
-    with pytest.raises(PrepareError, match="case3: not today"):
-        prepare(raw, tmp_path / "out", reader=failing_reader("case3", ValueError("not today")))
-    assert not (tmp_path / "out").exists()
+    stopped = failing(raw, "case3", UserError("not today"))
+    refused(lambda: prepare(stopped, tmp_path / "out"), "case3: not today")
+    refused(lambda: Dataset(tmp_path / "out"), "not finished", "again")
     names = []
-    prepared = prepare(raw, tmp_path / "out", reader=recording_reader(names))
+    prepared = prepare(recording(raw, names), tmp_path / "out")
     assert names == ["case3"]
     assert prepared.num_continued == 5
     prepare(raw, tmp_path / "fresh")
@@ -269,149 +235,49 @@ def test_only_unfinished_scans_are_read_again_after_a_failure(tmp_path):
 
 
 def test_changed_scans_are_read_again_after_an_interruption_and_other_options_start_over(tmp_path):
-    raw = folder_dataset(tmp_path / "raw")
-    failing = {"reader": failing_reader("case6", ValueError("stop"))}
-    with pytest.raises(PrepareError, match="stop"):
-        prepare(raw, tmp_path / "out", **failing)
-    part = tmp_path / ".out.part"
+    raw, out = folder_dataset(tmp_path / "raw"), tmp_path / "out"
+    stopped = failing(raw, "case6", UserError("stop"))
+    refused(lambda: prepare(stopped, out), "case6: stop")
     (tmp_path / "raw/raters/a/case1.png").write_bytes((tmp_path / "raw/raters/b/case1.png").read_bytes())
-    (part / "dataset/images/case2.npy").unlink()
-    (part / "records/case3.json").write_text("{")
-    (part / "dataset/masks/.case4.npy.123.part").write_bytes(b"half")
-    (part / "dataset/images/gone.npy").write_bytes(b"of a scan that is no longer there")
+    (out / "images/case2.npy").unlink()
+    (out / ".scans/case3.json").write_text("{")
+    (out / "masks/.case4.npy.123.part").write_bytes(b"half")
+    (out / "images/gone.npy").write_bytes(b"of a scan that is no longer there")
     names = []
     changed = replace(raw, scans=(*raw.scans[:4], replace(raw.scans[4], patient="p"), raw.scans[5]))
-    prepare(changed, tmp_path / "out", reader=recording_reader(names))
+    prepare(recording(changed, names), out)
     assert names == ["case1", "case2", "case3", "case5", "case6"]
     prepare(changed, tmp_path / "fresh")
-    assert file_hashes(tmp_path / "out") == file_hashes(tmp_path / "fresh")
+    assert file_hashes(out) == file_hashes(tmp_path / "fresh")
 
-    with pytest.raises(PrepareError, match="stop"):
-        prepare(raw, tmp_path / "small", **failing)
+    small = {"overrides": {"size": (16, 16)}}
+    refused(lambda: prepare(stopped, tmp_path / "small"), "case6: stop")
     names.clear()
-    prepare(raw, tmp_path / "small", reader=recording_reader(names), overrides={"size": (16, 16)})
+    prepare(recording(raw, names), tmp_path / "small", **small)
     assert len(names) == 6
-    prepare(raw, tmp_path / "small again", overrides={"size": (16, 16)})
+    prepare(raw, tmp_path / "small again", **small)
     assert file_hashes(tmp_path / "small") == file_hashes(tmp_path / "small again")
 
 
-def test_a_run_killed_after_the_rename_leaves_a_finished_dataset(tmp_path, monkeypatch):
-    monkeypatch.setattr("shutil.rmtree", lambda *_, **__: None)
-    prepare(phantom_dataset(), tmp_path / "out")
-    monkeypatch.undo()
-    assert (tmp_path / ".out.part").is_dir()
-    assert prepare(phantom_dataset(), tmp_path / "out").already
-    assert not (tmp_path / ".out.part").exists()
-
-
-def start_slow_run(tmp_path, *, workers, seconds):
-    """Start a slow preparation in its own process and return it when the first scan is finished."""
-    script = tmp_path / "slow_run.py"
-    script.write_text(SLOW_RUN.format(workers=workers, seconds=seconds))
-    process = subprocess.Popen([sys.executable, script.name], cwd=tmp_path, start_new_session=True)
-    deadline = time.monotonic() + 60
-    while not list(tmp_path.glob(".out.part/records/case*.json")):
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return process
-
-
-def processes_of(session):
-    listing = subprocess.run(["ps", "-s", str(session), "-o", "stat="], capture_output=True, text=True)
-    return [state for state in listing.stdout.split() if not state.startswith("Z")]
-
-
-def continues_to_the_same_bytes(tmp_path):
-    names = []
-    prepared = prepare(phantom_dataset(), tmp_path / "out", reader=recording_reader(names))
-    prepare(phantom_dataset(), tmp_path / "fresh")
-    assert prepared.num_continued == 6 - len(names) > 0
-    assert names
-    return file_hashes(tmp_path / "out") == file_hashes(tmp_path / "fresh")
-
-
-def test_a_killed_run_continues_to_the_same_bytes(tmp_path):
-    process = start_slow_run(tmp_path, workers=1, seconds=0.2)
-    process.kill()
-    process.wait()
-    assert not (tmp_path / "out").exists()
-    assert continues_to_the_same_bytes(tmp_path)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("signal_sent", [signal.SIGKILL, signal.SIGINT])
-def test_a_killed_or_interrupted_run_leaves_no_process_behind_and_continues(tmp_path, signal_sent):
-    process = start_slow_run(tmp_path, workers=2, seconds=0.7)
-    if signal_sent == signal.SIGINT:
-        # a terminal sends the signal to all processes of the command
-        os.killpg(process.pid, signal_sent)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_killed_or_interrupted_run_leaves_no_process_behind_and_continues(tmp_path, start, number):
+    (tmp_path / "run.py").write_text(WAITING_RUN)
+    process = start("run.py", cwd=tmp_path)
+    process.wait_until(lambda: list(tmp_path.glob("out/.scans/case*.json")))
+    refused(lambda: prepare(phantom_dataset(), tmp_path / "out"), "out", "in use by", "wait")
+    if number == signal.SIGINT:
+        # a terminal sends the signal to all processes of the command, which first finish their scans
+        os.killpg(process.process.pid, number)
+        (tmp_path / "go").touch()
     else:
-        process.kill()
-    process.wait(20)
-    deadline = time.monotonic() + 20
-    while processes_of(process.pid) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert processes_of(process.pid) == []
-    assert not (tmp_path / "out").exists()
-    assert continues_to_the_same_bytes(tmp_path)
-
-
-@pytest.mark.slow
-def test_a_dead_process_is_reported_with_the_scans_it_may_have_prepared(tmp_path):
-    with pytest.raises(PrepareError, match=r"a process died while it prepared .*case0003") as error:
-        prepare(
-            replace(phantom_dataset(), phantom=DyingPhantom(**vars(PHANTOM))), tmp_path / "out", workers=2
-        )
-    assert "--workers 1" in error.value.advice
-    # at most one scan per process
-    assert str(error.value).count("case000") <= 2
-    assert not (tmp_path / "out").exists()
-    assert prepare(phantom_dataset(), tmp_path / "out").num_continued > 0
-
-
-class DyingWorkers(Workers):
-    """Workers that finish the first item and then report that two processes died."""
-
-    def each(self, task, items):
-        first, second, third, *_ = items
-        yield first, task(first)
-        raise WorkerDiedError((second, third))
-
-
-def test_unfinished_scans_of_dead_processes_are_reported_and_finished_scans_are_kept(tmp_path):
-    message = (
-        "a process died while it prepared case0001, case0002: it ran out of memory, or a library crashed"
-    )
-    with pytest.raises(PrepareError) as error:
-        prepare(phantom_dataset(), tmp_path / "out", workers=DyingWorkers(2))
-    assert error.value.problems == (message,)
-    assert error.value.advice == "run the same command again with --workers 1: it continues"
-    assert prepare(phantom_dataset(), tmp_path / "out").num_continued == 1
-    with pytest.raises(PrepareError, match=r"died while it compared case0001, case0002: try --workers 1"):
-        prepare(phantom_dataset(), tmp_path / "out", workers=DyingWorkers(2))
-
-
-def test_ctrl_c_keeps_finished_scans(tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        prepare(phantom_dataset(), tmp_path / "out", reader=failing_reader("case0004", KeyboardInterrupt()))
-    assert not (tmp_path / "out").exists()
-    assert prepare(phantom_dataset(), tmp_path / "out").num_continued == 4
-
-
-def test_a_second_run_at_the_same_time_is_refused(tmp_path):
-    names = []
-
-    def start_second_run(dataset, scan):
-        with pytest.raises(
-            PrepareError, match=r"\.out\.part is in use by `semidice prepare` \(process .*wait"
-        ):
-            prepare(phantom_dataset(), tmp_path / "out", overrides={"size": (8, 8)})
-        names.append(scan.name)
-        return read_scan(dataset, scan)
-
-    prepare(phantom_dataset(), tmp_path / "out", reader=start_second_run)
-    assert len(names) == 6
+        process.send_signal(number)
+    # returns when the last process has closed its output
+    assert process.end().code != 0
+    assert not (tmp_path / "out/manifest.json").exists()
+    assert 6 > prepare(phantom_dataset(), tmp_path / "out").num_continued > 0
+    prepare(phantom_dataset(), tmp_path / "fresh")
+    assert file_hashes(tmp_path / "out") == file_hashes(tmp_path / "fresh")
 
 
 @pytest.mark.parametrize(("has_sform", "spacing"), [(True, (0.7, 0.8, 2.5)), (False, None)])
@@ -429,8 +295,22 @@ def test_a_side_of_0_in_a_nifti_is_that_of_the_sform_or_not_known_and_never_1_mm
         content[88:92] = bytes(4)
         path.write_bytes(gzip.compress(bytes(content)))
     console = Console(file=io.StringIO(), width=400)
-    (prepared,) = run_prepare("folder", raw, tmp_path / "out", PrepareRequest(workers=0), console=console)
+    (prepared,) = run_prepare("folder", raw, tmp_path / "out", workers=0, console=console)
     case1 = next(scan for scan in prepared.manifest.scans if scan.name == "case1")
-    assert case1.spacing_mm == (None if spacing is None else pytest.approx(spacing))
+    assert case1.voxel_mm == (() if spacing is None else pytest.approx(spacing))
     warned = "the header of 1 scan (case1) has no voxel size: distances and volumes will be in voxels"
     assert (warned in console.file.getvalue()) == (spacing is None)
+
+
+def test_the_manifest_says_where_the_raw_files_were_and_how_to_get_their_intensities_back(tmp_path):
+    raw = folder_dataset(tmp_path / "raw", suffix=".nii.gz", num_cases=3)
+    manifest = prepare(raw, tmp_path / "out").manifest
+    assert manifest.raw_folder == str(tmp_path / "raw")
+    dataset = Dataset(tmp_path / "out")
+    for number, scan in enumerate(manifest.scans):
+        ((low, high),) = scan.limits
+        image = np.asarray(nibabel.load(tmp_path / "raw/images" / f"{scan.name}.nii.gz").dataobj)
+        restored = dataset.image(number)[0] * (high - low) + low
+        assert np.abs(restored - image.clip(low, high)).max() <= (high - low) / 32767
+    moved = manifest.model_copy(update={"raw_folder": "/elsewhere"})
+    assert manifest_digest(moved) == manifest_digest(manifest)

@@ -3,8 +3,6 @@
 import hashlib
 import os
 import pickle
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 
 import nibabel
 import numpy as np
@@ -15,29 +13,26 @@ from raw_trees import (
     SIZE,
     ellipsoids,
     find_only_dataset,
-    make_decathlon,
     make_folder,
     make_kits,
-    make_lidc,
     make_lits,
     make_nnunet,
     make_qubiq,
+    read_scan,
     scan_names,
     write_nifti,
     write_picture,
 )
+from start import refused
 
 from semidice.data.phantom import PhantomOptions, make_phantom
 from semidice.data.sources import SOURCES, find_datasets
-from semidice.data.sources.scan import read_scan
 from semidice.paths import check_name
 
 MAKERS = {
     "qubiq": make_qubiq,
     "lits": make_lits,
     "kits": make_kits,
-    "lidc": make_lidc,
-    "decathlon": make_decathlon,
     "nnunet": make_nnunet,
     "folder": make_folder,
 }
@@ -55,9 +50,9 @@ def test_every_scan_is_read_after_pickling_and_is_brighter_under_its_masks(tmp_p
             assert arrays.masks.shape == (len(arrays.raters), *arrays.image.shape[1:])
             assert arrays.masks.ndim == dataset.num_axes + 1
             if not scan.image or scan.image[0].suffix == ".png":
-                assert arrays.spacing_mm is None
+                assert arrays.grid.spacing_mm is None
             else:
-                assert len(arrays.spacing_mm) == dataset.num_axes
+                assert len(arrays.grid.spacing_mm) == dataset.num_axes
             assert set(arrays.raters) <= set(dataset.raters)
             assert arrays.masks.max() < len(dataset.class_names)
             drawn = arrays.masks[0] > 0
@@ -88,39 +83,32 @@ def test_datasets_do_not_depend_on_the_order_of_directory_entries(tmp_path, sour
 def test_every_source_is_tested_and_an_unknown_source_is_refused(tmp_path):
     # tests/integrations/test_dicom.py has the tests of dicom
     assert set(SOURCES) == {*MAKERS, "dicom", "phantom"}
-    with pytest.raises(ValueError, match=r"one of qubiq, lits, kits.*; got 'nifti'"):
-        find_datasets("nifti", tmp_path)
+    refused(lambda: find_datasets("nifti", tmp_path), "qubiq, lits, kits", "'nifti'")
 
 
 @pytest.mark.parametrize("source", MAKERS)
-def test_a_missing_or_empty_folder_is_reported_with_the_expected_files(tmp_path, source):
-    with pytest.raises(ValueError, match=f"no folder .*gone: source {source} looks in it for "):
-        find_datasets(source, tmp_path / "gone")
-    with pytest.raises(ValueError, match=str(tmp_path)):
-        find_datasets(source, tmp_path)
+def test_a_missing_or_empty_folder_is_refused(tmp_path, source):
+    refused(lambda: find_datasets(source, tmp_path / "gone"), str(tmp_path / "gone"), SOURCES[source])
+    refused(lambda: find_datasets(source, tmp_path), str(tmp_path))
 
 
 @pytest.mark.parametrize("suffix", [".png", ".nii.gz"])
-def test_a_mask_of_another_size_is_reported_with_both_shapes(tmp_path, suffix):
+def test_a_mask_of_another_size_is_refused_with_both_shapes(tmp_path, suffix):
     dataset = find_only_dataset("folder", make_folder(tmp_path, suffix=suffix))
     _, masks = ellipsoids(0, (30, 36))
     write = write_picture if suffix == ".png" else write_nifti
     write(tmp_path / "raters" / "b" / f"case1{suffix}", masks[0])
-    with pytest.raises(
-        ValueError, match=r"raters/b/case1.* has shape \(30, 36\), but image .*images/case1.*\(40, 36\)"
-    ):
-        read_scan(dataset, dataset.scans[0])
+    words = ("raters/b/case1", "(30, 36)", "images/case1", "(40, 36)", "resample")
+    refused(lambda: read_scan(dataset, dataset.scans[0]), *words)
 
 
-def test_a_file_removed_or_damaged_after_the_search_is_reported(tmp_path):
+def test_a_file_removed_or_damaged_after_the_search_is_refused(tmp_path):
     dataset = find_only_dataset("folder", make_folder(tmp_path, suffix=".nii.gz"))
     (tmp_path / "raters" / "a" / "case1.nii.gz").unlink()
     image = tmp_path / "images" / "case2.nii.gz"
     image.write_bytes(image.read_bytes()[:300])
-    with pytest.raises(ValueError, match=r"no file .*raters/a/case1\.nii\.gz"):
-        read_scan(dataset, dataset.scans[0])
-    with pytest.raises(ValueError, match=r"cannot read .*images/case2\.nii\.gz"):
-        read_scan(dataset, dataset.scans[1])
+    refused(lambda: read_scan(dataset, dataset.scans[0]), "there is no", "raters/a/case1.nii.gz")
+    refused(lambda: read_scan(dataset, dataset.scans[1]), "images/case2.nii.gz")
 
 
 def test_a_damaged_file_does_not_stop_the_search(tmp_path):
@@ -142,10 +130,7 @@ def test_files_of_single_channels_are_joined_and_must_have_equal_sizes(tmp_path)
         np.testing.assert_array_equal(channel, read_scan(dataset, scan).image[0])
     assert len(arrays.inputs) == 5
     write_picture(second.image[0], np.arange(600, dtype=np.uint16).reshape(20, 30))
-    with pytest.raises(
-        ValueError, match=r"case2\.png has shape \(20, 30\), but image .*case1\.png has \(40, 36\)"
-    ):
-        read_scan(joined, both)
+    refused(lambda: read_scan(joined, both), "case2.png", "(20, 30)", "case1.png", "(40, 36)")
 
 
 SPACE = (40, 36, 6)
@@ -202,64 +187,56 @@ def reordered(affine, space, order, flipped=()):
         (
             moved(AFFINE, 9, 0, 0),
             np.eye(4),
-            "its spacing is 1 x 1 x 1 mm, not 0.7 x 0.8 x 2.5 mm, its first voxel is moved by (-9, 0, 0) mm",
+            "its spacing is 1 x 1 x 1 mm, not 0.7 x 0.8 x 2.5 mm",
         ),
         (AFFINE, reordered(AFFINE, SPACE, (0, 1, 2), (1,)), "its axis 1 is flipped"),
         (
             OBLIQUE,
             moved(reordered(OBLIQUE, SPACE, (0, 1, 2), (0, 2)), 0, 0, 30),
-            "its axes 0, 2 are flipped, its centre is moved by (0, 0, 30) mm",
+            "is flipped",
         ),
         (
             AFFINE,
             OBLIQUE,
-            "its axes are turned by up to 16 degrees, its centre is moved by (-117, 83.5, -1040) mm",
+            "its axes are turned by up to 16 degrees",
         ),
     ],
 )
-def test_a_misaligned_mask_is_reported_with_both_files_the_difference_and_advice(
-    tmp_path, image, mask, words
-):
-    with pytest.raises(ValueError, match="is not aligned with") as error:
-        read_pair(tmp_path, image, mask)
-    voxels_of_space = np.stack(np.indices(SPACE), axis=-1)
-    distance = np.linalg.norm(
-        apply_affine(mask, voxels_of_space) - apply_affine(image, voxels_of_space), axis=-1
-    ).max()
-    assert str(error.value).startswith(
-        f"mask {tmp_path}/masks/case1.nii.gz is not aligned with image {tmp_path}/images/case1.nii.gz: "
-        f"voxels are up to {float(f'{distance:.3g}'):g} mm apart, {words}; "
-    )
-    assert str(error.value).endswith(
-        "; it must be aligned with its image to within 0.1 voxel: resample it to the image's grid, or use "
-        "--ignore-placement if only the headers are wrong"
+def test_a_misaligned_mask_is_refused_with_both_files_the_difference_and_advice(tmp_path, image, mask, words):
+    space = np.stack(np.indices(SPACE), axis=-1)
+    distance = np.linalg.norm(apply_affine(mask, space) - apply_affine(image, space), axis=-1).max()
+    refused(
+        lambda: read_pair(tmp_path, image, mask),
+        f"{tmp_path}/masks/case1.nii.gz",
+        f"{tmp_path}/images/case1.nii.gz",
+        f"{distance:.3g} mm apart",
+        words,
+        "--ignore-placement",
     )
 
 
 @pytest.mark.parametrize(
-    ("order", "flipped", "words"),
+    ("order", "flipped"),
     [
-        ((1, 0, 2), (), "its axes 0, 1, 2 run along axes 1, 0, 2 of the image"),
-        ((2, 0, 1), (0,), "its axes 0, 1, 2 run along axes 2, 0, 1 of the image, its axis 0 is flipped"),
+        ((1, 0, 2), ()),
+        ((2, 0, 1), (0,)),
     ],
 )
 @pytest.mark.parametrize("affine", [AFFINE, OBLIQUE])
-def test_axes_in_another_order_are_refused_and_not_reordered(tmp_path, order, flipped, words, affine):
+def test_axes_in_another_order_are_refused_and_not_reordered(tmp_path, order, flipped, affine):
     space = (20, 20, 20)
-    with pytest.raises(ValueError, match="is not aligned with") as error:
-        read_pair(tmp_path, affine, reordered(affine, space, order, flipped), space)
-    assert f" mm apart, {words}; it must be aligned" in str(error.value)
+    mask = reordered(affine, space, order, flipped)
+    refused(lambda: read_pair(tmp_path, affine, mask, space), "not aligned", "its axes are in another order")
 
 
 @pytest.mark.parametrize("affine", [AFFINE, OBLIQUE])
 def test_a_mask_may_be_moved_by_up_to_a_tenth_of_the_smallest_spacing(tmp_path, affine):
     read_pair(tmp_path / "near", affine, moved(affine, 0, 0, 0.069))
-    with pytest.raises(ValueError, match=r"apart, it is moved by \(0, 0, 0\.071\d*\) mm"):
-        read_pair(tmp_path / "far", affine, moved(affine, 0, 0, 0.0712))
+    far = moved(affine, 0, 0, 0.0712)
+    refused(lambda: read_pair(tmp_path / "far", affine, far), "moved by (0, 0, 0.071")
     # small differences, each of them allowed, add up to too much in a corner
     skewed = moved(affine * [1.0004, 1, 1, 1], 0.05, 0.04, 0.02)
-    with pytest.raises(ValueError, match=r"voxels are up to 0\.07\d* mm apart; it must be aligned"):
-        read_pair(tmp_path / "corner", affine, skewed)
+    refused(lambda: read_pair(tmp_path / "corner", affine, skewed), "up to 0.07")
 
 
 def test_an_affine_written_by_another_tool_or_with_fewer_digits_is_accepted(tmp_path):
@@ -297,8 +274,7 @@ def test_one_of_two_affines_in_a_header_is_enough_for_alignment(tmp_path, regist
     assert read_case(tmp_path).masks.any()
     # if neither agrees, the message describes the affine that nibabel uses
     change_header(path, lambda file: file.set_qform(moved(OBLIQUE, 9, 0, 0), code="scanner"))
-    with pytest.raises(ValueError, match="turned by up to 16 degrees"):
-        read_case(tmp_path)
+    refused(lambda: read_case(tmp_path), "turned by up to 16 degrees")
 
 
 def test_an_invalid_qform_is_ignored_if_there_is_an_sform(tmp_path):
@@ -317,6 +293,7 @@ def test_positions_are_compared_in_mm_even_if_units_differ(tmp_path):
     def in_micron(mask):
         mask.set_sform(np.diag([1000, 1000, 1000, 1]) @ OBLIQUE, code="aligned")
         mask.header.set_xyzt_units("micron")
+        mask.header["pixdim"][1:4] *= 1000
 
     change_header(tmp_path / "masks" / "case1.nii.gz", in_micron)
     assert read_case(tmp_path).masks.any()
@@ -330,8 +307,7 @@ def test_a_slice_may_have_another_thickness_but_not_another_position(tmp_path):
         mask = write_nifti(tmp_path / name / "masks" / "case1.nii", masks[0].reshape(shape), thick)
         assert read_case(tmp_path / name).masks.any()
         write_nifti(mask, masks[0].reshape(shape), moved(AFFINE, 0, 0, 2.5))
-        with pytest.raises(ValueError, match=r"it is moved by \(0, 0, 2\.5\) mm"):
-            read_case(tmp_path / name)
+        refused(lambda name=name: read_case(tmp_path / name), "moved by (0, 0, 2.5) mm")
 
 
 def test_files_of_single_channels_must_be_aligned(tmp_path):
@@ -341,8 +317,7 @@ def test_files_of_single_channels_must_be_aligned(tmp_path):
     both = type(first)(first.name, first.patient, (*first.image, *second.image), first.masks)
     assert read_scan(joined, both).image.shape[0] == 2
     write_nifti(second.image[0], ellipsoids(0, SIZE)[0], moved(AFFINE, 5, 0, 0))
-    with pytest.raises(ValueError, match=r"image .*case2.* not aligned with image .*case1.*\(5, 0, 0\) mm"):
-        read_scan(joined, both)
+    refused(lambda: read_scan(joined, both), "case2", "not aligned", "case1", "(5, 0, 0) mm")
 
 
 @pytest.mark.parametrize("num_classes", [2, 4])
@@ -366,14 +341,4 @@ def test_a_phantom_has_defaults_and_other_sources_refuse_its_options(tmp_path):
     dataset = find_only_dataset("phantom", tmp_path)
     assert len(dataset.scans) == 60
     assert scan_names(dataset)[:2] == ["case0000", "case0001"]
-    with pytest.raises(ValueError, match="options of a phantom need the source phantom; got source lits"):
-        find_datasets("lits", tmp_path, phantom=PhantomOptions())
-
-
-def test_a_spawned_process_makes_the_same_phantom_scans(tmp_path):
-    dataset = find_only_dataset("phantom", tmp_path, phantom=PhantomOptions(num_cases=2, size=(16, 16)))
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        spawned = pool.submit(read_scan, dataset, dataset.scans[1]).result()
-    expected = read_scan(dataset, dataset.scans[1])
-    for name in ("image", "masks", "truth"):
-        np.testing.assert_array_equal(getattr(spawned, name), getattr(expected, name))
+    refused(lambda: find_datasets("lits", tmp_path, phantom=PhantomOptions()), "source phantom", "lits")

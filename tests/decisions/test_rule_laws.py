@@ -8,19 +8,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from rules import OPTIMAL, RULES, expected_scores, masks_of, public_rules, random_prob
+from rules import OPTIMAL, RULES, expected_scores, masks_of, random_prob
+from start import refused
 
-from semidice.decisions import (
-    Decision,
-    argmax_mask,
-    decision,
-    dice_optimal_mask,
-    mix_optimal_mask,
-    nested_optimal_mask,
-    threshold_mask,
-)
+from semidice.decisions import Decision, decide, decide_classes, decision, fit_decision
 
-each_rule = pytest.mark.parametrize("text", RULES.values())
+each_rule = pytest.mark.parametrize("text", RULES)
 # below and above the limit of exact expected scores
 SHAPES = [(2, 1, 6, 7), (2, 3, 5, 4), (1, 1, 70, 80), (1, 3, 70, 80)]
 each_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -34,16 +27,8 @@ def prob_of(shape, seed=0):
     return (2 * logits).softmax(1)
 
 
-def test_the_table_lists_every_public_rule_and_every_rule_of_a_decision():
-    assert public_rules() == set(RULES)
-    functions = {function.__name__ for function in decision.RULES.values()}
-    assert functions == set(RULES)
-    assert {Decision.parse(text).rule for text in RULES.values()} == set(decision.RULES)
-
-
-def test_a_rule_missing_from_the_table_is_detected(monkeypatch):
-    monkeypatch.setattr("semidice.decisions.__all__", ["decide", "new_mask", *RULES])
-    assert public_rules() - set(RULES) == {"new_mask"}
+def test_the_table_lists_every_rule():
+    assert {Decision.parse(text).rule for text in RULES} == set(decision.RULES)
 
 
 @each_rule
@@ -86,8 +71,20 @@ def test_voxels_that_are_not_valid_are_in_no_mask_and_do_not_count(text, shape):
 @each_rule
 @each_shape
 def test_hard_probabilities_are_their_own_masks(text, shape):
-    prob = argmax_mask(prob_of(shape)).float()
+    prob = decide(prob_of(shape)).float()
     assert torch.equal(masks_of(text, prob), prob.bool())
+
+
+@each_rule
+@each_shape
+def test_the_class_map_is_that_of_the_masks(text, shape):
+    prob = prob_of(shape)
+    valid = torch.rand(shape[0], *shape[2:], generator=torch.Generator().manual_seed(2)) < 0.7
+    masks, classes = decide(prob, text, valid=valid), decide_classes(prob, text, valid=valid)
+    if shape[1] == 1:
+        assert torch.equal(classes.bool(), masks[:, 0])
+    else:
+        assert torch.equal(classes, masks.int().argmax(1))
 
 
 @each_rule
@@ -107,9 +104,7 @@ def test_two_classes_are_the_rule_of_the_foreground_channel(text):
 @each_rule
 def test_channels_that_are_not_exclusive_are_decided_one_by_one(text):
     prob = random_prob(2, 3, 6, 7)
-    chosen = Decision.parse(text)
-    parameter = () if chosen.parameter is None else (chosen.parameter,)
-    masks = decision.RULES[chosen.rule](prob, *parameter, exclusive=False)
+    masks = decide(prob, text, exclusive=False)
     for channel in range(3):
         part = slice(channel, channel + 1)
         assert torch.equal(masks[:, part], masks_of(text, prob[:, part]))
@@ -137,7 +132,7 @@ def test_the_expected_score_of_several_classes_is_never_below_that_of_argmax(tex
     prob = (torch.from_numpy(logits) * sharpness).softmax(0)[None]
     ours, plain = (
         sum(expected_scores(text, prob[0, number].numpy(), masks[:, number].numpy())[0] for number in (1, 2))
-        for masks in (masks_of(text, prob), argmax_mask(prob))
+        for masks in (masks_of(text, prob), decide(prob))
     )
     assert ours >= plain - 1e-12
 
@@ -157,7 +152,7 @@ def test_several_classes_lose_less_than_half_of_what_argmax_loses_to_the_best_as
             return sum(expected_scores(text, prob[0, n].numpy(), masks(n)) for n in (1, 2)) / 2
 
         best = score(lambda n: assignments == n).max()
-        ours, plain = masks_of(text, prob), argmax_mask(prob)
+        ours, plain = masks_of(text, prob), decide(prob)
         lost.append([best - score(lambda n, masks=masks: masks[:, n].numpy())[0] for masks in (ours, plain)])
     mean_ours, mean_argmax = np.mean(lost, axis=0)
     assert mean_ours < mean_argmax / 2
@@ -166,34 +161,40 @@ def test_several_classes_lose_less_than_half_of_what_argmax_loses_to_the_best_as
 def test_a_mix_without_a_share_of_one_coupling_is_the_rule_of_the_other():
     for shape in ((2, 1, 6, 7), (2, 3, 5, 4)):
         prob = prob_of(shape)
-        assert torch.equal(mix_optimal_mask(prob, 0), dice_optimal_mask(prob))
-        assert torch.equal(mix_optimal_mask(prob, 1), nested_optimal_mask(prob))
+        assert torch.equal(decide(prob, "mix:0"), decide(prob, "dice"))
+        assert torch.equal(decide(prob, "mix:1"), decide(prob, "nested"))
 
 
-class TestWrongInput:
-    @each_rule
-    @pytest.mark.parametrize(
-        ("prob", "valid", "message"),
-        [
-            (torch.full((1, 1, 4), 1.5), None, r"must lie in \[0, 1\]; got values from 1.5 to 1.5"),
-            (torch.full((1, 1, 4), torch.nan), None, "holds NaN in 4 of 4 values"),
-            (torch.ones(4), None, r"prediction must be a float tensor \(N, C, \*space\)"),
-            (torch.ones(1, 1, 4, dtype=torch.int64), None, "prediction must be a float tensor"),
-            (torch.ones(1, 1, 0), None, "prediction is empty"),
-            (torch.ones(1, 1, 4), torch.ones(1, 4), r"valid must be bool \(1, 4\)"),
-            (torch.ones(1, 1, 4), torch.ones(1, 5, dtype=torch.bool), r"valid must be bool \(1, 4\)"),
-        ],
-    )
-    def test_a_wrong_array_is_named(self, text, prob, valid, message):
-        chosen = Decision.parse(text)
-        parameter = () if chosen.parameter is None else (chosen.parameter,)
-        # the functions behind the check of shapes, which only tests have
-        function = getattr(decision.RULES[chosen.rule], "__wrapped__", decision.RULES[chosen.rule])
-        with pytest.raises((ValueError, TypeError), match=message):
-            function(prob, *parameter, valid=valid)
+PROB, MASK = torch.full((1, 2, 2), 0.5), torch.ones(2, 2, dtype=torch.int64)
+TWO_SIGMOIDS = torch.tensor([[[0.9, 0.6], [0.8, 0.7]]])
 
-    def test_a_parameter_outside_the_unit_interval_is_named(self):
-        with pytest.raises(ValueError, match=r"threshold must lie in \[0, 1\]; got 1.5"):
-            threshold_mask(torch.ones(1, 1, 4), 1.5)
-        with pytest.raises(ValueError, match=r"weight must lie in \[0, 1\].*; got -0.1"):
-            mix_optimal_mask(torch.ones(1, 1, 4), -0.1)
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    {
+        "overlapping channels": (lambda: decide(TWO_SIGMOIDS), "exclusive=False"),
+        "their class map": (lambda: decide_classes(TWO_SIGMOIDS, "dice"), "must sum to one"),
+        "images without a class axis": (lambda: decide(torch.rand(2, 40, 48), "dice"), ".unsqueeze(1)"),
+        "the same, not exclusive": (lambda: decide(torch.rand(2, 40, 48), exclusive=False), ".unsqueeze(1)"),
+        "logits": (lambda: decide(9 * TWO_SIGMOIDS[:, :1]), "softmax or sigmoid"),
+        "masks": (lambda: decide(TWO_SIGMOIDS > 0.5), "decided already"),
+        "a number": (lambda: Decision.parse(0.5), "'threshold:0.4'"),
+        "percent": (lambda: decide(TWO_SIGMOIDS[:, :1], "threshold:40"), "[0, 1]"),
+        "no parameter": (lambda: decide(TWO_SIGMOIDS[:, :1], "mix"), "'mix:0.4'"),
+        "a soft target": (lambda: fit_decision([(PROB, PROB, None, "a")]), "class map"),
+        "a target of 0 and 255": (lambda: fit_decision([(PROB, 255 * MASK, None, "a")]), "255"),
+    }.values(),
+)
+def test_what_would_give_a_wrong_mask_is_refused_with_the_way_out(call, words):
+    refused(call, words)
+
+
+def test_channels_that_may_overlap_have_masks_that_overlap():
+    assert decide(TWO_SIGMOIDS, "threshold:0.65", exclusive=False).tolist() == [[[True, False], [True, True]]]
+
+
+def test_a_tie_goes_to_the_lowest_class_and_a_probability_at_the_threshold_is_background():
+    prob = torch.tensor([[[0.5, 0.25, 0.2], [0.25, 0.375, 0.4], [0.25, 0.375, 0.4]]])
+    assert decide_classes(prob).tolist() == [[0, 1, 1]]
+    assert decide_classes(prob, "threshold:0.5").tolist() == [[0, 1, 1]]
+    assert decide_classes(prob[:, :1], "threshold:0.25").tolist() == [[1, 0, 0]]

@@ -6,9 +6,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from laws import class_map, soft_label
+from start import refused
 
 from semidice.data.phantom import make_phantom
-from semidice.decisions import rater_volumes_ml, volume_crps, volume_interval, volume_ml, volume_quantiles
+from semidice.decisions import (
+    decide,
+    rater_volumes_ml,
+    volume_crps,
+    volume_interval,
+    volume_ml,
+    volume_quantiles,
+)
 
 VOXELS = (10.0, 10.0, 10.0)
 # few values, so that ties are common; all are exact in binary
@@ -49,7 +57,7 @@ def test_the_mean_of_the_distribution_is_the_expected_volume(p):
     # the quantile function is constant between multiples of 1/8, so the mean of its middles is its integral
     middles = (np.arange(num) + 0.5) / num
     mean = volume_quantiles(prob, middles.tolist(), spacing_mm=VOXELS).mean().item()
-    assert mean == pytest.approx(volume_ml(prob, spacing_mm=VOXELS, of="probability").item())
+    assert mean == pytest.approx(volume_ml(prob, spacing_mm=VOXELS).item())
 
 
 @given(p=eighths, level=st.sampled_from([0.1, 0.5, 0.8, 0.9, 0.95]))
@@ -104,14 +112,6 @@ def test_the_crps_of_many_distinct_probabilities_is_the_integral_of_the_squared_
         assert score.item() == pytest.approx(expected)
 
 
-@given(seed=st.integers(0, 10_000))
-def test_the_crps_of_a_hard_mask_is_the_mean_volume_error(seed):
-    rng = np.random.default_rng(seed)
-    p, volumes = rng.integers(0, 2, 9).astype(float), rng.integers(0, 10, 3).astype(float)
-    score = volume_crps(one_channel(p), torch.from_numpy(volumes).view(1, 1, 3), spacing_mm=VOXELS)
-    assert score.item() == pytest.approx(np.abs(p.sum() - volumes).mean())
-
-
 def test_no_other_map_has_a_lower_expected_crps_than_the_one_that_raters_are_drawn_from():
     rng = np.random.default_rng(1)
     p = np.sort(rng.random(60))[::-1].copy()
@@ -151,18 +151,6 @@ def test_the_volume_of_a_rater_is_the_number_of_voxels_of_each_class():
     torch.testing.assert_close(foreground, volumes[:, 1:2])
 
 
-def test_each_class_is_a_distribution_of_its_own():
-    prob, volumes = soft_label(2, 3, 6, 7), 42 * torch.rand(2, 3, 4)
-    quantiles = volume_quantiles(prob, [0.2, 0.9], spacing_mm=VOXELS)
-    crps = volume_crps(prob, volumes, spacing_mm=VOXELS)
-    for channel in range(3):
-        alone, own = prob[:, channel : channel + 1], volumes[:, channel : channel + 1]
-        torch.testing.assert_close(
-            volume_quantiles(alone, [0.2, 0.9], spacing_mm=VOXELS), quantiles[:, channel : channel + 1]
-        )
-        torch.testing.assert_close(volume_crps(alone, own, spacing_mm=VOXELS), crps[:, channel : channel + 1])
-
-
 def test_invalid_voxels_and_absent_raters_do_not_count():
     prob, masks = soft_label(2, 2, 30), torch.rand(2, 3, 30) < 0.5
     valid = torch.rand(2, 30) < 0.6
@@ -192,49 +180,46 @@ def test_a_case_without_a_valid_voxel_or_without_a_rater_is_nan():
     assert volume_crps(prob, volumes, spacing_mm=VOXELS).isnan().all()
 
 
+BYTES = torch.full((1, 2, 4, 5), 255, dtype=torch.uint8)
+SIGMOIDS, IMAGES = torch.full((2, 3, 4, 5), 0.4), torch.full((2, 40, 48), 0.5)
+
+
 @pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: volume_quantiles(torch.randn(1, 2, 5), [0.5], spacing_mm=VOXELS), r"must lie in \[0, 1\]"),
-        (lambda: volume_quantiles(torch.rand(1, 1, 5), [], spacing_mm=VOXELS), "levels must be one or more"),
-        (lambda: volume_quantiles(torch.rand(1, 1, 5), [1.5], spacing_mm=VOXELS), r"from 0 to 1; got \(1.5"),
-        (lambda: volume_quantiles(torch.rand(1, 1, 5), [0.5], spacing_mm=(1, 1)), "three positive sides"),
-        (
-            lambda: volume_quantiles(
-                torch.rand(1, 1, 5), [0.5], spacing_mm=VOXELS, valid=torch.ones(1, 4, dtype=torch.bool)
-            ),
-            r"valid must be bool \(1, 5\)",
+    ("call", "words"),
+    {
+        "overlapping channels": (lambda: volume_ml(SIGMOIDS, spacing_mm=VOXELS), "exclusive=False"),
+        "their interval": (lambda: volume_interval(SIGMOIDS, spacing_mm=VOXELS), "must sum to one"),
+        "images without a class axis": (lambda: volume_ml(IMAGES, spacing_mm=VOXELS), ".unsqueeze(1)"),
+        "masks without a class axis": (lambda: volume_ml(IMAGES > 0, spacing_mm=VOXELS), ".unsqueeze(1)"),
+        "logits": (lambda: volume_ml(4 * SIGMOIDS[:, :1], spacing_mm=VOXELS), "logits"),
+        "a class map": (lambda: volume_ml(BYTES, spacing_mm=VOXELS), "bool masks"),
+        "masks of 0 and 255": (
+            lambda: rater_volumes_ml(BYTES, num_channels=1, spacing_mm=VOXELS),
+            "masks > 0",
         ),
-        (
-            lambda: volume_interval(torch.rand(1, 1, 5), 1.0, spacing_mm=VOXELS),
-            "between 0 and 1, such as 0.9",
+        "a third class": (
+            lambda: rater_volumes_ml(BYTES // 127, num_channels=2, spacing_mm=VOXELS),
+            "below 2",
         ),
-        (
-            lambda: volume_crps(torch.rand(1, 1, 5), torch.ones(1, 2, 3), spacing_mm=VOXELS),
-            r"volumes_ml must be \(N, C, R\)",
-        ),
-        (
-            lambda: volume_crps(torch.rand(1, 1, 5), -torch.ones(1, 1, 3), spacing_mm=VOXELS),
-            "volumes_ml must be 0 or more",
-        ),
-        (
-            lambda: rater_volumes_ml(torch.rand(1, 2, 5), num_channels=1, spacing_mm=VOXELS),
-            "masks must be bool or integers",
-        ),
-        (
-            lambda: rater_volumes_ml(
-                torch.ones(1, 2, 5, dtype=torch.bool),
-                num_channels=1,
-                spacing_mm=VOXELS,
-                present=torch.ones(1, 3, dtype=torch.bool),
-            ),
-            r"present must be bool \(1, 2\)",
-        ),
-    ],
+        "a level in percent": (lambda: volume_interval(SIGMOIDS[:, :1], 90, spacing_mm=VOXELS), "level"),
+        "two sides": (lambda: volume_ml(SIGMOIDS[:, :1], spacing_mm=(1, 1)), "slice thickness"),
+    }.values(),
 )
-def test_the_error_names_invalid_input(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
+def test_what_would_give_a_wrong_volume_is_refused_with_the_way_out(call, words):
+    refused(call, words)
+
+
+def test_masks_of_overlapping_channels_are_counted_and_what_is_not_valid_may_hold_anything():
+    both = decide(SIGMOIDS + 0.2, "threshold:0.5", exclusive=False)
+    assert volume_ml(both, spacing_mm=VOXELS).tolist() == [[20.0] * 3] * 2
+    valid = torch.tensor([[[True] * 5] * 3 + [[False] * 5]])
+    masks = torch.where(valid.unsqueeze(1), BYTES // 255, BYTES)
+    present = torch.tensor([[True, False]])
+    masks[:, 1] = 7
+    volumes = rater_volumes_ml(masks, num_channels=1, spacing_mm=VOXELS, present=present, valid=valid)
+    assert volumes[0, 0, 0] == 15
+    prob = torch.where(valid.unsqueeze(1), SIGMOIDS[:1, :1], torch.nan)
+    assert volume_ml(prob, spacing_mm=VOXELS, valid=valid).item() == pytest.approx(6.0)
 
 
 @pytest.fixture(scope="module")
@@ -253,11 +238,3 @@ def test_intervals_of_the_true_probability_cover_raters_who_differ_by_an_offset_
     coverage = ((volumes >= low.unsqueeze(2)) & (volumes <= high.unsqueeze(2))).double().mean().item()
     # 4000 independent offsets: a standard deviation of 0.8 points or less
     assert coverage == pytest.approx(level, abs=0.02)
-
-
-def test_raters_of_a_phantom_who_differ_by_an_offset_are_nested(nested_phantom):
-    sizes = nested_phantom.masks.flatten(2).sum(2)
-    for masks, order in zip(nested_phantom.masks, sizes.argsort(1), strict=True):
-        ordered = masks[order]
-        assert (ordered[:-1] <= ordered[1:]).all()
-    assert (sizes.amax(1) > sizes.amin(1)).all()

@@ -1,6 +1,5 @@
 """Our losses in the real Trainer, and networks that go to the hub and come back."""
 
-import importlib
 import json
 import re
 from functools import partial
@@ -13,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from laws import class_map, random_logits, soft_label
 from prepared import make_prepared
+from start import refused
 from torch.testing import assert_close
 from trained import make_run, normalised
 
@@ -101,14 +101,6 @@ def plain_gradients(dataset, loss=None, ignore=None):
 
 
 class TestTrainer:
-    def test_the_loss_goes_down(self, tmp_path):
-        trainer, _ = trained(tmp_path, images_and_labels(), steps=12)
-        losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-        assert len(losses) == 12
-        assert losses == sorted(losses, reverse=True)
-        assert losses[-1] < 0.9 * losses[0]
-        assert trainer.evaluate()["eval_loss"] < losses[0]
-
     def test_the_gradient_is_that_of_the_plain_loss_of_the_upsampled_logits(self, tmp_path):
         dataset = images_and_labels()
         _, gradients = trained(tmp_path, dataset)
@@ -140,63 +132,18 @@ class TestTrainer:
         assert_close(gradients[1], gradients[0])
 
 
-class TestDifferences:
-    """One test for each row of the table of the loss in docs/huggingface.md that is not obvious."""
-
-    def test_soft_labels(self):
-        images, labels = (
-            torch.stack([each[name] for each in images_and_labels()]) for name in ("pixel_values", "labels")
-        )
-        with pytest.raises(RuntimeError, match="ignore_index"):
-            segformer()(images, labels)
-        assert compute_loss_func(segformer()(images), labels) > 0
-
-    def test_accumulated_batches(self, tmp_path):
-        """The same batch twice, then accumulated."""
-        for function, factor in ((None, 2), (compute_loss_func, 1)):
-            dataset = images_and_labels(2, soft=False)
-            _, once = trained(tmp_path, dataset, function=function, steps=1)
-            twice = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 2}
-            # not shuffled: each batch has both images
-            order = [dataset[0], dataset[1]] * 2
-            options = {"train_sampling_strategy": "sequential"}
-            _, accumulated = trained(tmp_path, order, function=function, steps=1, **twice, **options)
-            name = "decode_head.classifier.weight"
-            assert_close(accumulated[0][name], factor * once[0][name])
-
-    def test_one_class(self):
-        outputs, mask = {"logits": random_logits(2, 1, 4, 4)}, class_map((2, 16, 16), 2)
-        with pytest.raises(ValueError, match=r"softmax over one channel .*use activation='sigmoid'"):
-            compute_loss_func(outputs, mask)
-        assert compute_loss_func(outputs, mask, loss=SegmentationLoss(activation="sigmoid")) > 0
-
-
-class TestPackages:
-    """`semidice.integrations.huggingface` without its packages, or with old ones."""
-
-    def test_a_missing_package_is_one_line(self, monkeypatch):
-        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-        with pytest.raises(ModuleNotFoundError) as caught:
-            importlib.reload(huggingface)
-        assert str(caught.value) == (
-            "semidice.integrations.huggingface needs huggingface_hub; run: "
-            "pip install 'semidice[huggingface]'"
-        )
-
-    def test_an_old_package_is_one_line(self, monkeypatch):
-        versions = {"huggingface-hub": "0.34.0", "transformers": "4.40.0"}
-        monkeypatch.setattr("importlib.metadata.version", versions.get)
-        required = [
-            "huggingface_hub>=0.34; extra == 'huggingface'",
-            "transformers>=4.57; extra == 'huggingface'",
-        ]
-        monkeypatch.setattr("importlib.metadata.requires", lambda name: required)
-        with pytest.raises(ImportError) as caught:
-            importlib.reload(huggingface)
-        assert str(caught.value) == (
-            "semidice.integrations.huggingface needs transformers>=4.57, and 4.40.0 is installed; run: "
-            "pip install --upgrade 'semidice[huggingface]'"
-        )
+def test_a_batch_that_is_accumulated_twice_has_the_gradient_of_one_and_that_of_transformers_is_double(
+    tmp_path,
+):
+    for function, factor in ((None, 2), (compute_loss_func, 1)):
+        dataset = images_and_labels(2, soft=False)
+        _, once = trained(tmp_path, dataset, function=function, steps=1)
+        # not shuffled: each batch has both images
+        twice = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 2}
+        twice["train_sampling_strategy"] = "sequential"
+        _, accumulated = trained(tmp_path, [*dataset, *dataset], function=function, steps=1, **twice)
+        name = "decode_head.classifier.weight"
+        assert_close(accumulated[0][name], factor * once[0][name])
 
 
 class TestLoss:
@@ -239,28 +186,10 @@ class TestLoss:
         twice = torch.tensor([[num_labels], [num_labels]])
         assert_close(2 * self.loss(self.LABELS, num_items_in_batch=twice), whole)
 
-    @pytest.mark.parametrize(
-        ("call", "message"),
-        [
-            (lambda self: self.loss(self.SOFT, resize="label"), "resize must be one of 'logits', 'target'"),
-            (lambda self: self.loss(None), "the dataset needs a column `labels`"),
-            (
-                lambda self: compute_loss_func(("a",), self.SOFT),
-                r"must return logits \(N, C, h, w\).*got tuple",
-            ),
-            (
-                lambda self: compute_loss_func({"masks_queries_logits": 1}, self.SOFT),
-                "as SegFormer does; got masks_queries_logits",
-            ),
-            (lambda self: self.loss(self.SOFT[:, :2]), "differ in images or channels"),
-            (lambda self: self.loss(self.LABELS + 7), "class indices 7 to 9, but there are 3"),
-            (lambda self: self.loss(self.LABELS.float()), r"use \.long\(\) if it holds class indices"),
-        ],
-    )
-    def test_a_wrong_argument_is_one_line_that_says_what_to_do(self, call, message):
-        with pytest.raises(ValueError, match=message) as caught:
-            call(self)
-        assert "\n" not in str(caught.value)
+    def test_what_is_missing_is_named(self):
+        refused(lambda: self.loss(None), "the dataset needs a column `labels`")
+        refused(lambda: compute_loss_func(("a",), self.SOFT), "must return logits", "tuple")
+        refused(lambda: compute_loss_func({"masks_queries_logits": 1}, self.SOFT), "as SegFormer does")
 
 
 @pytest.fixture(scope="module")
@@ -297,8 +226,8 @@ class TestHub:
         config, facts = json.loads((saved / "config.json").read_text()), open_run(run.path).facts
         assert config["recipe"]["model"]["options"] == {"channels": [8, 16], "norm": "group"}
         assert config["dataset"]["class_names"] == list(facts.class_names)
-        assert config["dataset"]["mean"] == list(facts.fold_mean[1])
-        assert config["dataset"]["std"] == list(facts.fold_std[1])
+        assert config["dataset"]["fold_mean"] == [list(facts.fold_mean[1])]
+        assert config["dataset"]["fold_std"] == [list(facts.fold_std[1])]
         assert {path.name for path in saved.iterdir()} == {"README.md", "config.json", "model.safetensors"}
         for name in ("README.md", "config.json"):
             assert "secret" not in (saved / name).read_text()
@@ -342,7 +271,7 @@ class TestHub:
         assert asked == [("me/lesions", "config.json"), ("me/lesions", "model.safetensors")]
 
     def test_a_wrong_number_of_channels_is_refused(self, saved):
-        with pytest.raises(ValueError, match=r"image needs the channels .*; got float32 \(1, 1, 32, 32\)"):
+        with pytest.raises(ValueError, match=r"image needs the channels"):
             HubNetwork.from_pretrained(saved)(torch.zeros(1, 1, 32, 32))
 
 
@@ -375,75 +304,38 @@ class TestForeignRepositories:
         node[name] = value
         (saved / "config.json").write_text(json.dumps(config))
 
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            ({"encoder_options": {"checkpoint_path": "WEIGHTS"}}, "option of an encoder 'checkpoint_path'"),
-            (
-                {"encoder_options": {"pretrained": True, "pretrained_cfg": {"file": "WEIGHTS"}}},
-                "option of an encoder 'pretrained'",
-            ),
-            (
-                {"encoder_options": {"pretrained_cfg_overlay": {"file": "WEIGHTS"}}},
-                "option of an encoder 'pretrained_cfg_overlay'",
-            ),
-            ({"checkpoint_path": "WEIGHTS"}, "option of unet 'checkpoint_path'"),
-            ({"decoder_interpolation": "WEIGHTS"}, "a number or one word"),
-        ],
-    )
-    def test_options_that_could_name_a_file_are_refused(self, options, message, payload, saved):
-        options = json.loads(json.dumps(options).replace("WEIGHTS", str(payload)))
-        model = {"architecture": "unet", "encoder": "tu-resnet18", "weights": "none", "options": options}
-        self.change(saved, "recipe.model", model)
-        with pytest.raises(ValueError, match=message):
-            HubNetwork.from_pretrained(saved)
-
-    @pytest.mark.parametrize("encoder", ["hf-hub:a/b", "local-dir:/tmp/model", "/tmp/model"])
-    def test_an_encoder_that_is_an_address_is_refused(self, encoder, saved):
-        model = {"architecture": "unet", "encoder": encoder, "weights": "none", "options": {}}
-        self.change(saved, "recipe.model", model)
-        with pytest.raises(ValueError, match="an address or a folder cannot be an encoder"):
-            HubNetwork.from_pretrained(saved)
-
     def test_weights_of_the_encoder_are_not_read(self, payload, saved):
         self.change(saved, "recipe.model.weights", str(payload))
         HubNetwork.from_pretrained(saved)
 
     @pytest.mark.parametrize(
-        ("key", "value", "message"),
+        ("key", "value", "word"),
         [
-            ("recipe.modl", {}, "config.json is not of this version of semidice: modl: Extra inputs"),
-            ("recipe.model.architecture", "unit", "there is no architecture 'unit'; did you mean"),
-            ("recipe.model.options", {"chanels": [8]}, "there is no option of small_unet 'chanels'"),
-            ("recipe.model.options", {"channels": [10**9]}, "may be 4096 at most"),
-            (
-                "dataset.mean",
-                [0.5],
-                "config.json is not of .*mean and std need one number for each of 2 chan",
-            ),
+            ("recipe.modl", {}, "modl"),
+            ("recipe.model.encoder", "hf-hub:a/b", "an address or a folder"),
+            ("recipe.model.options", {"encoder_options": {"checkpoint_path": "x.pth"}}, "checkpoint_path"),
+            ("recipe.model.options", {"decoder_interpolation": "x/y.pth"}, "a number or one word"),
             ("dataset.std", [0.0, 1.0], "std above 0"),
-            ("dataset", 3, "config.json is not of this version of semidice"),
+            ("dataset", 3, "config.json"),
         ],
     )
-    def test_a_wrong_config_is_one_line(self, key, value, message, saved):
+    def test_a_wrong_config_is_refused(self, key, value, word, saved):
+        if key.startswith("recipe.model."):
+            # of a network that has options of files
+            unet = {"architecture": "unet", "encoder": "tu-resnet18", "weights": "none", "options": {}}
+            self.change(saved, "recipe.model", unet)
         self.change(saved, key, value)
-        with pytest.raises(ValueError, match=message) as caught:
-            HubNetwork.from_pretrained(saved)
-        assert "\n" not in str(caught.value)
+        refused(lambda: HubNetwork.from_pretrained(saved), word)
 
-    def test_a_repository_without_a_config_is_refused(self, saved):
-        (saved / "config.json").unlink()
-        with pytest.raises(ValueError, match=r"has no config\.json of a network of semidice: save it again"):
-            HubNetwork.from_pretrained(saved)
-
-    def test_a_pickle_is_not_read(self, payload, saved):
+    def test_a_pickle_is_not_read_and_neither_is_a_repository_without_a_config(self, payload, saved):
+        load = partial(HubNetwork.from_pretrained, saved)
         (saved / "model.safetensors").unlink()
         payload.rename(saved / "pytorch_model.bin")
-        with pytest.raises(ValueError, match=r"has no model\.safetensors for its config\.json"):
-            HubNetwork.from_pretrained(saved)
+        refused(load, "has no model.safetensors")
         (saved / "pytorch_model.bin").rename(saved / "model.safetensors")
-        with pytest.raises(ValueError, match=r"has no model\.safetensors for its config\.json"):
-            HubNetwork.from_pretrained(saved)
+        refused(load, "has no model.safetensors")
+        (saved / "config.json").unlink()
+        refused(load, "has no config.json")
 
     def test_weights_of_another_network_are_refused(self, saved):
         tensors = safetensors.torch.load_file(saved / "model.safetensors")

@@ -132,7 +132,7 @@ def save(self, num_done):
     self.seconds_between_checkpoints = 0 if num_done <= 4 else 1e9
     of_step(self, num_done)
     if num_done == 4:
-        self.saved[1].result()
+        self.writer._wait(0)
     if num_done == 7:
         os.kill(os.getpid(), 9)
 engine._FoldTrainer._save = save

@@ -10,11 +10,10 @@ import torch
 
 from semidice import use_kernels
 from semidice.calibration import kde
-from semidice.calibration.kde import kernel_mean
-from semidice.calibration.recalibration import kde_recalibrate
+from semidice.calibration.kde import MIN_PROB, Keys, kernel_mean
 
 pytest.importorskip("triton")
-from semidice.kernels.kde import FEW_TILE, MANY_TILE
+from semidice.kernels.kde import FEW_TILE, MANY_TILE, kernel_mean_triton
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -44,15 +43,24 @@ def random_inputs(num_points, num_keys, num_classes, **options):
     return points.to(DEVICE), keys.to(DEVICE), label.to(DEVICE)
 
 
+def by_kernel(points, keys, label, *, weight=None, **options):
+    return kernel_mean_triton(points, keys, label, weight=weight, smallest_prob=MIN_PROB, **options)
+
+
+def by_definition(points, keys, label, *, weight=None, **options):
+    """In float64, which no kernel takes."""
+    return kernel_mean(points.double(), Keys(keys, label, weight), **options)
+
+
 def largest_error(points, keys, label, *, bandwidth, weight=None, region=None):
     """Largest difference between kernel and definition in float64; also checks dtype, shape and sums."""
     options = {"bandwidth": bandwidth, "weight": weight, "region": region}
-    actual = kernel_mean(points, keys, label, method="triton", **options)
+    actual = by_kernel(points, keys, label, **options)
     assert actual.dtype == torch.float32
     assert actual.shape == points.shape
     if label.is_floating_point() and points.dtype == torch.float32:
         torch.testing.assert_close(actual.sum(1), torch.ones_like(actual[:, 0]))
-    expected = kernel_mean(points.double(), keys, label, method="reference", **options)
+    expected = by_definition(points, keys, label, **options)
     return float((actual - expected).abs().max())
 
 
@@ -121,9 +129,7 @@ def test_all_dtypes_layouts_and_soft_labels_equal_the_definition(num_classes, dt
 def test_labels_need_not_sum_to_one(num_classes):
     points, keys, _ = random_inputs(150, 70, num_classes)
     label = 3 * torch.rand(1, 70, num_classes, device=DEVICE)
-    options = {"bandwidth": 1e-3, "weight": None}
-    actual = kernel_mean(points, keys, label, method="triton", **options)
-    expected = kernel_mean(points.double(), keys, label, method="reference", **options)
+    actual, expected = (way(points, keys, label, bandwidth=1e-3) for way in (by_kernel, by_definition))
     assert (actual - expected).abs().max() < 3 * MARGIN
 
 
@@ -154,7 +160,7 @@ def test_a_point_is_unchanged_if_all_keys_have_weight_zero(num_classes):
     batch = torch.cat([points, points]), torch.cat([keys, keys]), torch.cat([label, label])
     weight = torch.ones(2, 33, device=DEVICE)
     weight[1] = 0
-    result = kernel_mean(*batch, bandwidth=0.02, weight=weight, method="triton")
+    result = by_kernel(*batch, bandwidth=0.02, weight=weight)
     assert torch.equal(result[1:], points)
     assert not torch.equal(result[:1], points)
 
@@ -165,7 +171,7 @@ def test_points_outside_the_region_are_unchanged(num_classes):
     region = torch.zeros(1, 400, dtype=torch.bool, device=DEVICE)
     region[0, 130:200:3] = True
     assert largest_error(points, keys, label, bandwidth=0.02, region=region) < MARGIN
-    result = kernel_mean(points, keys, label, bandwidth=0.02, weight=None, region=region, method="triton")
+    result = by_kernel(points, keys, label, bandwidth=0.02, region=region)
     outside = ~region.unsqueeze(1).expand_as(points)
     assert torch.equal(result[outside], points[outside])
 
@@ -174,55 +180,33 @@ def test_points_outside_the_region_are_unchanged(num_classes):
 def test_a_nan_affects_only_its_own_point(num_classes):
     points, keys, label = random_inputs(40, 33, num_classes)
     points[0, 1, 7] = float("nan")
-    result = kernel_mean(points, keys, label, bandwidth=0.02, weight=None, method="triton")
+    result = by_kernel(points, keys, label, bandwidth=0.02)
     assert result[0, :, 7].isnan().all()
     assert result.isnan().sum() == num_classes
 
 
-@pytest.mark.parametrize(
-    ("points_dtype", "options"),
-    [
-        (torch.float64, {"bandwidth": 0.1}),
-        (torch.float32, {"bandwidth": 1e-7}),
-        (torch.float32, {"bandwidth": 0.1, "leave_one_out": True}),
-        (torch.float32, {"bandwidth": 0.1, "num_classes": 257}),
-    ],
-)
-def test_unsupported_inputs_are_refused(points_dtype, options):
-    options = dict(options)
-    points, keys, label = random_inputs(20, 20, options.pop("num_classes", 3))
-    with pytest.raises(ValueError, match="method 'triton' is for float32"):
-        kernel_mean(points.to(points_dtype), keys, label, weight=None, method="triton", **options)
-
-
-def test_the_default_method_uses_the_kernel_where_it_is_supported(monkeypatch):
+def test_the_kernel_is_used_where_it_is_exact_and_nowhere_else(monkeypatch):
     calls = []
-
-    def kernel(points, *_, **__):
-        calls.append(points)
-        return points
-
-    monkeypatch.setattr("semidice.kernels.kde.kernel_mean_triton", kernel)
-    monkeypatch.setattr(kde, "_has_kernel", lambda *_: True)
+    fused_applies = kde.fused_applies
+    monkeypatch.setattr("semidice.kernels.kde.kernel_mean_triton", lambda p, *_, **__: calls.append(p) or p)
+    # everything that the kernels ask for but the device
+    monkeypatch.setattr(kde, "fused_applies", lambda points, label: points.dtype != torch.float64)
     points, keys, label = random_inputs(20, 20, 3)
-    options = {"bandwidth": 1e-3, "weight": None}
-    kernel_mean(points, keys, label, **options)
-    kernel_mean(points.bfloat16(), keys, label, **options)
+    keys = Keys(keys, label)
+    kernel_mean(points, keys, bandwidth=1e-3)
+    kernel_mean(points.bfloat16(), keys, bandwidth=1e-3)
     assert len(calls) == 2
-    kernel_mean(points.double(), keys, label, **options)
-    kernel_mean(points, keys, label, bandwidth=1e-7, weight=None)
-    kernel_mean(points, keys, label, leave_one_out=True, **options)
-    kernel_mean(points.clone().requires_grad_(), keys, label, **options)
-    kernel_mean(*random_inputs(3, 3, 65), **options)
+    kernel_mean(points.double(), keys, bandwidth=1e-3)
+    kernel_mean(points, keys, bandwidth=1e-7)
+    kernel_mean(points, keys, bandwidth=1e-3, leave_one_out=True)
+    kernel_mean(points.clone().requires_grad_(), keys, bandwidth=1e-3)
+    *many, many_labels = random_inputs(3, 3, 257)
+    kernel_mean(many[0], Keys(many[1], many_labels), bandwidth=1e-3)
     assert len(calls) == 2
-
-
-def test_the_kernel_is_used_only_on_a_gpu_and_only_if_kernels_are_enabled():
-    points, _, label = random_inputs(20, 20, 3)
-    assert kde._has_kernel(points, label) == ON_GPU
+    assert fused_applies(points, label) == ON_GPU
     use_kernels(False)
     try:
-        assert not kde._has_kernel(points, label)
+        assert not fused_applies(points, label)
     finally:
         use_kernels(True)
 
@@ -231,11 +215,12 @@ def test_the_kernel_is_used_only_on_a_gpu_and_only_if_kernels_are_enabled():
 @pytest.mark.parametrize("num_classes", [3, 14])
 def test_a_captured_call_equals_the_eager_one_bit_for_bit(num_classes):
     points, keys, label = random_inputs(5000, 300, num_classes)
-    eager = kernel_mean(points, keys, label, bandwidth=1e-3, weight=None)
+    keys = Keys(keys, label)
+    eager = kernel_mean(points, keys, bandwidth=1e-3)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        captured = kernel_mean(points, keys, label, bandwidth=1e-3, weight=None)
+        captured = kernel_mean(points, keys, bandwidth=1e-3)
     captured.zero_()
     graph.replay()
     assert torch.equal(captured, eager)
@@ -247,12 +232,3 @@ def test_a_captured_call_equals_the_eager_one_bit_for_bit(num_classes):
 def test_full_size_images_on_a_gpu_equal_the_definition(num_classes, bandwidth):
     points, keys, label = random_inputs(512 * 512 + 1, 1024, num_classes)
     assert largest_error(points, keys, label, bandwidth=bandwidth) < MARGIN
-
-
-def test_recalibration_of_images_with_the_kernel_equals_the_definition():
-    prob = simplex(2 * 63, 3).reshape(2, 7, 9, 3).movedim(-1, 1).to(DEVICE)
-    keys, target = simplex(30, 3, seed=5).to(DEVICE), torch.arange(30, device=DEVICE) % 3
-    options = {"bandwidth": 1e-3, "key_weight": target < 2}
-    actual = kde_recalibrate(prob, keys, target, method="triton", **options)
-    expected = kde_recalibrate(prob, keys, target, method="reference", **options)
-    torch.testing.assert_close(actual, expected, atol=MARGIN, rtol=0)

@@ -2,7 +2,6 @@
 
 import math
 
-import jaxtyping
 import numpy as np
 import pytest
 import torch
@@ -10,19 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from laws import BINNINGS, class_map, random_logits, soft_label
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import semidice.losses.calibration_error as module
-import semidice.losses.segmentation as mixture
-from semidice import (
-    CalibrationErrorLoss,
-    DiceLoss,
-    DistillationLoss,
-    SegmentationLoss,
-    calibration_error_loss,
-)
+from semidice import CalibrationErrorLoss, SegmentationLoss
 from semidice.arrays import one_hot
-from semidice.losses.calibration_error import CalibrationOptions, unchecked_calibration_error
+from semidice.losses.calibration_error import calibration_error_of
+from semidice.losses.options import LossOptions
 from semidice.metrics.bins import calibration_bins
 
 each_binning = pytest.mark.parametrize("binning", BINNINGS)
@@ -48,6 +40,12 @@ def brute_force(prob, label, num_bins, binning):
     return sum(errors) / sum(shares)
 
 
+def error(prob, target, valid=None, num_bins=20, binning="hard", **options):
+    """The loss of probabilities."""
+    options |= {"calibration_bins": num_bins, "calibration_binning": binning, "activation": "none"}
+    return CalibrationErrorLoss(**options)(prob, target, valid)
+
+
 @each_binning
 @pytest.mark.parametrize("num_voxels", [1, 3, 200])
 def test_it_equals_brute_force_for_each_image_and_class(binning, num_voxels):
@@ -55,22 +53,20 @@ def test_it_equals_brute_force_for_each_image_and_class(binning, num_voxels):
     # the ends of [0, 1] and the edges of bins
     edges = torch.tensor([0.0, 1.0, 0.5, 0.25, 0.125], dtype=torch.float64)[:num_voxels]
     prob[0, 0, : len(edges)] = edges
+    of_images = zip(prob.numpy(), label.numpy(), strict=True)
     expected = np.array(
-        [
-            [brute_force(prob[n, c].numpy(), label[n, c].numpy(), 8, binning) for c in range(3)]
-            for n in range(2)
-        ]
+        [[brute_force(*pair, 8, binning) for pair in zip(*each, strict=True)] for each in of_images]
     )
     options = {"num_bins": 8, "binning": binning}
-    assert float(calibration_error_loss(prob, label, **options)) == pytest.approx(expected.mean(), abs=1e-12)
+    assert float(error(prob, label, **options)) == pytest.approx(expected.mean(), abs=1e-12)
     weight = np.array([1.0, 2.0, 0.5])
-    weighted = calibration_error_loss(prob, label, class_weight=weight.tolist(), over="class", **options)
+    weighted = error(prob, label, class_weight=weight.tolist(), over="class", **options)
     assert float(weighted) == pytest.approx(expected.mean(0) @ weight / weight.sum(), abs=1e-12)
-    without = calibration_error_loss(prob, label, background=False, **options)
+    without = error(prob, label, background=False, **options)
     assert float(without) == pytest.approx(expected[:, 1:].mean(), abs=1e-12)
     one_image = [part.transpose(0, 1).reshape(1, 3, -1) for part in (prob, label)]
-    batch = calibration_error_loss(prob, label, over="batch", **options)
-    torch.testing.assert_close(batch, calibration_error_loss(*one_image, **options))
+    batch = error(prob, label, over="batch", **options)
+    torch.testing.assert_close(batch, error(*one_image, **options))
 
 
 def test_hard_bins_agree_with_the_bins_of_the_metrics():
@@ -78,23 +74,23 @@ def test_hard_bins_agree_with_the_bins_of_the_metrics():
     for target in (index, soft_label(3, 4, 20, 20)):
         means = calibration_bins(prob, target, confidence="classwise", num_bins=10).means()
         expected = (means.confidence - means.accuracy).abs().nanmean(-1).mean()
-        loss = calibration_error_loss(prob, target, num_bins=10)
+        loss = error(prob, target, num_bins=10)
         torch.testing.assert_close(loss.double(), expected, rtol=0, atol=1e-6)
 
 
 def test_absent_classes_leave_the_mean_if_only_present_ones_count():
     prob, index = random_logits(2, 3, 50).softmax(1), class_map((2, 50), 2)
-    expected = calibration_error_loss(prob, one_hot(index, 3).float(), class_weight=[1.0, 1.0, 0.0])
-    torch.testing.assert_close(calibration_error_loss(prob, index, classes="present"), expected)
-    assert calibration_error_loss(prob, index) != expected
+    expected = error(prob, one_hot(index, 3).float(), class_weight=[1.0, 1.0, 0.0])
+    torch.testing.assert_close(error(prob, index, classes="present"), expected)
+    assert error(prob, index) != expected
 
 
 @each_binning
 def test_an_image_without_a_valid_voxel_leaves_the_mean(binning):
     prob, label = (soft_label(2, 3, 50, seed=seed) for seed in (0, 1))
     valid = torch.tensor([[True], [False]]).expand(2, 50)
-    expected = calibration_error_loss(prob[:1], label[:1], binning=binning)
-    torch.testing.assert_close(calibration_error_loss(prob, label, valid=valid, binning=binning), expected)
+    expected = error(prob[:1], label[:1], binning=binning)
+    torch.testing.assert_close(error(prob, label, valid, binning=binning), expected)
 
 
 @each_binning
@@ -104,8 +100,8 @@ def test_it_lies_in_the_unit_interval_and_is_zero_with_zero_gradient_at_the_labe
 ):
     prob = (spread * random_logits(2, 2, 30, seed=seed)).softmax(1).requires_grad_()
     label = soft_label(2, 2, 30, seed=seed + 1)
-    assert 0 <= calibration_error_loss(prob, label, num_bins=num_bins, binning=binning) <= 1
-    at_label = calibration_error_loss(prob, prob.detach(), num_bins=num_bins, binning=binning)
+    assert 0 <= error(prob, label, num_bins=num_bins, binning=binning) <= 1
+    at_label = error(prob, prob.detach(), num_bins=num_bins, binning=binning)
     at_label.backward()
     assert at_label == 0
     assert torch.count_nonzero(prob.grad) == 0
@@ -118,7 +114,7 @@ class TestBinning:
         for moved in (0.5 - 1e-9, 0.5 + 1e-9):
             prob = torch.tensor([[[0.1, 0.2, moved]]], dtype=torch.float64)
             label = torch.tensor([[[0.0, 0.0, 1.0]]], dtype=torch.float64)
-            losses.append(calibration_error_loss(prob, label, num_bins=2, binning=binning))
+            losses.append(error(prob, label, num_bins=2, binning=binning))
         return float((losses[0] - losses[1]).abs())
 
     def test_only_hard_bins_have_jumps(self):
@@ -130,7 +126,7 @@ class TestBinning:
         # both voxels have the share `distance` in the last bin
         prob = torch.full((1, 1, 2), 0.25 + distance / 2, dtype=torch.float64, requires_grad=True)
         label = torch.tensor([[[0.0, 1.0]]], dtype=torch.float64)
-        calibration_error_loss(prob, label, num_bins=2, binning="soft").backward()
+        error(prob, label, num_bins=2, binning="soft").backward()
         assert prob.grad.abs().max() <= 2
 
     def test_soft_bins_tell_a_voxel_to_leave_a_bin_and_hard_bins_do_not(self):
@@ -140,7 +136,7 @@ class TestBinning:
         gradients = {}
         for binning in BINNINGS:
             leaf = prob.clone().requires_grad_()
-            calibration_error_loss(leaf, label, num_bins=2, binning=binning).backward()
+            error(leaf, label, num_bins=2, binning=binning).backward()
             gradients[binning] = leaf.grad[0, 0]
         assert torch.equal(gradients["hard"], torch.full((3,), 1 / 3, dtype=torch.float64))
         assert gradients["soft"][2] != gradients["soft"][0]
@@ -149,41 +145,21 @@ class TestBinning:
         generator = torch.Generator().manual_seed(0)
         prob = 0.5 + 0.04 * torch.rand(1, 1, 1 << 22, generator=generator)
         label = torch.rand(prob.shape, generator=generator) * 0.3
-        expected = float(calibration_error_loss(prob.double(), label.double()))
-        assert float(calibration_error_loss(prob, label)) == pytest.approx(expected, rel=1e-6)
+        expected = float(error(prob.double(), label.double()))
+        assert float(error(prob, label)) == pytest.approx(expected, rel=1e-6)
         monkeypatch.setattr(module, "_NUM_PARTIAL_SUMS", 1)
-        assert float(calibration_error_loss(prob, label)) != pytest.approx(expected, rel=1e-6)
-
-
-class LargestTensor(TorchDispatchMode):
-    """Records the number of elements of the largest tensor that is made."""
-
-    numel = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        made = result if isinstance(result, tuple | list) else [result]
-        self.numel = max([self.numel, *(part.numel() for part in made if isinstance(part, torch.Tensor))])
-        return result
-
-
-@each_binning
-def test_no_tensor_is_larger_than_the_prediction(binning):
-    logits, label = random_logits(2, 3, 10_000).requires_grad_(), soft_label(2, 3, 10_000)
-    with LargestTensor() as largest:
-        calibration_error_loss(logits, label, activation="softmax", binning=binning).backward()
-    assert largest.numel == logits.numel()
+        assert float(error(prob, label)) != pytest.approx(expected, rel=1e-6)
 
 
 @each_binning
 @pytest.mark.parametrize("over", ["batch", "image", "class"])
 def test_a_step_reads_no_value(binning, over):
     """Fake tensors have no values: reading one is an error, as it is during the capture of a CUDA graph."""
-    options = CalibrationOptions(binning=binning, over=over, classes="present")
+    options = LossOptions(calibration_binning=binning, over=over, classes="present")
     with FakeTensorMode():
         logits, valid = torch.randn(2, 3, 8, 8, requires_grad=True), torch.ones(2, 8, 8, dtype=torch.bool)
-        label = torch.rand(2, 3, 8, 8)
-        loss = unchecked_calibration_error(logits, label, valid, "softmax", options, torch.ones(3))
+        label, weight = torch.rand(2, 3, 8, 8), torch.ones(3)
+        loss = calibration_error_of(logits, label, valid, weight, options, activation="softmax")
         loss.backward()
         assert loss.shape == ()
 
@@ -219,34 +195,19 @@ class TestInTheMixture:
     @each_binning
     def test_the_total_is_the_weighted_sum_of_the_terms(self, binning):
         options = {"class_weight": [1.0, 2.0, 0.5], "over": "image", "background": False}
-        loss = SegmentationLoss(
-            DiceLoss(**options), calibration_weight=0.5, calibration_bins=6, calibration_binning=binning
-        )
-        total, parts = loss(self.logits, self.label, parts=True)
-        term = CalibrationErrorLoss(num_bins=6, binning=binning, **options)(self.logits, self.label)
-        torch.testing.assert_close(parts["calibration"], term)
-        torch.testing.assert_close(
-            total, SegmentationLoss(DiceLoss(**options))(self.logits, self.label) + 0.5 * term
-        )
-        torch.testing.assert_close(loss(self.logits, self.label), total)
+        of_bins = {"calibration_bins": 6, "calibration_binning": binning}
+        loss = SegmentationLoss(calibration_weight=0.5, **of_bins, **options)
+        terms = loss.terms(self.logits, self.label)
+        term = CalibrationErrorLoss(**of_bins, **options)(self.logits, self.label)
+        torch.testing.assert_close(terms["calibration"], term)
+        without = SegmentationLoss(**options)(self.logits, self.label)
+        torch.testing.assert_close(loss(self.logits, self.label), without + 0.5 * term)
+        torch.testing.assert_close(loss.total(terms), without + 0.5 * term)
 
     def test_without_its_weight_nothing_changes(self):
-        total, parts = SegmentationLoss(calibration_binning="soft")(self.logits, self.label, parts=True)
-        assert parts.keys() == {"cross_entropy", "region"}
-        assert torch.equal(total, SegmentationLoss()(self.logits, self.label))
-
-    def test_the_other_terms_are_computed_as_without_it(self, monkeypatch):
-        calls = []
-
-        def recorded(*args, **kwargs):
-            calls.append(args[3])
-            return original(*args, **kwargs)
-
-        original = mixture.segmentation_losses
-        monkeypatch.setattr(mixture, "segmentation_losses", recorded)
-        SegmentationLoss()(self.logits, self.label)
-        SegmentationLoss(calibration_weight=1.0)(self.logits, self.label)
-        assert calls[0] == calls[1]
+        loss = SegmentationLoss(calibration_binning="soft")
+        assert loss.terms(self.logits, self.label).keys() == {"cross_entropy", "region"}
+        assert torch.equal(loss(self.logits, self.label), SegmentationLoss()(self.logits, self.label))
 
     def test_ignored_voxels_and_masks_of_a_sigmoid_network_are_read_as_by_the_other_terms(self):
         index = class_map((2, 12, 12), 3)
@@ -261,66 +222,15 @@ class TestInTheMixture:
     def test_every_output_of_deep_supervision_has_the_term(self):
         coarse = self.logits[..., ::2, ::2]
         loss = SegmentationLoss(calibration_weight=1.0)
-        total, parts = loss([self.logits, coarse], self.label, parts=True)
         label = torch.nn.functional.avg_pool2d(self.label, 2)
         expected = (2 * loss(self.logits, self.label) + loss(coarse, label)) / 3
-        torch.testing.assert_close(total, expected)
-        assert parts.keys() == {"cross_entropy", "region", "calibration"}
-
-    def test_in_distillation_it_compares_with_the_label_alone(self):
-        loss = DistillationLoss(SegmentationLoss(calibration_weight=1.0))
-        _, parts = loss(self.logits, self.label, soft_label(2, 3, 12, 12, seed=5), parts=True)
-        assert "label_calibration" in parts
-        assert "teacher_calibration" not in parts
-
-    def test_its_options_are_shown(self):
-        assert "calibration_weight=0.5, calibration_bins=9" in repr(
-            SegmentationLoss(calibration_weight=0.5, calibration_bins=9)
-        )
-        assert "calibration" not in repr(SegmentationLoss())
+        torch.testing.assert_close(loss([self.logits, coarse], self.label), expected)
+        terms = loss.terms([self.logits, coarse], self.label)
+        torch.testing.assert_close(loss.total(terms), expected)
 
 
-class TestRefusals:
-    prob = soft_label(1, 2, 4)
-
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            ({"num_bins": 1}, "num_bins must be 2 or more"),
-            ({"binning": "fuzzy"}, "binning must be one of 'hard', 'soft'; got 'fuzzy'"),
-            ({"over": "voxel"}, "over must be one of"),
-            ({"sync": True}, "needs over='batch'; got 'image'"),
-        ],
-    )
-    def test_options_out_of_range(self, options, message, monkeypatch):
-        # type annotations are checked only in tests; users see the check of the loss itself
-        monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
-        for call in (calibration_error_loss, lambda prob, target, **o: CalibrationErrorLoss(**o)):
-            with pytest.raises(ValueError, match=message):
-                call(self.prob, self.prob, **options)
-
-    def test_unknown_options(self):
-        for call in (calibration_error_loss, lambda prob, target, **o: CalibrationErrorLoss(**o)):
-            with pytest.raises(TypeError, match="has no option 'bins'; it has num_bins"):
-                call(self.prob, self.prob, bins=3)
-
-    def test_a_foreground_channel_without_background(self):
-        for call in (
-            lambda: calibration_error_loss(self.prob[:, :1], self.prob[:, :1], background=False),
-            lambda: SegmentationLoss(
-                background=False, activation="sigmoid", region_weight=0.0, calibration_weight=1.0
-            )(self.prob[:, :1], self.prob[:, :1]),
-        ):
-            with pytest.raises(ValueError, match="background=False leaves no class"):
-                call()
-
-    @each_binning
-    def test_a_network_that_diverged_gives_a_message_and_no_index_out_of_range(self, binning):
-        with pytest.raises(ValueError, match="the loss is NaN"):
-            calibration_error_loss(
-                torch.full((1, 2, 4), math.nan), self.prob, activation="softmax", binning=binning
-            )
-
-    def test_a_negative_weight(self):
-        with pytest.raises(ValueError, match="calibration_weight must be 0 or more"):
-            SegmentationLoss(calibration_weight=-1.0)
+@each_binning
+def test_a_network_that_diverged_gives_a_message_and_no_index_out_of_range(binning):
+    loss = CalibrationErrorLoss(calibration_binning=binning)
+    with pytest.raises(ValueError, match="the loss is NaN"):
+        loss(torch.full((1, 2, 4), math.nan), soft_label(1, 2, 4))

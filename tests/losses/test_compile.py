@@ -11,17 +11,17 @@ import os
 os.environ["TRITON_INTERPRET"] = "1"
 import torch
 import semidice.kernels
-from semidice import CalibrationErrorLoss, DiceLoss, JaccardLoss, SegmentationLoss, TverskyLoss
+from semidice import CalibrationErrorLoss, DiceLoss, SegmentationLoss, TverskyLoss
 from semidice import tversky_loss, use_kernels
 
 logits = torch.randn(2, 3, 16, 16)
 label, index = torch.randn(2, 3, 16, 16).softmax(1), torch.randint(0, 3, (2, 16, 16))
 valid = torch.rand(2, 16, 16) > 0.2
 ignored = torch.where(valid, index, 255)
-weighted = DiceLoss(form="min", ignore_index=255, class_weight=[1.0, 2.0, 3.0])
+weighted = SegmentationLoss(form="min", ignore_index=255, class_weight=[1.0, 2.0, 3.0])
 focal = TverskyLoss(form="product", alpha=0.7, beta=0.3, gamma=1.5, over="image", classes="present")
-log = JaccardLoss(form="squared", activation="sigmoid", log=True, over="class")
-deep = SegmentationLoss(DiceLoss(form="relaxed"))
+log = SegmentationLoss(alpha=1, beta=1, form="squared", activation="sigmoid", log=True, over="class")
+deep = SegmentationLoss(form="relaxed")
 
 
 def function(logits, label):
@@ -29,9 +29,9 @@ def function(logits, label):
 
 
 CASES = {
-    "class indices, ignored, weighted": ("aot_eager", SegmentationLoss(weighted), ignored),
+    "class indices, ignored, weighted": ("aot_eager", weighted, ignored),
     "valid, focal, present": ("aot_eager", focal, label, valid),
-    "sigmoid, log": ("aot_eager", SegmentationLoss(log), (label > 0.4).float()),
+    "sigmoid, log": ("aot_eager", log, (label > 0.4).float()),
     "deep supervision": ("aot_eager", lambda x, y: deep([x, x[..., ::2, ::2]], y), label),
     "a function": ("aot_eager", function, label),
     "hard bins": ("aot_eager", CalibrationErrorLoss(), label, valid),
@@ -52,7 +52,7 @@ for name, (backend, loss, *args) in CASES.items():
 # runs the GPU kernels in Triton's interpreter; `fused_applies` is patched so that they are chosen
 semidice.kernels.fused_applies = lambda prediction, target: semidice.kernels._enabled
 logits, label = torch.randn(2, 3, 40), torch.randn(2, 3, 40).softmax(1)
-for loss in (SegmentationLoss(DiceLoss(class_weight=[1.0, 2.0, 3.0])), DiceLoss(over="image", gamma=2.0)):
+for loss in (SegmentationLoss(class_weight=[1.0, 2.0, 3.0]), DiceLoss(over="image", gamma=2.0)):
     results = []
     compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
     for call, kernels in ((loss, False), (loss, True), (compiled, True)):

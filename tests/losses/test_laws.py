@@ -22,7 +22,7 @@ from laws import (
 
 import semidice
 from semidice.arrays import one_hot
-from semidice.overlap.forms import Form
+from semidice.losses.options import Form
 
 each_loss = pytest.mark.parametrize("entry", ENTRIES, ids=str)
 SHAPES = [(6, 4), (2, 3, 7), (2, 3, 5, 6), (2, 2, 3, 4, 5)]

@@ -12,12 +12,12 @@ from semidice import DiceLoss, JaccardLoss, SegmentationLoss, TverskyLoss, dice_
 from semidice.arrays import downsample_target, one_hot
 
 PAPER = {
-    "DML1": DiceLoss,
-    "DML2": lambda **o: DiceLoss(form="product", **o),
-    "JML1": JaccardLoss,
-    "JML2": lambda **o: JaccardLoss(form="product", **o),
-    "CTL": lambda **o: TverskyLoss(alpha=0.7, beta=0.3, **o),
-    "CFTL": lambda **o: TverskyLoss(alpha=0.7, beta=0.3, gamma=2.0, **o),
+    "DML1": {},
+    "DML2": {"form": "product"},
+    "JML1": {"alpha": 1, "beta": 1},
+    "JML2": {"alpha": 1, "beta": 1, "form": "product"},
+    "CTL": {"alpha": 0.7, "beta": 0.3},
+    "CFTL": {"alpha": 0.7, "beta": 0.3, "gamma": 2.0},
 }
 
 
@@ -26,9 +26,8 @@ PAPER = {
 @pytest.mark.parametrize("name", PAPER)
 def test_minimising_over_free_logits_recovers_the_soft_label(name, activation, mixed):
     label = soft_label(1, 3, 12)
-    loss = PAPER[name](activation=activation)
-    if mixed:
-        loss = SegmentationLoss(loss)
+    weights = {"cross_entropy_weight": 0.25, "region_weight": 0.75} if mixed else {"cross_entropy_weight": 0}
+    loss = SegmentationLoss(**PAPER[name], **weights, activation=activation)
     fitted = fit_free_logits(loss, label, steps=300, activation=lambda logits: logits)
     fitted = fitted.softmax(1) if activation == "softmax" else fitted.sigmoid()
     assert (fitted - label).abs().mean() < 1e-3
@@ -82,6 +81,11 @@ class TestReduction:
         loss = dice_loss(self.prob, self.target, over="image", background=False, class_weight=[9.0, 1.0, 3.0])
         torch.testing.assert_close(loss, 1 - (self.dice[:, 1:] @ torch.tensor([0.25, 0.75])).mean())
 
+    def test_a_present_class_that_is_missed_completely_counts(self):
+        nothing = torch.zeros(1, 4, dtype=torch.long)
+        loss = dice_loss(one_hot(nothing, 3).float(), self.target[:1], classes="present", background=False)
+        assert loss == 1
+
     def test_an_image_without_a_present_class_is_excluded_from_the_mean(self):
         target = torch.tensor([[0, 0, 0, 0], [0, 1, 2, 2]])
         options = {"over": "image", "classes": "present", "background": False}
@@ -116,18 +120,21 @@ def test_smoothing_gives_an_empty_label_a_gradient():
 
 def test_the_mixture_is_the_weighted_sum_of_its_parts():
     logits, label = random_logits(2, 3, 8, 8), soft_label(2, 3, 8, 8)
-    total, parts = SegmentationLoss()(logits, label, parts=True)
-    torch.testing.assert_close(parts["region"], DiceLoss()(logits, label))
-    entropy = torch.nn.functional.cross_entropy(logits, label)
-    torch.testing.assert_close(parts["cross_entropy"], entropy)
-    torch.testing.assert_close(total, 0.25 * entropy + 0.75 * parts["region"])
-    torch.testing.assert_close(SegmentationLoss()(logits, label), total)
+    loss = SegmentationLoss()
+    terms = loss.terms(logits.requires_grad_(), label)
+    torch.testing.assert_close(terms["region"], DiceLoss()(logits, label))
+    torch.testing.assert_close(terms["cross_entropy"], torch.nn.functional.cross_entropy(logits, label))
+    torch.testing.assert_close(loss.total(terms), 0.25 * terms["cross_entropy"] + 0.75 * terms["region"])
+    totals = loss.total(terms), loss(logits, label)
+    torch.testing.assert_close(*totals)
+    torch.testing.assert_close(*(torch.autograd.grad(total, logits)[0] for total in totals))
 
 
 def test_a_term_of_weight_zero_is_excluded():
     logits, label = random_logits(2, 3, 8), soft_label(2, 3, 8)
-    region_only = SegmentationLoss(JaccardLoss(), cross_entropy_weight=0.0, region_weight=1.0)
+    region_only = SegmentationLoss(alpha=1, beta=1, cross_entropy_weight=0.0, region_weight=1.0)
     torch.testing.assert_close(region_only(logits, label), JaccardLoss()(logits, label))
+    assert region_only.terms(logits, label).keys() == JaccardLoss().terms(logits, label).keys() == {"region"}
     entropy_only = SegmentationLoss(cross_entropy_weight=1.0, region_weight=0.0)
     torch.testing.assert_close(entropy_only(logits, label), torch.nn.functional.cross_entropy(logits, label))
 
@@ -155,7 +162,7 @@ class TestDeepSupervision:
         size = tuple(length // 2 for length in space)
         target, valid = downsample_target(index, index != 255, torch.Size([2, 3, *size]))
         torch.testing.assert_close(target.sum(1)[valid], torch.ones_like(target.sum(1)[valid]))
-        loss = SegmentationLoss(DiceLoss(ignore_index=255))
+        loss = SegmentationLoss(ignore_index=255)
         logits = [random_logits(2, 3, *space), random_logits(2, 3, *size)]
         expected = (2 * loss(logits[0], index) + SegmentationLoss()(logits[1], target, valid)) / 3
         torch.testing.assert_close(loss(logits, index), expected)
@@ -166,16 +173,6 @@ class TestDeepSupervision:
         target, coarse_valid = downsample_target(label, valid, torch.Size([1, 1, 2]))
         assert target.flatten().tolist() == pytest.approx([0.2, 0.0])
         assert coarse_valid.tolist() == [[True, False]]
-
-    def test_an_output_finer_than_the_target_is_refused(self):
-        with pytest.raises(ValueError, match="finer than the target"):
-            SegmentationLoss()([random_logits(1, 2, 16), random_logits(1, 2, 8)], soft_label(1, 2, 8))
-
-    def test_weights_must_match_the_outputs(self):
-        with pytest.raises(ValueError, match="got 1 for 2 outputs"):
-            SegmentationLoss(scale_weights=[1.0])([random_logits(1, 2, 8)] * 2, soft_label(1, 2, 8))
-        with pytest.raises(ValueError, match="0 outputs"):
-            SegmentationLoss()([], soft_label(1, 2, 8))
 
 
 class TestCrossEntropy:
@@ -220,17 +217,17 @@ class TestCrossEntropy:
 
 
 def test_class_weights_move_with_the_module_and_are_not_saved():
-    loss = SegmentationLoss(DiceLoss(class_weight=[1.0, 2.0]))
+    loss = SegmentationLoss(class_weight=[1.0, 2.0])
     assert not loss.state_dict()
-    assert loss.double().region.class_weight.dtype == torch.float64
+    assert loss.double().class_weight.dtype == torch.float64
     assert torch.isfinite(loss(random_logits(1, 2, 4), soft_label(1, 2, 4)))
 
 
 def test_repr_shows_the_options_of_a_loss():
-    assert repr(TverskyLoss(alpha=0.7, beta=0.3, gamma=2.0, class_weight=[1.0, 2.0], ignore_index=255)) == (
-        "TverskyLoss(alpha=0.7, beta=0.3, activation='softmax', form='min', gamma=2.0, "
-        "class_weight=[1.0, 2.0], ignore_index=255)"
-    )
+    loss = TverskyLoss(alpha=0.7, beta=0.3, gamma=2, class_weight=[1, 2], ignore_index=255)
+    for option in ("alpha=0.7, beta=0.3", "gamma=2", "class_weight=(1.0, 2.0)", "ignore_index=255"):
+        assert option in repr(loss)
+    assert repr(SegmentationLoss(calibration_weight=0.5)).count("=") == 2
 
 
 def test_the_gradient_flows_to_the_prediction_but_not_to_a_plain_target():

@@ -8,7 +8,7 @@ import torch
 from laws import FORMS, class_map, random_logits, soft_label
 
 import semidice
-from semidice import DiceLoss, DistillationLoss, SegmentationLoss, TverskyLoss, use_kernels
+from semidice import DistillationLoss, SegmentationLoss, TverskyLoss, use_kernels
 
 pytest.importorskip("triton")
 from semidice.kernels import fused
@@ -18,13 +18,13 @@ DEVICE = "cuda" if ON_GPU else "cpu"
 pytestmark = pytest.mark.gpu if ON_GPU else []
 
 LOSSES = {
-    **{form: SegmentationLoss(DiceLoss(form=form)) for form in FORMS},
-    "weighted": SegmentationLoss(DiceLoss(class_weight=[1.0, 2.0, 3.0])),
+    **{form: SegmentationLoss(form=form) for form in FORMS},
+    "weighted": SegmentationLoss(class_weight=[1.0, 2.0, 3.0]),
     "without cross entropy": SegmentationLoss(cross_entropy_weight=0.0),
     "without a region loss": SegmentationLoss(region_weight=0.0),
     "focal, over images": TverskyLoss(alpha=0.7, beta=0.3, gamma=2.0, over="image", smooth=0.5),
     "log, over classes": TverskyLoss(alpha=0.7, beta=0.3, log=True, over="class", classes="present"),
-    "sigmoid": SegmentationLoss(DiceLoss(activation="sigmoid", background=False)),
+    "sigmoid": SegmentationLoss(activation="sigmoid", background=False),
 }
 
 
@@ -36,13 +36,13 @@ def fused_calls(monkeypatch):
             "semidice.kernels.fused_applies", lambda prediction, target: semidice.kernels._enabled
         )
     calls = []
-    fused_mixture = fused.fused_mixture
+    fused_total = fused.fused_total
 
-    def recording_mixture(*args, **options):
+    def recording_total(*args, **options):
         calls.append(args)
-        return fused_mixture(*args, **options)
+        return fused_total(*args, **options)
 
-    monkeypatch.setattr(fused, "fused_mixture", recording_mixture)
+    monkeypatch.setattr(fused, "fused_total", recording_total)
     return calls
 
 
@@ -97,12 +97,12 @@ def test_second_derivatives_pass_the_numerical_check_in_float64():
     """Checks the definition, which the kernels use for second derivatives."""
     logits = random_logits(1, 3, 4, dtype=torch.float64).to(DEVICE).requires_grad_()
     target = soft_label(1, 3, 4, dtype=torch.float64).to(DEVICE)
-    loss = SegmentationLoss(DiceLoss(form="product"))
+    loss = SegmentationLoss(form="product")
     assert torch.autograd.gradgradcheck(lambda leaf: loss(leaf, target), (logits,))
 
 
 def test_a_plain_backward_pass_does_not_use_the_definition(fused_calls, monkeypatch):
-    monkeypatch.delattr(fused, "losses_of")
+    monkeypatch.delattr(fused, "terms_of")
     logits = random_logits(2, 3, 21).to(DEVICE).requires_grad_()
     SegmentationLoss()(logits, soft_label(2, 3, 21).to(DEVICE)).backward()
     assert torch.isfinite(logits.grad).all()

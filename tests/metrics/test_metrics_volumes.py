@@ -7,7 +7,7 @@ from laws import class_map, soft_label
 
 from semidice.data.phantom import make_phantom
 from semidice.metrics import volume_coverage_score, volume_crps_error_ml, volume_width_ml
-from semidice.metrics.registry import SCORES, ScoredBatch, higher_is_better, meaning, score_name, table_name
+from semidice.metrics.registry import SCORES, ScoredBatch
 
 SPACING = (1.0, 2.0, 5.0)
 EACH = {
@@ -39,12 +39,23 @@ def test_the_scores_of_a_class_are_those_of_sampled_nested_raters():
         assert scores["crps"][case, number].item() == pytest.approx(crps * 0.01, abs=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("level", "options"), [(0.9, {}), (0.9, {"coverage": 0.9}), (0.5, {"coverage": 0.5})]
+)
+def test_the_covered_share_of_nested_raters_is_the_level(level, options):
+    prob = torch.rand(3, 1, 1000)
+    # rater r marks the voxels whose probability reaches the r-th of 200 thresholds
+    masks = prob >= (torch.arange(200).view(1, -1, 1) + 0.5) / 200
+    coverage = volume_coverage_score(prob, masks, **options)
+    torch.testing.assert_close(coverage, torch.full((3, 1), level), rtol=0, atol=0.02)
+
+
 def test_a_higher_level_covers_more_raters_and_is_wider():
     phantom = make_phantom(10, size=(32, 32))
     prob, masks = phantom.prob[:, 1:], phantom.masks
-    coverage = [volume_coverage_score(prob, masks, level=level).mean() for level in (0.3, 0.6, 0.9)]
+    coverage = [volume_coverage_score(prob, masks, coverage=level).mean() for level in (0.3, 0.6, 0.9)]
     width = [
-        volume_width_ml(prob, masks, spacing_mm=SPACING, level=level).mean() for level in (0.3, 0.6, 0.9)
+        volume_width_ml(prob, masks, spacing_mm=SPACING, coverage=level).mean() for level in (0.3, 0.6, 0.9)
     ]
     assert coverage[0] < coverage[1] < coverage[2]
     assert width[0] < width[1] < width[2]
@@ -81,38 +92,7 @@ def test_invalid_voxels_do_not_count_and_a_case_without_voxels_is_nan(score):
     torch.testing.assert_close(again[1], scores[1])
 
 
-@each_score
-@pytest.mark.parametrize(
-    ("prob", "masks", "options", "message"),
-    [
-        (torch.randn(1, 1, 5), torch.ones(1, 2, 5, dtype=torch.bool), {}, r"must lie in \[0, 1\]"),
-        (torch.rand(1, 1, 5), torch.rand(1, 2, 5), {}, "masks must be bool or integers"),
-        (torch.rand(1, 1, 5), torch.ones(1, 2, 5, dtype=torch.long), {}, "need num_classes"),
-        (torch.rand(1, 1, 5), torch.ones(1, 2, 6, dtype=torch.bool), {}, "differ in cases or space"),
-        (
-            torch.rand(1, 1, 5),
-            torch.ones(1, 2, 5, dtype=torch.bool),
-            {"present": torch.zeros(1, 2, dtype=torch.bool)},
-            "a case without a rater",
-        ),
-    ],
-)
-def test_the_error_names_invalid_input(score, prob, masks, options, message):
-    with pytest.raises(ValueError, match=message):
-        score(prob, masks, **options)
-
-
-@pytest.mark.parametrize("name", ["volume_crps_error_ml", "volume_width_ml"])
-def test_a_volume_in_voxels_keeps_its_record(name):
-    in_voxels = table_name(name, in_voxels=True)
-    assert in_voxels == name.removesuffix("_ml") + "_voxels"
-    assert score_name(in_voxels) == name
-    assert not higher_is_better(in_voxels)
-    assert meaning(in_voxels).endswith(", in voxels")
-
-
 def test_the_coverage_needs_no_spacing_and_has_one_name():
-    assert table_name("volume_coverage_score", in_voxels=True) == "volume_coverage_score"
     phantom = make_phantom(3, size=(16, 16))
     scores = SCORES["volume_coverage_score"](ScoredBatch(phantom.prob, masks=phantom.masks))
     torch.testing.assert_close(scores[:, 1:], volume_coverage_score(phantom.prob[:, 1:], phantom.masks))

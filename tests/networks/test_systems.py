@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from case_rows import rows_of
 from lightning_fabric import Fabric
 from prepared import make_prepared
 from safetensors.torch import load_file
@@ -12,13 +13,13 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from trained import normalised
 
 from semidice.arrays import one_hot
-from semidice.data.augment import AugmentOptions
-from semidice.data.batches import Batches
+from semidice.data.batches.augment import AugmentOptions
+from semidice.data.batches.feed import Batches
+from semidice.data.batches.label_making import LabelOptions
+from semidice.data.batches.storage import Storage
 from semidice.data.dataset import Dataset
 from semidice.data.folds import read_folds
-from semidice.data.label_making import LabelOptions
 from semidice.data.phantom import make_phantom
-from semidice.data.storage import Storage
 from semidice.losses.segmentation import SegmentationLoss
 from semidice.networks.systems import (
     System,
@@ -108,7 +109,7 @@ class TestEverySystem:
         name, folder, table = finished
         losses = [line["loss"] for line in log_of(folder.fold(0)) if "loss" in line]
         assert sum(losses[-2:]) < 0.95 * sum(losses[:2])
-        assert len({row.case for row in table.rows()}) == 6
+        assert len({row.case for row in table.pipe(rows_of)}) == 6
         terms = {
             "mc_dropout": {"cross_entropy", "region"},
             "multi_head": {"cross_entropy", "region"},
@@ -197,9 +198,12 @@ def test_a_cuda_graph_step_trains_like_an_eager_step(name, dataset, tmp_path):
 class UncheckedLoss(SegmentationLoss):
     """A cross entropy that reads no value. On a CPU the real loss reads values to refuse invalid labels."""
 
-    def forward(self, logits, target, valid=None, *, parts=False):
-        total = -(target * logits.log_softmax(1) * valid.unsqueeze(1)).sum() / valid.sum()
-        return (total, {"cross_entropy": total.detach()}) if parts else total
+    def forward(self, logits, target, valid=None):
+        return self.total(self.terms(logits, target, valid))
+
+    def terms(self, logits, target, valid=None):
+        entropy = -(target * logits.log_softmax(1) * valid.unsqueeze(1)).sum() / valid.sum()
+        return {"cross_entropy": entropy}
 
 
 class TestNoSynchronisation:
@@ -584,6 +588,20 @@ class TestMRNet:
         )
         assert torch.equal(expected, with_junk)
 
+    def test_the_losses_of_the_three_sets_of_weights_count_a_half_a_third_and_a_sixth(self):
+        network, labels, loss = network_for("mrnet"), random_labels(2, 32), SegmentationLoss()
+        output = network(torch.randn(2, 1, 32, 32), labels.present)
+        total, terms = network.losses(output, labels, loss)
+        for name in ("coarse", "final"):
+            single = [
+                loss(logits, fused_label(labels.raters, weight), labels.valid)
+                for logits, weight in zip(getattr(output, name).chunk(3), output.weight, strict=True)
+            ]
+            # otherwise other shares would give the same sum
+            assert len({round(each.item(), 4) for each in single}) == 3
+            torch.testing.assert_close(terms[name], single[0] / 2 + single[1] / 3 + single[2] / 6)
+        torch.testing.assert_close(total.detach(), sum(terms.values()))
+
     def test_the_channels_of_a_wide_encoder_are_reduced_before_the_recurrent_step(self):
         network = network_for("mrnet", {"architecture": "unet", "encoder": "resnet50", "weights": "none"})
         assert network.inference.gates.weight.shape == (2048, 1024, 3, 3)
@@ -718,10 +736,6 @@ class TestRefusals:
         )
         with pytest.raises(ValueError, match=rf"has system\.name {name}, which has no logits"):
             load_teacher(fold, batches, torch.device("cpu"))
-
-    def test_dropout_in_model_and_system_is_refused(self, dataset):
-        with pytest.raises(ValueError, match=r"set system\.dropout"):
-            recipe_for(dataset, "mc_dropout", model=SMALL | {"dropout": 0.1})
 
     def test_systems_that_need_several_raters_refuse_other_datasets(self):
         model = {key: value for key, value in SMALL.items() if key != "options"}

@@ -1,11 +1,14 @@
-"""Names, options, export and collection: everything that needs files of nnU-Net but not nnU-Net itself."""
+"""Options, folders, export and collection: everything that needs files of nnU-Net but not nnU-Net itself."""
 
 import json
 import os
-import subprocess
+import signal
 import sys
-import time
+from dataclasses import fields
+from functools import partial
+from typing import get_args
 
+import jaxtyping
 import nibabel
 import numpy as np
 import pytest
@@ -13,133 +16,125 @@ import torch
 from PIL import Image
 from prepared import make_prepared
 from processes import is_running
+from rich.console import Console
+from start import refused, semidice, wait_until
 
-from semidice.data.label_making import LabelOptions
-from semidice.metrics.cases import read_cases
-from semidice.nnunet import command
-from semidice.nnunet.collect import collect_run, read_splits
-from semidice.nnunet.export import export_dataset
-from semidice.nnunet.folders import NnunetFolders
-from semidice.nnunet.options import (
-    NnunetTeacher,
-    TrainerOptions,
-    read_options,
-    short_options,
-    trainer_name,
-    trainer_options,
-    write_options,
-)
+from semidice.data.batches.label_making import Maker
+from semidice.nnunet.collect import collect, read_splits
+from semidice.nnunet.export import export
+from semidice.nnunet.folders import RECORD, NnunetDataset, NnunetTraining, read_training, write_training
+from semidice.nnunet.options import Label, TrainerOptions
+from semidice.nnunet.train import write_splits
 from semidice.nnunet.weights import read_nnunet_weights
+from semidice.runs.predictions import read_case
 from semidice.runs.run import open_run
-from semidice.training.jobs import Worker, WorkerOptions
+from semidice.statistics.cases import read_cases
 
-NAME = "Dataset101_Phantom"
+NAME, CONSOLE = "Dataset101_Phantom", Console(quiet=True)
 
 
 @pytest.fixture
 def target(tmp_path):
-    return NnunetFolders.of(tmp_path / "work").dataset(NAME)
+    return NnunetDataset.find(NAME, tmp_path / "work")
 
 
-class TestNames:
-    def test_a_name_without_three_digits_is_refused(self, tmp_path):
-        with pytest.raises(ValueError, match=r"Dataset101_Nodules.*got 'Nodules'"):
-            NnunetFolders.of(tmp_path).dataset("Nodules")
-
-    def test_without_work_and_environment_the_error_names_the_variables(self, monkeypatch):
-        for name in ("nnUNet_raw", "nnUNet_preprocessed", "nnUNet_results"):
-            monkeypatch.delenv(name, raising=False)
-        with pytest.raises(ValueError, match=r"nnUNet_raw.*--work"):
-            NnunetFolders.of(None)
-
-    def test_the_environment_keeps_trainers_of_the_user(self, tmp_path, monkeypatch):
+class TestNamesAndOptions:
+    def test_folders_are_those_of_nnunets_environment_and_own_trainers_stay_known(
+        self, tmp_path, monkeypatch
+    ):
+        refused(lambda: NnunetDataset.find("Nodules", tmp_path), "Dataset101_Nodules", "'Nodules'")
+        monkeypatch.delenv("nnUNet_raw", raising=False)
+        refused(lambda: NnunetDataset.find(NAME, None), "nnUNet_raw", "--work")
+        for kind in ("raw", "preprocessed", "results"):
+            monkeypatch.setenv(f"nnUNet_{kind}", str(tmp_path / kind))
         monkeypatch.setenv("nnUNet_extTrainer", "/my/trainers")
-        paths = NnunetFolders.of(tmp_path).environment()["nnUNet_extTrainer"].split(":")
-        assert paths[-1] == "/my/trainers"
-        assert paths[0].endswith("semidice/nnunet/trainers")
+        dataset = NnunetDataset.find(NAME, None)
+        assert dataset.raw == tmp_path / "raw" / NAME
+        environment = dataset.environment()
+        assert environment["nnUNet_results"] == str(tmp_path / "results")
+        assert environment["nnUNet_extTrainer"].split(os.pathsep)[1:] == ["/my/trainers"]
 
-    @pytest.mark.parametrize("name", ["two__parts", "with space", "../up"])
-    def test_a_trainer_that_nnunet_cannot_name_is_refused(self, name):
-        with pytest.raises(ValueError, match="name"):
-            trainer_name("mean", "dml1", name, None)
+    @pytest.mark.parametrize(
+        ("changes", "word"),
+        [
+            *(({"name": name}, "name") for name in ("two__parts", "with space", "../up")),
+            ({"label": "average"}, "majority"),
+            ({"loss": "dice"}, "dml1"),
+            ({"epochs": 0}, "epochs"),
+            ({"loss": "nnunet", "teacher": "nnUNetTrainer"}, "teacher"),
+        ],
+    )
+    def test_what_nnunet_cannot_train_or_name_is_refused(self, changes, word, monkeypatch):
+        # a user has no checked annotations
+        monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+        refused(partial(TrainerOptions, **changes), word)
 
-    def test_an_unknown_label_or_loss_is_named(self):
-        with pytest.raises(ValueError, match=r"--label must be one of.*'mean'.*got 'average'"):
-            short_options("average", "dml1", None, "kde")
-        with pytest.raises(ValueError, match=r"--loss must be one of.*'dml1'.*got 'dice'"):
-            short_options("mean", "dice", None, "kde")
+    def test_every_field_is_an_option_of_the_command_with_its_own_help(self):
+        said = semidice("nnunet", "train", "--help").out
+        for field in fields(TrainerOptions):
+            assert f"--{field.name}" in said
+        assert "One of kde, none." in said
+        assert get_args(Label) == get_args(Maker)
+        refused(
+            semidice("nnunet", "train", NAME, "2d", "0", "--iterations", "0"), "--iterations", "at least 1"
+        )
 
-
-class TestOptions:
-    def test_stored_options_are_read_back(self, tmp_path):
-        teacher = NnunetTeacher(trainer="nnUNetTrainer")
-        options = trainer_options("random", "jml1", epochs=3, iterations=7, teacher=teacher)
-        write_options(tmp_path, "SemidiceTrainer_x", options, has_results=False)
-        assert read_options(tmp_path, "SemidiceTrainer_x") == options
-
-    def test_results_are_not_continued_with_other_options(self, tmp_path):
-        write_options(tmp_path, "SemidiceTrainer_x", trainer_options("mean", "dml1"), has_results=True)
-        write_options(tmp_path, "SemidiceTrainer_x", trainer_options("mean", "dml1"), has_results=True)
-        with pytest.raises(ValueError, match=r"results with other options.*--name"):
-            write_options(tmp_path, "SemidiceTrainer_x", trainer_options("mean", "sdl"), has_results=True)
-
-    def test_missing_and_damaged_options_name_the_file(self, tmp_path):
-        with pytest.raises(ValueError, match=r"has no options in .*semidice nnunet train"):
-            read_options(tmp_path, "SemidiceTrainer_x")
-        write_options(tmp_path, "SemidiceTrainer_x", TrainerOptions(), has_results=False)
-        (tmp_path / "semidice_trainers" / "x.json").write_text('{"epochs": "many"}')
-        with pytest.raises(ValueError, match=r"x.json does not hold options of a trainer: epochs"):
-            read_options(tmp_path, "SemidiceTrainer_x")
-
-    def test_a_label_of_some_raters_is_refused(self):
-        with pytest.raises(ValueError, match=r"learns from all raters.*leave raters out; got \(0, 1\)"):
-            TrainerOptions(label=LabelOptions(raters=(0, 1)))
-
-    def test_nnunets_own_loss_takes_no_teacher(self):
-        with pytest.raises(ValueError, match=r"takes no teacher.*dml1"):
-            trainer_options("mean", "nnunet", teacher=NnunetTeacher(trainer="nnUNetTrainer"))
+    def test_results_are_not_continued_with_other_options_or_of_another_export(self, target):
+        options = TrainerOptions(label="random", loss="jml1", epochs=3, teacher="nnUNetTrainer")
+        training = NnunetTraining(target, "2d", options.trainer)
+        read = partial(read_training, training.results)
+        refused(read, RECORD, "semidice nnunet train")
+        write_training(training, options)
+        assert read() == (options, None)
+        training.validation(0).mkdir(parents=True)
+        # the default name, given
+        write_training(training, TrainerOptions(**{**vars(options), "name": "random_jml1_student_kde"}))
+        refused(partial(write_training, training, TrainerOptions()), "other options", "--name")
+        (training.results / RECORD).write_text('{"epochs": 0, "manifest_sha256": null}')
+        refused(read, RECORD, "epochs")
 
 
 class TestExport:
     def test_pictures_and_masks_of_all_present_raters_are_written(self, tmp_path, target):
         dataset = make_prepared(tmp_path / "data", absent=True)
-        export_dataset(dataset, target)
+        export(dataset.folder.path, target, CONSOLE)
         for number, case in enumerate(dataset.cases):
             picture = np.array(Image.open(target.raw / "imagesTr" / f"{case.name}_0000.png"))
             assert (picture == dataset.stored("images", number)[0]).all()
-            masks = dataset.masks(number)
-            for rater, mask, looked in zip(
-                dataset.manifest.raters, masks, dataset.present[number], strict=True
-            ):
+            masks, present = dataset.masks(number), dataset.present[number]
+            for rater, mask, looked in zip(dataset.manifest.raters, masks, present, strict=True):
                 path = target.raters / rater / f"{case.name}.png"
                 assert path.is_file() == looked
-                if looked:
-                    assert (np.array(Image.open(path)) == mask).all()
+                assert not looked or (np.array(Image.open(path)) == mask).all()
             label = np.array(Image.open(target.raw / "labelsTr" / f"{case.name}.png"))
-            votes = masks.astype(int).sum(0)
-            assert (label == (votes * 2 > dataset.present[number].sum())).all()
+            assert (label == (masks[present].astype(int).sum(0) * 2 > present.sum())).all()
+        refused(partial(export, dataset.folder.path, target, CONSOLE), "already exported")
 
     def test_a_volume_keeps_its_voxels_and_affine(self, tmp_path, target):
         dataset = make_prepared(tmp_path / "data", depth=3, num_classes=3, dtype="int16")
-        export_dataset(dataset, target)
+        export(dataset.folder.path, target, CONSOLE)
         case = dataset.cases[0]
         volume = nibabel.load(target.raw / "imagesTr" / f"{case.name}_0000.nii.gz")
         assert (np.asanyarray(volume.dataobj) == dataset.stored("images", 0)[0]).all()
         assert np.allclose(volume.affine, case.scan.affine)
         header = json.loads((target.raw / "dataset.json").read_text())
+        assert list(header["labels"].values()) == [0, 1, 2]
         assert header["labels"]["background"] == 0
-        assert len(header["labels"]) == 3
 
     def test_slices_of_volumes_are_refused(self, tmp_path, target):
         dataset = make_prepared(tmp_path / "data", slices_per_scan=3)
-        with pytest.raises(ValueError, match=r"needs them whole.*--slices none"):
-            export_dataset(dataset, target)
+        refused(partial(export, dataset.folder.path, target, CONSOLE), "needs them whole", "--slices none")
 
-    def test_an_exported_dataset_is_not_overwritten(self, tmp_path, target):
-        dataset = make_prepared(tmp_path / "data")
-        export_dataset(dataset, target)
-        with pytest.raises(ValueError, match="already exported"):
-            export_dataset(dataset, target)
+
+def test_all_cases_of_a_patient_are_in_one_fold(tmp_path):
+    patients = {f"case{number}": f"patient{number // 3}" for number in range(12)}
+    write_splits(tmp_path / "splits_final.json", patients, 2)
+    splits = json.loads((tmp_path / "splits_final.json").read_text())
+    held_out = [{patients[case] for case in split["val"]} for split in splits]
+    assert sorted(map(len, held_out)) == [2, 2]
+    for split, own in zip(splits, held_out, strict=True):
+        assert own.isdisjoint(patients[case] for case in split["train"])
+        assert {*split["train"], *split["val"]} == set(patients)
 
 
 class TestCollect:
@@ -147,184 +142,112 @@ class TestCollect:
     def trained(self, tmp_path, target):
         """A prepared dataset, exported, with probabilities as nnU-Net stores them in two folds."""
         dataset = make_prepared(tmp_path / "data", cases_per_patient=1, depth=3)
-        export_dataset(dataset, target)
-        names = [case.name for case in dataset.cases]
-        splits = [{"train": names[k::2], "val": names[1 - k :: 2]} for k in range(2)]
+        export(dataset.folder.path, target, CONSOLE)
+        cases = {case.name: case for case in dataset.cases}
+        splits = [{"val": list(cases)[1 - fold :: 2]} for fold in range(2)]
         target.preprocessed.mkdir(parents=True)
         target.splits.write_text(json.dumps(splits))
-        results = target.results("nnUNetTrainer", "nnUNetPlans", "3d_fullres")
-        rng = np.random.default_rng(0)
-        probs = {}
+        training = NnunetTraining(target, "3d_fullres", "nnUNetTrainer")
+        rng, probs = np.random.default_rng(0), {}
         for fold, split in enumerate(splits):
-            folder = results / f"fold_{fold}" / "validation"
+            folder = training.validation(fold)
             folder.mkdir(parents=True)
             (folder / "summary.json").write_text("{}")
             for name in split["val"]:
-                shape = dataset.cases[names.index(name)].shape
-                prob = rng.random(shape).astype(np.float32)
-                probs[name] = prob
+                prob = probs[name] = rng.random(cases[name].shape).astype(np.float32)
                 # nnU-Net has the axes of a NIfTI in reverse order
                 both = np.stack([1 - prob, prob]).transpose(0, 3, 2, 1)
                 np.savez_compressed(folder / f"{name}.npz", probabilities=both.astype(np.float16))
-                mask = (prob > 0.5).astype(np.uint8)
-                affine = np.array(dataset.cases[names.index(name)].scan.affine)
-                nibabel.save(nibabel.Nifti1Image(mask, affine), folder / f"{name}.nii.gz")
-        return dataset, target, probs
-
-    def collect(self, trained, out, **options):
-        dataset, target, _ = trained
-        return collect_run(
-            target,
-            dataset,
-            out,
-            **{
-                "trainer": "nnUNetTrainer",
-                "plans": "nnUNetPlans",
-                "configuration": "3d_fullres",
-                "name": "theirs",
-                **options,
-            },
-        )
+                mask = nibabel.Nifti1Image((prob > 0.5).astype(np.uint8), np.array(cases[name].scan.affine))
+                nibabel.save(mask, folder / f"{name}.nii.gz")
+        return training, dataset, probs
 
     def test_probabilities_and_folds_are_those_of_nnunet(self, tmp_path, trained):
-        dataset, target, probs = trained
-        assert self.collect(trained, tmp_path / "run") == (0, 1)
-        run = open_run(tmp_path / "run")
+        training, dataset, probs = trained
+        summary = training.validation(1) / "summary.json"
+        summary.unlink()
+        out = tmp_path / "a run"
+        assert collect(training, out, CONSOLE, name="theirs") == (0,)
+        summary.touch()
+        assert collect(training, out, CONSOLE, name="theirs") == (0, 1)
+        run = open_run(out)
         assert run.finished_folds == (0, 1)
         assert run.recipe.model.options["configuration"] == "3d_fullres"
-        from semidice.runs.predictions import read_case
-
-        folds = read_splits(target.splits, dataset)
+        folds = read_splits(training.dataset.splits, dataset)
         for number, case in enumerate(dataset.cases):
             stored = read_case(run.folder.fold(folds[number]), dataset, number)
             assert np.abs(stored[1] - probs[case.name]).max() < 1e-3
         table = read_cases(run.folder.cases)
-        assert table.methods == ("theirs",)
-        assert set(table.columns["case"].tolist()) == {case.name for case in dataset.cases}
-
-    def test_a_fold_that_is_not_validated_is_left_out(self, tmp_path, trained):
-        _, target, _ = trained
-        results = target.results("nnUNetTrainer", "nnUNetPlans", "3d_fullres")
-        (results / "fold_1" / "validation" / "summary.json").unlink()
-        assert self.collect(trained, tmp_path / "run") == (0,)
-        (results / "fold_1" / "validation" / "summary.json").write_text("{}")
-        assert self.collect(trained, tmp_path / "run") == (0, 1)
-
-    def test_masks_without_probabilities_name_the_way_out(self, tmp_path, trained):
-        _, target, _ = trained
-        results = target.results("nnUNetTrainer", "nnUNetPlans", "3d_fullres")
-        for path in (results / "fold_0" / "validation").glob("*.npz"):
-            path.unlink()
-        with pytest.raises(ValueError, match=r"no probabilities.*--val --npz"):
-            self.collect(trained, tmp_path / "run")
-
-    def test_another_dataset_is_refused(self, tmp_path, trained):
-        _, target, _ = trained
-        other = make_prepared(tmp_path / "other", cases_per_patient=1, depth=3, seed=1)
-        with pytest.raises(ValueError, match="not the dataset that"):
-            self.collect((other, target, None), tmp_path / "run")
-
-    def test_splits_that_hold_out_a_case_twice_are_refused(self, trained):
-        dataset, target, _ = trained
-        splits = json.loads(target.splits.read_text())
-        splits[0]["val"].append(splits[1]["val"][0])
-        target.splits.write_text(json.dumps(splits))
-        with pytest.raises(ValueError, match="in 2 folds"):
-            read_splits(target.splits, dataset)
-
-    def test_a_run_of_semidice_train_is_not_overwritten(self, tmp_path, trained):
-        self.collect(trained, tmp_path / "run")
-        recipe = tmp_path / "run" / "recipe.yaml"
+        assert set(table["method"]) == {"theirs"}
+        assert set(table["case"].tolist()) == set(probs)
+        refused(partial(run.checkpoint_path, 0), "nnUNetv2_predict")
+        recipe = out / "recipe.yaml"
         recipe.write_text(recipe.read_text().replace("architecture: nnunet", "architecture: small_unet"))
-        with pytest.raises(ValueError, match="which would be lost"):
-            self.collect(trained, tmp_path / "run")
+        refused(partial(collect, training, out, CONSOLE), "which would be lost")
 
-    def test_predict_says_where_the_networks_are(self, tmp_path, trained):
-        self.collect(trained, tmp_path / "run")
-        with pytest.raises(ValueError, match="nnUNetv2_predict"):
-            open_run(tmp_path / "run").checkpoint_path(0)
-
-
-@pytest.fixture
-def fake_nnunet(tmp_path, monkeypatch):
-    """A package nnunetv2 whose training runs the given lines; returns a job of it."""
-
-    def make(*lines):
-        run = tmp_path / "packages" / "nnunetv2" / "run"
-        run.mkdir(parents=True)
-        (run.parent / "__init__.py").touch()
-        (run / "__init__.py").touch()
-        body = "".join(f"    {line}\n" for line in lines)
-        (run / "run_training.py").write_text(f"def run_training_entry():\n    import os, sys, time\n{body}")
-        monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(run.parent.parent), *sys.path]))
-        return command.NnunetJob(NnunetFolders.of(tmp_path), "Trainer", tmp_path / "fold_0", ["D", "2d", "0"])
-
-    return make
+    def test_what_is_not_a_cross_validation_of_this_dataset_is_refused(self, tmp_path, trained):
+        training, _, _ = trained
+        collected = partial(collect, training, tmp_path / "run", CONSOLE)
+        other = make_prepared(tmp_path / "other", cases_per_patient=1, depth=3, seed=1)
+        refused(partial(collected, dataset=other.folder.path), "not the dataset that", "--dataset")
+        refused(partial(collected, metrics=["dise_score"]), "--metric", "did you mean dice_score")
+        write_training(training, TrainerOptions())
+        record = training.results / RECORD
+        record.write_text(record.read_text().replace("null\n", '"0"\n'))
+        refused(collected, "before it was exported again")
+        record.unlink()
+        for path in training.validation(0).glob("*.npz"):
+            path.unlink()
+        refused(collected, "no probabilities", "--val --npz")
+        splits = json.loads(training.dataset.splits.read_text())
+        splits[0]["val"].append(splits[1]["val"][0])
+        training.dataset.splits.write_text(json.dumps(splits))
+        refused(collected, "in 2 folds")
 
 
-class TestJobs:
-    def test_a_training_that_was_begun_is_continued(self, fake_nnunet):
-        job = fake_nnunet("print(sys.argv[1:])")
-        job.run(Worker(WorkerOptions()))
-        job.results.mkdir()
-        (job.results / ".checkpoint_latest.pth.1-00.part").touch()
-        job.run(Worker(WorkerOptions()))
-        assert job.messages.read_text().splitlines() == ["['D', '2d', '0']", "['D', '2d', '0', '--c']"]
-        assert not list(job.results.iterdir())
-        assert str(job) == "fold 0 with Trainer"
+FAKE = """
+import os, pathlib, time
+def run_training_entry():
+    if os.fork():
+        pathlib.Path("child").write_text(str(os.getpid()))
+    else:
+        pathlib.Path("grandchild").write_text(str(os.getpid()))
+        time.sleep(600)
+    while {waits} or not os.path.exists("grandchild"):
+        time.sleep(0.01)
+    raise SystemExit(3)
+"""
 
-    @pytest.mark.parametrize(
-        ("line", "kind", "said"),
-        [
-            ("raise ValueError('no such fold')", "failed", "code 1: ValueError: no such fold; see "),
-            ("os.kill(os.getpid(), 9)", "lost", "code -9: begun; see "),
-            ("raise type('OutOfMemoryError', (Exception,), {})('1 GiB')", "lost", "OutOfMemoryError: 1 GiB"),
-            ("raise RuntimeError('CUDA error: launch failure')", "lost", "CUDA error: launch failure"),
-        ],
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+@pytest.mark.parametrize("killed", [True, False])
+def test_nothing_of_nnunet_outlives_the_command(tmp_path, target, start, killed):
+    """Killed by SIGKILL, or after an error of nnU-Net: its processes that load and augment end."""
+    package = tmp_path / "packages" / "nnunetv2" / "run"
+    package.mkdir(parents=True)
+    for folder in (package, package.parent):
+        (folder / "__init__.py").touch()
+    (package / "run_training.py").write_text(FAKE.format(waits=killed))
+    (package.parents[1] / "nnunetv2-2.8.1.dist-info").mkdir()
+    (package.parents[1] / "nnunetv2-2.8.1.dist-info" / "METADATA").write_text(
+        "Name: nnunetv2\nVersion: 2.8.1\n"
     )
-    def test_the_report_has_the_last_message_and_names_the_file(self, fake_nnunet, line, kind, said):
-        job = fake_nnunet("print('begun')", line)
-        job.messages.write_text("CUDA error of an earlier attempt\n")
-        report = Worker(WorkerOptions()).work(job)
-        assert (report.kind, said in report.content) == (kind, True), report.content
-        assert str(job.messages) in report.content
+    target.preprocessed.mkdir(parents=True)
+    (target.preprocessed / "nnUNetPlans.json").touch()
+    path = os.pathsep.join([str(package.parents[1]), *sys.path])
+    command = ["-m", "semidice", "nnunet", "train", NAME, "2d", "0", "--work", target.work]
+    parent = start(*command, cwd=tmp_path, env={"PYTHONPATH": path})
+    files = [tmp_path / "child", tmp_path / "grandchild"]
 
-    def test_nnunet_sees_only_the_gpu_of_its_worker(self, fake_nnunet, monkeypatch):
-        job = fake_nnunet("print(os.environ['CUDA_VISIBLE_DEVICES'])")
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-        job.run(Worker(WorkerOptions(device=1)))
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
-        job.run(Worker(WorkerOptions(device=1)))
-        assert job.messages.read_text().split() == ["1", "5"]
+    def pids():
+        return [int(text) for text in (file.read_text() if file.is_file() else "" for file in files) if text]
 
-    @pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
-    def test_nnunet_and_its_processes_end_with_a_killed_parent(self, fake_nnunet, tmp_path):
-        fork = "print(os.getpid(), os.fork(), flush=True); time.sleep(600)"
-        job = fake_nnunet(fork)
-        script = "\n".join(
-            [
-                "import pathlib",
-                "from semidice.nnunet.command import NnunetJob",
-                "from semidice.nnunet.folders import NnunetFolders",
-                "from semidice.training.jobs import Worker, WorkerOptions",
-                f"path = pathlib.Path({str(tmp_path)!r})",
-                "job = NnunetJob(NnunetFolders.of(path), 'Trainer', path / 'fold_0', ['D', '2d', '0'])",
-                "job.run(Worker(WorkerOptions()))",
-            ]
-        )
-        parent = subprocess.Popen([sys.executable, "-c", script])
-        deadline = time.monotonic() + 120
-        while not (job.messages.is_file() and len(job.messages.read_text().splitlines()) == 2):
-            assert parent.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        processes = {int(pid) for pid in job.messages.read_text().split()} - {0}
-        assert len(processes) == 2
-        parent.kill()
-        parent.wait()
-        while any(is_running(pid) for pid in processes):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+    if killed:
+        parent.wait_until(lambda: len(pids()) == 2)
+        parent.send_signal(signal.SIGKILL)
+    else:
+        refused(parent.end(), "nnU-Net's run_training ended with code 3")
+    wait_until(lambda: not any(map(is_running, pids())))
 
 
 class _CreatesAFile:
@@ -341,18 +264,13 @@ class TestWeightsOfATeacher:
     def test_numbers_of_numpy_beside_the_weights_are_read(self, tmp_path):
         weights = {"conv.weight": torch.randn(2, 3)}
         logged = {"mean_fg_dice": [np.float64(0.5)], "lr": np.float32(0.1), "epoch": np.int64(3)}
-        torch.save({"network_weights": weights, "logging": logged}, tmp_path / "checkpoint_final.pth")
-        read = read_nnunet_weights(tmp_path / "checkpoint_final.pth")
-        torch.testing.assert_close(read, weights)
+        torch.save({"network_weights": weights, "logging": logged}, tmp_path / "final.pth")
+        torch.testing.assert_close(read_nnunet_weights(tmp_path / "final.pth"), weights)
 
-    def test_a_checkpoint_cannot_run_code(self, tmp_path):
-        content = {"network_weights": {}, "logging": _CreatesAFile(tmp_path / "created")}
-        torch.save(content, tmp_path / "checkpoint_final.pth")
-        with pytest.raises(ValueError, match="is not a checkpoint of nnU-Net with plain weights"):
-            read_nnunet_weights(tmp_path / "checkpoint_final.pth")
+    def test_a_checkpoint_cannot_run_code_and_a_damaged_one_is_named(self, tmp_path):
+        path = tmp_path / "final.pth"
+        torch.save({"network_weights": {}, "logging": _CreatesAFile(tmp_path / "created")}, path)
+        refused(partial(read_nnunet_weights, path), "final.pth", "plain weights")
         assert not (tmp_path / "created").exists()
-
-    def test_a_damaged_checkpoint_is_named(self, tmp_path):
-        (tmp_path / "checkpoint_final.pth").write_bytes(b"not a checkpoint")
-        with pytest.raises(ValueError, match=r"checkpoint_final.pth is not a checkpoint of nnU-Net"):
-            read_nnunet_weights(tmp_path / "checkpoint_final.pth")
+        path.write_bytes(b"not a checkpoint")
+        refused(partial(read_nnunet_weights, path), "final.pth", "plain weights")

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from case_rows import rows_of, select
 from lightning_fabric import Fabric
 from PIL import Image
 from prepared import make_prepared
@@ -14,12 +15,12 @@ from typer.testing import CliRunner
 
 from semidice.cli import app
 from semidice.data.folds import read_folds
-from semidice.metrics.cases import read_cases
 from semidice.networks.systems import build_network, network_probability
 from semidice.prediction.windows import windowed_probability
 from semidice.recipes import Recipe, SystemOptions, read_recipe, write_recipe
 from semidice.runs.predictions import read_prediction
 from semidice.runs.run import mirrored_axes, open_run
+from semidice.statistics.cases import read_cases
 from semidice.training.crossvalidation import cross_validate, start_run
 
 SMALL = {"architecture": "small_unet", "encoder": "none", "weights": "none", "channels": [8, 16]}
@@ -236,9 +237,9 @@ def test_a_run_with_flips_scores_what_predict_gives(dataset, tmp_path):
     fabric.launch()
     trained = start_run(recipe, tmp_path / "run", resume=False)
     cross_validate(trained, fabric)
-    dice = read_cases(trained.folder.cases).select(metric="dice_score", class_name="mean")
+    dice = read_cases(trained.folder.cases).pipe(select, metric="dice_score", class_name="mean")
     assert len(dice) == len(dataset)
-    for row in dice.rows():
+    for row in dice.pipe(rows_of):
         (number,) = dataset.numbers_of([row.case])
         source = write_picture(dataset, number, tmp_path / "in")
         units = predicted_units(

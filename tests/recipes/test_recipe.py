@@ -2,6 +2,7 @@
 
 import re
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,6 @@ from semidice.metrics.registry import SCORES
 from semidice.networks.build import build_model
 from semidice.recipes import (
     Recipe,
-    SegmentationLossOptions,
     differing_keys,
     option_fields,
     read_recipe,
@@ -23,6 +23,7 @@ from semidice.recipes import (
     write_recipe,
 )
 from semidice.recipes.grid import shipped_grids
+from semidice.recipes.options import section_of
 from semidice.recipes.text import parse_yaml, yaml_text
 from semidice.training.crossvalidation import versions
 
@@ -57,7 +58,7 @@ class TestReading:
             "sgd", 0.01, 0.9, 5e-4,
         )  # fmt: skip
         assert (recipe.loss.cross_entropy_weight, recipe.loss.region_weight) == (0.25, 0.75)
-        assert (recipe.data.num_folds, recipe.teacher, recipe.validation.checkpoint) == (5, None, "last")
+        assert (recipe.data.num_folds, recipe.teacher) == (5, None)
 
     def test_overrides_replace_values_of_the_file_and_later_ones_replace_earlier_ones(self, tmp_path):
         path = write_file(
@@ -125,117 +126,24 @@ class TestReading:
             recipe.seed = 3
 
 
-class TestProblems:
-    def test_the_error_lists_all_problems_with_file_key_expected_and_actual_value(self, tmp_path):
-        path = write_file(
-            tmp_path,
-            """
+def test_all_problems_of_a_recipe_are_listed_at_once(tmp_path):
+    path = write_file(
+        tmp_path,
+        """
 loss: {fom: relaxed, form: mni, gamma: x}
 optimser: {lr: 0.1}
 teacher: {run: a, temperature: hot, terms: [region, dice]}
 data: {dataset: 3, folds: [a]}
 schedule: 3
-validation: {metrics: [dice]}
 augment: {scale: [1, 2, 3]}
-precision: {graph: maybe}
 batch_size: 8.5
-seed: -1
 """,
-        )
-        lines = problems(path)
-        assert all(line.startswith(f"{path}: ") for line in lines)
-        assert sorted(line.removeprefix(f"{path}: ") for line in lines) == [
-            "augment.scale: expected 2 items or fewer; got [1, 2, 3]",
-            "batch_size: expected a whole number; got 8.5",
-            "data.dataset: expected a path; got 3: put it in quotes",
-            'data.folds: expected a valid integer; got "a"',
-            "loss.fom: no such option; did you mean loss.form?",
-            "loss.form: expected 'min', 'product', 'squared' or 'relaxed'; got \"mni\"",
-            'loss.gamma: expected a valid number; got "x"',
-            "optimser: no such option; did you mean optimiser?",
-            "precision.graph: expected 'auto', True or False; got \"maybe\"",
-            "schedule: expected a mapping of options; got 3",
-            "seed: expected greater than or equal to 0; got -1",
-            "teacher.temperature: expected a valid number or 'fit'; got \"hot\"",
-            "teacher.terms: expected 'cross_entropy' or 'region'; got \"dice\"",
-            "validation.metrics: there is no score 'dice'; did you mean dice_score?",
-        ]
-
-    @pytest.mark.parametrize(
-        ("override", "message"),
-        [
-            ("loss.fom=min", "--set loss.fom=min: no such option; did you mean loss.form?"),
-            ("form=min", "--set form=min: no such option; did you mean loss.form?"),
-            ("scedule.epochs=3", "--set scedule.epochs=3: no such option; did you mean schedule.epochs?"),
-            ("loss.form.x=1", "--set loss.form.x=1: no such option"),
-            (
-                "loss.form=mni",
-                "--set loss.form: expected 'min', 'product', 'squared' or 'relaxed'; got \"mni\"",
-            ),
-            ("loss=3", "--set loss: expected a mapping of options; got 3"),
-            ("name=3", "--set name: expected a valid string; got 3: put it in quotes"),
-            ("data.dataset=null", "--set data.dataset: expected a path; got null"),
-            ("loss.form", "--set loss.form: expected KEY=VALUE, such as loss.form=relaxed"),
-            ("=3", "--set =3: expected KEY=VALUE"),
-            ("data.folds=[0", "--set data.folds=[0 line 1, column 3: not YAML: "),
-            ("data.folds=[0, 5]", "recipe quick: data: folds are numbered 0 to 2; got 5"),
-            ("data.folds=[1, 1]", "recipe quick: data: folds contains a fold twice: [1, 1]"),
-            ("loss.family=tversky", "recipe quick: loss: family tversky needs both alpha and beta"),
-            ("loss.alpha=0.3", "recipe quick: loss: alpha and beta are for family tversky; dice has its own"),
-            ("augment.crop=[64, 60]", "recipe quick: augment.crop needs multiples of 32 for a network; got"),
-            ("label.maker=maen", "--set label.maker: expected 'majority', 'random', 'mean'"),
-            (
-                "teacher.bandwidth=1e-3",
-                "recipe quick: teacher.run: missing; give it in the file, or with --set",
-            ),
-            (
-                "model.options={dropout: 1}",
-                "--set model.options: dropout is not an option of an architecture",
-            ),
-            (
-                "validation.best_by=dise_score",
-                "--set validation.best_by: there is no score 'dise_score'; did",
-            ),
-        ],
     )
-    def test_the_error_names_a_wrong_override(self, override, message):
-        assert problems("quick", ["data.dataset=prepared", override])[0].startswith(message)
-
-    def test_a_loss_that_learns_nothing_is_refused(self):
-        zero_weights = ["loss.cross_entropy_weight=0", "loss.region_weight=0"]
-        assert "nothing would be learned" in problems("quick", ["data.dataset=x", *zero_weights])[0]
-        student = ["teacher.run=big", "teacher.terms=[region]", "loss.region_weight=0"]
-        assert "['region'] have weight 0 in the loss" in problems("quick", ["data.dataset=x", *student])[0]
-
-    def test_the_dataset_is_required(self, tmp_path):
-        for text in ("", "data:", "data: {num_folds: 3}"):
-            (line,) = problems(write_file(tmp_path, text))
-            assert line.startswith(
-                f"{tmp_path / 'my.yaml'}: data.dataset: missing; give it in the file, or with"
-            )
-
-    @pytest.mark.parametrize(
-        ("text", "message"),
-        [
-            ("data: {dataset: x}\nseed: 1\nseed: 2", " line 3, column 1: not YAML: key 'seed' occurs twice"),
-            ("data: {dataset: x", " line 1, column 18: not YAML: "),
-            ("- data", ": expected options such as `data: ...`; got list"),
-            ("data: !!python/object/apply:os.getcwd []", "not YAML: could not determine a constructor"),
-            ("data: \x07", ": not YAML: "),
-        ],
-    )
-    def test_the_error_locates_text_that_is_not_a_recipe(self, text, message, tmp_path):
-        path = write_file(tmp_path, text)
-        assert message in "\n".join(problems(path))
-        assert str(path) in problems(path)[0]
-
-    def test_the_error_names_a_file_that_cannot_be_read(self, tmp_path):
-        binary = tmp_path / "image.yaml"
-        binary.write_bytes(b"\x89PNG\xff\xfe")
-        assert problems(binary) == [f"{binary} is not a recipe: it is not UTF-8 text"]
-        assert problems(tmp_path) == [f"cannot read recipe {tmp_path}: Is a directory"]
-        assert problems("quik") == ["there is neither a file nor a shipped recipe quik; did you mean quick?"]
-        assert "there are auto, qubiq_labels, " in problems(tmp_path / "absent.yaml")[0]
+    wrong = "augment.scale batch_size data.dataset data.folds loss.fom loss.form loss.gamma optimser schedule"
+    lines = problems(path)
+    assert all(line.startswith(f"{path}: ") for line in lines)
+    keys = sorted(line.removeprefix(f"{path}: ").partition(":")[0] for line in lines)
+    assert keys == [*wrong.split(), "teacher.temperature", "teacher.terms"]
 
 
 class TestWriting:
@@ -258,7 +166,7 @@ class TestWriting:
         assert read == recipe.model_dump(mode="json")
         assert read.pop("reasons") == {}
         keys = [key for section, options in read.items() for key in _keys(section, options)] + ["reasons"]
-        assert keys == [key for key, field in option_fields() if recipe_table._section(field) is None]
+        assert keys == [key for key, field in option_fields() if section_of(field) is None]
 
     def test_a_moved_run_folder_still_finds_its_dataset(self, tmp_path):
         path = write_file(tmp_path, "data: {dataset: prepared}")
@@ -338,34 +246,38 @@ class TestBuilding:
         ("options", "alpha", "beta"),
         [
             ({}, 0.5, 0.5),
-            ({"family": "jaccard"}, 1.0, 1.0),
-            ({"family": "tversky", "alpha": 0.7, "beta": 0.3}, 0.7, 0.3),
+            ({"alpha": 0.7, "beta": 0.3}, 0.7, 0.3),
         ],
     )
     def test_the_loss_has_the_options_of_the_recipe(self, options, alpha, beta):
-        loss_options = SegmentationLossOptions(**options, form="product", class_weight=(1, 2))
-        loss = loss_options.build(sync=True)
-        region = loss.region.options
-        assert (region.alpha, region.beta, region.sync) == (alpha, beta, True)
-        assert not loss_options.build().region.options.sync
+        overrides = [f"loss.{name}={value}" for name, value in options.items()]
+        overrides += ["data.dataset=x", "loss.form=product", "loss.class_weight=[1, 2]"]
+        loss = semidice.SegmentationLoss(**asdict(read_recipe("quick", overrides).loss))
         logits, target = torch.randn(2, 2, 8, 8), torch.rand(2, 2, 8, 8).softmax(1)
         expected = 0.25 * semidice.soft_cross_entropy(
             logits, target, activation="softmax", class_weight=[1, 2]
         ) + 0.75 * semidice.tversky_loss(
             logits, target, alpha=alpha, beta=beta, activation="softmax", form="product", class_weight=[1, 2]
         )
-        torch.testing.assert_close(loss_options.build()(logits, target), expected)
+        torch.testing.assert_close(loss(logits, target), expected)
 
     def test_invalid_options_of_the_loss_are_refused_on_reading(self):
-        tversky = ["loss.family=tversky", "loss.alpha=0.7", "loss.beta=0.3", "loss.form=squared"]
-        assert "form='squared' needs alpha = beta" in problems("quick", ["data.dataset=x", *tversky])[0]
+        wrong = ["loss.alpha=0.7", "loss.form=squared"]
+        assert "form squared needs alpha = beta" in problems("quick", ["data.dataset=x", *wrong])[0]
+        weights = ["loss.region_weight=0", "loss.cross_entropy_weight=0", "loss.calibration_weight=1"]
+        assert "both 0" in problems("quick", ["data.dataset=x", *weights])[0]
+
+    @pytest.mark.parametrize("name", ["activation", "ignore_index", "sync"])
+    def test_arguments_of_a_loss_that_depend_on_the_task_are_no_options_of_a_recipe(self, name):
+        (problem,) = problems("quick", ["data.dataset=x", f"loss.{name}=1"])
+        assert f"loss.{name}" in problem
+        assert "no such option" in problem
 
     def test_the_network_has_the_options_of_the_recipe(self):
-        overrides = ["data.dataset=prepared", "model.options.channels=[8, 16]", "model.dropout=0.5"]
+        overrides = ["data.dataset=prepared", "model.options.channels=[8, 16]"]
         options = read_recipe("quick", overrides).model.build_options()
         network = build_model(num_channels=1, num_classes=2, **options)
         assert len(network.down) == 2
-        assert network.segmentation_head.dropout.p == 0.5
 
     def test_the_default_metrics_exist(self):
         default = read_recipe("quick", ["data.dataset=prepared"]).validation
@@ -420,7 +332,7 @@ class TestShipped:
             5e-4,
         )
         assert (recipe.schedule.power, recipe.batch_size, recipe.data.num_folds) == (0.9, 8, 5)
-        assert (recipe.loss.family, recipe.loss.form) == ("dice", "min")
+        assert (recipe.loss.alpha, recipe.loss.beta, recipe.loss.form) == (0.5, 0.5, "min")
         assert (recipe.loss.cross_entropy_weight, recipe.loss.region_weight) == (0.25, 0.75)
         assert recipe.model.weights == "imagenet"
         assert recipe.augment.scale == (0.5, 2.0)
@@ -447,6 +359,6 @@ class TestPage:
     def test_every_option_has_a_description_and_a_row(self):
         page = recipe_table.PAGE.read_text()
         for key, field in option_fields():
-            if recipe_table._section(field) is None:
+            if section_of(field) is None:
                 assert field.description, key
                 assert f"| `{key}` |" in page

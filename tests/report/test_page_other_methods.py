@@ -1,14 +1,17 @@
 """Methods of other tools on the page: only their scores are known."""
 
+from functools import partial
+
 import numpy as np
 import pytest
+from case_rows import CaseRow, rows_of, select, table_of
 from pages import NAMES, embedded
 from prepared import make_prepared
+from start import refused, semidice
 from synthetic_runs import METRICS, write_runs
-from typer.testing import CliRunner
 
-from semidice.cli import app
-from semidice.metrics import CaseRow, CaseTable, compare_cases, read_cases, write_cases
+from semidice.report.other_methods import read_cases_of
+from semidice.statistics import compare_cases, concatenate, read_cases, write_cases
 
 
 @pytest.fixture
@@ -29,24 +32,22 @@ def scores_of_tool(path, dataset, method, *, shift=0.1, cases=None):
             ("brier_error", "all", float(0.1 * rng.random())),
         )
     ]
-    write_cases(CaseTable.from_rows(rows), path)
+    write_cases(table_of(rows), path)
     return path
-
-
-def command(*arguments):
-    return CliRunner().invoke(app, ["report", *map(str, arguments)])
 
 
 def test_a_table_of_another_tool_is_compared_with_the_runs_and_has_no_curves_or_pictures(small, tmp_path):
     dataset, runs = small
     tool = scores_of_tool(tmp_path / "tool.parquet", dataset, "other tool")
     out = tmp_path / "report.html"
-    done = command(tmp_path / "runs", "--cases", tool, "-o", out)
-    assert done.exit_code == 0, done.output
+    done = semidice("report", tmp_path / "runs", "--cases", tool, "-o", out)
+    assert done.code == 0, done.err
     data = embedded(out)
     assert [method["name"] for method in data["methods"]] == [*NAMES[:2], "other tool"]
     assert [score["name"] for score in data["scores"]] == ["dice_score"]
-    expected = {row.case: row.value for row in read_cases(tool).select(metric="dice_score").rows()}
+    expected = {
+        row.case: row.value for row in read_cases(tool).pipe(select, metric="dice_score").pipe(rows_of)
+    }
     assert {case["name"]: case["values"][0][2] for case in data["cases"]} == expected
     # the fold of a case is that of the runs
     assert {case["fold"] for case in data["cases"]} == {0, 1}
@@ -58,14 +59,14 @@ def test_a_table_of_another_tool_is_compared_with_the_runs_and_has_no_curves_or_
     assert "never saw its patient in the runs." in text
     pairs = (tmp_path / "report_files" / "pairs_dice_score.csv").read_text()
     comparison = compare_cases(joined(runs, read_cases(tool)), "dice_score")
-    for part in (comparison.difference, comparison.low_holm, comparison.high_holm, comparison.p_holm):
-        assert repr(float(part[0, 2])) in pairs
+    pair = comparison.pairs.loc[NAMES[0], "other tool"]
+    for name in ("difference", "low", "high", "p"):
+        assert repr(float(pair[name])) in pairs
     assert "other tool" in (tmp_path / "report_files" / "means.csv").read_text()
 
 
 def joined(runs, *tables):
-    parts = [*(read_cases(run.cases).columns for run in runs.values()), *(table.columns for table in tables)]
-    return CaseTable({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
+    return concatenate([*(read_cases(run.cases) for run in runs.values()), *tables])
 
 
 def test_tables_of_other_tools_are_reported_without_a_run(small, tmp_path):
@@ -73,11 +74,9 @@ def test_tables_of_other_tools_are_reported_without_a_run(small, tmp_path):
     tables = [scores_of_tool(tmp_path / f"{name}.csv", dataset, name) for name in ("one", "another")]
     out = tmp_path / "report.html"
     arguments = [part for table in tables for part in ("--cases", table)]
-    refused = command(*arguments, "-o", out)
-    assert refused.exit_code == 1
-    assert "name it with --dataset" in refused.stderr
-    done = command(*arguments, "--dataset", dataset.folder.path, "-o", out)
-    assert done.exit_code == 0, done.output
+    refused(semidice("report", *arguments, "-o", out), "--dataset")
+    done = semidice("report", *arguments, "--dataset", dataset.folder.path, "-o", out)
+    assert done.code == 0, done.err
     data = embedded(out)
     assert [method["name"] for method in data["methods"]] == ["one", "another"]
     assert (data["layout"], data["reliability"], data["curves"]) == (None, [], [])
@@ -85,9 +84,7 @@ def test_tables_of_other_tools_are_reported_without_a_run(small, tmp_path):
 
 
 def test_a_report_of_nothing_is_refused(tmp_path):
-    done = command("-o", tmp_path / "report.html")
-    assert done.exit_code == 1
-    assert "name a run folder, or tables of scores with --cases" in done.stderr
+    refused(semidice("report", "-o", tmp_path / "report.html"), "name a run folder", "--cases")
 
 
 def test_other_methods_of_a_comparison_are_found_in_its_table(small, tmp_path):
@@ -96,17 +93,17 @@ def test_other_methods_of_a_comparison_are_found_in_its_table(small, tmp_path):
     # `compare` writes the methods of runs and of other tools into one table
     write_cases(joined(runs, tool), tmp_path / "runs" / "cases.parquet")
     out = tmp_path / "report.html"
-    assert command(tmp_path / "runs", "-o", out).exit_code == 0
+    assert semidice("report", tmp_path / "runs", "-o", out).code == 0
     assert [method["name"] for method in embedded(out)["methods"]] == [*NAMES[:2], "tool"]
     # a table that is named replaces the one that was found
     newer = scores_of_tool(tmp_path / "newer.csv", dataset, "tool", shift=0.2)
-    assert command(tmp_path / "runs", "--cases", newer, "-o", out).exit_code == 0
-    expected = read_cases(newer).select(metric="dice_score").columns["value"].tolist()
+    assert semidice("report", tmp_path / "runs", "--cases", newer, "-o", out).code == 0
+    expected = read_cases(newer).pipe(select, metric="dice_score")["value"].tolist()
     assert [case["values"][0][2] for case in embedded(out)["cases"]] == expected
     only = tmp_path / "only"
     only.mkdir()
     write_cases(tool, only / "cases.parquet")
-    assert command(only, "--dataset", dataset.folder.path, "-o", out).exit_code == 0
+    assert semidice("report", only, "--dataset", dataset.folder.path, "-o", out).code == 0
     assert [method["name"] for method in embedded(out)["methods"]] == ["tool"]
 
 
@@ -116,12 +113,35 @@ def test_tables_that_do_not_fit_the_runs_are_named(small, tmp_path):
     foreign = scores_of_tool(tmp_path / "foreign.csv", dataset, "b", cases=[f"x{n}" for n in range(6)])
     swapped = [scan.name for scan in dataset.manifest.scans][::-1]
     patients = scores_of_tool(tmp_path / "patients.csv", dataset, "c", cases=swapped)
-    for path, message in (
-        (taken, f"taken.csv has scores of {NAMES[0]}, but another method has this name"),
-        (foreign, "foreign.csv has 6 cases (x0"),
-        (patients, "patients.csv says that case scan000 is of patient patient005"),
-        (tmp_path / "missing.csv", "there is no case table"),
+    for path, words in (
+        (taken, [NAMES[0], "semidice evaluate --name"]),
+        (foreign, ["6 cases (x0"]),
+        (patients, ["scan000", "patient005"]),
+        (tmp_path / "missing.csv", ["no case table"]),
     ):
-        done = command(tmp_path / "runs", "--cases", path, "-o", tmp_path / "report.html")
-        assert done.exit_code == 1
-        assert message in " ".join(done.stderr.split())
+        done = semidice("report", tmp_path / "runs", "--cases", path, "-o", tmp_path / "report.html")
+        refused(done, str(path), *words)
+
+
+def test_a_table_of_another_dataset_with_the_same_names_is_refused(small, tmp_path):
+    dataset, runs = small
+    tool = scores_of_tool(tmp_path / "tool.csv", dataset, "tool")
+    own = read_cases(next(iter(runs.values())).cases)["dataset"].unique()
+    assert len(own) == 1
+    for fingerprint, is_refused in ((own[0], False), ("0123456789abcdef", True)):
+        write_cases(read_cases(tool).assign(dataset=fingerprint), tool)
+        read = partial(read_cases_of, dataset, tool, "semidice evaluate")
+        if is_refused:
+            refused(read, "tool.csv", "another dataset", str(dataset.folder.path), "semidice evaluate")
+        else:
+            assert len(read()) == 12
+
+
+def test_a_table_without_patients_gets_those_of_the_dataset(tmp_path):
+    dataset = make_prepared(tmp_path / "data", num_cases=6, cases_per_patient=2)
+    names = [scan.name for scan in dataset.manifest.scans]
+    rows = "".join(f"{name},tool,dice_score,0.5\n" for name in names)
+    (tmp_path / "tool.csv").write_text(f"case,method,metric,value\n{rows}")
+    table = read_cases_of(dataset, tmp_path / "tool.csv", "semidice evaluate")
+    assert table["patient"].tolist() == [scan.patient for scan in dataset.manifest.scans]
+    assert table["patient"].nunique() == 3

@@ -8,9 +8,9 @@ from prepared import make_prepared
 from rich.console import Console
 from synthetic_runs import METRICS, write_runs
 
-from semidice.metrics import read_cases
 from semidice.paths import MethodFolder
 from semidice.report.page import PageOptions, run_report
+from semidice.statistics import paired, read_cases
 
 SEEDS = (0, 1, 2)
 
@@ -49,7 +49,7 @@ def test_the_chart_marks_the_mean_of_every_seed_at_its_place(seeded, chromium):
     assert watched.messages == []
     watched.close()
     means = [
-        read_cases(runs[name, seed].cases).paired("dice_score").values.mean()
+        read_cases(runs[name, seed].cases).pipe(paired, "dice_score").values.mean()
         for seed in SEEDS
         for name in NAMES[:2]
     ]
@@ -64,7 +64,7 @@ def test_calibration_and_images_are_of_the_first_seed_and_case_scores_are_means(
     data = embedded(path)
     assert [method["name"] for method in data["methods"]] == list(NAMES[:2])
     assert len(data["reliability"]) == 2
-    tables = [read_cases(runs[NAMES[1], seed].cases).paired("dice_score") for seed in SEEDS]
+    tables = [read_cases(runs[NAMES[1], seed].cases).pipe(paired, "dice_score") for seed in SEEDS]
     expected = dict(zip(tables[0].cases, np.mean([table.values[:, 0] for table in tables], 0), strict=True))
     for case in data["cases"]:
         assert case["values"][0][1] == pytest.approx(expected[case["name"]], rel=1e-12)

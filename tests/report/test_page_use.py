@@ -8,8 +8,8 @@ import pytest
 from browser import Watched, column, column_titles, open_page, press
 from pages import CLASS_OF, NAMES, SHOWN_METRICS, shown
 
-from semidice.metrics.tables import number_text
 from semidice.runs.predictions import read_prediction
+from semidice.statistics.tables import number_text
 
 
 def status(page):

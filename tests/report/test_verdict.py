@@ -9,10 +9,11 @@ from sklearn.metrics import f1_score
 from synthetic_runs import write_runs
 
 from semidice.data.dataset import Dataset
-from semidice.metrics import binarized_dice_score, compare_scores
-from semidice.metrics.agreement import raters_own_scores
-from semidice.metrics.pairing import PairedScores
+from semidice.metrics import ScoreKey, binarized_dice_score
 from semidice.report.verdict import raters_of, raters_warning
+from semidice.statistics import compare_scores
+from semidice.statistics.agreement import raters_own_scores
+from semidice.statistics.pairing import PairedScores
 
 
 def class_maps(num_cases=4, num_raters=3, num_classes=3):
@@ -78,14 +79,17 @@ def test_raters_who_draw_nothing_agree_and_a_case_with_one_rater_is_left_out():
     assert raters_own_scores([alone], class_names=names, metrics=["dice_score"]) == {}
 
 
+DICE, PER_SLICE = ScoreKey("dice_score"), ScoreKey("dice_score", per="slice")
+
+
 def compared(best, *, metric="dice_score"):
     values = np.stack([np.full(6, best), np.full(6, best / 2)], 1)
     cases = tuple(f"c{number}" for number in range(6))
-    return compare_scores(PairedScores(metric, "mean", cases, cases, ("a", "b"), values, 0))
+    return compare_scores(PairedScores(ScoreKey(metric), "mean", cases, cases, ("a", "b"), values, 0))
 
 
 def test_a_best_method_far_below_the_raters_is_warned_about():
-    raters = {("dice_score", "mean"): 0.88}
+    raters = {(ScoreKey("dice_score"), "mean"): 0.88}
     warning = raters_warning([compared(0.1, metric="brier_error"), compared(0.51)], raters)
     assert warning is not None
     assert warning.startswith(
@@ -102,13 +106,13 @@ def test_the_page_shows_the_raters_agreement_next_to_every_dice_and_warns_of_unt
     styles = {"untrained": (0.0, 0.0, 3.0, "mean", "min"), "trained": (1.0, 0.0, 0.1, "mean", "min")}
     metrics = ("dice_score", "binarized_dice_score", "brier_error")
     runs = write_runs(dataset, tmp_path / "runs", methods=styles, metrics=metrics)
-    own = raters_of(dataset, {case.name for case in dataset.cases}, metrics)
+    own = raters_of(dataset, {case.name for case in dataset.cases}, list(map(ScoreKey, metrics)))
     report = build({"untrained": runs["untrained"]}, dataset, tmp_path / "untrained.html")
     assert "is far below the raters' own agreement" in report.notices[0]
-    assert f"raters {100 * own['dice_score', 'mean']:.2f}" in (tmp_path / "untrained.html").read_text()
+    assert f"raters {100 * own[DICE, 'mean']:.2f}" in (tmp_path / "untrained.html").read_text()
     report = build(runs, dataset, tmp_path / "both.html")
     assert report.notices == ()
-    expected = [own["dice_score", "mean"], own["binarized_dice_score", "mean"], None]
+    expected = [own[DICE, "mean"], own[ScoreKey("binarized_dice_score"), "mean"], None]
     assert [score["raters"] for score in embedded(tmp_path / "both.html")["scores"]][:3] == expected
     assert (tmp_path / "both_files" / "means.md").read_text().count("| raters |") == 1
 
@@ -128,13 +132,13 @@ def test_the_page_of_one_method_has_no_stars(tmp_path):
 
 def test_one_rater_has_no_agreement(tmp_path):
     dataset = make_prepared(tmp_path / "data", num_raters=1)
-    assert raters_of(Dataset(dataset.folder.path), {"scan000"}, ["dice_score"]) == {}
+    assert raters_of(Dataset(dataset.folder.path), {"scan000"}, [DICE]) == {}
 
 
 def test_raters_are_scored_over_scans_or_over_slices_as_the_methods_are(tmp_path):
     dataset = make_prepared(tmp_path / "data", num_cases=6, slices_per_scan=3)
     cases = {"scan000", "scan001", *(case.name for case in dataset.cases)}
-    own = raters_of(dataset, cases, ["dice_score", "dice_score_per_slice"])
+    own = raters_of(dataset, cases, [DICE, PER_SLICE])
 
     def dice(masks):
         majority = (masks == 1).sum(0) >= 2
@@ -142,7 +146,7 @@ def test_raters_are_scored_over_scans_or_over_slices_as_the_methods_are(tmp_path
         return np.mean(overlaps)
 
     volumes = [np.stack([dataset.masks(3 * scan + row) for row in range(3)], -1) for scan in range(2)]
-    assert own["dice_score", "mean"] == pytest.approx(np.mean([dice(volume) for volume in volumes]))
+    assert own[DICE, "mean"] == pytest.approx(np.mean([dice(volume) for volume in volumes]))
     slices = [dice(dataset.masks(number)) for number in range(6)]
-    assert own["dice_score_per_slice", "mean"] == pytest.approx(np.mean(slices))
-    assert own["dice_score", "mean"] != pytest.approx(own["dice_score_per_slice", "mean"], abs=1e-6)
+    assert own[PER_SLICE, "mean"] == pytest.approx(np.mean(slices))
+    assert own[DICE, "mean"] != pytest.approx(own[PER_SLICE, "mean"], abs=1e-6)

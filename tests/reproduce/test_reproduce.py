@@ -12,15 +12,13 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from case_rows import CaseRow, select, table_of
 from raw_trees import SHARED, make_kits, make_lits, make_qubiq
 from rich.console import Console
 
 from semidice.data.dataset import Dataset
 from semidice.data.manifest import read_manifest
-from semidice.data.prepare import PrepareRequest, run_prepare
-from semidice.metrics import read_cases
-from semidice.metrics.cases import CaseRow, CaseTable
-from semidice.metrics.statistics import compare_scores
+from semidice.data.prepare import run_prepare
 from semidice.paths import ReproductionFolder
 from semidice.recipes import read_recipe
 from semidice.recipes.grid import read_variants
@@ -46,6 +44,7 @@ from semidice.reproduce.tables import (
     paper_values,
     paper_yaml,
 )
+from semidice.statistics import compare_scores, read_cases
 
 PAPER = SHARED / "paper"
 TASKS = ("brain_tumor_task2", "kidney")
@@ -81,11 +80,11 @@ def reproduce(table, data, out, **options):
 def data(tmp_path_factory):
     """Two tasks of QUBIQ, LiTS and KiTS, prepared with the commands that the messages name."""
     raw, out = tmp_path_factory.mktemp("raw"), tmp_path_factory.mktemp("data")
-    console, small = new_console(), PrepareRequest(size=(32, 32), workers=1)
+    console, small = new_console(), {"overrides": {"size": (32, 32)}, "workers": 1}
     qubiq = make_qubiq(raw / "qubiq", datasets=("brain-tumor", "kidney"), num_cases=8)
-    run_prepare("qubiq", qubiq, out, dataclasses.replace(small, tasks=TASKS), console=console)
-    run_prepare("lits", make_lits(raw / "lits", num_cases=4), out / "lits", small, console=console)
-    run_prepare("kits", make_kits(raw / "kits", num_cases=4), out / "kits", small, console=console)
+    run_prepare("qubiq", qubiq, out, tasks=TASKS, console=console, **small)
+    run_prepare("lits", make_lits(raw / "lits", num_cases=4), out / "lits", console=console, **small)
+    run_prepare("kits", make_kits(raw / "kits", num_cases=4), out / "kits", console=console, **small)
     return out
 
 
@@ -604,7 +603,7 @@ def test_list_only_says_which_protocol_is_listed(data, tmp_path):
 
 def case_table(method, values):
     """A case table of one method; the keys of `values` are (patient, case)."""
-    return CaseTable.from_rows(
+    return table_of(
         CaseRow(case, patient, 0, method, "mean", metric, value)
         for (patient, case), value in values.items()
         for metric in ("dice_score", "binarized_dice_score", "calibration_error")
@@ -627,7 +626,7 @@ def test_tasks_have_equal_weight_in_a_mean_and_tests_resample_within_tasks():
     key = RowKey("qubiq", "dice")
     for column, method in (("ce", "ce"), ("dml", "majority")):
         means = [
-            runs[task, method].select(metric="dice_score").columns["value"].mean()
+            runs[task, method].pipe(select, metric="dice_score")["value"].mean()
             for task in ("kidney", "brain_growth")
         ]
         assert figures.value(key, column) == pytest.approx(100 * np.mean(means))
@@ -650,7 +649,7 @@ def test_the_spread_between_tasks_is_not_part_of_the_uncertainty():
     comparison = compare_scores(row_scores(row, runs))
     # computed by hand: the standard error of a mean of two means over independent cases
     error = np.sqrt(sum(noise[task].var() / sizes[task] for task in sizes) / 4)
-    half_width = (comparison.high - comparison.low)[1, 0] / 2
+    half_width = (comparison.pairs["high"] - comparison.pairs["low"]).iloc[0] / 2
     # 1.96 standard errors for a normal distribution; the studentised bootstrap is a little wider
     assert 1.85 < half_width / error < 2.2
 
@@ -754,11 +753,11 @@ def test_every_value_is_a_mean_of_the_case_tables(reproduced):
             means = []
             for run in record["runs"].split():
                 # the paper scores volumes slice by slice
-                per_slice = "_per_slice" if run.startswith(("lits/", "kits/")) else ""
+                per = "slice" if run.startswith(("lits/", "kits/")) else "scan"
                 table = read_cases(out / run / "cases.parquet")
-                table = table.select(metric=METRICS[record["metric"]] + per_slice)
-                kind = "mean" if "mean" in table.columns["class"] else "all"
-                values = table.select(class_name=kind).columns["value"]
+                table = table.pipe(select, metric=METRICS[record["metric"]], per=per)
+                kind = "mean" if "mean" in set(table["class"]) else "all"
+                values = table.pipe(select, class_name=kind)["value"]
                 assert np.isfinite(values).all()
                 means.append(values.mean())
             assert float(record["ours"]) == pytest.approx(100 * np.mean(means), rel=1e-9)
@@ -798,7 +797,7 @@ def test_rater_agreement_is_the_mean_dice_with_the_majority(reproduced, data):
             expected = 100 * np.nanmean(np.nanmean(dice, 0))
         assert float(record["ours"]) == pytest.approx(expected, rel=1e-6)
     table = read_cases(out / "rater_agreement_cases.parquet")
-    assert table.columns["case"][0].startswith("brain_tumor_task2/")
+    assert table["case"][0].startswith("brain_tumor_task2/")
 
 
 def test_a_second_run_trains_nothing_and_writes_the_same_table(reproduced, data, tmp_path):
@@ -961,11 +960,10 @@ def test_some_tasks_and_some_folds_can_be_run(data, tmp_path):
     assert "qubiq (1 of 7 tasks)" in printed
     # fewer folds than before: the other finished folds are left out
     results, _ = reproduce("ce_against_dml", data, tmp_path / "out", tasks=["kidney"], folds=1)
-    table = read_cases(tmp_path / "out" / "kidney" / "ce" / "cases.parquet").select(
-        metric="dice_score", fold=0
-    )
+    table = read_cases(tmp_path / "out" / "kidney" / "ce" / "cases.parquet")
+    table = table.pipe(select, metric="dice_score", fold=0)
     ours = results["ce_against_dml"].value(RowKey("qubiq", "dice"), "ce")
-    assert ours == pytest.approx(100 * table.select(class_name="mean").columns["value"].mean())
+    assert ours == pytest.approx(100 * table.pipe(select, class_name="mean")["value"].mean())
 
 
 def test_a_method_that_fails_is_reported_and_the_others_are_in_the_table(data, tmp_path):
@@ -994,9 +992,9 @@ def test_a_method_that_fails_is_reported_and_the_others_are_in_the_table(data, t
 def test_all_seven_tasks_and_five_networks_run(tmp_path):
     console = new_console()
     qubiq = make_qubiq(tmp_path / "qubiq")
-    request = PrepareRequest(size=(64, 64), workers=1)
-    run_prepare("qubiq", qubiq, tmp_path / "data", request, console=console)
-    run_prepare("lits", make_lits(tmp_path / "lits"), tmp_path / "data" / "lits", request, console=console)
+    request = {"overrides": {"size": (64, 64)}, "workers": 1}
+    run_prepare("qubiq", qubiq, tmp_path / "data", console=console, **request)
+    run_prepare("lits", make_lits(tmp_path / "lits"), tmp_path / "data" / "lits", console=console, **request)
     options = {"overrides": ["model.weights=none", "augment.crop=[64, 64]", *QUICK[1:]]}
     results, _ = reproduce("lits_kits", tmp_path / "data", tmp_path / "out", **options)
     names = {key.name for key in results["lits_kits"].values}

@@ -6,19 +6,19 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from case_rows import metrics_of, select
 from prepared import make_prepared
 from rich.console import Console
+from start import refused, semidice
 from synthetic_runs import write_runs
-from typer.testing import CliRunner
 
 from semidice.calibration import CALIBRATORS, load_calibrator
-from semidice.cli import app
 from semidice.data.folds import fold_cases, read_folds
 from semidice.labels import mean_label
-from semidice.metrics import read_cases
 from semidice.runs.calibration import kept_calibrator, probability_map, run_calibrate
 from semidice.runs.predictions import read_case, read_prediction, write_prediction
 from semidice.runs.run import open_run
+from semidice.statistics import paired, read_cases
 
 # too confident, and the outline is too wide
 METHOD = {"m": (2.0, 1.5, 0.2, "mean", "min")}
@@ -31,7 +31,7 @@ def calibrate(run, **options):
 
 
 def mean_of(table, metric, method):
-    return float(np.mean(table.paired(metric, methods=[method]).values))
+    return float(np.mean(table.pipe(paired, metric, methods=[method]).values))
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +74,12 @@ def test_the_kept_calibrator_is_fitted_to_the_predictions_of_all_folds(name, run
     prob = torch.cat([prob for prob, _ in parts])
     if name == "kde":
         # a merged sample has other keys, which represent the same voxels
-        assert torch.equal(kept._fitted().rows["seen"], expected._fitted().rows["seen"])
-        assert kept.key_weight.sum() == len(parts) * prob[0, 0].numel()
+        of_classes = (
+            torch.zeros(2).index_add(0, each.keys.label[0].argmax(1), each.keys.weight[0])
+            for each in (kept, expected)
+        )
+        torch.testing.assert_close(*of_classes)
+        assert kept.keys.weight.sum() == len(parts) * prob[0, 0].numel()
         return
     torch.testing.assert_close(kept.calibrate(prob), expected.calibrate(prob), rtol=0, atol=1e-6)
 
@@ -86,9 +90,9 @@ def test_the_calibrator_of_a_fold_has_not_seen_its_cases(run, dataset):
     name = dataset.cases[fold_cases(fold_of_case, 1)[1][0]].name
 
     def score_of(table, case, method="beta"):
-        part = table.select(metric="rater_brier_error")
-        chosen = (part.columns["case"] == case) & (part.columns["method"] == method)
-        return float(part.columns["value"][chosen].item())
+        part = table.pipe(select, metric="rater_brier_error")
+        chosen = (part["case"] == case) & (part["method"] == method)
+        return float(part["value"][chosen].item())
 
     by_hand = CALIBRATORS["beta"]()
     for prob, label in stored(run, dataset, [0, 2]):
@@ -104,7 +108,7 @@ def test_the_calibrator_of_a_fold_has_not_seen_its_cases(run, dataset):
 
 def test_a_distorted_run_is_improved_and_the_table_says_so(run):
     table, printed = calibrate(run, by=["all"], keep="isotonic")
-    assert set(table.methods) == {"uncalibrated", *CALIBRATORS}
+    assert set(table["method"]) == {"uncalibrated", *CALIBRATORS}
     for metric in ("rater_negative_log_likelihood", "rater_brier_error", "truth_error"):
         before = mean_of(table, metric, "uncalibrated")
         for name in ("vector", "isotonic", "beta"):
@@ -112,7 +116,7 @@ def test_a_distorted_run_is_improved_and_the_table_says_so(run):
             if (metric, name) != ("rater_negative_log_likelihood", "isotonic"):
                 assert mean_of(table, metric, name) < before
             assert f" {name} " in printed
-    assert "rater_negative_log_likelihood ↓" in printed
+    assert "rater_negative_log_likelihood (nats) ↓" in printed
     assert "★" in printed
     assert type(load_calibrator(run.calibrator)) is CALIBRATORS["isotonic"]
 
@@ -121,7 +125,11 @@ def test_a_comparison_keeps_none_unless_one_is_named(run, tmp_path):
     _, printed = calibrate(run, by=["temperature", "beta"], out=tmp_path / "out" / "scores.csv")
     assert "no calibrator was kept" in printed
     assert not run.calibrator.exists()
-    assert set(read_cases(tmp_path / "out" / "scores.csv").methods) == {"uncalibrated", "temperature", "beta"}
+    assert set(read_cases(tmp_path / "out" / "scores.csv")["method"]) == {
+        "uncalibrated",
+        "temperature",
+        "beta",
+    }
 
 
 @pytest.mark.parametrize("num_classes", [2, 3])
@@ -145,13 +153,13 @@ def test_three_classes_are_calibrated_and_kde_is_left_out_unless_named(tmp_path)
     run = write_runs(dataset, tmp_path / "runs", methods=METHOD)["m"]
     table, printed = calibrate(run, keep="vector")
     assert "left out kde" in printed
-    assert set(table.methods) == {"uncalibrated", "temperature", "vector", "isotonic", "beta"}
+    assert set(table["method"]) == {"uncalibrated", "temperature", "vector", "isotonic", "beta"}
     before = mean_of(table, "rater_negative_log_likelihood", "uncalibrated")
     for name in ("vector", "isotonic", "beta"):
         assert mean_of(table, "rater_negative_log_likelihood", name) < before
     assert type(load_calibrator(run.calibrator)) is CALIBRATORS["vector"]
     table, _ = calibrate(run, by=["all", "kde"])
-    assert "kde" in table.methods
+    assert "kde" in table["method"].unique()
 
 
 def test_slices_of_volumes_and_one_rater_are_scored(tmp_path):
@@ -160,9 +168,9 @@ def test_slices_of_volumes_and_one_rater_are_scored(tmp_path):
     )
     run = write_runs(dataset, tmp_path / "runs", methods=METHOD)["m"]
     table, _ = calibrate(run, by=["beta"])
-    assert len(set(table.columns["case"].tolist())) == 4
-    assert not any(metric.startswith("rater_") for metric in table.metrics)
-    assert "negative_log_likelihood" in table.metrics
+    assert len(set(table["case"].tolist())) == 4
+    assert not any(metric.startswith("rater_") for metric in table.pipe(metrics_of))
+    assert "negative_log_likelihood" in table.pipe(metrics_of)
 
 
 def test_a_stored_zero_is_calibrated_as_half_a_unit(run, dataset):
@@ -179,33 +187,26 @@ def test_a_stored_zero_is_calibrated_as_half_a_unit(run, dataset):
 
 
 def test_the_error_names_unknown_calibrators_and_unfinished_runs(run):
-    with pytest.raises(ValueError, match="--by: there is no calibrator 'isotonik'; did you mean isotonic"):
-        calibrate(run, by=["isotonik"])
-    with pytest.raises(ValueError, match="--keep: there is no calibrator 'all'"):
-        calibrate(run, keep="all")
+    refused(lambda: calibrate(run, by=["isotonik"]), "--by", "'isotonik'", "did you mean isotonic?")
+    refused(lambda: calibrate(run, keep="all"), "--keep", "'all'")
     run.fold(1).cases.unlink()
     _, printed = calibrate(run, by=["beta"])
     assert "not finished, and not used to calibrate: fold 1" in printed
     assert "fitted to all 2 folds" in printed
     run.fold(2).cases.unlink()
-    with pytest.raises(ValueError, match=r"has one finished fold.*finish a second fold"):
-        calibrate(run, by=["beta"])
+    refused(lambda: calibrate(run, by=["beta"]), "one finished fold", "train --resume")
     run.fold(0).cases.unlink()
-    with pytest.raises(ValueError, match="no finished fold to calibrate"):
-        calibrate(run, by=["beta"])
+    refused(lambda: calibrate(run, by=["beta"]), "no finished fold", "train --resume")
 
 
 def test_the_command_calibrates_and_reports_errors(run):
-    done = CliRunner().invoke(app, ["calibrate", str(run.path), "--by", "vector"])
-    assert done.exit_code == 0
+    assert semidice("calibrate", run.path, "--by", "vector").code == 0
     assert run.calibrator.is_file()
-    done = CliRunner().invoke(app, ["calibrate", str(run.path), "--by", "temprature"])
-    assert done.exit_code == 1
-    assert "did you mean temperature?" in done.output
+    refused(semidice("calibrate", run.path, "--by", "temprature"), "--by", "did you mean temperature?")
 
 
-def test_a_damaged_calibrator_is_named(run):
-    assert kept_calibrator(open_run(run), Console(file=io.StringIO())) is None
+def test_a_damaged_calibrator_is_refused_with_the_command_that_fits_it(run):
+    trained, console = open_run(run), Console(file=io.StringIO())
+    assert kept_calibrator(trained, console) is None
     run.calibrator.write_bytes(b"damaged")
-    with pytest.raises(ValueError, match=r"calibrator\.safetensors is not a complete file of a calibrator"):
-        kept_calibrator(open_run(run), Console(file=io.StringIO()))
+    refused(lambda: kept_calibrator(trained, console), str(run.calibrator), "fit it again")

@@ -5,34 +5,35 @@ import io
 import json
 import shutil
 import warnings
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from case_rows import metrics_of, select
 from lightning_fabric import Fabric
 from PIL import Image
 from prepared import make_prepared
 from rich.console import Console
 from sklearn.metrics import f1_score
+from start import refused, semidice
 from synthetic_runs import write_runs
-from typer.testing import CliRunner
 
-from semidice.cli import app
 from semidice.data.dataset import Dataset
 from semidice.data.folds import fold_cases, read_folds
 from semidice.decisions.decision import Decision
 from semidice.decisions.fitting import CANDIDATES
-from semidice.metrics.cases import read_cases
+from semidice.decisions.masks import decide as masks_by
 from semidice.paths import FoldFolder, RunFolder
-from semidice.recipes import Recipe, read_recipe, write_recipe
 from semidice.runs.decide import run_decide
 from semidice.runs.decision_file import read_fits
 from semidice.runs.decisions import fitted_rules, score_rules
-from semidice.runs.evaluate import run_evaluate, run_evaluate_files
+from semidice.runs.evaluate import run_evaluate_files
 from semidice.runs.predictions import read_prediction, write_prediction
 from semidice.runs.run import open_run
 from semidice.runs.scoring import score_fold
+from semidice.statistics.cases import in_order, read_cases
 from semidice.training.crossvalidation import cross_validate
 
 METHOD = "majority + SDL"
@@ -78,13 +79,8 @@ def without_fold(run, fold):
     run.cases.unlink()
 
 
-def set_decision(run, rule):
-    recipe = read_recipe(run.recipe, accelerator=None)
-    write_recipe(Recipe.model_validate({**recipe.model_dump(mode="json"), "decision": rule}), run.recipe)
-
-
 def values(table, **wanted):
-    return table.select(**wanted).sorted().columns["value"]
+    return table.pipe(select, **wanted).pipe(in_order)["value"]
 
 
 def test_scores_of_masks_are_of_the_decided_masks_and_others_of_the_probabilities(run, dataset):
@@ -97,8 +93,8 @@ def test_scores_of_masks_are_of_the_decided_masks_and_others_of_the_probabilitie
         prob = read_prediction(run.fold(0).prediction(dataset.cases[number].name))[1]
         majority = dataset.masks(number).mean(0) > 0.5
         expected[dataset.cases[number].name] = f1_score(majority.ravel(), (prob > 0.2).ravel())
-    dice = decided.select(metric="dice_score", class_name="class1")
-    found = dict(zip(dice.columns["case"].tolist(), dice.columns["value"], strict=True))
+    dice = decided.pipe(select, metric="dice_score", class_name="class1")
+    found = dict(zip(dice["case"].tolist(), dice["value"], strict=True))
     assert found.keys() == expected.keys()
     np.testing.assert_allclose(list(found.values()), [expected[name] for name in found], rtol=1e-6)
     assert (values(plain, metric="iou_score") != values(decided, metric="iou_score")).any()
@@ -111,7 +107,7 @@ def test_argmax_gives_the_bits_of_no_rule(run, dataset):
     stored = read_cases(run.cases)
     for metric in ("dice_score", "iou_score"):
         np.testing.assert_array_equal(values(table, metric=metric), values(stored, metric=metric))
-    assert set(table.metrics) == {"dice_score", "iou_score"}
+    assert set(table.pipe(metrics_of)) == {"dice_score", "iou_score"}
 
 
 @pytest.mark.parametrize("rule", ["dice", "threshold:0.3"])
@@ -130,7 +126,7 @@ def test_a_rule_sees_a_scan_as_a_whole_and_not_the_slices_that_were_not_kept(tmp
     )
     # the oracle: the kept slices alone, as one image
     stored = np.stack([read_prediction(folder.prediction(name)) for name in names], 1)
-    masks = Decision.parse(rule).masks(torch.from_numpy(stored)[None])[0, 1].numpy()
+    masks = masks_by(torch.from_numpy(stored)[None], rule)[0, 1].numpy()
     majority = np.stack([gaps.masks(number).mean(0) > 0.5 for number in range(4)])
     assert float(values(table, metric="dice_score", class_name="class1")[0]) == pytest.approx(
         f1_score(majority.ravel(), masks.ravel())
@@ -145,10 +141,10 @@ def test_a_fitted_rule_is_chosen_by_the_scores_of_the_other_folds(run, dataset, 
     assert set(rules) == {"0", "1", "2", "all"}
     # the oracle: Dice of a case table, averaged within patients and then over patients
     for rule in ("argmax", "threshold:0.3", "dice"):
-        table = score_rules(trained, dataset, [rule], metrics=["dice_score"]).select(class_name="mean")
+        table = score_rules(trained, dataset, [rule], metrics=["dice_score"]).pipe(select, class_name="mean")
         for name, fit in rules.items():
-            used = table.columns["fold"] != (-1 if name == "all" else int(name))
-            patients, scores = table.columns["patient"][used], table.columns["value"][used]
+            used = table["fold"] != (-1 if name == "all" else int(name))
+            patients, scores = table["patient"][used], table["value"][used]
             mean = np.mean([scores[patients == patient].mean() for patient in np.unique(patients)])
             assert fit.scores[rule] == pytest.approx(mean, abs=1e-6)
             assert fit.num_cases == used.sum()
@@ -196,15 +192,15 @@ def test_scores_of_rules_are_added_to_the_run_and_its_own_table_is_left_alone(ru
     own = run.cases.read_bytes()
     printed = decide(run, rules=["threshold:0.70", "dice"], metrics=["dice_score", "iou_score"])
     table = read_cases(run.decisions)
-    assert set(table.methods) == {"argmax", "threshold:0.7", "dice"}
-    assert set(table.metrics) == {"dice_score", "iou_score"}
-    assert len(set(table.columns["case"].tolist())) == 36
+    assert set(table["method"]) == {"argmax", "threshold:0.7", "dice"}
+    assert set(table.pipe(metrics_of)) == {"dice_score", "iou_score"}
+    assert len(set(table["case"].tolist())) == 36
     for word in ("dice_score", "iou_score", "minus argmax", "threshold:0.7"):
         assert word in printed
     printed = decide(run, rules=["nested", "dice"], metrics=["dice_score"])
     assert "which also has threshold:0.7" in printed
     after = read_cases(run.decisions)
-    assert set(after.methods) == {"argmax", "threshold:0.7", "dice", "nested"}
+    assert set(after["method"]) == {"argmax", "threshold:0.7", "dice", "nested"}
     np.testing.assert_array_equal(
         values(after, method="dice", metric="iou_score"), values(table, method="dice", metric="iou_score")
     )
@@ -215,19 +211,20 @@ def test_scores_of_other_predictions_are_dropped(run, dataset):
     decide(run, rules=["nested"])
     change_predictions(run, dataset, 1)
     decide(run, rules=["dice"])
-    assert set(read_cases(run.decisions).methods) == {"argmax", "dice"}
+    assert set(read_cases(run.decisions)["method"]) == {"argmax", "dice"}
 
 
 def test_the_difference_and_its_p_value_are_those_of_the_pair(run):
-    from semidice.metrics import compare_cases
+    from semidice.statistics import compare_cases
 
     printed = decide(run, rules=["threshold:0.7"], metrics=["dice_score"])
     comparison = compare_cases(read_cases(run.decisions), "dice_score", methods=["argmax", "threshold:0.7"])
+    pair = comparison.pairs.loc["threshold:0.7", "argmax"]
     row = next(line for line in printed.splitlines() if line.strip().startswith("threshold:0.7"))
-    assert f"{100 * comparison.difference[1, 0]:+.2f}".replace("-", "−") in row
-    p = float(comparison.p[1, 0])
+    assert f"{100 * pair.difference:+.2f}".replace("-", "−") in row
+    p = float(pair.p)
     assert ("< 0.001" if p < 0.001 else f"{p:.3f}") in row
-    assert ("★" in row) == (p < 0.05 and comparison.difference[1, 0] > 0)
+    assert ("★" in row) == (p < 0.05 and pair.difference > 0)
 
 
 def test_a_run_with_unfinished_folds_is_scored_but_nothing_is_written_to_it(run, tmp_path):
@@ -238,15 +235,14 @@ def test_a_run_with_unfinished_folds_is_scored_but_nothing_is_written_to_it(run,
     assert not any(path.exists() for path in (run.decisions, run.decision, run.volumes))
     decide(run, rules=["fitted"], out=tmp_path / "scores.csv")
     table = read_cases(tmp_path / "scores.csv")
-    assert set(table.columns["fold"].tolist()) == {0, 1}
-    assert set(table.methods) == {"argmax", "fitted"}
+    assert set(table["fold"].tolist()) == {0, 1}
+    assert set(table["method"]) == {"argmax", "fitted"}
 
 
 def test_one_finished_fold_cannot_be_fitted_and_says_so(run):
     without_fold(run, 2)
     run.fold(1).cases.unlink()
-    with pytest.raises(ValueError, match=r"a fitted rule of a fold is chosen on the other folds.*1 finished"):
-        decide(run, rules=["fitted"])
+    refused(lambda: decide(run, rules=["fitted"]), "fitted", "other folds", "1 finished")
     printed = decide(run, interval=0.8)
     assert "intervals are not corrected: the correction of intervals of a fold is chosen" in printed
     assert "nested 0.8" in printed
@@ -263,20 +259,18 @@ def test_too_few_patients_for_a_correction_leave_the_nested_interval(run):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "words"),
     [
-        ({"rules": ["dise"]}, "there is no decision 'dise'.*did you mean 'dice'"),
-        ({"rules": ["fited"]}, "did you mean fitted"),
-        ({"rules": ["threshold"]}, "needs a number"),
-        ({"rules": ["dice"], "metrics": ["brier_error"]}, "no rule changes brier_error: scores of masks are"),
-        ({"rules": ["dice"], "metrics": ["brier"]}, "there is no metric 'brier'"),
-        ({"interval": 1.5}, "level must lie between 0 and 1.*1.5"),
-        ({"interval": 0.9, "out": Path("scores.csv")}, "-o names the file for scores of --decide"),
+        ({"rules": ["dise"]}, ["'dise'", "did you mean dice"]),
+        ({"rules": ["threshold"]}, ["threshold", "needs a number"]),
+        ({"rules": ["dice"], "metrics": ["brier_error"]}, ["no rule changes brier_error"]),
+        ({"rules": ["dice"], "metrics": ["brier"]}, ["'brier'"]),
+        ({"interval": 1.5}, ["1.5", "between 0 and 1"]),
+        ({"interval": 0.9, "out": Path("scores.csv")}, ["-o", "--decide"]),
     ],
 )
-def test_wrong_options_are_named(run, options, message):
-    with pytest.raises(ValueError, match=message):
-        decide(run, **options)
+def test_wrong_options_are_refused(run, options, words):
+    refused(lambda: decide(run, **options), *words)
 
 
 def test_volumes_and_intervals_of_a_run_equal_counts_of_voxels(run, dataset):
@@ -333,82 +327,12 @@ def test_one_rater_has_a_coverage(tmp_path):
     assert "nested 0.5" in decide(run, rules=["dice"], interval=0.5)
 
 
-# The key `decision` of a recipe
-
-
-def score_as_trained(run):
-    """What `train --resume` does with finished folds."""
+def test_a_finished_run_that_is_resumed_keeps_every_bit_of_its_scores(run):
+    before = run.cases.read_bytes()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return cross_validate(open_run(run), Fabric(accelerator="cpu", devices=1))
-
-
-def test_a_recipe_with_argmax_keeps_every_bit(run):
-    before = run.cases.read_bytes()
-    score_as_trained(run)
+        cross_validate(open_run(run), Fabric(accelerator="cpu", devices=1))
     assert run.cases.read_bytes() == before
-
-
-def test_the_rule_of_the_recipe_scores_the_masks_of_a_run(run, dataset):
-    before = read_cases(run.cases)
-    set_decision(run, "threshold:0.7")
-    run_evaluate(run.path, metrics=METRICS, console=Console(file=io.StringIO()))
-    after = read_cases(run.cases)
-    rule = score_rules(open_run(run), dataset, ["threshold:0.7"], metrics=["dice_score"])
-    np.testing.assert_array_equal(values(after, metric="dice_score"), values(rule, metric="dice_score"))
-    np.testing.assert_array_equal(values(after, metric="brier_error"), values(before, metric="brier_error"))
-    assert (values(after, metric="dice_score") != values(before, metric="dice_score")).any()
-
-
-def test_a_fitted_recipe_scores_folds_by_argmax_and_the_finished_run_by_the_fitted_rule(run, dataset):
-    folds = {fold: run.fold(fold).cases.read_bytes() for fold in range(3)}
-    set_decision(run, "fitted")
-    table = score_as_trained(run)
-    fitted = score_rules(open_run(run), dataset, ["fitted"], metrics=["dice_score", "iou_score"])
-    for metric in ("dice_score", "iou_score"):
-        np.testing.assert_array_equal(values(table, metric=metric), values(fitted, metric=metric))
-    assert table.methods == (METHOD,)
-    assert {fold: run.fold(fold).cases.read_bytes() for fold in range(3)} == folds
-    written = run.cases.read_bytes()
-    # resumed, and evaluated with the metrics of the recipe and with others
-    score_as_trained(run)
-    assert run.cases.read_bytes() == written
-    run_evaluate(run.path, metrics=METRICS, console=Console(file=io.StringIO()))
-    assert run.cases.read_bytes() == written
-    run_evaluate(run.path, metrics=["rater_dice_score"], unit="scan", console=Console(file=io.StringIO()))
-    added = read_cases(run.cases)
-    by_rule = score_rules(open_run(run), dataset, ["fitted"], metrics=["rater_dice_score"])
-    np.testing.assert_array_equal(
-        values(added, metric="rater_dice_score"), values(by_rule, metric="rater_dice_score")
-    )
-    score_as_trained(run)
-    np.testing.assert_array_equal(read_cases(run.cases).columns["value"], added.columns["value"])
-
-
-def test_a_fitted_recipe_is_scored_by_argmax_until_all_folds_are_finished(run):
-    before = read_cases(run.cases)
-    set_decision(run, "fitted")
-    without_fold(run, 2)
-    console = Console(file=io.StringIO(), width=200)
-    table = run_evaluate(run.path, metrics=METRICS, console=console)
-    assert "masks are by argmax: the rule is fitted when all folds" in console.file.getvalue()
-    kept = before.columns["fold"] < 2
-    assert table.columns["value"].tolist() == pytest.approx(before.columns["value"][kept].tolist())
-    assert not run.decision.exists()
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [("ficted", "did you mean fitted"), ("nestd", "did you mean 'nested'"), ("mix", "needs a number")],
-)
-def test_a_wrong_rule_of_a_recipe_is_named(text, message):
-    with pytest.raises(ValueError, match=f"--set decision: .*{message}"):
-        read_recipe("quick", ["data.dataset=data", f"decision={text}"])
-
-
-def test_a_rule_of_a_recipe_is_stored_as_tables_name_it():
-    assert read_recipe("quick", ["data.dataset=data"]).decision == "argmax"
-    assert read_recipe("quick", ["data.dataset=data", "decision=threshold:0.40"]).decision == "threshold:0.4"
 
 
 # Files of other tools
@@ -427,27 +351,24 @@ def test_rules_decide_the_probabilities_of_other_tools(dataset, tmp_path):
     table = run_evaluate_files(
         tmp_path / "probs", dataset.folder.path, name="other", rules=["threshold:0.7"], **options
     )
-    assert set(table.methods) == {"other, argmax", "other, threshold:0.7"}
-    assert set(table.metrics) == {"dice_score"}
+    assert set(table["method"]) == {"other, argmax", "other, threshold:0.7"}
+    assert set(table.pipe(metrics_of)) == {"dice_score"}
     plain = run_evaluate_files(tmp_path / "probs", dataset.folder.path, name="other", **options)
     np.testing.assert_array_equal(values(table, method="other, argmax"), values(plain, metric="dice_score"))
     assert "other, threshold:0.7" in console.file.getvalue()
-    with pytest.raises(ValueError, match="the rule fitted needs a run"):
-        run_evaluate_files(tmp_path / "probs", dataset.folder.path, rules=["fitted"], **options)
+    folder = dataset.folder.path
+    evaluate = partial(run_evaluate_files, tmp_path / "probs", folder, rules=["fitted"], **options)
+    refused(evaluate, "fitted", "needs a run")
     (tmp_path / "masks").mkdir()
     for number, case in enumerate(dataset.cases):
         Image.fromarray(dataset.masks(number)[0]).save(tmp_path / "masks" / f"{case.name}.png")
-    with pytest.raises(ValueError, match=r"makes masks from probabilities, but the files in .* are masks"):
-        run_evaluate_files(tmp_path / "masks", dataset.folder.path, rules=["dice"], **options)
+    evaluate = partial(run_evaluate_files, tmp_path / "masks", folder, rules=["dice"], **options)
+    refused(evaluate, "probabilities", str(tmp_path / "masks"), "are masks")
 
 
 def test_the_command_takes_rules_and_an_interval(run):
-    done = CliRunner().invoke(
-        app, ["evaluate", str(run.path), "--decide", "dice", "--decide", "jaccard", "--interval", "0.8"]
-    )
-    assert done.exit_code == 0, done.output
-    assert set(read_cases(run.decisions).methods) == {"argmax", "dice", "jaccard"}
+    done = semidice("evaluate", run.path, "--decide", "dice", "--decide", "jaccard", "--interval", 0.8)
+    assert done.code == 0, done.err
+    assert set(read_cases(run.decisions)["method"]) == {"argmax", "dice", "jaccard"}
     assert run.volumes.is_file()
-    done = CliRunner().invoke(app, ["evaluate", str(run.path), "--decide", "dise"])
-    assert done.exit_code == 1
-    assert "there is no decision 'dise'" in done.output
+    refused(semidice("evaluate", run.path, "--decide", "dise"), "'dise'", "did you mean dice")

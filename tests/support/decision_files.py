@@ -4,9 +4,10 @@ import csv
 import json
 
 import numpy as np
+from case_rows import CaseRow, rows_of, table_of
 
-from semidice.metrics import CaseRow, CaseTable, read_cases, write_cases
 from semidice.runs.predictions import read_prediction
+from semidice.statistics import read_cases, write_cases
 
 RULES = ("argmax", "fitted", "threshold:0.3", "threshold:0.7")
 
@@ -14,7 +15,7 @@ RULES = ("argmax", "fitted", "threshold:0.3", "threshold:0.7")
 def write_decision_files(dataset, run, *, level=0.9, corrected=True):
     """Rules are thresholds of the foreground; "fitted" is 0.4. Intervals count voxels at two thresholds."""
     rules, volumes = [], []
-    folds = {row.case: row.fold for row in read_cases(run.cases).rows()}
+    folds = {row.case: row.fold for row in read_cases(run.cases).pipe(rows_of)}
     for number, case in enumerate(dataset.cases):
         name, patient, fold = case.name, case.patient, folds[case.name]
         prob = read_prediction(run.fold(fold).prediction(name))
@@ -29,7 +30,16 @@ def write_decision_files(dataset, run, *, level=0.9, corrected=True):
                 for at, mask in enumerate(decided(prob, rule))
             ]
             rules.append(
-                CaseRow(name, patient, fold, rule, "mean", "volume_error_voxels", float(np.mean(error[1:])))
+                CaseRow(
+                    name,
+                    patient,
+                    fold,
+                    rule,
+                    "mean",
+                    "volume_error",
+                    float(np.mean(error[1:])),
+                    unit="voxels",
+                )
             )
         for index, class_name in enumerate(dataset.manifest.class_names):
             if index == 0:
@@ -42,7 +52,7 @@ def write_decision_files(dataset, run, *, level=0.9, corrected=True):
                 for mask, is_present in zip(masks, present, strict=True)
             ]
             volumes.append([name, patient, fold, class_name, "voxels", *ends, *of_raters])
-    write_cases(CaseTable.from_rows(rules), run.decisions)
+    write_cases(table_of(rules), run.decisions)
     ends = ("expected", "low", "high", "conformal_low", "conformal_high")
     raters = [f"rater {name}" for name in dataset.manifest.raters]
     with run.volumes.open("w", newline="", encoding="utf-8") as file:

@@ -30,9 +30,13 @@ class Faults:
         self.count = 0
         self._counting = threading.Lock()
 
+    def has(self, path: Any) -> bool:
+        """Whether the path is in the folder."""
+        return os.path.abspath(path).startswith(self.root)
+
     def fails(self, path: Any) -> bool:
         """Count a change of a path; whether it must fail."""
-        if not str(path).startswith(self.root):
+        if not self.has(path):
             return False
         with self._counting:
             number = self.count
@@ -87,11 +91,8 @@ def injected(faults: Faults) -> Iterator[Faults]:
         faults.check(path)
         file = real_open(path, mode, *arguments, **options)
         # files that are only forced to the disk are handed on as they are
-        return (
-            file
-            if "+" in mode or not str(path).startswith(faults.root)
-            else _FailingFile(file, str(path), faults)
-        )
+        is_counted = "+" not in mode and faults.has(path)
+        return _FailingFile(file, str(path), faults) if is_counted else file
 
     def fsync(number: int) -> None:
         faults.check(os.readlink(f"/proc/self/fd/{number}"))

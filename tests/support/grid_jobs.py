@@ -65,6 +65,22 @@ class DyingJob(FoldJob):
 
 
 @dataclass(frozen=True, eq=False)
+class BuggyJob(FoldJob):
+    """A job that meets a bug in its second step."""
+
+    def run(self, worker):
+        def die(status):
+            if status.step == 2:
+                raise TypeError("a bug of the second step")
+
+        def train(fold_run, fabric, *, on_step, **options):
+            return train_fold(fold_run, fabric, on_step=die, **options)
+
+        with mock.patch.object(crossvalidation, "train_fold", train):
+            super().run(worker)
+
+
+@dataclass(frozen=True, eq=False)
 class AlwaysDyingJob(FoldJob):
     def run(self, worker):
         os.kill(os.getpid(), signal.SIGKILL)

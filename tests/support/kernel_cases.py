@@ -3,8 +3,7 @@
 import torch
 from laws import random_logits
 
-from semidice.overlap.options import SumsOptions
-from semidice.overlap.sums import reference_sums
+from semidice.overlap import SumsOptions, reference_sums
 
 
 def sums_and_gradient(function, prediction, target, valid, **options):

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 import semidice
 from semidice.arrays import one_hot
-from semidice.losses.calibration_error import Binning
-from semidice.overlap.forms import Form
+from semidice.losses.options import Binning, Form
 
 FORMS: tuple[Form, ...] = get_args(Form)
 BINNINGS: tuple[Binning, ...] = get_args(Binning)
@@ -73,7 +72,7 @@ def _module(public: str, form: Form) -> Entry:
 
 def _mixture(form: Form) -> Entry:
     def build(activation: str = "none", **options: object) -> nn.Module:
-        return semidice.SegmentationLoss(semidice.DiceLoss(form=form, activation=activation, **options))
+        return semidice.SegmentationLoss(form=form, activation=activation, **options)
 
     return Entry("SegmentationLoss", form, build, compatible=form != "relaxed", zero_at_label=False)
 
@@ -82,8 +81,7 @@ def _distillation(form: Form) -> Entry:
     """The teacher equals the label; the loss passes no gradient to the teacher."""
 
     def build(activation: str = "none", **options: object) -> Call:
-        mix = semidice.SegmentationLoss(semidice.DiceLoss(form=form, activation=activation, **options))
-        loss = semidice.DistillationLoss(mix)
+        loss = semidice.DistillationLoss(form=form, activation=activation, **options)
 
         def call(prediction: Tensor, target: Tensor, valid: Tensor | None = None) -> Tensor:
             soft = target.is_floating_point()
@@ -107,15 +105,17 @@ def _cross_entropy() -> Entry:
     return Entry("soft_cross_entropy", None, build, compatible=True, zero_at_label=False)
 
 
-def _calibration_error(public: str, binning: Binning) -> Entry:
+def _calibration_error(binning: Binning) -> Entry:
     def build(activation: str = "none", **options: object) -> Call:
-        keywords = {"binning": binning, "activation": activation, "num_bins": 7, **options}
-        if public == "CalibrationErrorLoss":
-            return semidice.CalibrationErrorLoss(**keywords)
-        return lambda prediction, target, valid=None: semidice.calibration_error_loss(
-            prediction, target, valid=valid, **keywords
-        )
+        keywords = {
+            "calibration_binning": binning,
+            "activation": activation,
+            "calibration_bins": 7,
+            **options,
+        }
+        return semidice.CalibrationErrorLoss(**keywords)
 
+    public = "CalibrationErrorLoss"
     return Entry(public, None, build, compatible=True, zero_at_label=True, unique=False, binning=binning)
 
 
@@ -123,11 +123,8 @@ def _calibrated_mixture(binning: Binning) -> Entry:
     """The mixture has a unique minimum at the label although one of its terms has not."""
 
     def build(activation: str = "none", **options: object) -> nn.Module:
-        return semidice.SegmentationLoss(
-            semidice.DiceLoss(activation=activation, **options),
-            calibration_weight=0.5,
-            calibration_binning=binning,
-        )
+        keywords = {"activation": activation, "calibration_weight": 0.5, **options}
+        return semidice.SegmentationLoss(calibration_binning=binning, **keywords)
 
     return Entry("SegmentationLoss", "min", build, compatible=True, zero_at_label=False, binning=binning)
 
@@ -138,11 +135,7 @@ ENTRIES: list[Entry] = [
     *(_mixture(form) for form in FORMS),
     *(_distillation(form) for form in FORMS),
     _cross_entropy(),
-    *(
-        _calibration_error(name, b)
-        for name in ("calibration_error_loss", "CalibrationErrorLoss")
-        for b in BINNINGS
-    ),
+    *(_calibration_error(binning) for binning in BINNINGS),
     *(_calibrated_mixture(binning) for binning in BINNINGS),
 ]
 COMPATIBLE = [entry for entry in ENTRIES if entry.compatible]

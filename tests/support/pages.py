@@ -3,16 +3,15 @@
 import json
 import re
 
-import numpy as np
 import pyarrow.parquet
 from decision_files import write_decision_files
 from prepared import make_prepared
 from synthetic_runs import METRICS, write_runs
 
-from semidice.metrics import CaseTable, read_cases
-from semidice.metrics.registry import display_scale
+from semidice.metrics.registry import ScoreKey, default_unit
 from semidice.report.page import PageOptions, build_page
 from semidice.runs.run import open_run
+from semidice.statistics import concatenate, read_cases
 
 NAMES = ("majority + SDL", "uniform + SDL", "uniform + DML1")
 RESAMPLES = 1000
@@ -48,8 +47,7 @@ class Built:
         return scores
 
     def table(self):
-        parts = [read_cases(run.cases).columns for run in self.runs.values()]
-        return CaseTable({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
+        return concatenate([read_cases(run.cases) for run in self.runs.values()])
 
 
 def embedded(path):
@@ -59,7 +57,9 @@ def embedded(path):
 
 def shown(value, metric, *, signed=False):
     """Format a number as the tables do."""
-    return f"{value * display_scale(metric):{'+' if signed else ''}.2f}".replace("-", "−")
+    return f"{value * ScoreKey(metric, default_unit(metric)).scale:{'+' if signed else ''}.2f}".replace(
+        "-", "−"
+    )
 
 
 def lesion_report(root):

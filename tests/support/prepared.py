@@ -8,7 +8,7 @@ import numpy as np
 
 from semidice.data.dataset import Dataset
 from semidice.data.intensities import INTENSITY_UNITS
-from semidice.data.manifest import Manifest, Scan
+from semidice.data.manifest import Manifest, PrepareOptions, Scan
 from semidice.data.packing import pack_classes
 from semidice.data.phantom import make_phantom
 from semidice.paths import DatasetFolder
@@ -76,7 +76,8 @@ def make_prepared(
                 patient=f"patient{number // cases_per_patient:03d}",
                 slices=tuple(range(3, 3 + len(image))) if slices_per_scan else None,
                 shape=classes.shape[2:],
-                spacing_mm=(0.7,) * (classes.ndim - 2) + ((2.5,) if slices_per_scan else ()),
+                spacing_mm=(0.7,) * (classes.ndim - 2),
+                thickness_mm=2.5 if slices_per_scan else None,
                 affine=((0.7, 0, 0, 0), (0, 0.7, 0, 0), (0, 0, 2.5, 0), (0, 0, 0, 1)),
                 raw_shape=(*classes.shape[2:], 8) if slices_per_scan else classes.shape[2:],
                 raters=tuple(rater for rater, present in zip(raters, is_present, strict=True) if present),
@@ -86,6 +87,7 @@ def make_prepared(
                 arrays={
                     kind: hashlib.sha256(folder.array(kind, name).read_bytes()).hexdigest() for kind in arrays
                 },
+                num_bytes={kind: folder.array(kind, name).stat().st_size for kind in arrays},
             )
         )
     values = np.concatenate(intensities, 1)
@@ -96,7 +98,8 @@ def make_prepared(
         channels=tuple(f"channel{number}" for number in range(num_channels)),
         mean=tuple(values.mean(1).tolist()),
         std=tuple(values.std(1).tolist()),
-        options={},
+        # as `prepare` stores the values of 8-bit pictures
+        options=PrepareOptions(keep_bytes=dtype == "uint8"),
         scans=tuple(scans),
     )
     folder.manifest.write_text(manifest.model_dump_json(indent=1))
@@ -109,7 +112,8 @@ def rehash(dataset: Dataset) -> None:
     for scan in dataset.manifest.scans:
         files = {kind: dataset.folder.array(kind, scan.name) for kind in scan.arrays}
         arrays = {kind: hashlib.sha256(path.read_bytes()).hexdigest() for kind, path in files.items()}
-        scans.append(scan.model_copy(update={"arrays": arrays}))
+        sizes = {kind: path.stat().st_size for kind, path in files.items()}
+        scans.append(scan.model_copy(update={"arrays": arrays, "num_bytes": sizes}))
     manifest = dataset.manifest.model_copy(update={"scans": tuple(scans)})
     dataset.folder.manifest.write_text(manifest.model_dump_json(indent=1))
 

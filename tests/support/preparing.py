@@ -1,15 +1,14 @@
 """Small datasets to prepare, readers that fail, and the hashes of the files of a folder."""
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
-from unittest.mock import patch
 
 from raw_trees import make_folder
 
 from semidice.data.phantom import PhantomOptions
 from semidice.data.prepare import prepare_dataset
 from semidice.data.sources import find_datasets
-from semidice.data.sources.scan import read_scan
 
 PHANTOM = PhantomOptions(num_cases=6, size=(24, 32), num_raters=3)
 
@@ -33,28 +32,27 @@ def folder_dataset(root, **options):
     return raw
 
 
-def prepare(raw, out, *, reader=read_scan, **options):
-    """Prepare in this process; reader replaces the function that reads a scan."""
-    with patch("semidice.data.prepare.scan.read_scan", reader):
-        return prepare_dataset(raw, out, **({"workers": 1} | options))
+def prepare(raw, out, **options):
+    """Prepare in this thread."""
+    return prepare_dataset(raw, out, **({"workers": 1} | options))
 
 
-def recording_reader(names, reader=read_scan):
-    """A reader that adds the name of each scan to `names`."""
+def recording(raw, names):
+    """The dataset, whose reader adds the name of each scan to `names`."""
 
     def record(dataset, scan):
         names.append(scan.name)
-        return reader(dataset, scan)
+        return raw.read(dataset, scan)
 
-    return record
+    return replace(raw, read=record)
 
 
-def failing_reader(name, error):
-    """A reader that raises `error` for the scan `name`."""
+def failing(raw, name, error):
+    """The dataset, whose reader raises `error` for the scan `name`."""
 
     def fail(dataset, scan):
         if scan.name == name:
             raise error
-        return read_scan(dataset, scan)
+        return raw.read(dataset, scan)
 
-    return fail
+    return replace(raw, read=fail)

@@ -5,10 +5,8 @@ a missing file of a rater, an empty mask, volumes in batch folders, both .nii an
 datasets found in them are at the end.
 """
 
-import contextlib
 import json
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import nibabel
@@ -16,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from semidice.data.sources import find_datasets
-from semidice.data.sources.raw import RawDataset
+from semidice.data.sources.raw import RawDataset, RawScan, ScanArrays
 
 # real data and the paper's figures, if they are present
 SHARED = Path(__file__).parents[3] / "shared"
@@ -274,6 +272,11 @@ def make_nnunet(
     return root
 
 
+def read_scan(dataset: RawDataset, scan: RawScan) -> ScanArrays:
+    """Read a scan as its source does."""
+    return dataset.read(dataset, scan)
+
+
 def find_only_dataset(source: str, raw: Path, **options: object) -> RawDataset:
     """The only dataset that a source finds; it must have no problems."""
     (dataset,) = find_datasets(source, raw, **options)
@@ -289,16 +292,3 @@ def find_problems(source: str, raw: Path) -> list[str]:
 def scan_names(dataset: RawDataset) -> list[str]:
     """The names of the scans."""
     return [scan.name for scan in dataset.scans]
-
-
-@contextlib.contextmanager
-def without_permissions() -> Iterator[None]:
-    """Run as a user without permissions, because root may read every file."""
-    if os.geteuid() != 0:
-        yield
-        return
-    os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(0)

@@ -1,36 +1,18 @@
-"""All public decision rules, and oracles that enumerate every set of voxels and every rater."""
+"""All decision rules, and oracles that enumerate every set of voxels and every rater."""
 
 from itertools import product
 
 import numpy as np
 import torch
 
-from semidice import decisions
-from semidice.decisions import Decision
+from semidice.decisions import decide
 
-# each public rule function, as `Decision` calls it
-RULES = {
-    "argmax_mask": "argmax",
-    "threshold_mask": "threshold:0.3",
-    "dice_optimal_mask": "dice",
-    "jaccard_optimal_mask": "jaccard",
-    "nested_optimal_mask": "nested",
-    "mix_optimal_mask": "mix:0.4",
-}
-OPTIMAL = [text for name, text in RULES.items() if name.endswith("_optimal_mask")]
-
-
-def is_rule(name: str) -> bool:
-    """Whether a public name is that of a rule: their names end in _mask."""
-    return name.endswith("_mask")
-
-
-def public_rules() -> set[str]:
-    return {name for name in decisions.__all__ if is_rule(name)}
+RULES = ("argmax", "threshold:0.3", "dice", "jaccard", "nested", "mix:0.4")
+OPTIMAL = RULES[2:]
 
 
 def masks_of(text: str, prob, valid=None):
-    return Decision.parse(text).masks(prob, valid=valid)
+    return decide(prob, text, valid=valid)
 
 
 def all_sets(num: int) -> np.ndarray:

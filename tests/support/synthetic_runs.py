@@ -9,12 +9,12 @@ from scipy.ndimage import gaussian_filter
 
 from semidice.data.dataset import Dataset
 from semidice.data.folds import split_folds, write_folds
-from semidice.metrics import concatenate, write_cases
 from semidice.paths import RunFolder
 from semidice.recipes import Recipe, write_recipe
 from semidice.runs.predictions import write_prediction
 from semidice.runs.run import write_dataset_facts
 from semidice.runs.scoring import score_fold
+from semidice.statistics import concatenate, write_cases
 
 METRICS = ("dice_score", "binarized_dice_score", "calibration_error", "brier_error")
 # sharpness of the probabilities, shift of the outline and noise, in logits; label and loss of the recipe

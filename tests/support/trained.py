@@ -3,23 +3,29 @@
 import copy
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from lightning_fabric import Fabric
+from safetensors.torch import load_file
 from torch import nn
 
 from semidice.data.dataset import Dataset
-from semidice.data.folds import split_folds, write_folds
-from semidice.metrics.cases import write_cases
+from semidice.data.folds import read_folds, split_folds, write_folds
+from semidice.data.manifest import PrepareOptions
 from semidice.networks.build import build_model
 from semidice.networks.checkpoint import checkpoint_tensors, write_checkpoint
 from semidice.networks.systems import network_probability
 from semidice.paths import RunFolder
 from semidice.recipes import Recipe, write_recipe
-from semidice.runs.predictions import write_prediction
-from semidice.runs.run import write_dataset_facts
+from semidice.runs.predictions import read_prediction, write_prediction
+from semidice.runs.run import FoldRun, TrainedRun, write_dataset_facts
 from semidice.runs.scoring import score_fold
+from semidice.statistics.cases import CaseTable, write_cases
+from semidice.training.crossvalidation import cross_validate, start_run
 
+SMALL = {"architecture": "small_unet", "encoder": "none", "weights": "none", "options": {"channels": [8, 16]}}
 METRICS = ("dice_score", "binarized_dice_score", "calibration_error", "negative_log_likelihood")
 
 
@@ -46,13 +52,13 @@ def make_run(
     folds = split_folds([case.patient for case in dataset.cases], num_folds=num_folds, seed=0)
     described = copy.copy(dataset)
     if options:
-        described.manifest = dataset.manifest.model_copy(update={"options": options})
+        described.manifest = dataset.manifest.model_copy(update={"options": PrepareOptions(**options)})
     write_dataset_facts(run, described, folds)
     write_folds(run.folds, dataset, folds)
     for fold in range(num_folds) if finished is None else finished:
         network = new_network(recipe, dataset, seed=fold)
         change(network)
-        write_checkpoint(run.fold(fold).last, checkpoint_tensors(network), {"step": 1})
+        write_checkpoint(run.fold(fold).last, checkpoint_tensors(network), {"step": 1, "fold": fold})
         if not scored:
             run.fold(fold).cases.write_text("finished")
             continue
@@ -108,3 +114,57 @@ def training_mean_std(
         torch.from_numpy(values).float().view(-1, 1, 1) for values in (voxels.mean(1), voxels.std(1))
     )
     return mean, std
+
+
+def recipe_for(dataset: Path, **changes: Any) -> Recipe:
+    """A recipe that trains six epochs of two folds in a second; changes: whole sections."""
+    options = {
+        "name": "test",
+        "data": {"dataset": str(dataset), "num_folds": 2},
+        "model": SMALL,
+        "augment": {"scale": [0.8, 1.25], "noise": 0.05},
+        "optimiser": {"lr": 0.05},
+        "schedule": {"epochs": 6},
+        "batch_size": 4,
+        "log_every": 2,
+        "validation": {"every": 2, "metrics": ["dice_score", "calibration_error"]},
+        "workers": 0,
+    }
+    return Recipe.model_validate(options | changes)
+
+
+def run_recipe(recipe: Recipe, out: Path, fabric: Fabric) -> tuple[RunFolder, CaseTable | None]:
+    """Train a recipe; the run and its table of scores."""
+    started = start_run(recipe, out, resume=False)
+    return started.folder, cross_validate(started, fabric)
+
+
+def fold_of(run: TrainedRun, fold: int = 0) -> FoldRun:
+    dataset = Dataset(run.recipe.data.dataset)
+    return FoldRun(run, dataset, fold, read_folds(run.folder.folds, dataset))
+
+
+def weights(folder: RunFolder, fold: int = 0) -> dict[str, torch.Tensor]:
+    return load_file(folder.fold(fold).last)
+
+
+def assert_same_fold(expected: RunFolder, actual: RunFolder, fold: int = 0) -> None:
+    """The weights and the log of two runs are the same to the last bit."""
+    expected_weights, actual_weights = weights(expected, fold), weights(actual, fold)
+    assert expected_weights.keys() == actual_weights.keys()
+    for name, tensor in expected_weights.items():
+        assert torch.equal(tensor, actual_weights[name]), name
+    assert expected.fold(fold).log.read_text() == actual.fold(fold).log.read_text()
+
+
+def volume_dice(folder: RunFolder, dataset: Dataset, fold: int) -> dict[str, float]:
+    """Dice of each volume of a fold, from the stored predictions, with numpy alone."""
+    scores: dict[str, Any] = {}
+    for number, case_fold in enumerate(read_folds(folder.folds, dataset)):
+        if case_fold == fold:
+            case = dataset.cases[number]
+            prediction = read_prediction(folder.fold(fold).prediction(case.name))[1] > 0.5
+            majority = (dataset.masks(number) == 1).sum(0) >= 2
+            sums = scores.setdefault(case.scan.name, np.zeros(2))
+            sums += 2 * (prediction & majority).sum(), prediction.sum() + majority.sum()
+    return {name: overlap / total for name, (overlap, total) in scores.items()}

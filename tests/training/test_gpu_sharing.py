@@ -16,7 +16,7 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A program in place of the driver's, which writes down how it is called."""
     log, program = tmp_path / "calls", tmp_path / "nvidia-cuda-mps-control"
     log.touch()
-    program.write_text(f'#!/bin/sh\necho "$1 $(cat) ${VARIABLE}" >> {log}\n')
+    program.write_text(f'#!/bin/sh\necho "$1 $(cat) ${VARIABLE}" >> "{log}"\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.delenv(VARIABLE, raising=False)

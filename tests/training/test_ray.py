@@ -3,18 +3,16 @@
 import importlib.util
 import os
 import signal
-import subprocess
 import sys
-import time
 
 import pytest
 from grid_jobs import DyingJob, FullMemoryJob, set_options, variants_of, write_grid
 from prepared import make_prepared
 from rich.console import Console
-from test_jobs import ONE_THREAD, NoView, assert_same_tables
+from test_jobs import NoView, assert_same_tables
 
 from semidice.compare import run_compare
-from semidice.paths import ComparisonFolder, RunFolder
+from semidice.paths import RunFolder
 from semidice.training.jobs import fold_jobs, run_jobs
 from semidice.training.phases import read_seconds
 
@@ -26,7 +24,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
 ]
 QUIET = Console(quiet=True)
-LIMIT_S = 900
 
 
 @pytest.fixture
@@ -63,24 +60,17 @@ def plain(dataset, grid, tmp_path):
     return out
 
 
-def wait_for(condition):
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_a_killed_node_and_killed_workers_lose_nothing(cluster, dataset, grid, plain, tmp_path):
     from semidice.training.ray_pool import RayPool
 
     out = tmp_path / "out"
     out.mkdir()
     variants = variants_of(grid, dataset, out)
-    fields = ("name", "recipe", "folder", "fold", "seen")
+    fields = ("name", "recipe", "folder", "fold")
     jobs = [
         # its worker kills itself at step 2, the first time
         DyingJob(**{name: getattr(job, name) for name in fields})
-        for job in fold_jobs(variants, ComparisonFolder(out).arrays)
+        for job in fold_jobs(variants)
     ]
 
     class KillsANode(NoView):
@@ -106,7 +96,7 @@ def test_a_killed_node_and_killed_workers_lose_nothing(cluster, dataset, grid, p
     assert_same_tables(plain, out)
 
 
-def test_a_process_whose_job_found_the_memory_full_ends(dataset, grid, tmp_path):
+def test_a_process_whose_job_found_the_memory_full_ends(dataset, grid, tmp_path, start):
     """Without a cluster: Ray may take another process for the next job even if this one is left."""
     script = "\n".join(
         [
@@ -121,11 +111,8 @@ def test_a_process_whose_job_found_the_memory_full_ends(dataset, grid, tmp_path)
             "print('is used again')",
         ]
     )
-    environment = {**ONE_THREAD, "PYTHONPATH": os.pathsep.join(sys.path)}
-    ended = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False
-    )
-    assert (ended.returncode, ended.stdout) == (1, "lost\n"), ended.stderr
+    ended = start("-c", script, env={"PYTHONPATH": os.pathsep.join(sys.path)}).end()
+    assert ended[:2] == (1, "lost\n"), ended.err
 
 
 def test_a_job_that_found_the_memory_full_is_continued(cluster, dataset, grid, tmp_path):
@@ -138,16 +125,16 @@ def test_a_job_that_found_the_memory_full_is_continued(cluster, dataset, grid, t
     assert RunFolder(variant.folder).fold(0).is_finished
 
 
-def test_a_killed_driver_is_started_again(cluster, dataset, grid, plain, tmp_path):
+def test_a_killed_driver_is_started_again(cluster, dataset, grid, plain, tmp_path, start):
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "semidice", "compare", str(dataset), str(grid), "-o", str(out)]
+    command = ["-m", "semidice", "compare", dataset, grid, "-o", out]
     command += [*set_options(), "--accelerator", "cpu", "--on", f"ray:{cluster.address}"]
-    driver = subprocess.Popen(command, env=ONE_THREAD)
-    wait_for(lambda: list(out.glob("*/fold_*/.lock")) or driver.poll() is not None)
-    os.kill(driver.pid, signal.SIGKILL)
-    driver.wait()
+    driver = start(*command)
+    driver.wait_until(lambda: list(out.glob("*/fold_*/.lock.owner")))
+    driver.send_signal(signal.SIGKILL)
+    driver.end()
     finished = {path: path.read_bytes() for path in out.glob("*/fold_*/cases.parquet")}
-    assert subprocess.run(command, check=False, timeout=LIMIT_S, env=ONE_THREAD).returncode == 0
+    assert start(*command).end().code == 0
     # a finished fold is not trained again
     assert all(path.read_bytes() == content for path, content in finished.items())
     assert_same_tables(plain, out)

@@ -1,22 +1,23 @@
 """The teacher of a fold: its temperature comes from cases that its networks were not trained on."""
 
-import json
 import shutil
 
 import numpy as np
 import pytest
 import torch
-from prepared import make_prepared
+from prepared import make_prepared, rehash
 from scipy.optimize import minimize_scalar
+from start import refused
 from trained import make_run, normalised
 
-from semidice.data.batches import Batches
+from semidice.data.batches.feed import Batches
 from semidice.data.dataset import Dataset
 from semidice.data.folds import read_folds
-from semidice.networks.checkpoint import checkpoint_tensors, write_checkpoint
+from semidice.networks.checkpoint import Checkpoint, checkpoint_tensors, write_checkpoint
 from semidice.recipes import Recipe
 from semidice.runs.run import FoldRun, open_run
 from semidice.training.crossvalidation import start_run
+from semidice.training.engine import train_fold
 from semidice.training.teacher import load_teacher
 
 FOLD = 1
@@ -32,12 +33,15 @@ def teacher(dataset, tmp_path):
     return make_run(tmp_path / "teacher", dataset, num_folds=3)
 
 
-def student_of(teacher, dataset, out, **options):
+def student_of(teacher, dataset, out, epochs=1, **options):
     recipe = Recipe.model_validate(
         {
             "name": "student",
             "data": {"dataset": str(dataset.folder.path), "num_folds": 3},
             "model": {"architecture": "small_unet", "encoder": "none", "weights": "none"},
+            "batch_size": 2,
+            "log_every": 1,
+            "schedule": {"epochs": epochs},
             "teacher": {"run": str(teacher.path), "calibration": "temperature", **options},
         }
     )
@@ -63,7 +67,7 @@ def change_network(teacher, fold):
     network = open_run(teacher).network(fold, device="cpu")
     with torch.no_grad():
         network.segmentation_head[0].weight.mul_(3)
-    write_checkpoint(teacher.fold(fold).last, checkpoint_tensors(network), {"step": 1})
+    write_checkpoint(teacher.fold(fold).last, checkpoint_tensors(network), {"step": 1, "fold": fold})
 
 
 def change_masks(dataset, folds, changed_fold):
@@ -92,8 +96,6 @@ def test_the_temperature_is_that_of_the_other_folds_on_their_held_out_cases(teac
 
     expected = np.exp(minimize_scalar(negative_log_likelihood, bounds=(-5, 5), options={"xatol": 1e-8}).x)
     assert temperature_of(student) == pytest.approx(expected, rel=1e-3)
-    stored = json.loads(student.folder.teacher.read_text())
-    assert stored == {"temperature": pytest.approx(expected, rel=1e-3), "fitted_to_folds": [0, 2]}
 
 
 def test_the_students_validation_cases_and_the_teacher_of_its_fold_do_not_change_the_temperature(
@@ -111,45 +113,34 @@ def test_the_students_validation_cases_and_the_teacher_of_its_fold_do_not_change
     assert len({expected, other_network, other_labels}) == 3
 
 
-def test_a_resumed_fold_uses_the_stored_temperature_again(teacher, dataset, tmp_path):
-    student = student_of(teacher, dataset, tmp_path / "student")
+def test_a_resumed_fold_keeps_the_temperature_that_it_began_with(teacher, dataset, fabric, tmp_path):
+    student = student_of(teacher, dataset, tmp_path / "student", epochs=2)
     expected = temperature_of(student)
-    change_network(teacher, 0)
+
+    def stop(status):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_fold(student, fabric, on_step=stop, seconds_between_checkpoints=0)
     # without the other folds nothing could be fitted
     for fold in (0, 2):
         shutil.rmtree(teacher.fold(fold).path)
-    assert temperature_of(student) == expected
-    student.folder.teacher.write_text("{}")
-    with pytest.raises(ValueError, match=r"teacher\.json does not hold a temperature: remove the file"):
-        temperature_of(student)
+    train_fold(student, fabric)
+    assert Checkpoint(student.folder.last).progress["temperature"] == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_temperature_needs_another_finished_fold_of_the_teacher(teacher, dataset, tmp_path):
     for fold in (0, 2):
         teacher.fold(fold).cases.unlink()
-    with pytest.raises(
-        ValueError, match=r"no finished fold besides 1: .*=NUMBER or teacher\.calibration=kde"
-    ):
-        temperature_of(student_of(teacher, dataset, tmp_path / "student"))
+    student = student_of(teacher, dataset, tmp_path / "student")
+    refused(lambda: temperature_of(student), "no finished fold besides 1", "teacher.temperature=NUMBER")
     given = student_of(teacher, dataset, tmp_path / "given", temperature=2.5)
     assert temperature_of(given) == 2.5
-    assert not given.folder.teacher.exists()
     assert temperature_of(student_of(teacher, dataset, tmp_path / "kde", calibration="kde")) == 1
 
 
-def forget_numbers_of_folds(run):
-    """Make the facts of a run those of an older semidice."""
-    record = json.loads(run.dataset.read_text())
-    del record["fold_mean"], record["fold_std"]
-    run.dataset.write_text(json.dumps(record))
-
-
-def test_a_teacher_with_another_normalisation_is_refused(teacher, dataset, tmp_path):
-    forget_numbers_of_folds(teacher)
+def test_a_teacher_of_another_dataset_is_refused(teacher, dataset, tmp_path):
+    change_masks(dataset, [0] * 9, 0)
+    rehash(dataset)
     student = student_of(teacher, dataset, tmp_path / "student", temperature=1.0)
-    with pytest.raises(ValueError, match=r"older semidice trained the teacher; train the teacher again"):
-        temperature_of(student)
-    # a student of an older semidice continues with its teacher
-    forget_numbers_of_folds(student.run.folder)
-    old = FoldRun(open_run(student.run.folder), Dataset(dataset.folder.path), FOLD, student.fold_of_case)
-    assert temperature_of(old) == 1
+    refused(lambda: temperature_of(student), "another dataset", "train the teacher again")

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from .calibrator import Calibrator, StoredCalibrator
-from .isotonic import IsotonicCalibrator
+from ..errors import reading
+from .calibrator import Calibrator, read_calibrator
+from .curves import BetaCalibrator, IsotonicCalibrator, VectorScaling
 from .kde_calibrator import KDECalibrator
-from .scaling import BetaCalibrator, VectorScaling
 from .temperature import TemperatureScaling
 
 CALIBRATORS: Mapping[str, type[Calibrator]] = {
@@ -23,12 +23,12 @@ def load_calibrator(path: str | Path) -> Calibrator:
 
     Nothing is unpickled: a file of a stranger can give wrong probabilities, but runs no code.
     """
-    stored = StoredCalibrator.read(path)
-    for calibrator in CALIBRATORS.values():
-        if calibrator.__name__ == stored.kind:
-            return calibrator.from_stored(stored)
-    known = ", ".join(calibrator.__name__ for calibrator in CALIBRATORS.values())
-    raise ValueError(f"{path} must hold one of {known}; got {stored.kind}")
+    with reading(Path(path), "fit it again, with `semidice calibrate`"):
+        kind = read_calibrator(Path(path))[0]
+        kinds = {calibrator.__name__: calibrator for calibrator in CALIBRATORS.values()}
+        if kind not in kinds:
+            raise ValueError(f"it must hold one of {', '.join(kinds)}; got {kind}")
+        return kinds[kind].load(path)
 
 
 def calibrator_name(calibrator: Calibrator) -> str:

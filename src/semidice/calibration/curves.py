@@ -1,93 +1,55 @@
-"""Calibrators that map the probability of a class by a curve, fitted to counts at 65536 probabilities.
+"""Calibrators that map the probability of a class by a curve: vector scaling, isotonic, beta.
 
-A prediction is split into binary problems: each channel of a sigmoid network; the foreground of two classes;
-each of three or more classes against the rest. Then the calibrated probabilities of the classes are divided
-by their sum.
-
-For each problem the number of voxels and the sum of their labels are kept at the multiples of 1/65535, the
-probabilities that a run stores. These sums determine the likelihood of every curve exactly. Other
-probabilities are rounded to such a multiple when a curve is fitted, but not when it is applied.
+A prediction is split into binary problems (`streams`), and each has a curve, fitted to counts at 65536
+probabilities. The calibrated probabilities of three or more classes are divided by their sum.
+`activation` only says how a prediction becomes probabilities. In curves with few parameters a probability
+below half a unit, 8e-6, counts as half a unit, when a calibrator is fitted and when it is applied. With one
+or two classes, the mean of the calibrated probabilities over the fitted voxels is the mean of their labels:
+the expected volume has no bias over these data.
 """
 
+import math
 from abc import abstractmethod
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from ..arrays import Activation, check_prediction
-from .calibrator import Calibrator, Statistics, StoredCalibrator
+from .calibrator import Calibrator
+from .streams import UNITS, Histogram, VoxelSample, binary_problems
 
-UNITS = 65535
 # half a unit: a stored 0 can be any probability below it
 MIN_STORED_PROB = 0.5 / UNITS
-# a largest number of voxels: sums of float64 are exact up to here
-_MAX_COUNT = 2.0**53
 # in units: the relative precision of float32 times 65535 units, doubled
 _ROUNDING = 0.01
-
-
-Curve = TypeVar("Curve", bound="CurveCalibrator")
-
-
-class Histogram(Statistics):
-    """Number of voxels and sum of labels (B, 65536) of B binary problems, in float64."""
-
-    def __init__(self, num_classes: int, activation: Activation) -> None:
-        self.num_classes, self.activation = num_classes, activation
-        num_problems = num_binary_problems(num_classes, activation)
-        self.count = torch.zeros(num_problems, UNITS + 1, dtype=torch.float64)
-        self.label = torch.zeros_like(self.count)
-
-    def add(self, rows: Float[Tensor, "n C"], label: Float[Tensor, "n C"]) -> None:
-        """Count these voxels too; on the CPU, where the order of a sum is fixed."""
-        prob, label = (binary_problems(part, self.activation).cpu() for part in (rows, label))
-        units = (prob.double() * UNITS).round().long()
-        for problem, of_problem in enumerate(units.t()):
-            self.count[problem] += of_problem.bincount(minlength=UNITS + 1)
-            weights = label[:, problem].double()
-            self.label[problem] += of_problem.bincount(weights, minlength=UNITS + 1)
-
-    def merge(self, other: "Histogram") -> None:
-        self.count += other.count
-        self.label += other.label
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Position, count and label of the probabilities that occurred."""
-        place = self.count.flatten().nonzero().flatten()
-        sums = {name: getattr(self, name).flatten()[place] for name in ("count", "label")}
-        return {"place": place, **sums}
-
-    @classmethod
-    def from_stored(cls, stored: StoredCalibrator, num_classes: int) -> "Histogram":
-        """The histogram in a file; a ValueError if its values are not sums of labels."""
-        place = stored.tensor("place", torch.int64, (None,))
-        count, label = (stored.tensor(name, torch.float64, place.shape) for name in ("count", "label"))
-        num_places = num_binary_problems(num_classes, stored.activation) * (UNITS + 1)
-        if len(place) == 0 or place[0] < 0 or place[-1] >= num_places or bool((place.diff() <= 0).any()):
-            raise stored.error(f"place must be increasing numbers from 0 to {num_places - 1}")
-        # sums of float32 labels may exceed the count by their rounding
-        if not bool(((count > 0) & (count <= _MAX_COUNT) & (label >= 0) & (label <= 1.001 * count)).all()):
-            raise stored.error("counts must be above 0, and labels must lie in 0 to their counts")
-        histogram = cls(num_classes, stored.activation)
-        for name, values in (("count", count), ("label", label)):
-            getattr(histogram, name).view(-1)[place] = values
-        return histogram
+# of the squared distance from the identity, against the mean minus log-likelihood of a voxel: it keeps
+# parameters finite that the data do not determine (constant or separable predictions)
+PENALTY = 1e-8
 
 
 class CurveCalibrator(Calibrator):
     """A calibrator with one curve for each binary problem; its parameters are (B, numbers of a curve)."""
 
-    # numbers of one curve
-    num_parameters: int
-
-    def _new_statistics(self, num_classes: int) -> Any:
+    def _new_stream(self, num_classes: int) -> Any:
         return Histogram(num_classes, self.activation)
 
-    def _fit_parameters(self, statistics: Histogram) -> Tensor:
-        problems = zip(statistics.count, statistics.label, strict=True)
-        return torch.stack([self._fit_curve(*seen_points(*problem)) for problem in problems])
+    @property
+    def parameters(self) -> Tensor:
+        """The numbers of every curve, fitted to all voxels so far."""
+        return self._fitted()["parameters"]
+
+    def _fit_parameters(self, stream: Any) -> Mapping[str, Tensor]:
+        curves = []
+        for count, label in zip(stream.count, stream.label, strict=True):
+            seen = count.nonzero().flatten()
+            mean = (label[seen] / count[seen]).clamp(0, 1)
+            curves.append(self._fit_curve(seen.double() / UNITS, mean, count[seen]))
+        return {"parameters": torch.stack(curves)}
 
     @staticmethod
     @abstractmethod
@@ -103,44 +65,182 @@ class CurveCalibrator(Calibrator):
     def calibrate(self, prediction: Tensor) -> Float[Tensor, "N C *space"]:
         """Calibrated probabilities in the shape of `prediction`, differentiable; at least float32."""
         check_prediction(prediction, self.activation)
-        self._check_classes(prediction, self._fitted())
+        self._check_classes(prediction)
         prob = binary_problems(self._probabilities(prediction), self.activation)
         parameters = self.parameters.to(prob)
         curves = [self._curve(prob[:, number], each) for number, each in enumerate(parameters)]
         return joined_classes(torch.stack(curves, 1), prediction.shape[1], self.activation)
 
-    @classmethod
-    def from_stored(cls: type[Curve], stored: StoredCalibrator) -> Curve:
-        calibrator = cls(activation=stored.activation)
-        num_classes = stored.number("num_classes", int, at_least=1)
-        # a stranger's number must not reserve memory
-        if num_classes > _MAX_CLASSES:
-            raise stored.error(f"num_classes must be at most {_MAX_CLASSES}; got {num_classes}")
-        calibrator._statistics = Histogram.from_stored(stored, num_classes)
-        num_problems = num_binary_problems(num_classes, stored.activation)
-        shape = num_problems, cls.num_parameters
-        calibrator._parameters = stored.tensor("parameters", torch.float64, shape)
-        cls._check_parameters(stored, calibrator._parameters)
-        return calibrator
 
-    @classmethod
-    def _check_parameters(cls, stored: StoredCalibrator, parameters: Tensor) -> None:
-        """Raise if no fit gives these parameters."""
+class BetaCalibrator(CurveCalibrator):
+    """sigmoid(a log p - b log(1 - p) + c) with a, b >= 0 (Kull, Silva Filho, Flach, 2017).
+
+    It is exact where the probabilities of both labels have beta distributions. Its curves include the
+    identity (1, 1, 0), temperatures (a = b, c = 0) and Platt scaling (a = b), and can be asymmetric. Three or
+    more classes: each against the rest, then divided by the sum.
+
+    >>> prob = torch.linspace(0.05, 0.95, 19).unsqueeze(1)
+    >>> calibrator = BetaCalibrator().fit(prob, (2 * prob.logit()).sigmoid())
+    >>> calibrator.parameters.round(decimals=2).abs()
+    tensor([[2., 2., 0.]], dtype=torch.float64)
+    """
+
+    @staticmethod
+    def _fit_curve(
+        prob: Float[Tensor, " n"], label: Float[Tensor, " n"], count: Float[Tensor, " n"]
+    ) -> Float[Tensor, " numbers"]:
+        features = torch.stack([stored_log(prob), -stored_log(1 - prob), torch.ones_like(prob)], 1)
+        return fit_logistic(features, label, count, identity=(1.0, 1.0, 0.0), lowest=(0.0, 0.0, None))
+
+    @staticmethod
+    def _curve(prob: Tensor, parameters: Float[Tensor, " numbers"]) -> Tensor:
+        a, b, c = parameters
+        calibrated: Tensor = (a * stored_log(prob) - b * stored_log(1 - prob) + c).sigmoid()
+        return calibrated
 
 
-_MAX_CLASSES = 4096
+class IsotonicCalibrator(CurveCalibrator):
+    """The increasing function of the probability that is nearest to the labels, without other assumptions.
+
+    The weighted least-squares fit, which is also the most likely one: probabilities whose mean labels
+    decrease share their mean. Between the probabilities that occurred it is linear, and outside of them
+    constant. Exact for any number of voxels. It needs more data than a curve with few parameters, and joins
+    probabilities to steps. Three or more classes: each against the rest, then divided by the sum.
+
+    >>> prob = torch.tensor([[0.2], [0.4], [0.6], [0.8]])
+    >>> calibrator = IsotonicCalibrator().fit(prob, torch.tensor([[0.0], [0.5], [0.3], [1.0]]))
+    >>> calibrator.calibrate(prob).flatten().round(decimals=2)
+    tensor([0.0000, 0.4000, 0.4000, 1.0000])
+    """
+
+    @staticmethod
+    def _fit_curve(
+        prob: Float[Tensor, " n"], label: Float[Tensor, " n"], count: Float[Tensor, " n"]
+    ) -> Float[Tensor, " numbers"]:
+        from scipy.optimize import isotonic_regression
+
+        values = isotonic_regression(label.numpy(), weights=count.numpy()).x
+        curve = np.interp(np.arange(UNITS + 1), (prob.numpy() * UNITS).round(), values)
+        # interpolation may round up beyond the next value
+        return torch.from_numpy(np.maximum.accumulate(curve.clip(0, 1)))
+
+    @staticmethod
+    def _curve(prob: Tensor, parameters: Float[Tensor, " numbers"]) -> Tensor:
+        return interpolated(prob, parameters)
 
 
-def num_binary_problems(num_classes: int, activation: Activation) -> int:
-    return 1 if num_classes == 2 and activation != "sigmoid" else num_classes
+class VectorScaling(CurveCalibrator):
+    """Softmax of scale · log p + bias, with one scale and one bias for each class (Guo et al., 2017).
+
+    One channel or two classes: sigmoid(scale · logit p + bias), which is Platt scaling, exact for any number
+    of voxels. (Two scales for two classes would be beta calibration.) Three or more classes: fitted to
+    `num_voxels` voxels, as many of each class, drawn uniformly from all batches, with weights that restore
+    the frequencies; exact if no class has more voxels than its share.
+
+    >>> prob = torch.tensor([[0.2], [0.5], [0.8]])
+    >>> scaling = VectorScaling().fit(prob, (prob.logit() + 1).sigmoid())
+    >>> scaling.parameters.round(decimals=3)
+    tensor([[1., 1.]], dtype=torch.float64)
+    """
+
+    num_voxels = 2**16
+
+    def _is_multiclass(self, num_classes: int) -> bool:
+        return num_classes > 2 and self.activation != "sigmoid"
+
+    def _new_stream(self, num_classes: int) -> Any:
+        if self._is_multiclass(num_classes):
+            return VoxelSample(self.num_voxels)
+        return super()._new_stream(num_classes)
+
+    def _fit_parameters(self, stream: Any) -> Mapping[str, Tensor]:
+        if not isinstance(stream, VoxelSample):
+            return super()._fit_parameters(stream)
+        prob, label = (stream.rows[name].double().cpu() for name in ("prob", "label"))
+        return {"parameters": fit_vector(stored_log(prob), label, stream.weight.double().cpu())}
+
+    @staticmethod
+    def _fit_curve(
+        prob: Float[Tensor, " n"], label: Float[Tensor, " n"], count: Float[Tensor, " n"]
+    ) -> Float[Tensor, " numbers"]:
+        features = torch.stack([_logit(prob), torch.ones_like(prob)], 1)
+        return fit_logistic(features, label, count, identity=(1.0, 0.0))
+
+    @staticmethod
+    def _curve(prob: Tensor, parameters: Float[Tensor, " numbers"]) -> Tensor:
+        scale, bias = parameters
+        calibrated: Tensor = (scale * _logit(prob) + bias).sigmoid()
+        return calibrated
+
+    def calibrate(self, prediction: Tensor) -> Float[Tensor, "N C *space"]:
+        """Calibrated probabilities in the shape of `prediction`, differentiable; at least float32."""
+        if not self._is_multiclass(prediction.shape[1]):
+            return super().calibrate(prediction)
+        check_prediction(prediction, self.activation)
+        self._check_classes(prediction)
+        log_prob = stored_log(self._probabilities(prediction))
+        scale, bias = self.parameters.to(log_prob).t().view(2, -1, *[1] * (prediction.ndim - 2))
+        calibrated: Tensor = (scale * log_prob + bias).softmax(1)
+        return calibrated
 
 
-def binary_problems(
-    channels: Float[Tensor, "N C *space"], activation: Activation
-) -> Float[Tensor, "N B *space"]:
-    """The probability, or label, of each binary problem; see the module docstring."""
-    num_classes = channels.shape[1]
-    return channels[:, 1:] if num_binary_problems(num_classes, activation) < num_classes else channels
+def fit_logistic(
+    features: Float[Tensor, "n k"],
+    label: Float[Tensor, " n"],
+    count: Float[Tensor, " n"],
+    *,
+    identity: Sequence[float],
+    lowest: Sequence[float | None] | None = None,
+) -> Float[Tensor, " k"]:
+    """θ with the most likely sigmoid(features · θ)."""
+    weight = count / count.sum()
+
+    def loss(theta: Tensor) -> Tensor:
+        logits = features @ theta
+        return (weight * (softplus(logits) - label * logits)).sum()
+
+    return minimise(loss, features.new_tensor(identity), lowest)
+
+
+def fit_vector(
+    logits: Float[Tensor, "n C"], label: Float[Tensor, "n C"], weight: Float[Tensor, " n"]
+) -> Float[Tensor, "C 2"]:
+    """Scale and bias of each class with the most likely softmax(scale · logits + bias)."""
+    weight = (weight / weight.sum()).unsqueeze(1)
+    num_classes = logits.shape[1]
+
+    def loss(theta: Tensor) -> Tensor:
+        scaled = logits * theta[:num_classes] + theta[num_classes:]
+        return -(weight * label * scaled.log_softmax(1)).sum()
+
+    identity = torch.cat([torch.ones_like(logits[0]), torch.zeros_like(logits[0])])
+    return minimise(loss, identity).view(2, num_classes).t()
+
+
+def minimise(
+    loss: Callable[[Tensor], Tensor], identity: Tensor, lowest: Sequence[float | None] | None = None
+) -> Tensor:
+    """The minimum of a convex loss with the penalty, from the identity on; float64."""
+    from scipy.optimize import minimize
+
+    def value_and_gradient(theta: np.ndarray) -> tuple[float, np.ndarray]:
+        with torch.enable_grad():
+            point = torch.from_numpy(theta.copy()).requires_grad_()
+            value = loss(point) + PENALTY / 2 * (point - identity).square().sum()
+            (gradient,) = torch.autograd.grad(value, point)
+        return value.item(), gradient.numpy()
+
+    bounds = None if lowest is None else [(low, None) for low in lowest]
+    options = {"maxiter": 1000, "maxcor": 20, "ftol": 1e-16, "gtol": 1e-10}
+    theta, value = identity.numpy(), math.inf
+    while True:
+        found = minimize(
+            value_and_gradient, theta, jac=True, method="L-BFGS-B", bounds=bounds, options=options
+        )
+        # a line search may give up before the minimum; with a new estimate of the curvature it goes on
+        if not found.fun < value - 1e-12:
+            return torch.from_numpy(found.x)
+        theta, value = found.x, found.fun
 
 
 def joined_classes(
@@ -156,17 +256,13 @@ def joined_classes(
     return prob / prob.sum(1, keepdim=True)
 
 
-def seen_points(
-    count: Float[Tensor, " units"], label: Float[Tensor, " units"]
-) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"], Float[Tensor, " n"]]:
-    """Probability, mean label and number of voxels, where there are any."""
-    seen = count.nonzero().flatten()
-    return seen.double() / UNITS, (label[seen] / count[seen]).clamp(0, 1), count[seen]
-
-
 def stored_log(prob: Tensor) -> Tensor:
     """log p, where a probability below half a unit, 8e-6, counts as half a unit."""
     return prob.clamp(min=MIN_STORED_PROB).log()
+
+
+def _logit(prob: Tensor) -> Tensor:
+    return stored_log(prob) - stored_log(1 - prob)
 
 
 def interpolated(prob: Tensor, curve: Float[Tensor, " units"]) -> Tensor:

@@ -3,18 +3,21 @@
 Left out: the kernel (`kde`), and key points of one batch (`keypoints`).
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..arrays import Activation, check_number, check_prediction, check_whole_number
-from .calibrator import Calibrator, Statistics, StoredCalibrator
-from .recalibration import choose_bandwidth_of_points, kde_recalibrate
-from .voxel_sample import VoxelSample, with_background
+from ..arrays import Activation, check_prediction, check_whole_number
+from .calibrator import Calibrator
+from .kde import Keys
+from .recalibration import bandwidth_of_keys, check_bandwidth, kde_recalibrate
+from .streams import VoxelSample, with_background
 
-_MIN_BANDWIDTH = 1e-12
+# points of the keys that a bandwidth is chosen by
+_MAX_JUDGED = 2048
 
 
 class KDECalibrator(Calibrator):
@@ -31,7 +34,7 @@ class KDECalibrator(Calibrator):
     tensor([[0.5000, 0.5000]])
     """
 
-    parameter_name = "chosen_bandwidth"
+    parameter_names = ("prob", "label", "weight", "bandwidth")
 
     def __init__(
         self,
@@ -42,74 +45,53 @@ class KDECalibrator(Calibrator):
         seed: int = 0,
     ) -> None:
         check_whole_number(num_keys=num_keys, seed=seed)
-        if bandwidth is not None:
-            check_number(bandwidth=bandwidth)
         if num_keys < 1:
             raise ValueError(f"num_keys must be 1 or more; got {num_keys}")
-        if bandwidth is not None and not bandwidth > 0:
-            raise ValueError(f"bandwidth must be above 0; got {bandwidth}: omit it to have it chosen")
-        self.num_keys = num_keys
-        self.seed = seed
+        if bandwidth is not None:
+            check_bandwidth(bandwidth)
+        self.num_keys, self.seed = num_keys, seed
         self._given_bandwidth = bandwidth
         super().__init__(activation=activation)
 
-    def _new_statistics(self, num_classes: int) -> VoxelSample:
-        return VoxelSample(self.num_keys, max(2, num_classes), seed=self.seed)
-
-    def _check_classes(self, prediction: Tensor, statistics: Statistics) -> None:
-        # one channel and its two classes have the same keys
-        if max(2, prediction.shape[1]) != statistics.num_classes:
-            super()._check_classes(prediction, statistics)
+    def _new_stream(self, num_classes: int) -> VoxelSample:
+        return VoxelSample(self.num_keys, seed=self.seed)
 
     @property
-    def key_weight(self) -> Float[Tensor, " K"]:
-        """The number of voxels that each key represents."""
-        keys: VoxelSample = self._fitted()
-        return keys.weight
+    def keys(self) -> Keys:
+        """The keys, with the number of voxels that each of them stands for."""
+        fitted = self._fitted()
+        return Keys(*(fitted[name].unsqueeze(0) for name in ("prob", "label", "weight")))
 
     @property
     def bandwidth(self) -> float:
         """The bandwidth of the constructor, or one chosen by leave-one-out on up to 2048 keys."""
-        return float(self.parameters)
+        return float(self._fitted()["bandwidth"])
 
-    def _fit_parameters(self, statistics: VoxelSample) -> Tensor:
-        if self._given_bandwidth is not None:
-            return torch.tensor(self._given_bandwidth, dtype=torch.float64)
-        keys, weight = statistics.rows, statistics.weight
-        sample = keys["draw"].argsort()[:2048]
-        choice = choose_bandwidth_of_points(keys["prob"][sample], keys["label"][sample], weight[sample])
-        return torch.tensor(choice.bandwidth, dtype=torch.float64)
+    def _fit_parameters(self, stream: VoxelSample) -> Mapping[str, Tensor]:
+        parts = {"prob": stream.rows["prob"], "label": stream.rows["label"], "weight": stream.weight}
+        bandwidth = self._given_bandwidth
+        if bandwidth is None:
+            judged = stream.rows["draw"].argsort()[:_MAX_JUDGED]
+            some = Keys(*(part[judged].unsqueeze(0) for part in parts.values()))
+            bandwidth = bandwidth_of_keys(some).bandwidth
+        return parts | {"bandwidth": torch.tensor(bandwidth, dtype=torch.float64)}
 
     def calibrate(self, prediction: Tensor) -> Float[Tensor, "N C *space"]:
         """Recalibrated probabilities in the shape of `prediction`, differentiable; at least float32."""
-        keys: VoxelSample = self._fitted()
         check_prediction(prediction, self.activation)
-        self._check_classes(prediction, keys)
+        self._check_classes(prediction)
         prob = with_background(self._probabilities(prediction))
-        mean = kde_recalibrate(
-            prob,
-            keys.rows["prob"].to(prob),
-            keys.rows["label"].to(prob),
-            bandwidth=self.bandwidth,
-            key_weight=self.key_weight.to(prob.device),
-        )
+        key_prob, label, weight = self.keys
+        assert weight is not None
+        keys = Keys(key_prob.to(prob), label.to(prob), weight.to(prob.device))
+        mean = kde_recalibrate(prob, keys, bandwidth=self.bandwidth)
         return mean[:, 1:] if prediction.shape[1] == 1 else mean
+
+    def _check_classes(self, prediction: Tensor) -> None:
+        # one channel and its two classes have the same keys
+        if max(2, prediction.shape[1]) != max(2, self._fitted_classes()):
+            super()._check_classes(prediction)
 
     def _settings(self) -> dict[str, Any]:
         settings = {name: getattr(self, name) for name in ("num_keys", "activation", "seed")}
-        return settings if self._given_bandwidth is None else settings | {"bandwidth": self._given_bandwidth}
-
-    @classmethod
-    def from_stored(cls, stored: StoredCalibrator) -> "KDECalibrator":
-        given = stored.settings.get("bandwidth")
-        calibrator = cls(
-            num_keys=stored.number("num_keys", int, at_least=1),
-            bandwidth=None if given is None else stored.number("bandwidth", float, at_least=_MIN_BANDWIDTH),
-            activation=stored.activation,
-            seed=stored.number("seed", int, at_least=-(2**63)),
-        )
-        calibrator._statistics = VoxelSample.from_stored(stored, calibrator.num_keys)
-        calibrator._parameters = stored.tensor("chosen_bandwidth", torch.float64, ())
-        if not calibrator._parameters >= _MIN_BANDWIDTH:
-            raise stored.error("chosen_bandwidth must be above 0")
-        return calibrator
+        return settings | {"bandwidth": self._given_bandwidth}

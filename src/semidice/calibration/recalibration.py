@@ -8,30 +8,30 @@ with the Dirichlet kernel k of bandwidth h of `kde` (paper, appendix E; Popordan
 Left out: the choice of key points (`keypoints`), and fitted calibrators (`calibrators`).
 """
 
-import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ..arrays import (
+    Activation,
     check_choice,
+    check_distribution,
     check_number,
     check_prediction,
-    check_target,
     check_tensor,
     check_unit_range,
     describe,
     one_hot,
+    read_target,
     values_are_readable,
 )
-from .kde import MIN_PROB, Method, kernel_mean, key_terms, score_chunks
-from .keypoints import sample_keys, take_keys
+from .kde import MIN_PROB, Keys, kernel_mean
+from .keypoints import draw_keys
 
 Kind = Literal["canonical", "marginal", "top_label"]
-Likelihood = Literal["label", "density"]
 
 # 5e-5 to 0.11; with wider kernels the likelihood of saturated predictions has a second, worse maximum
 DEFAULT_BANDWIDTHS = tuple(5e-5 * 10 ** (step / 3) for step in range(11))
@@ -47,75 +47,55 @@ class BandwidthChoice(NamedTuple):
 
 def kde_recalibrate(
     prob: Tensor,
-    key_prob: Tensor,
-    key_target: Tensor,
+    keys: Keys,
     *,
     bandwidth: float,
-    key_weight: Tensor | None = None,
     region: Tensor | None = None,
     leave_one_out: bool = False,
-    method: Method = "auto",
 ) -> Float[Tensor, "N C *space"]:
     """E[y | f] at every probability of `prob`, in its shape; at least float32, rows sum to one.
 
-    prob is (N, C, *space), or points (n, C). Keys are shared, key_prob (K, C), or each image has its own,
-    (N, K, C); key_target is soft in the same shape, or class indices (K,) or (N, K). key_weight (K,) or
-    (N, K) is a bool mask of real keys or a weight per key, 0 or more. With the weights of `sample_keys` the
-    estimate is consistent under the class frequencies of the data; without them (as in the paper) under those
-    of the keys. region: bool (N, *space) or (n,); outside it the result is `prob`, and the Triton kernel, or
-    any method on a CPU, computes nothing there. leave_one_out: point j is key j, and is left out of its own
-    estimate. Where no key counts, the result is `prob`. Differentiable in prob and key_prob, with gradient 0
-    below 1e-7. Memory, forward and backward, is bounded by a chunk of the (points, keys) matrix.
+    prob is (N, C, *space), or points (n, C). keys come from `draw_keys`, or are `Keys` of your own. With the
+    weights of `draw_keys` the estimate is consistent under the class frequencies of the data; with equal
+    weights (as in the paper) under those of the keys. region: bool (N, *space) or (n,); outside it the result
+    is `prob`, and little is computed. leave_one_out: point j is key j, and is left out of its own estimate.
+    Where no key counts, the result is `prob`. Differentiable in prob and keys, with gradient 0 below 1e-7.
+    Memory, forward and backward, is bounded by a chunk of the (points, keys) matrix. The error is below 1e-6,
+    with the kernel for a GPU (float32, up to 256 classes, without a gradient) below 1e-4.
 
-    method "reference" has an error below 1e-6 for every bandwidth. "attention" is PyTorch's fused attention
-    in float32, "triton" a kernel for CUDA. "auto" takes triton on a CUDA device for up to 64 classes, else
-    attention if bandwidth >= 0.005 sqrt(C), with errors below 1e-4; but reference if a point is left out, a
-    gradient is needed, or prob is float64.
-
-    >>> keys, labels = torch.tensor([[0.1, 0.9], [0.3, 0.7]]), torch.tensor([1, 0])
-    >>> kde_recalibrate(torch.tensor([[0.2, 0.8]]), keys, labels, bandwidth=0.05).round(decimals=2)
+    >>> keys = Keys(torch.tensor([[[0.1, 0.9], [0.3, 0.7]]]), torch.tensor([[[0.0, 1.0], [1.0, 0.0]]]))
+    >>> kde_recalibrate(torch.tensor([[0.2, 0.8]]), keys, bandwidth=0.05).round(decimals=2)
     tensor([[0.4400, 0.5600]])
     """
-    check_choice("method", method, Method)
-    _check_bandwidth(bandwidth)
-    check_distribution("prob", prob)
-    key_prob, label = _checked_keys(prob, key_prob, key_target, key_weight)
-    shared = key_prob.ndim == 2
-    if shared:
-        points = prob.t().unsqueeze(0) if prob.ndim == 2 else prob.flatten(2)
-        key_prob, label = key_prob.unsqueeze(0), label.unsqueeze(0)
-        key_weight = None if key_weight is None else key_weight.unsqueeze(0)
-    else:
-        points = prob.reshape(*prob.shape[:2], -1)
-    if leave_one_out and (points.shape[0] != key_prob.shape[0] or points.shape[2] != key_prob.shape[1]):
+    check_bandwidth(bandwidth)
+    check_classes("prob", prob)
+    points = prob.t().unsqueeze(0) if prob.ndim == 2 else prob.flatten(2)
+    keys = _checked_keys(points, keys)
+    per_set = points.shape[0] * points.shape[2] // len(keys.prob)
+    if leave_one_out and per_set != keys.prob.shape[1]:
         raise ValueError(
             "leave_one_out needs as many points as keys, because point j is key j; got prob "
-            f"{describe(prob)} for {key_prob.shape[1]} keys: pass points (n, C) for shared keys"
+            f"{describe(prob)} for {keys.prob.shape[1]} keys"
         )
-    mean = kernel_mean(
-        points,
-        key_prob,
-        label,
-        bandwidth=bandwidth,
-        weight=key_weight,
-        leave_one_out=leave_one_out,
-        region=None if region is None else _flat_region(prob, region, points),
-        method=method,
-    )
-    return mean.squeeze(0).t().contiguous() if shared and prob.ndim == 2 else mean.reshape(prob.shape)
-
-
-def _flat_region(prob: Tensor, region: Tensor, points: Tensor) -> Tensor:
     expected = prob.shape[:1] + prob.shape[2:]
-    if region.dtype != torch.bool or region.shape != expected or region.device != prob.device:
+    if region is not None and (
+        region.dtype != torch.bool or region.shape != expected or region.device != prob.device
+    ):
         raise ValueError(
             f"region must be bool {tuple(expected)} on {prob.device}, one flag per point of prob; "
             f"got {describe(region)} on {region.device}"
         )
-    return region.reshape(points.shape[0], points.shape[2])
+    mean = kernel_mean(
+        points,
+        keys,
+        bandwidth=bandwidth,
+        region=None if region is None else region.reshape(points.shape[0], points.shape[2]),
+        leave_one_out=leave_one_out,
+    )
+    return mean[0].t().contiguous() if prob.ndim == 2 else mean.reshape(prob.shape)
 
 
-def check_distribution(name: str, prob: Tensor) -> None:
+def check_classes(name: str, prob: Tensor) -> None:
     """Raise unless `prob` (N, C, *space) has two or more classes and, if readable, sums to one over them."""
     check_tensor(name, prob)
     if not prob.is_floating_point() or prob.ndim < 2:
@@ -130,80 +110,52 @@ def check_distribution(name: str, prob: Tensor) -> None:
             "pass torch.cat([1 - prob, prob], dim=1)"
         )
     check_unit_range(name, prob)
-    _check_sums(name, prob, dim=1)
+    check_distribution(name, prob)
 
 
-def _check_sums(name: str, prob: Tensor, dim: int) -> None:
-    if not values_are_readable(prob):
-        return
-    total = prob.detach().sum(dim, dtype=torch.promote_types(prob.dtype, torch.float32))
-    low, high = total.aminmax()
-    # bfloat16 rounds each probability by up to 0.4 %
-    if not (low > 0.99 and high < 1.01):
-        raise ValueError(
-            f"{name} must sum to one over its {prob.shape[dim]} classes; got sums {low:.4g} to {high:.4g}: "
-            "apply softmax to logits"
-        )
-
-
-def _check_bandwidth(bandwidth: float) -> None:
+def check_bandwidth(bandwidth: float) -> None:
     check_number(bandwidth=bandwidth)
     if not bandwidth > 0:
-        raise ValueError(f"bandwidth must be above 0; got {bandwidth}: try choose_bandwidth")
+        raise ValueError(f"bandwidth must be above 0; got {bandwidth}: choose_bandwidth finds one")
 
 
-def _checked_keys(
-    prob: Tensor, key_prob: Tensor, key_target: Tensor, key_weight: Tensor | None, *, sums: bool = True
-) -> tuple[Tensor, Tensor]:
-    """Checked probabilities and soft labels of the keys; equal probabilities where the weight is 0."""
-    num_classes = prob.shape[1]
-    got = f"got key_prob {describe(key_prob)} for prob {describe(prob)}"
-    check_tensor("key_target", key_target)
-    if not isinstance(key_prob, Tensor) or not key_prob.is_floating_point() or key_prob.ndim not in (2, 3):
-        raise ValueError(f"key_prob must be floats (K, C), or (N, K, C) for keys per image; {got}")
-    if key_prob.shape[-1] != num_classes or (key_prob.ndim == 3 and key_prob.shape[0] != prob.shape[0]):
-        raise ValueError(
-            f"key_prob must have the classes of prob (N, C, *space), and if per image its images; {got}"
-        )
-    if key_prob.numel() == 0:
-        raise ValueError(f"key_prob needs at least one key; {got}")
-    if key_prob.device != prob.device or key_target.device != prob.device:
-        raise ValueError(f"prob, key_prob and key_target must be on one device; prob is on {prob.device}")
-    shape = tuple(key_prob.shape[:-1])
-    if key_weight is not None and tuple(key_weight.shape) != shape:
-        raise ValueError(f"key_weight must be one number per key, {shape}; got {describe(key_weight)}")
-    if key_weight is not None and values_are_readable(key_weight) and not bool((key_weight >= 0).all()):
-        raise ValueError(f"key_weight must be 0 or more; got a minimum of {float(key_weight.min()):.4g}")
-    if not key_target.is_floating_point():
-        if tuple(key_target.shape) != shape or key_target.dtype == torch.bool:
-            raise ValueError(f"key_target must be class indices {shape} or soft; got {describe(key_target)}")
-        label = _one_hot_keys(key_target, key_weight, num_classes)
-    elif key_target.shape == key_prob.shape:
-        label = key_target
-    else:
-        raise ValueError(
-            f"a soft key_target has the shape {tuple(key_prob.shape)} of key_prob; got {describe(key_target)}"
-        )
-    if key_weight is not None:
-        # the values of a key that is not real, such as NaN, must not reach a sum
-        real = (key_weight > 0).unsqueeze(-1)
-        key_prob, label = (torch.where(real, part, 1 / num_classes) for part in (key_prob, label))
-    for name, part in (("key_prob", key_prob), ("key_target", label)):
-        check_unit_range(name, part)
-        if sums and part.is_floating_point():
-            _check_sums(name, part, dim=-1)
-    return key_prob, label
+def _checked_keys(points: Float[Tensor, "N C n"], keys: Keys, *, sums: bool = True) -> Keys:
+    """The keys, checked; one that does not count gets equal probabilities.
 
-
-def _one_hot_keys(key_target: Tensor, key_weight: Tensor | None, num_classes: int) -> Tensor:
-    counted = key_target if key_weight is None else key_target.masked_fill(key_weight == 0, 0)
-    if values_are_readable(counted):
-        low, high = (int(bound) for bound in counted.aminmax())
-        if low < 0 or high >= num_classes:
+    sums: whether the classes exclude each other.
+    """
+    if not isinstance(keys, Keys):
+        raise ValueError(f"keys must be Keys, as from draw_keys; got {describe(keys)}")
+    num_images, num_classes = points.shape[:2]
+    for name, part in (("keys.prob", keys.prob), ("keys.label", keys.label)):
+        check_tensor(name, part)
+        shape = (len(part) if len(part) in (1, num_images) else "N", keys.prob.shape[-2], num_classes)
+        if (
+            not part.is_floating_point()
+            or part.shape != shape
+            or not part.numel()
+            or part.device != points.device
+        ):
             raise ValueError(
-                f"key_target holds class indices {low} to {high}, but prob has {num_classes} classes"
+                f"{name} must be floats (1, K, {num_classes}), or ({num_images}, K, {num_classes}) for keys "
+                f"per image, on {points.device}; got {describe(part)} on {part.device}: draw_keys makes them"
             )
-    return one_hot(key_target, num_classes).movedim(1, -1)
+    prob, label, weight = keys
+    if weight is not None:
+        if weight.shape != prob.shape[:2]:
+            raise ValueError(
+                f"keys.weight must be one number per key, {tuple(prob.shape[:2])}; got {describe(weight)}"
+            )
+        if values_are_readable(weight) and not bool((weight >= 0).all()):
+            raise ValueError(f"keys.weight must be 0 or more; got a minimum of {float(weight.min()):.4g}")
+        # the values of a key that does not count, such as NaN, must not reach a sum
+        counts = (weight > 0).unsqueeze(-1)
+        prob, label = (torch.where(counts, part, 1 / num_classes) for part in (prob, label))
+    for name, part in (("keys.prob", prob), ("keys.label", label)):
+        check_unit_range(name, part)
+        if sums:
+            check_distribution(name, part.movedim(-1, 1))
+    return Keys(prob, label, weight)
 
 
 def choose_bandwidth(
@@ -211,18 +163,16 @@ def choose_bandwidth(
     target: Tensor,
     *,
     bandwidths: Sequence[float] = DEFAULT_BANDWIDTHS,
-    likelihood: Likelihood = "label",
     valid: Tensor | None = None,
     num_points: int = 2048,
     generator: torch.Generator | None = None,
 ) -> BandwidthChoice:
     """The bandwidth with the highest leave-one-out likelihood, and the likelihoods of all that were tried.
 
-    likelihood "label" is the mean of Σ_c y_jc log E[y_c | f_j] with point j left out, the aim of
-    recalibration. "density" is the mean log density of the points f_j (Popordanoska et al. 2022); it prefers
-    ever smaller bandwidths where many probabilities are equal, as those of a confident network are.
+    The likelihood is the mean of Σ_c y_jc log E[y_c | f_j] with point j left out, the aim of recalibration.
+    (The density of the points would prefer ever smaller bandwidths where many probabilities are equal.)
 
-    If there are more than `num_points` voxels, `sample_keys` draws that many, with weights. A label estimated
+    If there are more than `num_points` voxels, `draw_keys` draws that many, with weights. A label estimated
     as 0 counts as 1e-7. Time num_points² x bandwidths, memory one chunk. Reads values.
 
     >>> prob = torch.rand(500, 1, generator=torch.Generator().manual_seed(0)) * torch.tensor([[1.0, -1.0]])
@@ -230,58 +180,35 @@ def choose_bandwidth(
     >>> choose_bandwidth(prob, (prob[:, 1] > 0.5).long(), bandwidths=(1e-3, 1e-2, 1e-1)).bandwidth
     0.001
     """
-    check_choice("likelihood", likelihood, Likelihood)
     if not bandwidths:
         raise ValueError("bandwidths is empty: name one or more")
     for bandwidth in bandwidths:
-        _check_bandwidth(bandwidth)
-    check_distribution("prob", prob)
-    target, valid = check_target(prob, target, valid=valid, has_ignore_index=False)
-    num_voxels = prob.numel() // prob.shape[1]
-    if num_voxels <= num_points:
-        points, label, counted = _rows(prob.detach(), target, valid)
-        points, label, weight = points[counted], label[counted], torch.ones_like(points[counted][:, 0])
+        check_bandwidth(bandwidth)
+    check_classes("prob", prob)
+    if prob.numel() // prob.shape[1] > num_points:
+        keys = draw_keys(prob.detach(), target, num_points, valid=valid, generator=generator)
     else:
-        keys = sample_keys(target, num_points, valid=valid, generator=generator)
-        points, label = (take_keys(voxels, keys)[keys.mask] for voxels in (prob.detach(), target))
-        label = label if label.is_floating_point() else one_hot(label, prob.shape[1]).to(prob.dtype)
-        weight = keys.weight[keys.mask]
-    return choose_bandwidth_of_points(points, label, weight, bandwidths=bandwidths, likelihood=likelihood)
+        rows = flat_rows(prob.detach(), target, valid)
+        keys = Keys(*(part.unsqueeze(0) for part in rows))
+    return bandwidth_of_keys(keys, bandwidths=bandwidths)
 
 
 @torch.no_grad()
-def choose_bandwidth_of_points(
-    prob: Float[Tensor, "n C"],
-    label: Float[Tensor, "n C"],
-    weight: Float[Tensor, " n"],
-    *,
-    bandwidths: Sequence[float] = DEFAULT_BANDWIDTHS,
-    likelihood: Likelihood = "label",
-) -> BandwidthChoice:
-    """`choose_bandwidth` of checked points, each with a soft label and a weight; at least two points."""
+def bandwidth_of_keys(keys: Keys, *, bandwidths: Sequence[float] = DEFAULT_BANDWIDTHS) -> BandwidthChoice:
+    """`choose_bandwidth` of one set of checked keys with weights, of which two or more count."""
+    assert keys.weight is not None
+    counts = keys.weight[0] > 0
+    prob, label, weight = (part[0, counts] for part in (keys.prob, keys.label, keys.weight))
     if len(prob) < 2:
         raise ValueError(f"leave-one-out needs two points or more; got {len(prob)} valid")
     prob = prob.double().clamp(min=MIN_PROB)
-    points = (prob / prob.sum(-1, keepdim=True)).t().unsqueeze(0)
-    share = weight.double() / weight.double().sum()
+    prob = (prob / prob.sum(-1, keepdim=True)).unsqueeze(0)
+    points, share = prob.transpose(1, 2), weight.double() / weight.double().sum()
+    counted = Keys(prob, label.unsqueeze(0), weight.unsqueeze(0))
     table = []
     for bandwidth in bandwidths:
-        if likelihood == "density":
-            alpha, bias = key_terms(points.transpose(1, 2), bandwidth, weight.unsqueeze(0))
-            log_normaliser = math.lgamma(1 / bandwidth + prob.shape[1])
-            chunks = score_chunks(points, alpha, bias, leave_one_out=True)
-            log_sum = torch.cat([scores.logsumexp(-1) for *_, scores in chunks])
-            each = log_sum + log_normaliser - (weight.double().sum() - weight.double()).log()
-        else:
-            mean = kernel_mean(
-                points,
-                points.transpose(1, 2),
-                label.unsqueeze(0),
-                bandwidth=bandwidth,
-                weight=weight.unsqueeze(0),
-                leave_one_out=True,
-            )
-            each = (label * mean[0].t().clamp(min=MIN_PROB).log()).sum(-1)
+        mean = kernel_mean(points, counted, bandwidth=bandwidth, leave_one_out=True)
+        each = (label * mean[0].t().clamp(min=MIN_PROB).log()).sum(-1)
         table.append(float((share * each).sum()))
     best = max(range(len(table)), key=table.__getitem__)
     return BandwidthChoice(float(bandwidths[best]), tuple(map(float, bandwidths)), tuple(table))
@@ -295,68 +222,59 @@ def kde_calibration_error(
     kind: Kind = "canonical",
     p: int = 1,
     valid: Tensor | None = None,
-    key_prob: Tensor | None = None,
-    key_target: Tensor | None = None,
-    key_weight: Tensor | None = None,
+    keys: Keys | None = None,
 ) -> Float[Tensor, ""]:
     """Calibration error, 0 if E[y | f] = f: the mean over valid voxels of |E[y | f] - f|^p, p = 1 or 2.
 
     kind "canonical" sums over the classes of the probability vector. "marginal" is the mean over classes of
     each class against the rest, and also takes channels of a sigmoid network. "top_label" compares the
     confidence of the argmax with its being right (for a soft target: with its share).
-    E[y | f] comes from keys (K, C) as in `kde_recalibrate`; without keys from all other valid voxels,
+    E[y | f] comes from one set of keys, as in `kde_recalibrate`; without keys from all other valid voxels,
     leave-one-out, in time quadratic in the voxels. The estimator is that of Popordanoska et al. (NeurIPS
     2022), who sum marginal errors over classes. p = 2 is the squared error, without a root and without a
-    correction of its bias. Differentiable in prob and key_prob; at least float32. Without a valid voxel: 0,
-    or a ValueError on the CPU.
+    correction of its bias. Differentiable in prob and keys; at least float32. Without a valid voxel: 0, or a
+    ValueError on the CPU.
 
     >>> prob = torch.tensor([[0.5, 0.5], [0.5, 0.5], [0.5, 0.5], [0.5, 0.5]])
     >>> kde_calibration_error(prob, torch.tensor([0, 0, 0, 0]), bandwidth=0.1)
     tensor(1.)
     """
     check_choice("kind", kind, Kind)
-    _check_bandwidth(bandwidth)
+    check_bandwidth(bandwidth)
     if p not in (1, 2):
         raise ValueError(f"p must be 1 or 2; got {p}")
     if kind != "marginal":
-        check_distribution("prob", prob)
-    points, label, counted = _rows(prob, target, valid)
+        check_classes("prob", prob)
+    points, label, counted = flat_rows(prob, target, valid)
+    # the values of a voxel that does not count, such as NaN, must not reach a sum
+    points, label = (torch.where(counted.unsqueeze(1), part, 1 / part.shape[1]) for part in (points, label))
     query, query_label = _sub_problems(kind, points, label)
-    if key_prob is None and key_target is None:
-        key, key_label, key_weight = query, query_label, counted
-    elif key_prob is None or key_target is None or key_prob.ndim != 2:
-        raise ValueError(
-            "keys need both key_prob (K, C) and key_target, or neither; "
-            f"got {describe(key_prob)} and {describe(key_target)}"
-        )
+    if keys is None:
+        of_problems = Keys(query.transpose(1, 2), query_label, counted.expand(len(query), -1))
     else:
-        keys = _checked_keys(prob, key_prob, key_target, key_weight, sums=kind != "marginal")
-        key, key_label = _sub_problems(kind, keys[0], keys[1].to(label.dtype))
-    mean = kernel_mean(
-        query,
-        key.transpose(1, 2),
-        key_label,
-        bandwidth=bandwidth,
-        weight=None if key_weight is None else key_weight.expand(len(query), -1),
-        leave_one_out=key_prob is None,
-    )
+        key, key_label, weight = _checked_keys(points.t().unsqueeze(0), keys, sums=kind != "marginal")
+        key, key_label = _sub_problems(kind, key[0], key_label[0].to(label.dtype))
+        weight = None if weight is None else weight.expand(len(query), -1)
+        of_problems = Keys(key.transpose(1, 2), key_label, weight)
+    mean = kernel_mean(query, of_problems, bandwidth=bandwidth, leave_one_out=keys is None)
     gap = (mean - query).abs().pow(p)
     each = gap.sum(1) if kind == "canonical" else gap[:, 1]
     return torch.where(counted, each.mean(0), 0).sum() / counted.sum().clamp(min=1)
 
 
-def _rows(prob: Tensor, target: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Points (n, C), their soft labels, and which count; the others have equal probabilities."""
-    check_prediction(prob)
-    target, valid = check_target(prob, target, valid=valid, has_ignore_index=False)
-    num_classes = prob.shape[1]
-    counted = torch.ones_like(prob[:, 0], dtype=torch.bool) if valid is None else valid
+def flat_rows(
+    prediction: Tensor, target: Tensor, valid: Tensor | None, activation: Activation | None = None
+) -> tuple[Float[Tensor, "n C"], Float[Tensor, "n C"], Bool[Tensor, " n"]]:
+    """Checked predictions and soft labels, one row per voxel, and which count; a ValueError if none does."""
+    check_prediction(prediction, activation)
+    target, valid = read_target(prediction, target, activation=activation, valid=valid)
+    num_classes = prediction.shape[1]
+    counted = torch.ones_like(prediction[:, 0], dtype=torch.bool) if valid is None else valid
     if values_are_readable(counted) and not bool(counted.any()):
-        raise ValueError(f"there is no valid voxel in prob {describe(prob)}")
-    soft = target if target.is_floating_point() else one_hot(target, num_classes)
-    rows = (torch.where(counted.unsqueeze(1), part, 1 / num_classes) for part in (prob, soft))
-    points, label = (part.movedim(1, -1).reshape(-1, num_classes) for part in rows)
-    return points, label, counted.flatten()
+        raise ValueError(f"there is no valid voxel in prediction {describe(prediction)}")
+    soft = target if target.is_floating_point() else one_hot(target, num_classes).float()
+    rows, label = (part.movedim(1, -1).reshape(-1, num_classes) for part in (prediction, soft))
+    return rows, label, counted.flatten()
 
 
 def _sub_problems(

@@ -5,9 +5,9 @@ Commands are listed in the order in which their modules are imported here.
 """
 
 # isort: off
-from .application import app, reported
+from .application import app
 from . import demo, data, train, evaluate, predict, export, compare, nnunet
 
 # isort: on
 
-__all__ = ["app", "compare", "data", "demo", "evaluate", "export", "nnunet", "predict", "reported", "train"]
+__all__ = ["app", "compare", "data", "demo", "evaluate", "export", "nnunet", "predict", "train"]

@@ -1,68 +1,66 @@
-"""The command line application, and how its commands report errors."""
+"""The command line application, and how all its commands end: well, with one message, or with a traceback."""
 
-import errno
-from collections.abc import Iterator
-from contextlib import contextmanager
+import importlib.util
+import os
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from .. import __version__
 from ..console import printable
+from ..errors import message
 from ..extras import missing_message
+from ..paths import check_text
 
 app = typer.Typer(
     help="Train, distil and evaluate image segmentation with soft labels.\n\n"
     "For a first try: semidice demo. With your own data: prepare, check, train, predict.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    pretty_exceptions_show_locals=False,
+    pretty_exceptions_enable=False,
 )
 
 
-@contextmanager
-def reported(command: str) -> Iterator[None]:
-    """Print an error as one message and exit with code 1; with code 130 after an interrupt."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        _fail(command, missing_message(str(error.name)))
-    # a package that is too old
-    except ImportError as error:
-        _fail(command, str(error))
-    except MemoryError as error:
-        _fail(
-            command, f"there is not enough memory: {error or 'close other programs, or use a smaller size'}"
-        )
-    except (ValueError, RuntimeError) as error:
-        _fail(command, _said(error))
-    except OSError as error:
-        name = error.filename2 or error.filename
-        if name and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-            from ..paths import write_error
+class Command(TyperCommand):
+    """A command that ends with code 1 and one message after an error that the user can mend, see `errors`.
 
-            _fail(command, str(write_error(Path(name), error)))
-        _fail(command, f"{name}: {error.strerror}" if name else str(error))
-    except KeyboardInterrupt:
-        needs_resume = command in ("train", "nnunet train")
-        again = "the same command with --resume" if needs_resume else "the same command"
-        typer.echo(f"semidice {command}: interrupted; {again} continues from here", err=True)
-        raise typer.Exit(130) from None
+    Any other error is a bug and keeps its traceback; with SEMIDICE_DEBUG=1 all do. An interrupt is code 130.
+    """
 
-
-def _fail(command: str, message: str) -> None:
-    typer.echo(printable(f"semidice {command}: {message}"), err=True)
-    raise typer.Exit(1) from None
+    def invoke(self, ctx: Any) -> Any:
+        # without the name of the program, which may be a path, or `python -m semidice`
+        command = ctx.command_path.removeprefix(ctx.find_root().command_path).strip()
+        try:
+            for value in ctx.params.values():
+                for name in value if isinstance(value, list | tuple) else (value,):
+                    if isinstance(name, str | Path):
+                        check_text(name)
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            needs_resume = command in ("train", "nnunet train")
+            again = "the same command with --resume" if needs_resume else "the same command"
+            typer.echo(f"semidice {command}: interrupted; {again} continues from here", err=True)
+            raise typer.Exit(130) from None
+        except Exception as error:
+            text = message(error)
+            if text is None and isinstance(error, ModuleNotFoundError) and _is_missing(error.name):
+                text = missing_message(str(error.name))
+            if text is None or os.environ.get("SEMIDICE_DEBUG"):
+                raise
+            typer.echo(printable(f"semidice {command}: {text}"), err=True)
+            raise typer.Exit(1) from None
 
 
-def _said(error: Exception) -> str:
-    """The message of an error; what to do, if memory could not be had."""
-    text = str(error)
-    # PyTorch has a type of error for a GPU, but not for the CPU
-    if "can't allocate memory" in text or type(error).__name__ == "OutOfMemoryError":
-        text = "there is not enough memory: lower batch_size, augment.crop or the size of the images"
-    return text
+def _is_missing(package: str | None) -> bool:
+    """Whether a package is not installed; one that is there and does not find a part of its own is broken."""
+    return bool(package) and importlib.util.find_spec(str(package).partition(".")[0]) is None
+
+
+# every command of the application is declared with it
+command = partial(app.command, cls=Command)
 
 
 def _print_version(requested: bool) -> None:

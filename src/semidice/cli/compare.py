@@ -7,11 +7,12 @@ from typing import Annotated
 import typer
 
 from ..console import new_console
-from .application import app, reported
+from ..errors import UserError
+from .application import command
 from .options import Accelerator, Engine, Interval, Overrides, PreparedDataset, Rules
 
 
-@app.command()
+@command()
 def compare(
     dataset: PreparedDataset,
     out: Annotated[Path, typer.Option("-o", "--out", help="Folder for the runs and tables.")],
@@ -65,43 +66,41 @@ def compare(
 
     Example: **semidice compare data labels -o comparison --set schedule.epochs=50**
     """
-    with reported("compare"):
-        from ..compare import run_compare
-        from ..paths import ComparisonFolder
-        from ..recipes.grid import read_variants
-        from ..training.grid import job_lines, run_job
+    from ..compare import run_compare
+    from ..recipes.grid import read_variants
+    from ..training.grid import job_lines, run_job
 
-        if not recipes and not cases:
-            raise ValueError("name a grid or recipe, such as labels, or tables of scores with --cases")
-        variants = read_variants(
-            recipes or (),
-            dataset=dataset,
-            out=out,
-            overrides=overrides or (),
-            accelerator=accelerator,
-            seeds=seeds,
-        )
-        if list_jobs:
-            command = _job_command(dataset, out, recipes or (), overrides or (), accelerator, seeds)
-            for line in job_lines(variants, command):
-                typer.echo(line)
-            return
-        if job is not None:
-            run_job(variants, job, ComparisonFolder(out).arrays, new_console(), accelerator=accelerator)
-            return
-        run_compare(
-            variants,
-            out,
-            new_console(),
-            dataset=dataset,
-            case_tables=cases or (),
-            metrics=metrics,
-            rules=decide or (),
-            interval=interval,
-            show_pairs=pairs,
-            accelerator=accelerator,
-            on=on,
-        )
+    if not recipes and not cases:
+        raise UserError("name a grid or recipe, such as labels, or tables of scores with --cases")
+    variants = read_variants(
+        recipes or (),
+        dataset=dataset,
+        out=out,
+        overrides=overrides or (),
+        accelerator=accelerator,
+        seeds=seeds,
+    )
+    if list_jobs:
+        command = _job_command(dataset, out, recipes or (), overrides or (), accelerator, seeds)
+        for line in job_lines(variants, command):
+            typer.echo(line)
+        return
+    if job is not None:
+        run_job(variants, job, new_console(), accelerator=accelerator)
+        return
+    run_compare(
+        variants,
+        out,
+        new_console(),
+        dataset=dataset,
+        case_tables=cases or (),
+        metrics=metrics,
+        rules=decide or (),
+        interval=interval,
+        show_pairs=pairs,
+        accelerator=accelerator,
+        on=on,
+    )
 
 
 def _job_command(
@@ -121,7 +120,7 @@ def _job_command(
     return ["semidice", "compare", *folders, *sets, *trainings, *device]
 
 
-@app.command()
+@command()
 def report(
     paths: Annotated[
         list[Path] | None, typer.Argument(help="Run folders, or a folder written by `semidice compare`.")
@@ -147,14 +146,13 @@ def report(
 
     Example: **semidice report comparison -o report.html**
     """
-    with reported("report"):
-        from ..report.page import PageOptions, run_report
+    from ..report.page import PageOptions, run_report
 
-        options = PageOptions(title=title, max_cases=max_cases)
-        run_report(paths or (), out, new_console(), options, case_tables=cases or (), dataset=dataset)
+    options = PageOptions(title=title, max_cases=max_cases)
+    run_report(paths or (), out, new_console(), options, case_tables=cases or (), dataset=dataset)
 
 
-@app.command()
+@command()
 def reproduce(
     table: Annotated[
         str,
@@ -190,20 +188,19 @@ def reproduce(
 
     Example: **semidice reproduce qubiq_labels --data data --task kidney --epochs 20**
     """
-    with reported("reproduce"):
-        from ..reproduce import run_reproduce
+    from ..reproduce import run_reproduce
 
-        run_reproduce(
-            table,
-            data,
-            out,
-            console=new_console(),
-            epochs=epochs,
-            folds=folds,
-            tasks=tasks or (),
-            overrides=overrides or (),
-            protocol=protocol,
-            list_only=show,
-            accelerator=accelerator,
-            on=on,
-        )
+    run_reproduce(
+        table,
+        data,
+        out,
+        console=new_console(),
+        epochs=epochs,
+        folds=folds,
+        tasks=tasks or (),
+        overrides=overrides or (),
+        protocol=protocol,
+        list_only=show,
+        accelerator=accelerator,
+        on=on,
+    )

@@ -1,24 +1,25 @@
 """`semidice prepare` and `semidice check`."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from ..console import new_console
-from .application import app, reported
+from ..errors import UserError
+from .application import command
 from .options import PreparedDataset, parsed_size
 
 Source = Annotated[
     str,
     typer.Argument(
         metavar="SOURCE",
-        help="Layout of the raw data: qubiq, lits, kits, lidc, decathlon, nnunet, folder, dicom or phantom.",
+        help="Layout of the raw data: folder, nnunet, dicom, qubiq, lits, kits or phantom.",
     ),
 ]
 
 
-@app.command()
+@command()
 def prepare(
     source: Source,
     paths: Annotated[list[Path], typer.Argument(metavar="[RAW_DIR] OUT_DIR", help="phantom: only OUT_DIR.")],
@@ -39,7 +40,7 @@ def prepare(
     ] = False,
     skip_bad: Annotated[bool, typer.Option(help="Skip scans that have problems.")] = False,
     workers: Annotated[
-        int | None, typer.Option(min=0, help="Number of processes. Default: one per CPU.")
+        int | None, typer.Option(min=0, help="Number of threads. Default: one per CPU for large files.")
     ] = None,
     cases: Annotated[int, typer.Option(min=1, help="phantom: number of images.")] = 60,
     raters: Annotated[int, typer.Option(min=1, help="phantom: number of raters.")] = 4,
@@ -51,42 +52,51 @@ def prepare(
     Your own folder contains images/CASE and raters/NAME/CASE, or masks/CASE, as PNG, TIFF or NIfTI; several
     channels may be files images/CASE_0000, CASE_0001, ... A file cases.csv with columns case and patient is
     optional. A raw nnU-Net dataset needs no changes: one file imagesTr/CASE_0000 per channel, and
-    labelsTr/CASE. dicom finds CT or MR series, and a DICOM segmentation (SEG) of each rater, in any folders.
+    labelsTr/CASE; a task of the Decathlon is read in the same way. dicom finds CT or MR series, and a DICOM
+    segmentation (SEG) of each rater, in any folders.
     After an interrupt, the same command continues.
 
     Example: **semidice prepare folder my_scans data --size 256x256**
     """
-    with reported("prepare"):
-        from ..data.phantom import PhantomOptions
-        from ..data.prepare import PrepareRequest, run_prepare
+    from ..data.phantom import PhantomOptions
+    from ..data.prepare import run_prepare
 
-        phantom = None
-        image_size = _size(size)
-        if source == "phantom":
-            phantom_size = image_size if isinstance(image_size, tuple) else (64, 64)
-            phantom = PhantomOptions(cases, phantom_size, raters, classes, seed)
-            image_size = None
-        raw, out = _folders(source, paths)
-        if slices not in (None, "none", "all", "foreground"):
-            raise ValueError(f"--slices must be one of none, all, foreground; got {slices!r}")
-        request = PrepareRequest(
-            tasks=task or (),
-            size=image_size,
-            window=window,
-            slices=slices,  # type: ignore[arg-type]
-            ignore_placement=ignore_placement,
-            skip_bad=skip_bad,
-            workers=workers,
-            phantom=phantom,
-        )
-        run_prepare(source, raw, out, request, console=new_console())
+    phantom = None
+    image_size = _size(size)
+    if source == "phantom":
+        phantom_size = image_size if isinstance(image_size, tuple) else (64, 64)
+        phantom = PhantomOptions(cases, phantom_size, raters, classes, seed)
+        image_size = None
+    raw, out = _folders(source, paths)
+    if slices not in (None, "none", "all", "foreground"):
+        raise UserError(f"--slices must be one of none, all, foreground; got {slices!r}")
+    chosen: dict[str, Any] = {
+        "size": image_size,
+        "window": window,
+        "slices": slices,
+        "ignore_placement": ignore_placement,
+    }
+    overrides = {name: value for name, value in chosen.items() if value}
+    if image_size == "raw":
+        overrides["size"] = None
+    run_prepare(
+        source,
+        raw,
+        out,
+        console=new_console(),
+        tasks=task or (),
+        phantom=phantom,
+        overrides=overrides,
+        skip_bad=skip_bad,
+        workers=workers,
+    )
 
 
 def _folders(source: str, paths: list[Path]) -> tuple[Path, Path]:
     """RAW_DIR and OUT_DIR; they are the same for phantoms."""
     expected = ["OUT_DIR"] if source == "phantom" else ["RAW_DIR", "OUT_DIR"]
     if len(paths) != len(expected):
-        raise ValueError(
+        raise UserError(
             f"{source} needs {' '.join(expected)}; got {len(paths)} folders: {' '.join(map(str, paths))}"
         )
     return paths[0], paths[-1]
@@ -98,7 +108,7 @@ def _size(text: str | None) -> tuple[int, int] | Literal["raw"] | None:
     return parsed_size(text, others=", or raw")
 
 
-@app.command()
+@command()
 def check(
     dataset: PreparedDataset,
     sheet: Annotated[
@@ -113,7 +123,6 @@ def check(
 
     Example: **semidice check data**
     """
-    with reported("check"):
-        from ..report.check_command import run_check
+    from ..report.check_command import run_check
 
-        run_check(dataset, sheet=sheet, console=new_console())
+    run_check(dataset, sheet=sheet, console=new_console())

@@ -6,10 +6,10 @@ from typing import Annotated
 import typer
 
 from ..console import new_console
-from .application import app, reported
+from .application import command
 
 
-@app.command()
+@command()
 def demo(
     out: Annotated[Path, typer.Option("-o", "--out", help="Folder for data, runs and figures.")] = Path(
         "demo_out"
@@ -27,7 +27,6 @@ def demo(
 
     Example: **semidice demo -o demo_out**
     """
-    with reported("demo"):
-        from ..demo import run_demo
+    from ..demo import run_demo
 
-        run_demo(out, new_console(), num_cases=cases, epochs=epochs, num_folds=folds)
+    run_demo(out, new_console(), num_cases=cases, epochs=epochs, num_folds=folds)

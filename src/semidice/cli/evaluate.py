@@ -1,16 +1,18 @@
 """`semidice evaluate` and `semidice calibrate`."""
 
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from ..console import new_console
-from .application import app, reported
+from ..errors import UserError
+from .application import command
 from .options import Interval, MovedDataset, Rules
 
 
-@app.command()
+@command()
 def evaluate(
     run: Annotated[Path | None, typer.Argument(help="Run folder; none with --predictions.")] = None,
     predictions: Annotated[
@@ -58,22 +60,23 @@ def evaluate(
     the rule of each fold on the other folds. They are written to decisions.parquet of the run. With
     --interval, volumes.csv of the run gets the volume of every case, an interval, and the raters' volumes.
 
-    Example: **semidice evaluate runs/first --metric dice_score --metric hausdorff_error_mm -o scores.csv**
+    Example: **semidice evaluate runs/first --metric dice_score --metric hausdorff_error -o scores.csv**
     """
-    with reported("evaluate"):
-        from ..runs.decide import run_decide
-        from ..runs.evaluate import run_evaluate, run_evaluate_files
+    from ..runs.decide import run_decide
+    from ..runs.evaluate import run_evaluate, run_evaluate_files
 
-        _check_evaluated(run, predictions, dataset, unit, interval)
-        options: Any = {"metrics": metrics, "out": out, "unit": unit, "tolerance": tolerance}
-        options["console"] = new_console()
-        if predictions is not None and dataset is not None:
-            options |= {"name": name, "skip_missing": skip_missing, "ignore_placement": ignore_placement}
-            run_evaluate_files(predictions, dataset, rules=decide or (), **options)
-        elif run is not None and (decide or interval is not None):
-            run_decide(run, rules=decide or (), interval=interval, dataset_path=dataset, **options)
-        elif run is not None:
-            run_evaluate(run, dataset_path=dataset, **options)
+    _check_evaluated(run, predictions, dataset, unit, interval)
+    if tolerance is not None and not math.isfinite(tolerance):
+        raise UserError(f"--tolerance must be a finite number of mm; got {tolerance}")
+    options: Any = {"metrics": metrics, "out": out, "unit": unit, "tolerance": tolerance}
+    options["console"] = new_console()
+    if predictions is not None and dataset is not None:
+        options |= {"name": name, "skip_missing": skip_missing, "ignore_placement": ignore_placement}
+        run_evaluate_files(predictions, dataset, rules=decide or (), **options)
+    elif run is not None and (decide or interval is not None):
+        run_decide(run, rules=decide or (), interval=interval, dataset_path=dataset, **options)
+    elif run is not None:
+        run_evaluate(run, dataset_path=dataset, **options)
 
 
 def _check_evaluated(
@@ -81,16 +84,16 @@ def _check_evaluated(
 ) -> None:
     """A ValueError if options of `evaluate` exclude each other, or one of them needs another."""
     if unit not in (None, "scan", "slice"):
-        raise ValueError(f"--unit must be scan or slice; got {unit!r}")
+        raise UserError(f"--unit must be scan or slice; got {unit!r}")
     if (run is None) == (predictions is None):
-        raise ValueError("name a run folder, or --predictions DIR --dataset DATA, and not both")
+        raise UserError("name a run folder, or --predictions DIR --dataset DATA, and not both")
     if predictions is not None and dataset is None:
-        raise ValueError("--predictions needs --dataset DATA, which has the raters' masks")
+        raise UserError("--predictions needs --dataset DATA, which has the raters' masks")
     if predictions is not None and interval is not None:
-        raise ValueError("--interval needs a run: its folds tell how far intervals must be corrected")
+        raise UserError("--interval needs a run: its folds tell how far intervals must be corrected")
 
 
-@app.command()
+@command()
 def calibrate(
     run: Annotated[Path, typer.Argument(help="Run folder.")],
     by: Annotated[
@@ -115,7 +118,6 @@ def calibrate(
 
     Example: **semidice calibrate runs/first --keep isotonic**
     """
-    with reported("calibrate"):
-        from ..runs.calibration import run_calibrate
+    from ..runs.calibration import run_calibrate
 
-        run_calibrate(run, by=by or ("all",), keep=keep, out=out, dataset_path=dataset, console=new_console())
+    run_calibrate(run, by=by or ("all",), keep=keep, out=out, dataset_path=dataset, console=new_console())

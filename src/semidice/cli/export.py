@@ -6,11 +6,11 @@ from typing import Annotated
 import typer
 
 from ..console import new_console, say
-from .application import app, reported
+from .application import command
 from .options import parsed_size
 
 
-@app.command()
+@command()
 def export(
     run: Annotated[Path, typer.Argument(help="Run folder.")],
     out: Annotated[Path, typer.Option("-o", "--out", help="File to write: .onnx, or .pt2 for torch.export.")],
@@ -33,17 +33,16 @@ def export(
 
     Example: **semidice export runs/first --fold 0 -o model.onnx**
     """
-    with reported("export"):
-        from ..integrations.onnx import export_run
-        from ..prediction.command import chosen_folds
-        from ..runs.run import open_run
+    from ..integrations.onnx import export_run
+    from ..prediction.command import chosen_folds
+    from ..runs.run import open_run
 
-        console, trained = new_console(), open_run(run)
-        folds = chosen_folds(trained, fold, console)
-        if trained.folder.calibrator.is_file():
-            say(console, f"the calibrator of {run} is not exported: the file has uncalibrated probabilities")
-        lengths = None if size is None else parsed_size(size)
-        differences = export_run(trained, folds, out, flips=flips, size=lengths)
-        for name, difference in differences.items():
-            say(console, f"largest difference to `semidice predict` on {name}: {difference:.1e}")
-        say(console, f"exported fold {', '.join(map(str, folds))} to {out}")
+    console, trained = new_console(), open_run(run)
+    folds = chosen_folds(trained, fold, console)
+    if trained.folder.calibrator.is_file():
+        say(console, f"the calibrator of {run} is not exported: the file has uncalibrated probabilities")
+    lengths = None if size is None else parsed_size(size)
+    differences = export_run(trained, folds, out, flips=flips, size=lengths)
+    for name, difference in differences.items():
+        say(console, f"largest difference to `semidice predict` on {name}: {difference:.1e}")
+    say(console, f"exported fold {', '.join(map(str, folds))} to {out}")

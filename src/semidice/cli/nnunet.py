@@ -1,13 +1,15 @@
 """`semidice nnunet export | preprocess | train | collect`."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ..console import new_console
-from .application import app, reported
-from .options import Engine, MovedDataset, PreparedDataset
+from ..nnunet.options import RunOptions, TrainerOptions
+from .application import Command, app
+from .options import MovedDataset, PreparedDataset, takes
 
 nnunet_app = typer.Typer(
     help="nnU-Net with several raters: export, preprocess, train, collect; see docs/nnunet.md.",
@@ -17,6 +19,7 @@ nnunet_app = typer.Typer(
 
 
 app.add_typer(nnunet_app, name="nnunet")
+nnunet_command = partial(nnunet_app.command, cls=Command)
 
 
 NnunetName = Annotated[
@@ -40,7 +43,7 @@ Work = Annotated[
 Plans = Annotated[str, typer.Option(help="nnU-Net's plans.")]
 
 
-@nnunet_app.command("export")
+@nnunet_command("export")
 def nnunet_export(data: PreparedDataset, name: NnunetName, work: Work = None) -> None:
     """Write a prepared dataset in nnU-Net's raw layout, with the masks of every rater beside its label.
 
@@ -48,13 +51,13 @@ def nnunet_export(data: PreparedDataset, name: NnunetName, work: Work = None) ->
 
     Example: **semidice nnunet export data Dataset101_Nodules --work nnunet**
     """
-    with reported("nnunet export"):
-        from ..nnunet.command import run_export
+    from ..nnunet.export import export
+    from ..nnunet.folders import NnunetDataset
 
-        run_export(data, name, work, new_console())
+    export(data, NnunetDataset.find(name, work), new_console())
 
 
-@nnunet_app.command("preprocess")
+@nnunet_command("preprocess")
 def nnunet_preprocess(
     name: NnunetName,
     work: Work = None,
@@ -72,41 +75,23 @@ def nnunet_preprocess(
 
     Example: **semidice nnunet preprocess Dataset101_Nodules --work nnunet -c 2d**
     """
-    with reported("nnunet preprocess"):
-        from ..nnunet.command import run_preprocess
+    from ..nnunet.folders import NnunetDataset
+    from ..nnunet.train import preprocess
 
-        chosen = configurations or ["2d", "3d_fullres", "3d_lowres"]
-        run_preprocess(
-            name, work, chosen, new_console(), plans=plans, num_folds=folds, num_processes=processes
-        )
+    chosen = configurations or ["2d", "3d_fullres", "3d_lowres"]
+    dataset = NnunetDataset.find(name, work)
+    preprocess(dataset, chosen, new_console(), plans=plans, num_folds=folds, num_processes=processes)
 
 
-@nnunet_app.command("train")
+@nnunet_command("train")
+@takes
 def nnunet_train(
-    name: NnunetName,
+    dataset: NnunetName,
     configuration: Configuration,
     folds: Annotated[list[str], typer.Argument(help="Folds to train, such as 0 1 2 3 4, or all.")],
+    options: TrainerOptions,
+    run: RunOptions,
     work: Work = None,
-    label: Annotated[str, typer.Option(help="majority, random, mean, dice_weighted or staple.")] = "mean",
-    loss: Annotated[
-        str, typer.Option(help="dml1, dml2, jml1, jml2, sdl or ce; nnunet: its own loss on the majority.")
-    ] = "dml1",
-    run_name: Annotated[
-        str | None, typer.Option("--name", help="Name of this training. Default: label and loss.")
-    ] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="Default: nnU-Net's 1000.")] = None,
-    iterations: Annotated[
-        int | None, typer.Option(min=1, help="Steps per epoch. Default: nnU-Net's 250.")
-    ] = None,
-    teacher: Annotated[
-        str | None, typer.Option(help="Also learn from a finished training: the name of its trainer.")
-    ] = None,
-    calibration: Annotated[str, typer.Option(help="Of the teacher: kde, temperature or none.")] = "kde",
-    plans: Plans = "nnUNetPlans",
-    device: Annotated[str, typer.Option(help="cuda, cpu or mps.")] = "cuda",
-    num_gpus: Annotated[int, typer.Option(min=1, help="GPUs of one training.")] = 1,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue an unfinished training.")] = False,
-    on: Engine = None,
 ) -> None:
     """Train with nnU-Net's own command, with a label of all raters and one of our losses.
 
@@ -114,32 +99,14 @@ def nnunet_train(
 
     Example: **semidice nnunet train Dataset101_Nodules 2d 0 1 2 3 4 --label mean --loss dml1 --work nnunet**
     """
-    with reported("nnunet train"):
-        from ..nnunet.command import run_train
-        from ..nnunet.options import short_options
+    from ..nnunet.folders import NnunetDataset, NnunetTraining
+    from ..nnunet.train import train
 
-        short = short_options(label, loss, teacher, calibration)
-        run_train(
-            name,
-            configuration,
-            folds,
-            work,
-            new_console(),
-            label=short.label,
-            loss=short.loss,
-            teacher=short.teacher,
-            run_name=run_name,
-            epochs=epochs,
-            iterations=iterations,
-            plans=plans,
-            device=device,
-            num_gpus=num_gpus,
-            resume=resume,
-            on=on,
-        )
+    of = NnunetDataset.find(dataset, work)
+    train(NnunetTraining(of, configuration, options.trainer, run.plans), folds, options, run, new_console())
 
 
-@nnunet_app.command("collect")
+@nnunet_command("collect")
 def nnunet_collect(
     name: NnunetName,
     configuration: Configuration,
@@ -163,18 +130,8 @@ def nnunet_collect(
 
     Example: **semidice nnunet collect Dataset101_Nodules 2d -o runs/mean_dml1 --work nnunet**
     """
-    with reported("nnunet collect"):
-        from ..nnunet.command import run_collect
+    from ..nnunet.collect import collect
+    from ..nnunet.folders import NnunetDataset, NnunetTraining
 
-        run_collect(
-            name,
-            configuration,
-            trainer,
-            out,
-            work,
-            new_console(),
-            plans=plans,
-            run_name=run_name,
-            data=dataset,
-            metrics=metrics,
-        )
+    training = NnunetTraining(NnunetDataset.find(name, work), configuration, trainer, plans)
+    collect(training, out, new_console(), name=run_name, dataset=dataset, metrics=metrics)

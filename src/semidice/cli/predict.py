@@ -6,10 +6,10 @@ from typing import Annotated
 import typer
 
 from ..console import new_console
-from .application import app, reported
+from .application import command
 
 
-@app.command()
+@command()
 def predict(
     run: Annotated[Path, typer.Argument(help="Run folder.")],
     inputs: Annotated[list[Path], typer.Argument(help="Images, NIfTI volumes, DICOM series, or folders.")],
@@ -26,7 +26,7 @@ def predict(
         typer.Option(
             metavar="RULE",
             help="Rule that makes masks: argmax, threshold:T, dice, jaccard, nested, mix:W or fitted. "
-            "Default: as in the recipe.",
+            "Default: argmax.",
         ),
     ] = None,
     interval: Annotated[
@@ -39,9 +39,6 @@ def predict(
     window: Annotated[
         int, typer.Option(min=64, help="Larger images are predicted in overlapping windows of this size.")
     ] = 1024,
-    overlap: Annotated[
-        float, typer.Option(min=0, max=0.9, help="Fraction of a window that the next window covers.")
-    ] = 0.25,
     batch_size: Annotated[int, typer.Option(min=1, help="Number of slices predicted at once.")] = 8,
     slice_axis: Annotated[
         int | None,
@@ -63,21 +60,19 @@ def predict(
 
     Example: **semidice predict runs/first new_scans -o predictions**
     """
-    with reported("predict"):
-        from ..prediction.command import PredictOptions, run_predict
+    from ..prediction.command import PredictOptions, run_predict
 
-        options = PredictOptions(
-            fold=fold,
-            flips=flips,
-            decide=decide,
-            interval=interval,
-            uncertainty=uncertainty,
-            window=window,
-            overlap=overlap,
-            batch_size=batch_size,
-            slice_axis=slice_axis,
-            calibrate=calibrate,
-            device=device,
-            overwrite=overwrite,
-        )
-        run_predict(run, inputs, out, options, console=new_console())
+    options = PredictOptions(
+        fold=fold,
+        flips=flips,
+        decide=decide,
+        interval=interval,
+        uncertainty=uncertainty,
+        window=window,
+        batch_size=batch_size,
+        slice_axis=slice_axis,
+        calibrate=calibrate,
+        device=device,
+        overwrite=overwrite,
+    )
+    run_predict(run, inputs, out, options, console=new_console())

@@ -6,11 +6,11 @@ from typing import Annotated
 import typer
 
 from ..console import new_console
-from .application import app, reported
+from .application import command
 from .options import Accelerator, Overrides
 
 
-@app.command()
+@command()
 def train(
     recipe: Annotated[
         str, typer.Argument(help="YAML file or name of a shipped recipe, such as auto or quick.")
@@ -21,9 +21,9 @@ def train(
     overrides: Overrides = None,
     resume: Annotated[bool, typer.Option(help="Continue an existing run.")] = False,
     accelerator: Accelerator = "auto",
-    devices: Annotated[int, typer.Option(min=1, help="Devices per machine.")] = 1,
-    nodes: Annotated[int, typer.Option(min=1, help="Number of machines.")] = 1,
-    strategy: Annotated[str, typer.Option(help="auto, or ddp for several devices.")] = "auto",
+    devices: Annotated[
+        int, typer.Option(min=1, help="Devices of this machine; for several machines, start it by torchrun.")
+    ] = 1,
     log: Annotated[
         list[str] | None,
         typer.Option(help="Also log to mlflow or wandb, in the run folder; nothing is sent. Repeatable."),
@@ -36,22 +36,19 @@ def train(
 
     Example: **semidice train auto --set data.dataset=data --set schedule.epochs=30 -o runs/first**
     """
-    with reported("train"):
-        from ..integrations.loggers import new_loggers
-        from ..recipes import read_recipe
-        from ..recipes.grid import folder_name
-        from ..training.command import run_train
+    from ..integrations.loggers import new_loggers
+    from ..recipes import read_recipe
+    from ..recipes.grid import folder_name
+    from ..training.command import run_train
 
-        loggers = new_loggers(log or ())
-        resolved = read_recipe(recipe, overrides or (), accelerator=accelerator)
-        run_train(
-            resolved,
-            out or Path("runs") / folder_name(resolved.name),
-            new_console(),
-            resume=resume,
-            accelerator=accelerator,
-            devices=devices,
-            nodes=nodes,
-            strategy=strategy,
-            loggers=loggers,
-        )
+    loggers = new_loggers(log or ())
+    resolved = read_recipe(recipe, overrides or (), accelerator=accelerator)
+    run_train(
+        resolved,
+        out or Path("runs") / folder_name(resolved.name),
+        new_console(),
+        resume=resume,
+        accelerator=accelerator,
+        devices=devices,
+        loggers=loggers,
+    )

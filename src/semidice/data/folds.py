@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from ..limits import MAX_FOLDS, read_bytes
+from ..errors import UserError, read_record
 from ..paths import write_text
 from .dataset import Dataset
 from .manifest import Record
@@ -22,7 +22,7 @@ class _Folds(Record):
     """The content of folds.json."""
 
     version: Literal[1] = 1
-    num_folds: int = Field(ge=2, le=MAX_FOLDS)
+    num_folds: int = Field(ge=2)
     fold_of_case: dict[str, int]
 
 
@@ -36,12 +36,12 @@ def split_folds(patients: Sequence[str], *, num_folds: int = 5, seed: int = 0) -
     [0, 0, 0, 1, 1]
     """
     if num_folds < 2:
-        raise ValueError(
+        raise UserError(
             f"num_folds must be 2 or more, so that a case is not validated on itself; got {num_folds}"
         )
     num_cases = Counter(patients)
     if len(num_cases) < num_folds:
-        raise ValueError(
+        raise UserError(
             f"{num_folds} folds need {num_folds} patients or more, because a patient is in one fold; the "
             f"{len(patients)} cases have {len(num_cases)} patients: lower num_folds, or add patients"
         )
@@ -82,7 +82,7 @@ def fold_cases(fold_of_case: Sequence[int], fold: int) -> tuple[list[int], list[
 def write_folds(path: Path, dataset: Dataset, fold_of_case: Sequence[int]) -> None:
     """Store the folds of a dataset's cases, after the checks of `read_folds`."""
     if len(fold_of_case) != len(dataset):
-        raise ValueError(
+        raise UserError(
             f"fold_of_case needs a fold for each of {len(dataset)} cases; got {len(fold_of_case)}"
         )
     names = [case.name for case in dataset.cases]
@@ -97,14 +97,7 @@ def read_folds(path: Path, dataset: Dataset) -> list[int]:
 
     A ValueError if the names of the cases differ, a patient is in two folds, or a fold is empty.
     """
-    try:
-        folds = _Folds.model_validate_json(read_bytes(path))
-    except OSError as error:
-        raise ValueError(f"cannot read folds from {path}: {error.strerror or error}") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "as a whole"
-        raise ValueError(f"{path} does not hold folds of this semidice: {where}: {first['msg']}") from error
+    folds = read_record(path, _Folds)
     _check_folds(folds, dataset, str(path))
     return [folds.fold_of_case[case.name] for case in dataset.cases]
 
@@ -114,20 +107,20 @@ def _check_folds(folds: _Folds, dataset: Dataset, where: str) -> None:
     differ = sorted(names ^ folds.fold_of_case.keys())
     if differ:
         lacks = "does not have" if differ[0] in names else "also has"
-        raise ValueError(
+        raise UserError(
             f"{where} does not belong to the dataset {dataset.folder.path}: it {lacks} case {differ[0]}, and "
             f"{len(differ) - 1} more names differ: use the dataset of the run, or start a new run"
         )
     numbers = set(folds.fold_of_case.values())
     if len(numbers) != folds.num_folds or numbers != set(range(folds.num_folds)):
-        raise ValueError(
+        raise UserError(
             f"{where} has cases in folds {sorted(numbers)}; each of 0 to {folds.num_folds - 1} needs one"
         )
     fold_of_patient: dict[str, int] = {}
     for case in dataset.cases:
         fold = folds.fold_of_case[case.name]
         if fold_of_patient.setdefault(case.patient, fold) != fold:
-            raise ValueError(
+            raise UserError(
                 f"{where} puts patient {case.patient} into folds {fold_of_patient[case.patient]} and {fold}: "
                 "a model would be validated on a patient of its training; make the folds with split_folds"
             )

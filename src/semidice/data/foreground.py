@@ -46,7 +46,7 @@ def foreground_facts(dataset: Dataset) -> ForegroundFacts:
 
 def _read_facts(dataset: Dataset) -> ForegroundFacts:
     numbers = np.unique(np.linspace(0, len(dataset) - 1, min(_MAX_CASES, len(dataset))).round().astype(int))
-    num_axes = len(dataset.cases[0].shape)
+    num_axes = dataset.num_axes
     centres, class_centres = [], []
     for number in numbers:
         masks = dataset.masks(int(number))

@@ -22,12 +22,17 @@ import numpy as np
 from jaxtyping import Float32
 from torch import Tensor
 
+from ..errors import UserError
 from .manifest import PrepareOptions, Scan
 from .resample import resize_image
 
 # the intensity in [0, 1] is the stored value times this unit
 INTENSITY_UNITS = {"uint8": 1 / 255, "int16": 1 / 32767}
 
+_PERCENTILES = (0.5, 99.5)
+_BYTES = (0.0, 255.0)
+
+# raw values of a channel that become 0 and 1
 Limits = tuple[float, float]
 
 # values that are added at once; their squares fit into int64
@@ -46,55 +51,47 @@ def levels_of(dtype: np.dtype[np.generic]) -> int:
     return round(1 / INTENSITY_UNITS[dtype.name])
 
 
-def intensity_limits(image: np.ndarray, options: PrepareOptions) -> list[Limits] | None:
-    """The raw values of each channel that become 0 and 1; None if 0 .. 255 are stored as they are.
-
-    image: (channels, *space), of the whole scan.
-    """
-    keeps_bytes = image.dtype == np.uint8 if options.keep_bytes is None else options.keep_bytes
-    keeps_bytes = keeps_bytes and options.window is None
+def intensity_limits(image: np.ndarray, options: PrepareOptions) -> list[Limits]:
+    """The raw values of each channel of a whole scan (channels, *space) that become 0 and 1."""
     limits = []
     for number, channel in enumerate(image, 1):
         lowest, highest = float(channel.min()), float(channel.max())
+        holds = f"channel {number} holds values from {lowest:g} to {highest:g}"
         # both are NaN if any value is NaN
         if not (np.isfinite(lowest) and np.isfinite(highest)):
-            raise ValueError(f"channel {number} holds values that are not finite: repair the image")
+            raise UserError(f"channel {number} holds values that are not finite: repair the image")
         if lowest == highest:
-            raise ValueError(f"channel {number} is {lowest:g} everywhere: the image has no contrast")
-        if options.window is not None:
+            raise UserError(f"channel {number} is {lowest:g} everywhere: the image has no contrast")
+        if options.keep_bytes:
+            is_share = channel.dtype != np.uint8 and highest <= 1 and (channel != np.rint(channel)).any()
+            if lowest < 0 or highest > 255 or is_share:
+                raise UserError(
+                    f"{holds}, but the dataset has 8-bit pictures with values from 0 to 255: save the image "
+                    "with 8 bits"
+                )
+            limits.append(_BYTES)
+        elif options.window is not None:
             low, high = options.window
             if lowest >= high or highest <= low:
-                raise ValueError(
-                    f"channel {number} holds values from {lowest:g} to {highest:g}, none of them in the "
-                    f"window ({low:g}, {high:g}): choose another --window"
+                raise UserError(
+                    f"{holds}, none of them in the window ({low:g}, {high:g}): choose another --window"
                 )
             limits.append((low, high))
-        elif keeps_bytes:
-            _check_bytes(channel, number, lowest, highest)
         else:
             # the same type for every file, so that a copy of another type has the same percentiles
-            values = channel.astype(np.float32, copy=False)
-            low, high = map(float, np.percentile(values, options.percentiles))
+            low, high = map(float, np.percentile(channel.astype(np.float32, copy=False), _PERCENTILES))
             limits.append((low, high) if low < high else (lowest, highest))
-    return None if keeps_bytes else limits
+    return limits
 
 
-def _check_bytes(channel: np.ndarray, number: int, lowest: float, highest: float) -> None:
-    """A ValueError if the values of a channel are not those of an 8-bit picture."""
-    is_share = channel.dtype != np.uint8 and highest <= 1 and (channel != np.rint(channel)).any()
-    if lowest < 0 or highest > 255 or is_share:
-        raise ValueError(
-            f"channel {number} holds values from {lowest:g} to {highest:g}, but the dataset has 8-bit "
-            "pictures with values from 0 to 255: save the image with 8 bits"
-        )
-
-
-def stored_image(image: np.ndarray, limits: list[Limits] | None, size: tuple[int, int] | None) -> np.ndarray:
+def stored_image(
+    image: np.ndarray, limits: Sequence[Limits], size: tuple[int, int] | None, *, keep_bytes: bool
+) -> np.ndarray:
     """The image of one case (channels, *space) as it is stored, with the limits of its scan.
 
     size: of the result; None keeps the size.
     """
-    if limits is None:
+    if keep_bytes:
         # float32 holds all 256 values exactly
         resized = image if size is None else np.rint(resize_image(image.astype(np.float32), size))
         return resized.astype(np.uint8, copy=False)
@@ -135,8 +132,6 @@ def pooled_mean_std(scans: Sequence[Scan]) -> MeanStd:
     count = sum(scan.num_voxels for scan in scans)
     sums: list[tuple[Fraction, Fraction]] = []
     for scan in scans:
-        assert scan.mean is not None
-        assert scan.std is not None
         sums = sums or [(Fraction(0), Fraction(0))] * len(scan.mean)
         # fractions are exact: the order of the scans does not matter
         moments = [(Fraction(mean), Fraction(std)) for mean, std in zip(scan.mean, scan.std, strict=True)]
@@ -148,7 +143,7 @@ def pooled_mean_std(scans: Sequence[Scan]) -> MeanStd:
     for channel, (total, squares) in enumerate(sums, 1):
         variance = squares / count - (total / count) ** 2
         if not variance:
-            raise ValueError(f"channel {channel} has the same value in all cases: it has no contrast")
+            raise UserError(f"channel {channel} has the same value in all cases: it has no contrast")
         means.append(float(total / count))
         deviations.append(math.sqrt(variance))
     return MeanStd(tuple(means), tuple(deviations))

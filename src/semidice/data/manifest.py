@@ -7,28 +7,20 @@ a scan are found by its name, which must be safe as a file name.
 import json
 import math
 import shlex
-from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    model_serializer,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from ..limits import MAX_PIXELS, MAX_RATERS, check_shape, read_bytes
+from ..errors import UserError, read_record
 from ..paths import DatasetFolder, check_name
 
 Kind = Literal["images", "masks", "truth"]
 Slices = Literal["none", "all", "foreground"]
 Name = Annotated[str, AfterValidator(check_name)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+# class maps are stored as uint8
+MAX_CLASSES = 256
 
 
 class Record(BaseModel):
@@ -48,14 +40,8 @@ class PrepareOptions(Record):
         default=None,
         description="raw values that become 0 and 1, such as HU -60 and 140; values outside are clipped",
     )
-    percentiles: tuple[float, float] = Field(
-        default=(0.5, 99.5),
-        description="of a scan's channel, which become 0 and 1 without a window and without `keep_bytes`",
-    )
-    keep_bytes: bool | None = Field(
-        default=None,
-        description="whether 0 and 255 become 0 and 1, for a dataset of 8-bit pictures; None, of an older "
-        "semidice, decides it for each image by its type",
+    keep_bytes: bool = Field(
+        default=False, description="whether 0 and 255 become 0 and 1, for a dataset of 8-bit pictures"
     )
     slices: Slices = Field(
         default="none",
@@ -66,20 +52,15 @@ class PrepareOptions(Record):
     )
     ignore_placement: bool = Field(
         default=False,
-        description="accept a mask with the shape of its image, also if the headers are not aligned",
+        description="accept a mask with the shape of its image, even if the headers are not aligned",
     )
 
     @model_validator(mode="after")
     def _ordered(self) -> "PrepareOptions":
         if self.size is not None and min(self.size) < 1:
-            raise ValueError(f"size needs 1 or more rows and columns; got {self.size}")
-        if self.size is not None:
-            check_shape(self.size, "size", max_values=MAX_PIXELS)
+            raise UserError(f"size needs 1 or more rows and columns; got {self.size}")
         if self.window is not None and not self.window[0] < self.window[1]:
-            raise ValueError(f"window needs the lower value first; got {self.window}")
-        low, high = self.percentiles
-        if not 0 <= low < high <= 100:
-            raise ValueError(f"percentiles need 0 <= low < high <= 100; got {self.percentiles}")
+            raise UserError(f"window needs the lower value first; got {self.window}")
         return self
 
 
@@ -89,37 +70,35 @@ class Scan(Record):
     name: Name
     patient: str = Field(description="the same for all scans of one person")
     slices: tuple[int, ...] | None = Field(
-        None, description="the volume's slices that became cases; None if the scan is one case"
+        default=None, description="the volume's slices that became cases; None if the scan is one case"
     )
     shape: tuple[int, ...] = Field(description="of one case, without channels: rows, columns; or of a volume")
     spacing_mm: tuple[float, ...] | None = Field(
-        description="voxel sizes along the axes of `shape`, then the slice thickness, if it is known; "
-        "None if the raw file does not say"
+        description="voxel sizes along the axes of `shape`; None if the raw file does not say"
+    )
+    thickness_mm: float | None = Field(
+        default=None, description="distance of the slices of a volume, if it is known"
     )
     affine: tuple[tuple[float, ...], ...] | None = Field(
-        None, description="4 x 4, from voxels of the raw image to mm; None if the format has none"
+        default=None, description="4 x 4, from voxels of the raw image to mm; None if the format has none"
+    )
+    orientation: str = Field(
+        default="",
+        description="where the raw axes lead, such as RAS; empty: a picture, ?: not known",
     )
     raw_shape: tuple[int, ...] = Field(
         description="spatial shape of the raw image, before slicing and resizing"
     )
-    raters: tuple[str, ...] = Field(description="the raters who looked at this scan")
+    raters: tuple[str, ...] = Field(min_length=1, description="the raters who looked at this scan")
+    drawn: tuple[int, ...] | None = Field(default=None, description="the classes that somebody drew in it")
+    limits: tuple[tuple[float, float], ...] = Field(
+        default=(), description="raw values of each channel, now 0 and 1"
+    )
     inputs: dict[str, Sha256] = Field(description="SHA-256 of each raw file, by its path in the raw folder")
     arrays: dict[Kind, Sha256] = Field(description="SHA-256 of the file of each stored array")
-    mean: tuple[float, ...] | None = Field(
-        None, description="of each channel's intensity over the scan; None if prepared by an older semidice"
-    )
-    std: tuple[float, ...] | None = Field(None, description="of each channel, 0 or more")
-
-    @model_validator(mode="after")
-    def _bounded(self) -> "Scan":
-        for name in ("shape", "raw_shape"):
-            check_shape(getattr(self, name), f"{name} of scan {self.name}")
-        return self
-
-    @property
-    def known_spacing_mm(self) -> tuple[float, ...] | None:
-        """`spacing_mm`, but None for a picture: an older semidice stored 1 mm there."""
-        return None if self.affine is None else self.spacing_mm
+    num_bytes: dict[Kind, int] = Field(description="size of the file of each stored array")
+    mean: tuple[float, ...] = Field(description="of each channel's intensity over the scan")
+    std: tuple[float, ...] = Field(description="of each channel, 0 or more")
 
     @property
     def num_cases(self) -> int:
@@ -130,6 +109,12 @@ class Scan(Record):
         """Of all cases together."""
         return self.num_cases * math.prod(self.shape)
 
+    @property
+    def voxel_mm(self) -> tuple[float, ...]:
+        """Voxel sizes along the axes of `shape`, then the distance of slices, as far as they are known."""
+        thickness = () if self.thickness_mm is None else (self.thickness_mm,)
+        return () if self.spacing_mm is None else (*self.spacing_mm, *thickness)
+
     def case_name(self, row: int) -> str:
         """The scan's name, or that of the slice in row `row` of its arrays."""
         return self.name if self.slices is None else f"{self.name}_slice{self.slices[row]:04d}"
@@ -138,46 +123,42 @@ class Scan(Record):
         """The scan's name, or one for each slice."""
         return tuple(map(self.case_name, range(self.num_cases)))
 
-    @model_serializer(mode="wrap")
-    def _without_unknown_numbers(self, handler: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
-        # so that the manifest of an older semidice keeps its SHA-256, which runs have stored
-        missing = {name for name in ("mean", "std") if getattr(self, name) is None}
-        return {name: value for name, value in handler(self).items() if name not in missing}
-
 
 class Manifest(Record):
     """The content of manifest.json."""
 
     version: Literal[1] = 1
     source: str = Field(description="name of the source, see `data.sources`")
+    raw_folder: str = Field(default="", description="where the raw files were")
     class_names: tuple[str, ...] = Field(min_length=2, description="class 0, the background, comes first")
-    raters: tuple[str, ...] = Field(
-        min_length=1, max_length=MAX_RATERS, description="all raters of the dataset: the rater axis"
-    )
+    raters: tuple[str, ...] = Field(min_length=1, description="all raters of the dataset: the rater axis")
     channels: tuple[str, ...] = Field(min_length=1, description="of the images, such as CT, or T1 and T2")
     mean: tuple[float, ...] = Field(description="of each channel's intensity in [0, 1] over the dataset")
     std: tuple[float, ...] = Field(description="of each channel, above 0")
-    options: dict[str, Any] = Field(description="options of `semidice prepare`, resolved")
+    options: PrepareOptions = Field(description="of `semidice prepare`, resolved")
+    class_of: dict[str, int] | None = Field(
+        default=None, description="the class of each value or label in a mask"
+    )
+    made_with: dict[str, Any] | None = Field(default=None, description="options of a phantom")
+    left_out: tuple[str, ...] = Field(default=(), description="problems of scans that were left out")
     scans: tuple[Scan, ...] = Field(min_length=1)
 
-    @model_validator(mode="after")
-    def _consistent(self) -> "Manifest":
-        names = Counter(scan.name.casefold() for scan in self.scans)
-        repeated = sorted(name for name, count in names.items() if count > 1)
-        if repeated:
-            raise ValueError(f"scans {', '.join(repeated)} occur twice")
-        for scan in self.scans:
-            unknown = set(scan.raters) - set(self.raters)
-            if unknown or not scan.raters:
-                raise ValueError(f"scan {scan.name} has raters {scan.raters}; the dataset has {self.raters}")
-        for record, of_scan in ((self, ""), *((scan, f" of scan {scan.name}") for scan in self.scans)):
-            for name in ("mean", "std"):
-                numbers = getattr(record, name)
-                if numbers is not None and len(numbers) != len(self.channels):
-                    raise ValueError(
-                        f"{name}{of_scan} needs one number for each of {len(self.channels)} channels"
-                    )
-        return self
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What makes numbers of this dataset mean less than they seem."""
+        found = []
+        drawn = [set(scan.drawn) for scan in self.scans if scan.drawn is not None]
+        never = [name for number, name in enumerate(self.class_names) if number not in set().union(*drawn)]
+        if never and len(drawn) == len(self.scans):
+            found.append(f"nobody drew {', '.join(never)} in any case: means over classes leave it out")
+        orientations = {scan.orientation: scan.name for scan in self.scans if scan.orientation != "?"}
+        if len(orientations) > 1:
+            kinds = ", ".join(f"{kind or 'none'} ({name})" for kind, name in sorted(orientations.items()))
+            found.append(
+                f"the axes of the scans lead to different sides of the patient, {kinds}: slices are cut "
+                "along one axis of the files; bring all scans into one orientation and prepare them again"
+            )
+        return tuple(found)
 
 
 def manifest_text(manifest: Manifest) -> str:
@@ -189,23 +170,20 @@ def manifest_text(manifest: Manifest) -> str:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a prepared dataset; a ValueError says what is wrong, and what to do."""
-    path = DatasetFolder(folder).manifest
-    if not path.is_file():
-        if not folder.is_dir():
-            raise ValueError(
-                f"there is no folder {folder}: make a dataset with `semidice prepare SOURCE RAW_DIR {folder}`"
-            )
-        # a dataset is never written into the raw folder
-        inside = Path("data").resolve().is_relative_to(folder.resolve())
-        out = f"{folder.resolve()}_prepared" if inside else "data"
-        raise ValueError(
-            f"{folder} has no {path.name}, so it is not a prepared dataset: make one from raw images with "
-            f"`semidice prepare folder {shlex.quote(str(folder))} {shlex.quote(out)}`"
+    """The manifest of a prepared dataset; a UserError says what is wrong, and what to do."""
+    dataset = DatasetFolder(folder)
+    if dataset.manifest.is_file():
+        return read_record(dataset.manifest, Manifest)
+    if not folder.is_dir():
+        raise UserError(
+            f"there is no folder {folder}: make a dataset with `semidice prepare SOURCE RAW_DIR {folder}`"
         )
-    try:
-        return Manifest.model_validate_json(read_bytes(path))
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "as a whole"
-        raise ValueError(f"{path} is not a manifest of this semidice: {where}: {first['msg']}") from error
+    if dataset.entries.is_dir():
+        raise UserError(f"{folder} is not finished: run the same `semidice prepare` again, which continues")
+    # a dataset is never written into the raw folder
+    inside = Path("data").resolve().is_relative_to(folder.resolve())
+    out = f"{folder.resolve()}_prepared" if inside else "data"
+    raise UserError(
+        f"{folder} has no manifest.json, so it is not a prepared dataset: make one from raw images with "
+        f"`semidice prepare folder {shlex.quote(str(folder))} {shlex.quote(out)}`"
+    )

@@ -10,6 +10,8 @@ import torch
 from jaxtyping import Integer, UInt8
 from torch import Tensor
 
+from ..errors import UserError
+
 
 def num_planes(num_classes: int) -> int:
     """Number of bits for the indices of `num_classes` classes, 2 to 256.
@@ -18,7 +20,7 @@ def num_planes(num_classes: int) -> int:
     [1, 2, 2, 3, 8]
     """
     if not 2 <= num_classes <= 256:
-        raise ValueError(f"masks must have 2 to 256 classes; got {num_classes}")
+        raise UserError(f"masks must have 2 to 256 classes; got {num_classes}")
     return (num_classes - 1).bit_length()
 
 

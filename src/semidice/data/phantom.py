@@ -25,6 +25,7 @@ from jaxtyping import Bool, Float, Float32, Int64
 from torch import Tensor
 
 from ..arrays import check_non_negative
+from ..errors import UserError
 
 # lengths are in pixels of an image whose shorter side has this many, and scale with the image
 _REFERENCE_SIDE = 64
@@ -72,11 +73,11 @@ class PhantomOptions:
     def __post_init__(self) -> None:
         for name, least in (("num_cases", 1), ("num_raters", 1), ("num_classes", 2), ("seed", 0)):
             if getattr(self, name) < least:
-                raise ValueError(f"{name} must be {least} or more; got {getattr(self, name)}")
+                raise UserError(f"{name} must be {least} or more; got {getattr(self, name)}")
         if len(self.size) != 2 or min(self.size) < 8:
-            raise ValueError(f"size must be (height, width), each 8 pixels or more; got {tuple(self.size)}")
+            raise UserError(f"size must be (height, width), each 8 pixels or more; got {tuple(self.size)}")
         if not 0 <= self.miss <= 0.5:
-            raise ValueError(
+            raise UserError(
                 f"miss must be from 0 to 0.5, as faint lesions are missed twice as often; got {self.miss}"
             )
         check_non_negative(bias=self.bias, offset=self.offset, wobble=self.wobble, noise=self.noise)

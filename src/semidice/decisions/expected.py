@@ -15,13 +15,15 @@ separable. Everything is float64. docs/theory.md has the derivation.
 """
 
 import math
-from collections.abc import Iterator
-from functools import lru_cache
+from collections.abc import Callable, Iterator
+from functools import lru_cache, partial
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
+
+from .decision import Decision
 
 # The trapezoidal rule with this step has a relative error of 2 |Γ(1 + 2πi / step)| < 2e-14.
 _STEP = 0.28
@@ -72,8 +74,8 @@ def empty_probability(p: Float[Tensor, "R m"]) -> Float[Tensor, " R"]:
     return torch.log1p(-p).sum(1, dtype=torch.float64).exp()
 
 
-def dice_of_likeliest(p: Float[Tensor, "R m"]) -> Float[Tensor, "R m+1"]:
-    """Expected Dice of the k first voxels for k = 0 ... m, independent voxels; p is sorted, largest first."""
+def dice_of_first(p: Float[Tensor, "R m"]) -> Float[Tensor, "R m+1"]:
+    """Expected Dice of the k first voxels for k = 0 ... m, in any order; independent voxels."""
     k = torch.arange(1, p.shape[1] + 1, dtype=torch.float64, device=p.device)
     scores = torch.zeros_like(p)
     for s, w in _blocks(2 * p.shape[1] + 2, p.numel(), p.device):
@@ -84,8 +86,8 @@ def dice_of_likeliest(p: Float[Tensor, "R m"]) -> Float[Tensor, "R m+1"]:
     return _with_empty(empty_probability(p), scores)
 
 
-def jaccard_of_likeliest(p: Float[Tensor, "R m"]) -> Float[Tensor, "R m+1"]:
-    """Expected Jaccard of the k first voxels for k = 0 ... m, independent voxels; p is sorted, largest first.
+def jaccard_of_first(p: Float[Tensor, "R m"]) -> Float[Tensor, "R m+1"]:
+    """Expected Jaccard of the k first voxels for k = 0 ... m, in any order; independent voxels.
 
     The union k + R does not depend on the voxels in the set, so E[I / (k + R)] = E[I] E[1 / (k + R)].
     """
@@ -145,42 +147,39 @@ def level_weights(num_occupied: int, largest: Tensor) -> Float[Tensor, " L"]:
     return ends
 
 
-def expected_dice(p: Float[Tensor, "R n"], mask: Bool[Tensor, "R n"], *, exact: bool) -> Float[Tensor, " R"]:
-    """Expected Dice of any masks, independent voxels; if not `exact`, 2 E[I] / (k + E[Z])."""
-    size, overlap = mask.sum(1), torch.where(mask, p, 0).sum(1, dtype=torch.float64)
+def mixture(rule: Decision, independent: Callable[[], Tensor], nested: Callable[[], Tensor]) -> Tensor:
+    """What a rule maximises, (1 - W) independent + W nested; a part without weight is not computed."""
+    weight = rule.parameter or float(rule.rule == "nested")
+    if weight in (0, 1):
+        return nested() if weight else independent()
+    return (1 - weight) * independent() + weight * nested()
+
+
+def expected_score(
+    rule: Decision, p: Float[Tensor, "R n"], mask: Bool[Tensor, "R n"], *, exact: bool
+) -> Float[Tensor, " R"]:
+    """What a rule maximises, of any masks, float64; if not `exact`, of first order or from levels."""
+    return mixture(rule, partial(_independent, rule, p, mask, exact), partial(_nested, p, mask, exact))
+
+
+def _independent(rule: Decision, p: Tensor, mask: Tensor, exact: bool) -> Float[Tensor, " R"]:
+    """Expected Dice or Jaccard; of first order 2 E[I] / (k + E[Z]) and E[I] / (k + E[R])."""
+    size = mask.sum(1)
     if exact:
-        p = p.double()
-        scores = torch.zeros_like(overlap)
-        for s, w in _blocks(2 * p.shape[1] + 2, p.numel(), p.device):
-            of_voxel = _generating(p, s)
-            of_all = of_voxel.log().sum(2).exp()
-            share = torch.where(mask, p / of_voxel, 0).sum(2)
-            scores += (2 * w[..., 0] * torch.exp(-s[..., 0] * (size + 1)) * of_all * share).sum(0)
+        # the first k voxels of this order are the mask
+        order = mask.int().argsort(dim=1, descending=True, stable=True)
+        score_of_first = jaccard_of_first if rule.rule == "jaccard" else dice_of_first
+        return score_of_first(p.double().gather(1, order)).gather(1, size.unsqueeze(1)).squeeze(1)
+    overlap = torch.where(mask, p, 0).sum(1, dtype=torch.float64)
+    total = size + p.sum(1, dtype=torch.float64)
+    if rule.rule == "jaccard":
+        scores = overlap / (total - overlap).clamp_min(1)
     else:
-        scores = 2 * overlap / (size + p.sum(1, dtype=torch.float64)).clamp_min(1)
+        scores = 2 * overlap / total.clamp_min(1)
     return torch.where(size > 0, scores, empty_probability(p))
 
 
-def expected_jaccard(
-    p: Float[Tensor, "R n"], mask: Bool[Tensor, "R n"], *, exact: bool
-) -> Float[Tensor, " R"]:
-    """Expected Jaccard of any masks, independent voxels; if not `exact`, E[I] / (k + E[R])."""
-    size, overlap = mask.sum(1), torch.where(mask, p, 0).sum(1, dtype=torch.float64)
-    if exact:
-        p = p.double()
-        reciprocal = torch.zeros_like(overlap)
-        for s, w in _blocks(2 * p.shape[1] + 2, p.numel(), p.device):
-            logs = torch.where(mask, 1, _generating(p, s)).log().sum(2)
-            reciprocal += (w[..., 0] * torch.exp(-s[..., 0] * size + logs)).sum(0)
-    else:
-        reciprocal = 1 / (size + p.sum(1, dtype=torch.float64) - overlap).clamp_min(1)
-    return torch.where(size > 0, overlap * reciprocal, empty_probability(p))
-
-
-def expected_nested_dice(
-    p: Float[Tensor, "R n"], mask: Bool[Tensor, "R n"], *, exact: bool
-) -> Float[Tensor, " R"]:
-    """Expected Dice of any masks, nested raters; if not `exact`, from the volumes at NUM_LEVELS offsets."""
+def _nested(p: Tensor, mask: Tensor, exact: bool) -> Float[Tensor, " R"]:
     size, empty = mask.sum(1), 1 - p.amax(1).double()
     if exact:
         ordered, order = p.double().sort(dim=1, descending=True, stable=True)

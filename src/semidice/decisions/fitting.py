@@ -8,18 +8,16 @@ candidate is better by more than 1.645 standard errors of the paired difference 
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Integer
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ..arrays import check_prediction, check_target
+from ..arrays import check_prob, describe, read_target
 from .decision import Decision
-from .objective import Objective
-from .thresholds import thresholds
+from .masks import decide, limits
 
 PLAIN = Decision("argmax")
 MIN_STANDARD_ERRORS = 1.645
@@ -33,8 +31,6 @@ CANDIDATES: tuple[str, ...] = (
     "mix:0.75",
     *(f"threshold:{percent / 100:g}" for percent in range(10, 91, 5)),
 )
-
-_PLAIN_THRESHOLDS = ("argmax", "threshold")
 
 Case = tuple[Tensor, Tensor, Tensor | None, str]
 # the patient, and the score of each candidate by its text, argmax first
@@ -67,12 +63,11 @@ def fit_decision(cases: Iterable[Case], candidates: Sequence[str] = CANDIDATES) 
 
 def score_candidates(cases: Iterable[Case], candidates: Sequence[str] = CANDIDATES) -> Iterator[ScoredCase]:
     """The scores of each case, for `choose_decision`: a case may have a part in several fits."""
-    names = list(dict.fromkeys(chain([str(PLAIN)], (str(Decision.parse(text)) for text in candidates))))
-    decisions = [Decision.parse(name) for name in names]
+    rules = list(dict.fromkeys([PLAIN, *map(Decision.parse, candidates)]))
     for prob, target, valid, patient in cases:
         if valid is None or bool(valid.any()):
-            scores = _case_scores(prob, target, valid, decisions)
-            yield patient, dict(zip(names, scores.tolist(), strict=True))
+            scores = _case_scores(prob, target, valid, rules)
+            yield patient, dict(zip(map(str, rules), scores.tolist(), strict=True))
 
 
 def choose_decision(scored: Iterable[ScoredCase]) -> FittedDecision:
@@ -96,21 +91,26 @@ def choose_decision(scored: Iterable[ScoredCase]) -> FittedDecision:
 
 def _case_scores(
     prob: Float[Tensor, "C *space"],
-    target: Integer[Tensor, "*space"],
+    target: Tensor,
     valid: Bool[Tensor, "*space"] | None,
     decisions: Sequence[Decision],
 ) -> np.ndarray:
     """Mean foreground Dice of each decision."""
+    if target.is_floating_point() or target.shape != prob.shape[1:]:
+        raise ValueError(
+            f"target must be a class map {tuple(prob.shape[1:])}; got {describe(target)}: use "
+            "majority_label(masks).argmax(0), or label.argmax(0) for a label"
+        )
     prob, target = prob.unsqueeze(0), target.unsqueeze(0)
     valid = None if valid is None else valid.unsqueeze(0)
-    check_prediction(prob)
-    check_target(prob, target, valid=valid, has_ignore_index=False)
+    check_prob(prob, valid)
+    read_target(prob, target, valid=valid)
     if prob.shape[1] <= 2:
         return _binary_scores(prob[0, -1], target[0] == 1, valid, decisions)
     wanted = torch.stack([target == number for number in range(1, prob.shape[1])], 1)
     if valid is not None:
         wanted &= valid.unsqueeze(1)
-    masks = (decision.masks(prob, valid=valid)[:, 1:] for decision in decisions)
+    masks = (decide(prob, decision, valid=valid)[:, 1:] for decision in decisions)
     return np.array([_mean_dice(mask, wanted) for mask in masks])
 
 
@@ -131,18 +131,8 @@ def _binary_scores(
     p = p.flatten().to(torch.promote_types(p.dtype, torch.float32))
     ordered, order = p.sort(descending=True)
     true_positive = F.pad(wanted.flatten()[order].cumsum(0), (1, 0))
-    sizes = len(p) - torch.searchsorted(ordered.flip(0), _thresholds(ordered, decisions), right=True)
+    sizes = len(p) - torch.searchsorted(ordered.flip(0), limits(ordered[None], decisions)[0], right=True)
     return _dice(true_positive[sizes], sizes, true_positive[-1]).cpu().numpy()
-
-
-def _thresholds(p: Float[Tensor, " n"], decisions: Sequence[Decision]) -> Float[Tensor, " D"]:
-    """The threshold of each decision for one foreground channel."""
-    optimal = [decision for decision in decisions if decision.rule not in _PLAIN_THRESHOLDS]
-    objectives = [Objective(decision.rule, decision.parameter or 0.0) for decision in optimal]
-    found = dict(zip(optimal, thresholds(p[None], objectives)[0] if objectives else (), strict=True))
-    for decision in set(decisions) - set(optimal):
-        found[decision] = p.new_tensor(0.5 if decision.parameter is None else decision.parameter)
-    return torch.stack([found[decision] for decision in decisions])
 
 
 def _dice(common: Tensor, first: Tensor, second: Tensor) -> Tensor:

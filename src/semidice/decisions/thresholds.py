@@ -20,17 +20,18 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from .decision import Decision
 from .expected import (
     NUM_LEVELS,
-    dice_of_likeliest,
+    dice_of_first,
     empty_probability,
-    jaccard_of_likeliest,
+    jaccard_of_first,
     level_counts,
     level_weights,
+    mixture,
     nested_dice_of_likeliest,
     nested_dice_of_volumes,
 )
-from .objective import Objective
 
 MAX_EXACT_VOXELS = 4096
 # Voxels below this total probability change an expected score by less than it.
@@ -41,10 +42,10 @@ _ROUNDING = 1e-12
 _MAX_MEAN_OF_EMPTY = 50.0
 
 
-def thresholds(p: Float[Tensor, "R n"], objectives: Sequence[Objective]) -> Float[Tensor, "R O"]:
-    """The threshold t of each row and objective: the best set is {p > t}, the empty one for t = 1."""
+def thresholds(p: Float[Tensor, "R n"], rules: Sequence[Decision]) -> Float[Tensor, "R D"]:
+    """The threshold t of each row and rule: the best set is {p > t}, the empty one for t = 1."""
     if p.shape[1] <= MAX_EXACT_VOXELS:
-        return _exact_thresholds(p, objectives)
+        return _exact_thresholds(p, rules)
     negligible = _NEGLIGIBLE_MASS / p.shape[1]
     found = []
     # rows are long here: one after the other needs less memory, and takes no longer
@@ -54,48 +55,50 @@ def thresholds(p: Float[Tensor, "R n"], objectives: Sequence[Objective]) -> Floa
         if int((likely > negligible).sum()) <= MAX_EXACT_VOXELS:
             likely = row[row > negligible]
         if len(likely) <= MAX_EXACT_VOXELS:
-            found.append(_exact_thresholds(likely[None], objectives)[0])
+            found.append(_exact_thresholds(likely[None], rules)[0])
         else:
-            found.append(_large(row, objectives))
+            found.append(_large(row, rules))
     return torch.stack(found)
 
 
-def _exact_thresholds(p: Float[Tensor, "R m"], objectives: Sequence[Objective]) -> Float[Tensor, "R O"]:
+def _exact_thresholds(p: Float[Tensor, "R m"], rules: Sequence[Decision]) -> Float[Tensor, "R D"]:
     if p.shape[1] == 0:
-        return p.new_ones(len(p), len(objectives))
+        return p.new_ones(len(p), len(rules))
     ordered = p.sort(1, descending=True).values
     below = F.pad(ordered[:, 1:], (0, 1))
     # voxels with the same p are in the set together, and those with p = 0 are not
     is_set = F.pad(ordered > below, (1, 0), value=True)
     limits = F.pad(below, (1, 0), value=1.0)
-    independent = cache(partial(dice_of_likeliest, ordered.double()))
+    independent = cache(partial(dice_of_first, ordered.double()))
     nested = cache(partial(nested_dice_of_likeliest, ordered.double()))
     found = []
-    for objective in objectives:
-        if objective.name == "jaccard":
-            scores = jaccard_of_likeliest(ordered.double())
+    for rule in rules:
+        if rule.rule == "jaccard":
+            scores = jaccard_of_first(ordered.double())
         else:
-            scores = objective.mixture(independent, nested)
+            scores = mixture(rule, independent, nested)
         best = _smallest_best(torch.where(is_set, scores, -1))
         found.append(limits.gather(1, best.unsqueeze(1)))
     return torch.cat(found, 1)
 
 
-def _large(p: Float[Tensor, " n"], objectives: Sequence[Objective]) -> Float[Tensor, " O"]:
+def _large(p: Float[Tensor, " n"], rules: Sequence[Decision]) -> Float[Tensor, " D"]:
     """Thresholds of one row with many likely voxels: of first order, or from levels."""
     mean = _sum(p)
     is_rare = bool(mean < _MAX_MEAN_OF_EMPTY)
     empty = empty_probability(p[None])[0] if is_rare else mean.new_zeros(())
     first_order = cache(partial(_first_order_dice, p, mean))
-    levels = cache(partial(_Levels.of, p, mean, empty))
+    levels = cache(partial(_score_levels, p, mean, empty))
     found = []
-    for objective in objectives:
-        if objective.name in ("dice", "jaccard"):
+    for rule in rules:
+        if rule.rule in ("dice", "jaccard"):
             dice = first_order()
-            score = dice if objective.name == "dice" else dice / (2 - dice)
+            score = dice if rule.rule == "dice" else dice / (2 - dice)
             found.append(torch.where(empty < score, _round_down(dice / 2, p.dtype), 1))
         else:
-            found.append(levels().threshold(objective).to(p.dtype))
+            scores = mixture(rule, *levels())
+            best = _smallest_best(scores[None])[0]
+            found.append(torch.where(best > 0, (len(scores) - 1 - best) / NUM_LEVELS, 1).to(p.dtype))
     return torch.stack(found)
 
 
@@ -150,37 +153,29 @@ def _round_down(value: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(rounded.double() > value, torch.nextafter(rounded, rounded.new_zeros(())), rounded)
 
 
-class _Levels:
-    """Expected scores of the sets {p > b / NUM_LEVELS}, first the empty one and then growing ones."""
+def _score_levels(
+    p: Float[Tensor, " n"], mean: Float[Tensor, ""], empty: Float[Tensor, ""]
+) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
+    """Expected Dice, independent and nested, of {p > b / NUM_LEVELS}, first the empty set, then growing ones.
 
-    def __init__(self, independent: Callable[[], Tensor], nested: Callable[[], Tensor]) -> None:
-        self._scores = cache(independent), cache(nested)
+    mean: the sum of p. empty: the probability that all voxels are 0.
+    """
+    largest = p.amax()
+    counts = level_counts(p)
+    # growing sets: the highest occupied level first
+    volumes = counts[: int((counts > 0).sum())].flip(0).double()
+    weights = level_weights(len(volumes), largest).flip(0)
 
-    @classmethod
-    def of(cls, p: Float[Tensor, " n"], mean: Float[Tensor, ""], empty: Float[Tensor, ""]) -> "_Levels":
-        """The levels of voxels whose sum is `mean` and which are all 0 with probability `empty`."""
-        largest = p.amax()
-        counts = level_counts(p)
-        # growing sets: the highest occupied level first
-        volumes = counts[: int((counts > 0).sum())].flip(0).double()
-        weights = level_weights(len(volumes), largest).flip(0)
+    def independent() -> Tensor:
+        levels = torch.arange(len(volumes), device=p.device).flip(0) / NUM_LEVELS
+        # sum of p above t = t V(t) + the integral of V above t, by the same trapezoidal rule
+        half = volumes / (2 * NUM_LEVELS)
+        half[-1] = 0
+        sums = levels * volumes + (weights * volumes).cumsum(0) - half
+        return torch.cat([empty[None], 2 * sums / (volumes + mean)])
 
-        def independent() -> Tensor:
-            levels = torch.arange(len(volumes), device=p.device).flip(0) / NUM_LEVELS
-            # sum of p above t = t V(t) + the integral of V above t, by the same trapezoidal rule
-            half = volumes / (2 * NUM_LEVELS)
-            half[-1] = 0
-            sums = levels * volumes + (weights * volumes).cumsum(0) - half
-            return torch.cat([empty[None], 2 * sums / (volumes + mean)])
+    def nested() -> Tensor:
+        scores = nested_dice_of_volumes(volumes[None], weights[None])[0]
+        return torch.cat([1 - largest.double()[None], scores])
 
-        def nested() -> Tensor:
-            scores = nested_dice_of_volumes(volumes[None], weights[None])[0]
-            return torch.cat([1 - largest.double()[None], scores])
-
-        return cls(independent, nested)
-
-    def threshold(self, objective: Objective) -> Float[Tensor, ""]:
-        """Threshold of the best set, 1 for the empty one."""
-        scores = objective.mixture(*self._scores)
-        best = _smallest_best(scores[None])[0]
-        return torch.where(best > 0, (len(scores) - 1 - best) / NUM_LEVELS, 1)
+    return cache(independent), cache(nested)

@@ -1,4 +1,4 @@
-"""Volumes in millilitres: of a decided mask, expected from probabilities, and their distribution.
+"""Volumes in millilitres: of a mask, expected from probabilities, and their distribution.
 
 A volume is a number of voxels, or a sum of probabilities, times the volume of a voxel. The distribution is
 that of nested raters, who differ by one shared level t ~ U(0, 1): a rater marks {p >= t} and has the volume
@@ -10,51 +10,37 @@ error of the sorted p. Each channel is a distribution of its own, of this class 
 docs/theory.md, section 8, has the proofs.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import Literal
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
 from ..arrays import (
-    check_choice,
-    check_prediction,
+    check_prob,
     check_valid,
     describe,
     nan_without_voxels,
     read_numbers,
 )
-from .masks import PlainRule, chosen_rule, decided_masks
-
-VolumeOf = Literal["mask", "probability"]
 
 
 def volume_ml(
-    prob: Tensor,
-    *,
-    spacing_mm: Sequence[float] | Tensor,
-    of: VolumeOf = "mask",
-    decision: PlainRule | None = None,
-    threshold: float = 0.5,
-    valid: Tensor | None = None,
+    mask_or_prob: Tensor, *, spacing_mm: Sequence[float] | Tensor, valid: Tensor | None = None
 ) -> Float[Tensor, "N C"]:
-    """Volume of each case and class in ml: of the decided mask, or expected from the probabilities.
+    """Volume of each case and class in ml: a bool mask is counted, probabilities are summed.
 
-    spacing_mm: the three sides of a voxel, or (N, 3), one triple per case; a 2D image needs its slice
-    thickness. of: "mask" counts decided voxels, "probability" sums prob, which is unbiased if prob is
-    calibrated. A case without a valid voxel has NaN.
+    mask_or_prob: (N, C, *space). The sum of probabilities is the expected volume, unbiased if they are
+    calibrated. spacing_mm: the three sides of a voxel, or (N, 3), one triple per case; a 2D image needs its
+    slice thickness. A case without a valid voxel has NaN.
 
-    >>> float(volume_ml(torch.full((1, 1, 10, 10, 10), 0.4), spacing_mm=(1, 1, 2), of="probability"))
-    0.800000011920929
+    >>> prob = torch.full((1, 1, 10, 10, 10), 0.4)
+    >>> float(volume_ml(prob, spacing_mm=(1, 1, 2))), float(volume_ml(prob > 0.3, spacing_mm=(1, 1, 2)))
+    (0.800000011920929, 2.0)
     """
-    check_choice("of", of, VolumeOf)
-    check_prediction(prob)
-    per_voxel = voxel_ml(spacing_mm, num_cases=len(prob)).to(prob.device)
-    masses: Iterable[Tensor] = prob.unbind(1)
-    if of == "mask":
-        masses = decided_masks(prob, rule=chosen_rule(decision, prob.shape[1]), threshold=threshold)
-    voxels = [sum_voxels(mass, valid) for mass in masses]
+    check_prob(mask_or_prob, valid)
+    per_voxel = voxel_ml(spacing_mm, num_cases=len(mask_or_prob)).to(mask_or_prob.device)
+    voxels = [sum_voxels(mass, valid) for mass in mask_or_prob.unbind(1)]
     return nan_without_voxels((torch.stack(voxels, 1) * per_voxel).float(), valid)
 
 
@@ -74,11 +60,9 @@ def volume_quantiles(
     >>> volume_quantiles(prob, [0.25, 0.5, 0.9], spacing_mm=(10, 10, 10))
     tensor([[[1., 2., 3.]]], dtype=torch.float64)
     """
-    check_prediction(prob)
+    check_prob(prob, valid)
     if not levels or not all(0 <= level <= 1 for level in levels):
         raise ValueError(f"levels must be one or more numbers from 0 to 1; got {tuple(levels)}")
-    if valid is not None:
-        check_valid(prob, valid)
     per_voxel = voxel_ml(spacing_mm, num_cases=len(prob)).to(prob.device)
     # 1 - 0.9 is 0.1 less a rounding error, which must not decide about a voxel with p = 0.1
     cuts = [round(1 - level, 12) for level in levels]
@@ -130,7 +114,7 @@ def volume_crps(
     >>> volume_crps(prob, volumes, spacing_mm=(10, 10, 10))
     tensor([[0.2500]], dtype=torch.float64)
     """
-    check_prediction(prob)
+    check_prob(prob, valid)
     if not isinstance(volumes_ml, Tensor) or volumes_ml.ndim != 3 or volumes_ml.shape[:2] != prob.shape[:2]:
         raise ValueError(
             f"volumes_ml must be (N, C, R) with the cases and channels of prob {describe(prob)}; "
@@ -138,8 +122,6 @@ def volume_crps(
         )
     if not bool(((volumes_ml >= 0) & volumes_ml.isfinite() | volumes_ml.isnan()).all()):
         raise ValueError("volumes_ml must be 0 or more, or NaN for an absent rater; got others")
-    if valid is not None:
-        check_valid(prob, valid)
     per_voxel = voxel_ml(spacing_mm, num_cases=len(prob)).to(prob.device)
     voxels = volumes_ml.to(prob.device, torch.float64) / per_voxel.unsqueeze(2)
     scores = []
@@ -192,17 +174,26 @@ def rater_volumes_ml(
         raise ValueError(f"present must be bool {tuple(masks.shape[:2])}; got {describe(present)}")
     if valid is not None:
         check_valid(masks, valid)
-    per_voxel = voxel_ml(spacing_mm, num_cases=len(masks)).to(masks.device)
-    classes = (1,) if num_channels == 1 else range(num_channels)
+    present = torch.ones(masks.shape[:2]).bool() if present is None else present
+    absent = ~present.to(masks.device).unsqueeze(1)
     if masks.dtype == torch.bool:
         # bytes are compared with a number without a copy as int64
         masks = masks.view(torch.uint8)
-    raters = [
-        torch.stack([sum_voxels(mask == number, valid) for number in classes], 1) * per_voxel
+    counts = [
+        torch.stack([sum_voxels(mask == number, valid) for number in range(max(2, num_channels))], 1)
         for mask in masks.unbind(1)
     ]
-    volumes = nan_without_voxels(torch.stack(raters, 2), valid)
-    return volumes if present is None else volumes.masked_fill(~present.unsqueeze(1), torch.nan)
+    voxels = torch.stack(counts, 2).masked_fill(absent, torch.nan)
+    num_voxels = masks[0, 0].numel() if valid is None else valid.flatten(1).sum(1).view(-1, 1)
+    total = voxels.sum(1)
+    if bool(((total != num_voxels) & ~total.isnan()).any()):
+        raise ValueError(
+            f"masks must hold class indices below {max(2, num_channels)}; got {describe(masks)} with values "
+            f"up to {int(masks.max())}: use masks > 0 for binary masks such as 0 and 255"
+        )
+    per_voxel = voxel_ml(spacing_mm, num_cases=len(masks)).to(masks.device)
+    volumes = (voxels[:, 1:] if num_channels == 1 else voxels) * per_voxel.unsqueeze(2)
+    return nan_without_voxels(volumes, valid)
 
 
 def sum_voxels(mass: Tensor, valid: Tensor | None) -> Float[Tensor, " N"]:

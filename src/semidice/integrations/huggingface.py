@@ -7,7 +7,6 @@ Loading a network from the hub runs no code and reads no pickle. Left out: readi
 predict`), and the calibrator and the fitted rule of a run.
 """
 
-import importlib.util
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -15,12 +14,11 @@ from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Float32
-from pydantic import ValidationError
 from torch import Tensor, nn
 
-from ..arrays import check_choice, describe, downsample_target, read_target
+from ..arrays import as_fine, check_choice, describe, downsample_target, read_target
+from ..errors import UserError, given
 from ..extras import need
-from ..limits import check_file
 from ..losses.segmentation import SegmentationLoss
 from ..networks.systems import network_probability
 from ..paths import RunFolder
@@ -29,9 +27,6 @@ from ..recipes import Recipe
 from ..runs.run import DatasetFacts, TrainedRun, mirrored_axes, open_run
 
 need("huggingface_hub", __name__)
-# a network on the hub does not need transformers
-if importlib.util.find_spec("transformers"):
-    need("transformers", __name__)
 
 from huggingface_hub import PyTorchModelHubMixin, hf_hub_download
 from safetensors import SafetensorError
@@ -70,13 +65,15 @@ def compute_loss_func(
     logits = outputs.get("logits") if isinstance(outputs, Mapping) else None
     if not isinstance(logits, Tensor) or logits.ndim != 4:
         got = ", ".join(outputs) if isinstance(outputs, Mapping) else type(outputs).__name__
-        raise ValueError(f"the model must return logits (N, C, h, w), as SegFormer does; got {got}")
+        raise UserError(f"the model must return logits (N, C, h, w), as SegFormer does; got {got}")
     if labels is None:
-        raise ValueError("there are no labels: the dataset needs a column `labels`")
+        raise UserError("there are no labels: the dataset needs a column `labels`")
     loss = SegmentationLoss() if loss is None else loss
     valid = labels.ne(ignore_index).any(1) if labels.ndim == 4 else labels.ne(ignore_index)
-    region = getattr(loss, "region", loss)
-    target, _ = read_target(logits, labels, activation=getattr(region, "activation", None), valid=valid)
+    activation = getattr(loss, "activation", None)
+    target, _ = read_target(
+        as_fine(logits, labels), labels, activation=activation, valid=valid, waits=False
+    )
     if resize == "target":
         value = loss(logits, *downsample_target(target, valid, logits.shape))
     else:
@@ -97,22 +94,18 @@ class HubNetwork(nn.Module, PyTorchModelHubMixin, library_name="semidice", model
 
     def __init__(self, recipe: Any, dataset: Any) -> None:
         super().__init__()
-        try:
+        with given("config.json is not of this version of semidice"):
             facts = DatasetFacts.model_validate(dataset)
             self.run = TrainedRun(RunFolder(Path()), Recipe.model_validate(recipe), facts)
-        except ValidationError as error:
-            first = error.errors()[0]
-            problem = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-            raise ValueError(f"config.json is not of this version of semidice: {problem}") from error
         self.network, self.class_names = self.run.new_network(weights="none"), facts.class_names
 
     @classmethod
     def from_run(cls, run: str | Path, fold: int = 0) -> "HubNetwork":
         """The trained network of a fold of a run folder."""
         trained = open_run(Path(run))
-        dataset = trained.facts.model_dump(mode="json", exclude={"fold_mean", "fold_std"})
-        dataset |= trained.facts.mean_std(fold)._asdict()
-        dataset["options"] = trained.facts.prepare_options.model_dump(mode="json")
+        dataset = trained.facts.model_dump(mode="json")
+        # of this fold alone
+        dataset |= {f"fold_{name}": [value] for name, value in trained.facts.mean_std(fold)._asdict().items()}
         recipe = trained.recipe.model_dump(mode="json")
         # names of folders of this machine are not published
         for section, name in (("data", "dataset"), ("model", "weights"), ("teacher", "run")):
@@ -126,11 +119,11 @@ class HubNetwork(nn.Module, PyTorchModelHubMixin, library_name="semidice", model
         """Probabilities of images of any size, without gradients. image: intensities in [0, 1]."""
         recipe, facts = self.run.recipe, self.run.facts
         if image.shape[1] != len(facts.channels):
-            raise ValueError(f"image needs the channels {', '.join(facts.channels)}; got {describe(image)}")
+            raise UserError(f"image needs the channels {', '.join(facts.channels)}; got {describe(image)}")
         mean, std = (image.new_tensor(numbers).view(-1, 1, 1) for numbers in facts.mean_std(0))
         dtype = "fp32" if image.device.type == "cpu" else recipe.precision.dtype
         predictor = partial(network_probability, self.network, dtype=dtype, flips=mirrored_axes(recipe, 2))
-        window = 1024 if facts.prepare_options.size is None else None
+        window = 1024 if facts.options.size is None else None
         prob = windowed_probability(predictor, (image - mean) / std, device=image.device, window=window)
         return prob.to(image.device)
 
@@ -138,13 +131,12 @@ class HubNetwork(nn.Module, PyTorchModelHubMixin, library_name="semidice", model
     def _from_pretrained(cls, *, model_id: str, map_location: str = "cpu", **options: Any) -> "HubNetwork":
         """Only model.safetensors is read; the method of the hub would read a pickle if there is none."""
         if not {"recipe", "dataset"} <= options.keys():
-            raise ValueError(f"{model_id} has no config.json of a network of semidice: save it again")
+            raise UserError(f"{model_id} has no config.json of a network of semidice: save it again")
         made, path = cls(options.pop("recipe"), options.pop("dataset")), Path(model_id) / _WEIGHTS
         try:
             if not path.parent.is_dir():
                 path = Path(hf_hub_download(repo_id=model_id, filename=_WEIGHTS, **options))
-            check_file(path)
             load_model(made, path, device=map_location)
         except (OSError, SafetensorError, RuntimeError) as error:
-            raise ValueError(f"{model_id} has no {_WEIGHTS} for its config.json: {error}") from error
+            raise UserError(f"{model_id} has no {_WEIGHTS} for its config.json: {error}") from error
         return made.eval()

@@ -1,17 +1,18 @@
 """Lightning: a callback that scores every case of a validation or test loop and writes the case table.
 
-The step returns a dict with the arguments of `CaseScores.update`: prob, case, and the references that the
-scores need. Several processes write the table of one. docs/lightning.md has a module to copy.
+The step returns a dict with prob, case (a name of each), and the parts of a `ScoredBatch` that the scores
+need; also patient. Several processes write the table of one. docs/lightning.md has a module to copy.
 """
 
+from ..errors import UserError
 from ..extras import need
 
 need("lightning", "semidice.integrations.lightning")
 
-import inspect
 import math
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,19 +21,19 @@ from torch import Tensor
 from torch.utils.data import DistributedSampler
 
 from ..arrays import check_choice, describe
-from ..metrics.accumulators import CaseScores
-from ..metrics.cases import CaseTable, write_cases
-from ..metrics.registry import ScoreFunction
+from ..metrics.registry import ScoredBatch, ScoreFunction, ScoreKey
+from ..statistics.cases import CaseTable, write_cases
+from ..statistics.collect import CaseScores
 
 Stage = Literal["validate", "test"]
-_ARGUMENTS = frozenset(inspect.signature(CaseScores.update).parameters) - {"self", "fold"}
+_PARTS = frozenset(field.name for field in fields(ScoredBatch))
 
 
 class CaseTableCallback(Callback):  # type: ignore[misc]
     """Writes the case table of every validation (or test) epoch to `path`, .csv or .parquet.
 
     `semidice report` and `semidice compare` read it with --cases. scores, class_names, method: as in
-    `metrics.accumulators.CaseScores`. stage: the loop that is scored. fold: the fold of its cases. The means
+    `statistics.CaseScores`. stage: the loop that is scored. fold: the fold of its cases. The means
     are logged as STAGE_SCORE, so that a checkpoint can monitor validate_soft_dice_score. `table` is the last
     table. The sanity check is not scored, and neither are cases that a DistributedSampler repeats.
     """
@@ -40,7 +41,7 @@ class CaseTableCallback(Callback):  # type: ignore[misc]
     def __init__(
         self,
         path: str | Path,
-        scores: Sequence[str] | Mapping[str, ScoreFunction],
+        scores: Sequence[str] | Mapping[ScoreKey, ScoreFunction] | Mapping[str, ScoreFunction],
         *,
         class_names: Sequence[str],
         method: str,
@@ -50,7 +51,7 @@ class CaseTableCallback(Callback):  # type: ignore[misc]
         check_choice("stage", stage, Stage)
         self.path, self.stage, self.fold = Path(path), stage, fold
         if self.path.suffix not in (".csv", ".parquet"):
-            raise ValueError(f"path must end in .csv or .parquet; got {path}")
+            raise UserError(f"path must end in .csv or .parquet; got {path}")
         self.scores = CaseScores(scores, class_names=class_names, method=method)
         self.table: CaseTable | None = None
         # samples of this process so far, of each data loader
@@ -59,7 +60,6 @@ class CaseTableCallback(Callback):  # type: ignore[misc]
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._is_scored(trainer):
             self.scores.reset()
-            self.scores.to(pl_module.device)
             self._num_seen.clear()
 
     def on_validation_batch_end(
@@ -79,17 +79,18 @@ class CaseTableCallback(Callback):  # type: ignore[misc]
         num_kept = min(num_cases, _num_unrepeated(trainer, dataloader_idx) - start)
         if num_kept > 0:
             kept = {name: _first(name, value, num_kept) for name, value in references.items()}
-            self.scores.update(**kept, fold=self.fold)
+            named = {name: kept.pop(name) for name in ("case", "patient") if name in kept}
+            self.scores.update(ScoredBatch(**kept), **named, fold=self.fold)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not self._is_scored(trainer):
             return
         # on every process, because they exchange rows
         self.table = self.scores.table()
-        means = {f"{self.stage}_{name}": mean.float() for name, mean in self.scores.compute().items()}
+        # the means are those of all processes
+        means = {f"{self.stage}_{name}": mean for name, mean in self.scores.means().items()}
         self.log_dict(means, sync_dist=True)
         if trainer.is_global_zero:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
             write_cases(self.table, self.path)
 
     on_test_epoch_start = on_validation_epoch_start
@@ -100,16 +101,16 @@ class CaseTableCallback(Callback):  # type: ignore[misc]
         return trainer.testing == (self.stage == "test") and not trainer.sanity_checking
 
     def _references(self, outputs: Any) -> dict[str, Any]:
-        """What a step returned, for `CaseScores.update`; other keys, such as loss, are left out."""
+        """What a step returned that scores need; other keys, such as loss, are left out."""
         is_mapping = isinstance(outputs, Mapping)
         if not is_mapping or not {"prob", "case"} <= outputs.keys():
             step = "test_step" if self.stage == "test" else "validation_step"
             got = f"keys {', '.join(map(str, outputs))}" if is_mapping else describe(outputs)
-            raise ValueError(
+            raise UserError(
                 f"{step} must return a dict with prob, case and what the scores need, such as soft_target; "
                 f"got {got}"
             )
-        return {name: value for name, value in outputs.items() if name in _ARGUMENTS}
+        return {name: value for name, value in outputs.items() if name in _PARTS | {"case", "patient"}}
 
 
 def _num_unrepeated(trainer: Trainer, loader_index: int) -> int:

@@ -14,9 +14,9 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ..errors import UserError, nearest
 from ..extras import need
 from ..recipes.grid import folder_name
-from ..recipes.options import nearest_hint
 from ..runs.run import FoldRun
 from ..training.log import Logger
 
@@ -25,7 +25,7 @@ def new_loggers(names: Sequence[str]) -> dict[str, Callable[[FoldRun], Logger]]:
     """What opens each logger of a fold; an error now, and not in a training, if its package is missing."""
     for name in names:
         if name not in _LOGGERS:
-            raise ValueError(f"there is no logger {name!r}{nearest_hint((), _LOGGERS)}")
+            raise UserError(f"there is no logger {name!r}{nearest(name, _LOGGERS)}")
         need(name, f"--log {name}")
     return {name: _LOGGERS[name] for name in names}
 

@@ -4,6 +4,7 @@ Scores come from `semidice.metrics`, labels from `semidice.labels`, and resizing
 need no adapter: name `semidice.SegmentationLoss` in a bundle.
 """
 
+from ..errors import UserError
 from ..extras import need
 
 need("monai", "semidice.integrations.monai")
@@ -30,15 +31,6 @@ from ..data.resample import resize_soft_label
 from ..metrics import binarized_dice_score, calibration_error, soft_dice_score
 
 _MAKERS = ("majority", "mean", "dice_weighted", "staple")
-# what to do about arguments of MONAI's metrics and losses
-_OF_MONAI = {
-    "ignore_empty": "use empty=float('nan') to leave out what neither prediction nor label has",
-    "num_classes": "leave it out: integers (N, 1, *space) are class indices",
-    "to_onehot_y": "leave it out: integers (N, 1, *space) are class indices",
-    "return_with_label": "use reduction='mean_batch' for one number per class",
-    "softmax": "pass probabilities, from Activationsd(keys='pred', softmax=True)",
-    "sigmoid": "pass probabilities, from Activationsd(keys='pred', sigmoid=True)",
-}
 
 
 class SoftDiceMetric(CumulativeIterationMetric):
@@ -55,7 +47,6 @@ class SoftDiceMetric(CumulativeIterationMetric):
     """
 
     score: ClassVar[Callable[..., Tensor]] = staticmethod(soft_dice_score)
-    options_of_score: ClassVar[tuple[str, ...]] = ("empty", "ignore_index")
 
     def __init__(
         self,
@@ -66,16 +57,12 @@ class SoftDiceMetric(CumulativeIterationMetric):
         **options: Any,
     ) -> None:
         super().__init__()
-        for name in options.keys() - set(self.options_of_score):
-            known = ("include_background", "reduction", "get_not_nans", *self.options_of_score)
-            way_out = _OF_MONAI.get(name, f"it has {', '.join(known)}")
-            raise TypeError(f"{type(self).__name__} has no option {name!r}; {way_out}")
         self.reduction = look_up_option(reduction, MetricReduction)
         self.include_background, self.get_not_nans, self.options = include_background, get_not_nans, options
 
     def _compute_tensor(self, y_pred: Tensor, y: Tensor | None = None, **references: Any) -> Tensor:
         if y is None:
-            raise ValueError(f"{type(self).__name__} needs y, the label; got None")
+            raise UserError(f"{type(self).__name__} needs y, the label; got None")
         scores = type(self).score(_plain(y_pred), _plain(y), **references, **self.options).float()
         scores = scores.reshape(len(scores), -1)
         return scores if self.include_background or scores.shape[1] == 1 else scores[:, 1:]
@@ -84,7 +71,7 @@ class SoftDiceMetric(CumulativeIterationMetric):
         """The scores of all calls and processes, reduced; NaN where no score is defined."""
         scores = self.get_buffer()  # type: ignore[no-untyped-call]
         if scores is None:
-            raise ValueError(f"{type(self).__name__} has no scores: call it with predictions and labels")
+            raise UserError(f"{type(self).__name__} has no scores: call it with predictions and labels")
         reduction = look_up_option(reduction or self.reduction, MetricReduction)
         reduced, num_defined = do_metric_reduction(scores, reduction)
         # MONAI's mean of nothing is 0, the worst score
@@ -97,14 +84,12 @@ class BinarizedDiceMetric(SoftDiceMetric):
     """`metrics.binarized_dice_score`, BDice: Dice of both cut at 0.1, ..., 0.9, averaged."""
 
     score = staticmethod(binarized_dice_score)
-    options_of_score = ("thresholds", "empty", "ignore_index")
 
 
 class RaterCalibrationMetric(SoftDiceMetric):
     """`metrics.calibration_error` of the top class; the label is the raters' mean. One number per case."""
 
     score = staticmethod(calibration_error)
-    options_of_score = ("num_bins", "binning", "ignore_index")
 
 
 class RatersToSoftLabeld(MapTransform):
@@ -129,7 +114,7 @@ class RatersToSoftLabeld(MapTransform):
     ) -> None:
         super().__init__(keys, allow_missing_keys)
         if not callable(maker) and maker not in _MAKERS:
-            raise ValueError(
+            raise UserError(
                 f"maker must be one of {', '.join(_MAKERS)}, a function, or RandRaterLabeld; got {maker!r}"
             )
         self.maker = maker if callable(maker) else getattr(labels, f"{maker}_label")
@@ -139,11 +124,11 @@ class RatersToSoftLabeld(MapTransform):
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
         masks = [(key, data[key]) for key in self.key_iterator(dict(data))]
         if not masks:
-            raise ValueError(f"a case has none of the raters' keys {', '.join(map(str, self.keys))}")
+            raise UserError(f"a case has none of the raters' keys {', '.join(map(str, self.keys))}")
         first_key, first = masks[0]
         for key, mask in masks[1:]:
             if mask.shape[1:] != first.shape[1:] or not _aligned(mask, first):
-                raise ValueError(
+                raise UserError(
                     f"masks {key!r} and {first_key!r} need one shape and affine; got {tuple(mask.shape)} and "
                     f"{tuple(first.shape)}: use ResampleToMatchd with mode='nearest'"
                 )
@@ -182,7 +167,7 @@ class ResizeSoftLabeld(MapTransform):
         for key in self.key_iterator(resized):
             label, soft = data[key], _plain(torch.as_tensor(data[key]))
             if not soft.is_floating_point() or soft.ndim < 2:
-                raise ValueError(f"{key!r} must be a soft label, floats (C, *space); got {describe(soft)}")
+                raise UserError(f"{key!r} must be a soft label, floats (C, *space); got {describe(soft)}")
             check_unit_range(repr(key), soft)
             old_size = tuple(soft.shape[1:])
             size = fall_back_tuple(self.spatial_size, old_size)
@@ -214,7 +199,7 @@ def _class_indices(key: Hashable, mask: Any) -> Tensor:
     if not values.is_floating_point():
         return values
     if bool((values % 1).any()):
-        raise ValueError(
+        raise UserError(
             f"{key!r} must hold class indices; got {describe(values)} with values such as "
             f"{float(values[values % 1 != 0][0]):.4g}: resample masks with mode='nearest'"
         )

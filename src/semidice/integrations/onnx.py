@@ -21,7 +21,9 @@ from torch import Tensor, nn
 from .. import __version__
 from ..arrays import SIZE_MULTIPLE
 from ..data.dataset import Dataset
+from ..data.geometry import Grid
 from ..data.intensities import INTENSITY_UNITS
+from ..errors import UserError
 from ..extras import need
 from ..networks.systems import network_probability
 from ..paths import atomic_write
@@ -47,7 +49,7 @@ class Exportable(nn.Module):
 
     def forward(self, image: Float32[Tensor, "N channels H W"]) -> Float32[Tensor, "N C H W"]:
         rows, columns = (-length % SIZE_MULTIPLE for length in image.shape[-2:])
-        # the image is in the middle, as in `data.storage.centred`
+        # the image is in the middle, as in `data.batches.storage.centred`
         top, left = (rows + 1) // 2, (columns + 1) // 2
         around = [left, columns - left, top, rows - top]
         folds = zip(self.networks, self.get_buffer("mean"), self.get_buffer("std"), strict=True)
@@ -68,7 +70,7 @@ def export_run(
     """
     writers = {".onnx": _write_onnx, ".pt2": _write_pt2}
     if out.suffix not in writers:
-        raise ValueError(f"a network is exported to a file with {' or '.join(writers)}; got {out}")
+        raise UserError(f"a network is exported to a file with {' or '.join(writers)}; got {out}")
     for package in ("onnx", "onnxscript", "onnxruntime") if out.suffix == ".onnx" else ():
         need(package, "the export to ONNX")
     model = Exportable(run, folds, flips=flips).eval()
@@ -91,11 +93,11 @@ def export_run(
         for name, stored in _images(run, size):
             prob = exported(torch.from_numpy(stored) * torch.tensor(INTENSITY_UNITS[stored.dtype.name]))
             space = stored.shape[2:]
-            image = InputImage(InputCase(name, (out,)), stored, space, space, None, None)
+            image = InputImage(InputCase(name, (out,)), stored, Grid(space), None)
             differences[name] = float(np.abs(prob[0] - ensemble.predict(image, bool)).max())
             # the condition is also false for NaN
             if not differences[name] <= TOLERANCE:
-                raise ValueError(
+                raise UserError(
                     f"the exported network differs from `semidice predict` by {differences[name]:.2g} on "
                     f"{name}; expected at most {TOLERANCE:g}; {out} was not written: export another fold"
                 )
@@ -112,7 +114,7 @@ def _exported_program(model: nn.Module, num_channels: int, size: Size | None) ->
     except Exception as error:  # of many kinds
         reason = f"{type(error).__name__} {error}".splitlines()[0]
         remedy = "choose another network" if size else "name the size of its images, such as --size 256x256"
-        raise ValueError(f"this network cannot be exported: {reason}; {remedy}") from error
+        raise UserError(f"this network cannot be exported: {reason}; {remedy}") from error
 
 
 def _images(run: TrainedRun, size: Size | None) -> Iterator[tuple[str, np.ndarray]]:

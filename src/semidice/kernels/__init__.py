@@ -1,34 +1,39 @@
-"""The numbers of `overlap.sums` and `overlap.mixture` with less memory traffic; a kernel never defines one.
+"""The numbers of `overlap` with less memory traffic; a kernel never defines one.
 
     blocked   CPU: a few megabytes of voxels at a time, so that temporary values stay in the cache
     fused     GPU (Triton): reads the logits once forward and once backward
 
-This module alone decides between the definition and a kernel. A loss on a GPU takes four steps from
+This module alone decides between the definition and a kernel. A loss on a GPU takes three steps from
 `losses.SegmentationLoss.forward` to the launch:
 
-    1. `segmentation_losses` (here)    asks `fused_applies`; if not, it computes the definition
-    2. `fused.fused_mixture`           finds the plan for tensors of this kind, or checks them and makes one
-    3. `plans.MixturePlan.losses`      allocates the results and runs its launches in order
-    4. `launch.Launch.__call__`        finds the compiled kernel and launches it
+    1. `segmentation_total` (here)     asks `fused_applies`; if not, it computes the definition
+    2. `fused.fused_total`             finds the plan for tensors of this kind, or makes one
+    3. `plans.launch_loss`             allocates the results and launches the kernels in order
 
 `use_kernels(False)` makes this process use the definition only.
 """
 
 import re
-from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from ..arrays import check_result, checks_all_values, class_weights, values_are_readable
-from ..overlap.mixture import Losses, check_batch, losses_of
-from ..overlap.options import MixtureOptions, SumsOptions
-from ..overlap.sums import SegmentationSums, reference_sums
-from .blocked import MIN_SIZE, blocked_sums
+from ..arrays import Activation, class_weights, values_are_readable
+from ..losses.options import LossOptions
+from ..overlap import (
+    SegmentationSums,
+    SumsOptions,
+    reference_sums,
+    sums_options,
+    terms_of,
+    total_of,
+)
+from .blocked import blocked_applies, blocked_sums
 
 __all__ = ["use_kernels"]
 
@@ -48,8 +53,8 @@ def _triton_version() -> tuple[int, ...]:
 _enabled = True
 _has_triton = _triton_version() >= MIN_TRITON
 _FUSED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# one program computes the loss from the sums, and holds the sums of all classes at once
-MAX_FUSED_CLASSES = 8192
+# a program holds all classes of its voxels in registers
+MAX_FUSED_CLASSES = 256
 # images are the second axis of a CUDA grid
 MAX_FUSED_IMAGES = 65535
 
@@ -62,30 +67,52 @@ def use_kernels(enabled: bool) -> None:
     _enabled = enabled
 
 
-def segmentation_losses(
+def segmentation_total(
     prediction: Tensor,
     target: Tensor,
     valid: Tensor | None,
-    options: MixtureOptions,
+    weight: Tensor | None,
+    options: LossOptions,
     *,
-    class_weight: Sequence[float] | Tensor | None,
-    parts: bool,
-) -> Losses:
-    """Check one output of a network and return its losses; ignored voxels must be in `valid` already."""
-    # A compiled graph takes the sums as an operator, and `sync` needs the sums of the other processes.
-    if not options.region.sync and fused_applies(prediction, target) and not torch.compiler.is_compiling():
-        if checks_all_values():
-            target = check_batch(prediction, target, valid, options)
-        weight = None if class_weight is None else class_weights(class_weight, prediction)
-        losses: Losses = _fused().fused_mixture(prediction, target, valid, options, weight, parts=parts)
-        if checks_all_values():
-            check_result(losses.total, prediction)
-        return losses
-    target = check_batch(prediction, target, valid, options)
-    sums = segmentation_sums(prediction, target, valid, options.sums)
-    losses = losses_of(sums, class_weights(class_weight, prediction), options, parts=parts)
-    check_result(losses.total, prediction)
-    return losses
+    activation: Activation,
+    sync: bool = False,
+) -> Float[Tensor, ""]:
+    """Cross entropy and region loss of checked inputs, each times its weight, summed."""
+    if _fuses(prediction, target, sync=sync):
+        total: Tensor = _fused().fused_total(prediction, target, valid, weight, options, activation)
+        return total
+    return total_of(
+        segmentation_terms(prediction, target, valid, weight, options, activation=activation, sync=sync),
+        options,
+    )
+
+
+def segmentation_terms(
+    prediction: Tensor,
+    target: Tensor,
+    valid: Tensor | None,
+    weight: Tensor | None,
+    options: LossOptions,
+    *,
+    activation: Activation,
+    sync: bool = False,
+) -> dict[str, Tensor]:
+    """Cross entropy and region loss of checked inputs by name, unweighted, each with a gradient."""
+    if _fuses(prediction, target, sync=sync):
+        terms: dict[str, Tensor] = _fused().fused_terms(
+            prediction, target, valid, weight, options, activation
+        )
+        return terms
+    sums = segmentation_sums(prediction, target, valid, sums_options(options, activation))
+    return terms_of(sums, class_weights(weight, prediction), options, sync=sync)
+
+
+def _fuses(prediction: Tensor, target: Tensor, *, sync: bool) -> bool:
+    """Whether one kernel computes the loss as well as the sums.
+
+    A compiled graph takes the sums as an operator, and `sync` needs the sums of the other processes.
+    """
+    return not sync and not torch.compiler.is_compiling() and fused_applies(prediction, target)
 
 
 def segmentation_sums(
@@ -98,20 +125,14 @@ def segmentation_sums(
         from .fused import fused_sums
 
         sums = fused_sums
-    elif (
-        _enabled
-        and prediction.numel() >= MIN_SIZE
-        and not target.requires_grad
-        and prediction.device.type == "cpu"
-        # neither compiled nor under vmap: both need plain operations
-        and values_are_readable(prediction)
-    ):
+    # neither compiled nor under vmap: both need plain operations
+    elif _enabled and values_are_readable(prediction) and blocked_applies(prediction, target, valid, options):
         sums = blocked_sums
     return sums(prediction, target, valid, options)
 
 
 def fused_applies(prediction: Tensor, target: Tensor) -> bool:
-    """Whether the Triton kernels can compute this: on a GPU, not float64, no gradient in the target."""
+    """Whether the Triton kernels apply: on a GPU, up to 256 classes, not float64, no gradient in a target."""
     if not (_enabled and _has_triton and isinstance(prediction, Tensor) and prediction.is_cuda):
         return False
     if not isinstance(target, Tensor) or target.requires_grad:

@@ -6,89 +6,109 @@ cache. Eager code launches the kernels directly. In a compiled graph the sums ar
 are. A gradient of the gradient goes through the definition.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..arrays import class_weights
-from ..overlap.mixture import Losses, check_batch, losses_of
-from ..overlap.options import MixtureOptions, SumsOptions
-from ..overlap.sums import SegmentationSums, reference_gradient, reference_sums, requested_sums
-from .layout import flat_inputs, flat_tensors
-from .plans import MixturePlan, SumsPlan
-
-
-class _Planned(NamedTuple):
-    """A plan, and whether tensors of its kind must be copied because their voxels have no single stride."""
-
-    plan: Any
-    copies: bool
-
+from ..arrays import Activation, class_weights
+from ..losses.options import LossOptions
+from ..overlap import (
+    SegmentationSums,
+    SumsOptions,
+    reference_gradient,
+    reference_sums,
+    requested_sums,
+    sums_options,
+    terms_of,
+    total_of,
+)
+from .mixture import LossSpec
+from .plans import (
+    NUM_SUMS,
+    Batch,
+    Plan,
+    flat_tensors,
+    launch_gradient,
+    launch_loss,
+    launch_sums,
+    launch_totals,
+    loss_spec,
+    plan_of,
+)
 
 # by shapes, strides, types and devices of the tensors, and by all options that kernels are compiled for
-_plans: dict[tuple[Any, ...], _Planned] = {}
+_plans: dict[tuple[Any, ...], tuple[Plan, LossSpec | None]] = {}
 MAX_PLANS = 256
 
 
 def _kind(prediction: Tensor, target: Tensor, valid: Tensor | None) -> tuple[Any, ...]:
-    return (
-        prediction.shape,
-        prediction.stride(),
-        prediction.dtype,
-        prediction.device,
-        target.shape,
-        target.stride(),
-        target.dtype,
-        target.device,
-        None if valid is None else (valid.shape, valid.stride(), valid.dtype, valid.device),
-    )
+    tensors = (prediction, target) if valid is None else (prediction, target, valid)
+    return tuple((each.shape, each.stride(), each.dtype, each.device) for each in tensors)
 
 
-def _remember(key: tuple[Any, ...], planned: _Planned) -> _Planned:
+def _remember(key: tuple[Any, ...], plan: Plan, spec: LossSpec | None) -> tuple[Plan, LossSpec | None]:
     if len(_plans) >= MAX_PLANS:
         _plans.clear()
-    _plans[key] = planned
-    return planned
+    _plans[key] = (plan, spec)
+    return plan, spec
 
 
-def fused_mixture(
+def _batch(plan: Plan, prediction: Tensor, target: Tensor, valid: Tensor | None) -> Batch:
+    return flat_tensors(prediction, target, valid) if plan.copies else (prediction, target, valid)
+
+
+def fused_total(
     prediction: Tensor,
     target: Tensor,
     valid: Tensor | None,
-    options: MixtureOptions,
     class_weight: Tensor | None,
+    options: LossOptions,
+    activation: Activation,
+) -> Tensor:
+    """The weighted sum of the losses and its gradient, in a few launches."""
+    return _fused(prediction, target, valid, class_weight, options, activation, parts=False)
+
+
+def fused_terms(
+    prediction: Tensor,
+    target: Tensor,
+    valid: Tensor | None,
+    class_weight: Tensor | None,
+    options: LossOptions,
+    activation: Activation,
+) -> dict[str, Tensor]:
+    """The losses by name, without their weights, and the gradient of each."""
+    terms = _fused(prediction, target, valid, class_weight, options, activation, parts=True)
+    weights = {"cross_entropy": options.cross_entropy_weight, "region": options.region_weight}
+    return {name: term for (name, weight), term in zip(weights.items(), terms, strict=True) if weight > 0}
+
+
+def _fused(
+    prediction: Tensor,
+    target: Tensor,
+    valid: Tensor | None,
+    class_weight: Tensor | None,
+    options: LossOptions,
+    activation: Activation,
     *,
     parts: bool,
-) -> Losses:
-    """The losses and their gradient in a few launches. Only the total has a gradient.
-
-    Shapes and types are checked when tensors of a kind come for the first time.
-    """
-    activation, region, cross_entropy_weight, region_weight = options
-    key = (
-        _kind(prediction, target, valid),
-        activation,
-        region.choices,
-        cross_entropy_weight > 0,
-        region_weight > 0,
-        class_weight is None,
-        parts,
-    )
+) -> Tensor:
+    weights = (options.cross_entropy_weight > 0, options.region_weight > 0)
+    choices = (options.form, options.gamma != 1, options.log, options.over, options.classes)
+    key = (_kind(prediction, target, valid), activation, *choices, options.background, weights)
     planned = _plans.get(key)
     if planned is None:
-        usual_target = check_batch(prediction, target, valid, options)
-        if usual_target is not target:
-            return fused_mixture(prediction, usual_target, valid, options, class_weight, parts=parts)
-        inputs = flat_inputs(prediction, target, valid, options.sums)
-        plan = MixturePlan(inputs.layout, prediction, region, parts=parts)
-        planned = _remember(key, _Planned(plan, inputs.copied))
-    total, (terms,) = _FusedMixture.apply(prediction, target, valid, class_weight, planned, options)
-    return Losses(total, () if terms is None else terms.unbind())
+        plan = plan_of(prediction, target, valid, sums_options(options, activation))
+        planned = _remember(key, plan, loss_spec(plan, options))
+    result: Tensor = _FusedMixture.apply(
+        prediction, target, valid, class_weight, planned, options, activation, parts
+    )
+    return result
 
 
 class _FusedMixture(torch.autograd.Function):
-    """The total, and the two terms or None. The terms are for a log and have no gradient."""
+    """The total, (); or, if `parts`, cross entropy and region loss without their weights, (2,)."""
 
     @staticmethod
     def forward(
@@ -97,31 +117,40 @@ class _FusedMixture(torch.autograd.Function):
         target: Tensor,
         valid: Tensor | None,
         class_weight: Tensor | None,
-        planned: _Planned,
-        options: MixtureOptions,
-    ) -> tuple[Tensor, tuple[Tensor | None]]:
-        plan, copies = planned
-        tensors = flat_tensors(prediction, target, valid) if copies else (prediction, target, valid)
-        _, region, entropy_weight, region_weight = options
-        floats = (region.alpha, region.beta, region.gamma, region.smooth, entropy_weight, region_weight)
-        total, terms, kept = plan.losses(*tensors, class_weight, floats)
+        planned: tuple[Plan, LossSpec],
+        options: LossOptions,
+        activation: Activation,
+        parts: bool,
+    ) -> Tensor:
+        plan, spec = planned
+        weights = (1.0, 1.0) if parts else (options.cross_entropy_weight, options.region_weight)
+        floats = (options.alpha, options.beta, options.gamma, options.smooth, *weights)
+        batch = _batch(plan, prediction, target, valid)
+        # Triton launches on the current device, which need not be that of the tensors
+        with torch.cuda.device_of(prediction):
+            total, terms, workspace = launch_loss(plan, spec, batch, class_weight, floats, parts=parts)
         # copies are made again in the backward pass: they would take memory until then
-        ctx.save_for_backward(prediction, target, valid, class_weight, *kept)
-        ctx.planned, ctx.options = planned, options
-        # autograd makes zeros for the gradient of each output, but does not look into a tuple
-        return total, (terms,)
+        ctx.save_for_backward(prediction, target, valid, class_weight, workspace)
+        ctx.plan, ctx.options, ctx.activation, ctx.parts = plan, options, activation, parts
+        return total if terms is None else terms
 
     @staticmethod
-    def backward(ctx: Any, grad_total: Tensor, _: None) -> tuple[Tensor | None, ...]:
-        prediction, target, valid, class_weight, *kept = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        prediction, target, valid, class_weight, workspace = ctx.saved_tensors
         if torch.is_grad_enabled():
-            gradient = _differentiable_gradient(
-                prediction, target, valid, class_weight, ctx.options, grad_total
-            )
-            return gradient, None, None, None, None, None
-        plan, copies = ctx.planned
-        tensors = flat_tensors(prediction, target, valid) if copies else (prediction, target, valid)
-        return plan.gradient(*tensors, kept, grad_total, prediction), None, None, None, None, None
+            inputs = prediction, target, valid, class_weight
+            gradient = _differentiable_gradient(*inputs, ctx.options, ctx.activation, grad)
+            return gradient, *7 * [None]
+        if ctx.parts:
+            # the workspace begins with the derivatives in tp, fp, fn, and in the entropy
+            num_images, num_classes = prediction.shape[:2]
+            of_sums = workspace[: 4 * num_images * num_classes].view(num_images, 4, num_classes)
+            workspace = of_sums * torch.cat([grad[1:].expand(3), grad[:1]]).view(1, 4, 1)
+            grad = torch.ones((), device=grad.device)
+        batch = _batch(ctx.plan, prediction, target, valid)
+        with torch.cuda.device_of(prediction):
+            gradient = launch_gradient(ctx.plan, batch, workspace, grad, prediction)
+        return gradient, *7 * [None]
 
 
 def _differentiable_gradient(
@@ -129,13 +158,19 @@ def _differentiable_gradient(
     target: Tensor,
     valid: Tensor | None,
     class_weight: Tensor | None,
-    options: MixtureOptions,
-    grad_total: Tensor,
+    options: LossOptions,
+    activation: Activation,
+    grad: Tensor,
 ) -> Tensor:
-    """The gradient of the mixture by the definition, for `create_graph=True`."""
-    sums = reference_sums(prediction, target, valid, options.sums)
-    total = losses_of(sums, class_weights(class_weight, prediction), options, parts=False).total
-    (gradient,) = torch.autograd.grad(total, prediction, grad_total, create_graph=True)
+    """The gradient of the mixture, or of its terms, by the definition, for `create_graph=True`."""
+    sums = reference_sums(prediction, target, valid, sums_options(options, activation))
+    terms = terms_of(sums, class_weights(class_weight, prediction), options)
+    if grad.ndim == 0:
+        losses, grads = [total_of(terms, options)], [grad]
+    else:
+        of_terms = dict(zip(("cross_entropy", "region"), grad, strict=True))
+        losses, grads = list(terms.values()), [of_terms[name] for name in terms]
+    (gradient,) = torch.autograd.grad(losses, prediction, grads, create_graph=True)
     return gradient
 
 
@@ -176,10 +211,18 @@ class _FusedSums(torch.autograd.Function):
 def _sums(
     prediction: Tensor, target: Tensor, valid: Tensor | None, activation: str, form: str, entropy: bool
 ) -> Tensor:
-    plan, copies = _sums_plan(prediction, target, valid, activation, form, entropy)
-    tensors = flat_tensors(prediction, target, valid) if copies else (prediction, target, valid)
-    sums: Tensor = plan.sums(*tensors)
-    return sums
+    plan = _sums_plan(prediction, target, valid, activation, form, entropy)
+    num_images, num_classes, _ = plan.shape
+    batch = _batch(plan, prediction, target, valid)
+    shape = (num_images, plan.num_programs, NUM_SUMS, num_classes)
+    partials = prediction.new_empty(shape, dtype=torch.float32)
+    with torch.cuda.device_of(prediction):
+        launch_sums(plan, batch, partials, 0)
+        if plan.num_programs == 1:
+            return partials[:, 0]
+        totals = prediction.new_empty((num_images, NUM_SUMS, num_classes), dtype=torch.float32)
+        launch_totals(plan, partials, totals, 0)
+    return totals
 
 
 def _gradient(
@@ -191,23 +234,24 @@ def _gradient(
     form: str,
     entropy: bool,
 ) -> Tensor:
-    plan, copies = _sums_plan(prediction, target, valid, activation, form, entropy)
-    tensors = flat_tensors(prediction, target, valid) if copies else (prediction, target, valid)
+    plan = _sums_plan(prediction, target, valid, activation, form, entropy)
+    batch = _batch(plan, prediction, target, valid)
     # the fifth sum, the mass, does not depend on the prediction
     grad_sums = grad_sums[:, :4].to(torch.float32).contiguous()
-    gradient: Tensor = plan.gradient(*tensors, grad_sums, prediction)
-    return gradient
+    scale = torch.ones((), device=prediction.device)
+    with torch.cuda.device_of(prediction):
+        return launch_gradient(plan, batch, grad_sums, scale, prediction)
 
 
 def _sums_plan(
     prediction: Tensor, target: Tensor, valid: Tensor | None, activation: Any, form: Any, entropy: bool
-) -> _Planned:
+) -> Plan:
     key = (_kind(prediction, target, valid), activation, form, entropy)
     planned = _plans.get(key)
     if planned is None:
-        inputs = flat_inputs(prediction, target, valid, SumsOptions(activation, form or None, entropy))
-        planned = _remember(key, _Planned(SumsPlan(inputs.layout, prediction), inputs.copied))
-    return planned
+        options = SumsOptions(activation, form or None, entropy)
+        planned = _remember(key, plan_of(prediction, target, valid, options), None)
+    return planned[0]
 
 
 _sums_operator = torch.library.custom_op("semidice::overlap_sums", _sums, mutates_args=())

@@ -34,11 +34,11 @@ MAX_COMPARED = tl.constexpr(7)
 @triton.jit
 def weighted_chunk(
     grad_sums_ptr,  # (4, C): the derivatives of one image
-    x, y, power, inverse, log_total, counted, scale,
+    x, y, power, inverse, counted, scale,
     SPEC: tl.constexpr, FIRST,
 ):  # fmt: skip
     """Probabilities, and for a softmax w; for other activations the gradient itself."""
-    prob = probability(x, power, inverse, log_total, counted, SPEC=SPEC)
+    prob = probability(x, power, inverse, None, counted, SPEC=SPEC)
     # Loaded as a row, then turned: otherwise the compiler lays out the tile for these few numbers.
     c = FIRST + tl.arange(0, x.shape[0])
     place, inside = grad_sums_ptr + c, c < SPEC.num_classes
@@ -82,7 +82,6 @@ def _dense_gradient(grad_sums_ptr, xs, ys, powers, inverse, counted, scale, SPEC
             ys[i],
             powers[i],
             inverse,
-            None,
             counted,
             scale,
             SPEC=SPEC,

@@ -1,254 +1,292 @@
-"""What is launched for the sums, the mixture of losses and their gradients.
+"""What is launched for tensors of one kind: a plan, which `fused` makes once per kind, and its launches.
 
-`fused` makes a plan once for each kind of tensors, and keeps it. A plan holds launches that are ready.
+Kernels take tensors with one axis of space. A tensor is copied only if its axes of space have no common
+stride. Tiles are chosen by the number of classes (`tilings`), and there are as many programs in the forward
+pass as the GPU runs at once, or a multiple of that.
 """
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+import math
+from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
-from ..overlap.options import RegionOptions
-from . import class_blocks, gradient, index_sums, mixture, sums
-from .launch import Launch
-from .layout import MAX_LOSS_PARTIALS, NUM_SUMS, Layout, flat_stride
-from .tile import FORMS
-from .tilings import Tiling
+from ..losses.options import LossOptions
+from ..overlap import SumsOptions
+from . import gradient, index_sums, mixture, sums, tilings
+from .tile import ACTIVATIONS, FORMS, Spec
+from .tilings import Tiles, Tiling
 
+NUM_SUMS = 5
+# partial sums that the loss kernel adds up in less time than another launch takes
+MAX_LOSS_PARTIALS = 2**13
 # classes of class indices from which on `index_sums` is faster: it is with 40, and is not with 32
 MIN_INDEX_SUMS = 33
+# of an H200, for which plans are made without a GPU
+_NUM_MULTIPROCESSORS = 132
+
+# logits, target and valid voxels
+Batch = tuple[Tensor, Tensor, Tensor | None]
+Strides = tuple[int, ...]
 
 
-def _launch(
-    layout: Layout, kernel: Any, tiling: Tiling, num_programs: int, integers: tuple[int, ...]
-) -> Launch:
-    return Launch(
-        kernel,
-        (num_programs, layout.shape[0]),
-        integers,
+class Plan(NamedTuple):
+    """All that stays the same from launch to launch."""
+
+    # images, classes and voxels
+    shape: tuple[int, int, int]
+    # strides along images, classes and voxels; the class stride of class indices is 0
+    logits_stride: Strides
+    target_stride: Strides
+    gradient_stride: Strides
+    gradient_format: torch.memory_format
+    # whether a tensor must be copied because its voxels have no single stride
+    copies: bool
+    # per image in the forward pass; each stores sums of its own
+    num_programs: int
+    # whether the sums are those of `index_sums`
+    by_index: bool
+    forward: Spec
+    backward: Spec
+
+    @property
+    def integers(self) -> tuple[int, ...]:
+        """Number of voxels and strides, in the order of the kernels' arguments."""
+        return (self.shape[2], *self.logits_stride, *self.target_stride)
+
+    @property
+    def num_partials(self) -> int:
+        """Number of the sums of all programs."""
+        return NUM_SUMS * self.shape[0] * self.shape[1] * self.num_programs
+
+
+def plan_of(
+    prediction: Tensor, target: Tensor, valid: Tensor | None, options: SumsOptions, tiles: Tiles | None = None
+) -> Plan:
+    """The plan for tensors like these; with other tiles than those of the tables, if they are given."""
+    strides = _strides(prediction, target, valid)
+    copies = strides is None
+    if strides is None:
+        strides = _strides(*flat_tensors(prediction, target, valid))
+        assert strides is not None
+    logits_stride, target_stride = strides
+    shape = (*prediction.shape[:2], math.prod(prediction.shape[2:]))
+    hard = not target.is_floating_point()
+    voxel_bytes = shape[1] * (prediction.element_size() + (0 if hard else target.element_size()))
+    index_softmax = hard and options.activation == "softmax"
+    forward, backward = tiles or tilings.tiles_of(shape[1], voxel_bytes, by_index=index_softmax)
+    extents = [1 + (shape[1] - 1) * stride[1] + (shape[2] - 1) * stride[2] for stride in strides]
+    wide = max(extents) >= 2**31
+    at_once = num_multiprocessors(prediction.device) * forward.programs_at_once(voxel_bytes)
+    return Plan(
+        shape,
+        logits_stride,
+        target_stride,
+        *_gradient_memory(prediction),
+        copies,
+        num_programs(shape, forward, at_once),
+        index_softmax and shape[1] >= MIN_INDEX_SUMS,
+        _spec(shape, hard, wide, forward, options),
+        _spec(shape, hard, wide, backward, options),
+    )
+
+
+def num_multiprocessors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return _NUM_MULTIPROCESSORS
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def num_programs(shape: tuple[int, int, int], tiling: Tiling, at_once: int) -> int:
+    """Programs per image in the forward pass.
+
+    If the GPU runs `at_once` of them, their number is a multiple of that, or nearly.
+    """
+    num_images, num_classes, num_voxels = shape
+    num_tiles = -(-num_voxels // tiling.voxel_block)
+    min_programs = -(-num_tiles // tiling.num_tiles)
+    num_rounds = -(-num_images * min_programs // at_once)
+    most = min(num_tiles, num_rounds * at_once // num_images)
+    # as few as the loss kernel can add up, if that suffices
+    few = MAX_LOSS_PARTIALS // (NUM_SUMS * num_images * num_classes)
+    return few if min_programs <= few < most else most
+
+
+def _spec(shape: tuple[int, int, int], hard: bool, wide: bool, tiling: Tiling, options: SumsOptions) -> Spec:
+    """Constants of the kernels that read logits."""
+    activation, form, entropy = options
+    # On hard labels three forms are equal, and relaxed compares nothing. They differ only at ties, where a
+    # probability is 0 or 1 and the activation has no gradient.
+    if hard and activation != "none" and form in ("min", "product"):
+        form = "relaxed"
+    chunks = tilings.class_chunks(shape[1], tiling.step)
+    return Spec(
+        activation=ACTIVATIONS[activation],
+        form=FORMS[form],
+        entropy=entropy,
+        hard=hard,
+        wide=wide,
+        num_classes=shape[1],
+        even=shape[2] % tiling.voxel_block == 0,
+        chunks=chunks,
+        step=min(tiling.step, chunks[0][1]),
+        voxel_block=tiling.voxel_block,
+        vector=tiling.vector,
+        num_stages=tiling.num_stages,
         num_warps=tiling.num_warps,
-        registers=tiling.registers,
-        SPEC=layout.spec(tiling),
     )
 
 
-def sums_launch(layout: Layout, partials_start: int) -> Launch:
-    """Launch that stores partial sums (N, T, 5, C) in a tensor, from its element `partials_start` on."""
-    tiling = layout.forward
-    num_programs = layout.num_programs
-    if tiling.class_block is not None:
-        kernel: Any = class_blocks.block_sums_kernel
-        num_programs *= layout.num_blocks
-    elif layout.has_index_softmax and layout.shape[1] >= MIN_INDEX_SUMS:
-        kernel = index_sums.index_sums_kernel
-    else:
-        kernel = sums.sums_kernel
-    return _launch(layout, kernel, tiling, num_programs, (partials_start, *layout.integers))
+def _strides(prediction: Tensor, target: Tensor, valid: Tensor | None) -> tuple[Strides, Strides] | None:
+    """Strides of logits and target along images, classes and voxels; None if a tensor has to be copied."""
+    hard = not target.is_floating_point()
+    logits_flat = flat_stride(prediction.shape, prediction.stride(), 2)
+    target_flat = flat_stride(target.shape, target.stride(), 1 if hard else 2)
+    if logits_flat is None or target_flat is None:
+        return None
+    if valid is not None:
+        valid_flat = flat_stride(valid.shape, valid.stride(), 1)
+        # the kernels take a contiguous mask; the stride of a single image does not matter
+        if valid_flat is None or valid_flat[1] != 1:
+            return None
+        if len(valid) > 1 and valid_flat[0] != valid[0].numel():
+            return None
+    if hard:
+        target_flat = (target_flat[0], 0, target_flat[1])
+    return logits_flat, target_flat
 
 
-class Norms:
-    """The norms of a softmax, for a kernel with this tiling; nothing if it sees all classes at once."""
-
-    def __init__(self, layout: Layout, tiling: Tiling) -> None:
-        self._sees_all = tiling.class_block is None
-        num_images, _, num_voxels = layout.shape
-        self._shape = (num_images, 2, num_voxels)
-        self._launch: Launch | None = None
-        if not self._sees_all and layout.activation == "softmax":
-            num_programs = -(-num_voxels // layout.norms.voxel_block)
-            integers = (num_voxels, *layout.logits_stride)
-            self._launch = _launch(
-                layout, class_blocks.norms_kernel, layout.norms, num_programs, integers
-            )  # fmt: skip
-
-    def __call__(self, logits: Tensor) -> tuple[Tensor | None, ...]:
-        """The last argument of the kernel: norms (N, 2, V), or None for another activation."""
-        if self._sees_all:
-            return ()
-        if self._launch is None:
-            return (None,)
-        norms = logits.new_empty(self._shape, dtype=torch.float32)
-        self._launch(logits, norms)
-        return (norms,)
+def flat_stride(shape: tuple[int, ...], stride: Strides, num_leading: int) -> Strides | None:
+    """Strides with the axes from `num_leading` on as one; None if those have no common stride."""
+    space = list(zip(shape, stride, strict=True))[num_leading:]
+    axes = [(size, step) for size, step in space if size > 1] or [(1, 1)]
+    for (_, outer), (size, inner) in pairwise(axes):
+        if outer != size * inner:
+            return None
+    return (*stride[:num_leading], axes[-1][1])
 
 
-def totals_launch(layout: Layout, num_programs: int, totals_start: int) -> Launch:
-    """Launch that adds up partial sums, and stores totals (N, 5, C) from element `totals_start` on."""
-    num_images, num_classes, _ = layout.shape
-    # 32 bytes of a row, the least that memory transfers
-    column_block = 8
-    return Launch(
-        sums.totals_kernel,
-        (-(-num_images * NUM_SUMS * num_classes // column_block),),
-        (totals_start, num_images, num_programs, num_classes),
-        num_warps=4,
-        COLUMN_BLOCK=column_block,
-        PROGRAM_BLOCK=min(256, triton.next_power_of_2(num_programs)),
-    )
+def flat_tensors(prediction: Tensor, target: Tensor, valid: Tensor | None) -> Batch:
+    """The tensors with one axis of space, copied only if their axes have no common stride."""
+    num_leading = 2 if target.is_floating_point() else 1
+    valid = None if valid is None else _flat(valid, 1).contiguous()
+    return _flat(prediction, 2), _flat(target, num_leading), valid
 
 
-def gradient_launch(layout: Layout, gradient_stride: tuple[int, ...]) -> Launch:
-    """Launch that stores a gradient with these strides along images, classes and voxels."""
-    tiling = layout.backward
-    sees_all = tiling.class_block is None
-    kernel = gradient.gradient_kernel if sees_all else class_blocks.block_gradient_kernel
-    num_programs = -(-layout.shape[2] // tiling.voxel_block)
-    return _launch(layout, kernel, tiling, num_programs, (*layout.integers, *gradient_stride))
+def _flat(tensor: Tensor, num_leading: int) -> Tensor:
+    if tensor.ndim == num_leading:
+        return tensor.unsqueeze(-1)
+    # no copy if the axes have a common stride, as in the channels-last format
+    return tensor.flatten(num_leading)
 
 
-class _GradientPlan(NamedTuple):
-    launch: Launch
-    memory_format: torch.memory_format
-
-
-def _gradient_plan(layout: Layout, like: Tensor) -> _GradientPlan:
-    """Plan of a gradient with the memory format of `like`, or contiguous if voxels would have no stride."""
+def _gradient_memory(like: Tensor) -> tuple[Strides, torch.memory_format]:
+    """Flat strides and memory format of the gradient: those of `like`, or contiguous if they are not flat."""
     example = torch.empty_strided(like.shape, like.stride(), device="meta")
     for memory_format in (torch.preserve_format, torch.contiguous_format):
         stride = torch.empty_like(example, memory_format=memory_format).stride()
-        flat: Any = flat_stride(like.shape, stride, 2)
+        flat = flat_stride(like.shape, stride, 2)
         if flat is not None:
-            break
-    return _GradientPlan(gradient_launch(layout, flat), memory_format)
+            return flat, memory_format
+    raise AssertionError("a contiguous tensor has one stride")
 
 
-class SumsPlan:
-    """The sums for one layout, and their gradient in `like`."""
-
-    def __init__(self, layout: Layout, like: Tensor) -> None:
-        num_images, num_classes, _ = layout.shape
-        num_programs = layout.num_programs
-        self._shape = (num_images, num_programs, NUM_SUMS, num_classes)
-        self._sums = sums_launch(layout, 0)
-        self._totals = None if num_programs == 1 else totals_launch(layout, num_programs, 0)
-        self._norms, self._gradient_norms = Norms(layout, layout.forward), Norms(layout, layout.backward)
-        self._gradient = _gradient_plan(layout, like)
-
-    def sums(self, logits: Tensor, target: Tensor, valid: Tensor | None) -> Tensor:
-        """Sums (N, 5, C); those that were not requested are undefined."""
-        partials = logits.new_empty(self._shape, dtype=torch.float32)
-        self._sums(logits, target, valid, partials, *self._norms(logits))
-        if self._totals is None:
-            return partials[:, 0]
-        num_images, _, *row = self._shape
-        totals = logits.new_empty((num_images, *row), dtype=torch.float32)
-        self._totals(partials, totals)
-        return totals
-
-    def gradient(
-        self, logits: Tensor, target: Tensor, valid: Tensor | None, grad_sums: Tensor, like: Tensor
-    ) -> Tensor:
-        """Gradient in the logits, with the shape of `like`, from that of the sums (N, 4, C)."""
-        launch, memory_format = self._gradient
-        result = torch.empty_like(like, memory_format=memory_format)
-        scale = torch.ones((), device=like.device)
-        launch(logits, target, valid, grad_sums, scale, result, *self._gradient_norms(logits))
-        return result
+def launch_sums(plan: Plan, batch: Batch, partials: Tensor, start: int) -> None:
+    """Store partial sums (N, T, 5, C) of T programs per image, from element `start` on."""
+    kernel = index_sums.index_sums_kernel if plan.by_index else sums.sums_kernel
+    grid = (plan.num_programs, plan.shape[0])
+    kernel[grid](*batch, partials, start, *plan.integers, SPEC=plan.forward, num_warps=plan.forward.num_warps)
 
 
-def loss_tile(class_block: int, num_images: int, *, adds_up: bool) -> tuple[int, int]:
-    """Warps of the one program of the loss, and images that it processes at once.
+def launch_totals(plan: Plan, partials: Tensor, totals: Tensor, start: int) -> None:
+    """Add up the sums of all programs, and store totals (N, 5, C) from element `start` on."""
+    num_images, num_classes, _ = plan.shape
+    # 32 bytes of a row, the least that memory transfers
+    column_block = 8
+    grid = (-(-num_images * NUM_SUMS * num_classes // column_block),)
+    sums.totals_kernel[grid](
+        partials, totals, start, num_images, plan.num_programs, num_classes,
+        COLUMN_BLOCK=column_block, PROGRAM_BLOCK=min(256, triton.next_power_of_2(plan.num_programs)),
+        num_warps=4,
+    )  # fmt: skip
 
-    With one class per thread, threads need not wait for each other until every class has one number.
-    """
+
+def launch_gradient(plan: Plan, batch: Batch, grad_sums: Tensor, scale: Tensor, prediction: Tensor) -> Tensor:
+    """Gradient in the prediction from that of the sums, the first (N, 4, C) elements, times `scale`."""
+    result = torch.empty_like(prediction, memory_format=plan.gradient_format)
+    grid = (-(-plan.shape[2] // plan.backward.voxel_block), plan.shape[0])
+    gradient.gradient_kernel[grid](
+        *batch, grad_sums, scale, result, *plan.integers, *plan.gradient_stride,
+        SPEC=plan.backward, num_warps=plan.backward.num_warps,
+    )  # fmt: skip
+    return result
+
+
+def loss_spec(plan: Plan, options: LossOptions) -> mixture.LossSpec:
+    """Constants of the kernel that computes the losses from the sums."""
+    num_images, num_classes, _ = plan.shape
+    added_up = plan.num_partials > MAX_LOSS_PARTIALS
+    class_block = triton.next_power_of_2(num_classes)
     if class_block >= 128:
-        return min(16, class_block // 32), 1
-    all_images = triton.next_power_of_2(num_images)
-    # partial sums keep more threads busy than one number per image and class
-    num_warps = 8 if adds_up else max(1, min(8, class_block * all_images // 256))
-    return num_warps, min(all_images, 256 * num_warps // class_block)
+        # with one class per thread, threads need not wait for each other until every class has one number
+        num_warps, image_block = class_block // 32, 1
+    else:
+        all_images = triton.next_power_of_2(num_images)
+        # partial sums keep more threads busy than one number per image and class
+        num_warps = max(1, min(8, class_block * all_images // 256)) if added_up else 8
+        image_block = min(all_images, 256 * num_warps // class_block)
+    column_block = min(512, triton.next_power_of_2(NUM_SUMS * num_images * num_classes))
+    return mixture.LossSpec(
+        has_region=plan.forward.form != FORMS[None],
+        entropy=plan.forward.entropy,
+        log=options.log,
+        focal=options.gamma != 1,
+        present=options.classes == "present",
+        over=mixture.OVERS[options.over],
+        background=options.background,
+        added_up=added_up,
+        class_block=class_block,
+        image_block=image_block,
+        column_block=column_block,
+        program_block=min(triton.next_power_of_2(plan.num_programs), MAX_LOSS_PARTIALS // column_block),
+        num_warps=num_warps,
+    )
 
 
-class MixturePlan:
-    """The mixture of losses for one layout, and its gradient in `like`.
+def launch_loss(
+    plan: Plan,
+    spec: mixture.LossSpec,
+    batch: Batch,
+    class_weight: Tensor | None,
+    floats: tuple[float, ...],
+    *,
+    parts: bool,
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Total; cross entropy and region loss (2,), or None; and d total / d sums for `launch_gradient`.
 
-    With `parts` the two losses are stored as well.
+    floats: alpha, beta, gamma, smooth, and the weights of cross entropy and region loss.
     """
-
-    def __init__(self, layout: Layout, like: Tensor, options: RegionOptions, *, parts: bool) -> None:
-        num_images, num_classes, _ = layout.shape
-        num_sums = num_images * num_classes
-        num_programs = layout.num_programs
-        self._num_partials = NUM_SUMS * num_sums * num_programs
-        # derivatives (N, 4, C) and totals (N, 5, C)
-        self._workspace_size = 9 * num_sums
-        # None if the loss kernel adds up the partial sums: then they are in the workspace as well
-        self._totals: Launch | None = None
-        if self._num_partials > MAX_LOSS_PARTIALS:
-            self._totals = totals_launch(layout, num_programs, 4 * num_sums)
-            self._sums = sums_launch(layout, 0)
-        else:
-            self._sums = sums_launch(layout, self._workspace_size)
-            self._workspace_size += self._num_partials
-        self._norms = Norms(layout, layout.forward)
-        self._keeps_norms = layout.backward.class_block is not None
-        self._gradient = _gradient_plan(layout, like)
-        self._parts = parts
-        class_block = triton.next_power_of_2(num_classes)
-        num_warps, image_block = loss_tile(class_block, num_images, adds_up=self._totals is None)
-        column_block = min(512, triton.next_power_of_2(NUM_SUMS * num_sums))
-        self._loss = Launch(
-            mixture.loss_kernel,
-            (1,),
-            (num_images, num_programs, num_classes),
-            num_warps=num_warps,
-            FORM=FORMS[layout.form],
-            ENTROPY=layout.entropy,
-            LOG=options.log,
-            FOCAL=options.gamma != 1,
-            PRESENT=options.classes == "present",
-            OVER=mixture.OVERS[options.over],
-            BACKGROUND=options.background,
-            ADDED_UP=self._totals is not None,
-            CLASS_BLOCK=class_block,
-            IMAGE_BLOCK=image_block,
-            COLUMN_BLOCK=column_block,
-            PROGRAM_BLOCK=min(triton.next_power_of_2(num_programs), MAX_LOSS_PARTIALS // column_block),
-        )
-
-    def losses(
-        self,
-        logits: Tensor,
-        target: Tensor,
-        valid: Tensor | None,
-        class_weight: Tensor | None,
-        floats: tuple[float, ...],
-    ) -> tuple[Tensor, Tensor | None, tuple[Tensor | None, ...]]:
-        """Total; cross entropy and region loss (2,), or None; and the tensors that `gradient` needs.
-
-        floats: alpha, beta, gamma, smooth, and the weights of cross entropy and region loss.
-        """
-        norms = self._norms(logits)
-        workspace = logits.new_empty(self._workspace_size, dtype=torch.float32)
-        if self._totals is None:
-            self._sums(logits, target, valid, workspace, *norms)
-        else:
-            partials = logits.new_empty(self._num_partials, dtype=torch.float32)
-            self._sums(logits, target, valid, partials, *norms)
-            self._totals(partials, workspace)
-        # tensors of their own, because autograd refuses to change a view in place
-        total = logits.new_empty((), dtype=torch.float32)
-        terms = logits.new_empty((2,), dtype=torch.float32) if self._parts else None
-        self._loss(workspace, class_weight, total, terms, floats=floats)
-        return total, terms, (workspace, *norms) if self._keeps_norms else (workspace,)
-
-    def gradient(
-        self,
-        logits: Tensor,
-        target: Tensor,
-        valid: Tensor | None,
-        saved: Sequence[Tensor | None],
-        scale: Tensor,
-        like: Tensor,
-    ) -> Tensor:
-        """Gradient in the logits of the total times `scale`, with the shape of `like`.
-
-        The saved workspace starts with d total / d sums (N, 4, C).
-        """
-        launch, memory_format = self._gradient
-        result = torch.empty_like(like, memory_format=memory_format)
-        workspace, *norms = saved
-        launch(logits, target, valid, workspace, scale, result, *norms)
-        return result
+    logits = batch[0]
+    num_images, num_classes, _ = plan.shape
+    num_sums = num_images * num_classes
+    # derivatives (N, 4, C) and totals (N, 5, C), and the partial sums if the loss kernel adds them up
+    if spec.added_up:
+        workspace = logits.new_empty(9 * num_sums, dtype=torch.float32)
+        partials = logits.new_empty(plan.num_partials, dtype=torch.float32)
+        launch_sums(plan, batch, partials, 0)
+        launch_totals(plan, partials, workspace, 4 * num_sums)
+    else:
+        workspace = logits.new_empty(9 * num_sums + plan.num_partials, dtype=torch.float32)
+        launch_sums(plan, batch, workspace, 9 * num_sums)
+    # tensors of their own, because autograd refuses to change a view in place
+    total = logits.new_empty((), dtype=torch.float32)
+    terms = logits.new_empty((2,), dtype=torch.float32) if parts else None
+    mixture.loss_kernel[(1,)](
+        workspace, class_weight, total, terms, num_images, plan.num_programs, num_classes,
+        # Triton would compile again for an integer
+        *map(float, floats),
+        SPEC=spec, num_warps=spec.num_warps,
+    )  # fmt: skip
+    return total, terms, workspace

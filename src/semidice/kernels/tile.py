@@ -43,8 +43,6 @@ class Spec(NamedTuple):
     even: bool
     # (first class, number of rows) of every chunk of a tile with all classes
     chunks: tuple[tuple[int, int], ...]
-    # number of rows of a tile with a block of classes
-    class_block: int | None
     # a thread has every step-th row
     step: int
     voxel_block: int
@@ -52,6 +50,7 @@ class Spec(NamedTuple):
     vector: int
     # tiles that are loaded at once
     num_stages: int
+    num_warps: int
 
 
 class Source(NamedTuple):

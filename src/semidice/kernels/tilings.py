@@ -1,4 +1,9 @@
-"""How the kernels go through a batch: a tiling, and the table from which it is taken."""
+"""How the kernels go through a batch: a tiling, by number of classes.
+
+The tables are from trials on an H200 (`benchmarks/tune_tilings.py`). A tiling has voxels, warps, neighbouring
+voxels per thread, tiles per program and stages. Class indices and a softmax take fewer registers than soft
+labels, and so their tiles have more voxels.
+"""
 
 from typing import NamedTuple
 
@@ -12,6 +17,8 @@ _MAX_PROGRAMS = 32
 _MAX_REGISTERS = 256
 # shared memory that a program takes beyond its own
 _NUM_RESERVED_BYTES = 2**10
+# shared memory of one program that every GPU since 2020 has
+_MAX_SHARED_BYTES = 98_000
 
 
 class Tiling(NamedTuple):
@@ -24,10 +31,6 @@ class Tiling(NamedTuple):
     # the most tiles that one program adds up, and how many of them are loaded at once
     num_tiles: int = 1
     num_stages: int = 1
-    # the most registers of a thread, so that more threads run at once; None leaves it to the compiler
-    registers: int | None = None
-    # rows of a tile, if all classes do not fit into the registers; None for all classes
-    class_block: int | None = None
 
     @property
     def step(self) -> int:
@@ -36,27 +39,56 @@ class Tiling(NamedTuple):
 
     def programs_at_once(self, voxel_bytes: int) -> int:
         """Programs that one multiprocessor runs at once, for tiles of so many bytes per voxel."""
-        num_registers = 32 * self.num_warps * (self.registers or _MAX_REGISTERS)
-        num_bytes = _NUM_RESERVED_BYTES
-        if self.num_stages > 1:
-            # the last tile is in registers
-            num_bytes += (self.num_stages - 1) * self.voxel_block * voxel_bytes
+        num_registers = 32 * self.num_warps * _MAX_REGISTERS
+        # the last tile is in registers
+        num_bytes = _NUM_RESERVED_BYTES + (self.num_stages - 1) * self.voxel_block * voxel_bytes
         return max(1, min(_NUM_REGISTERS // num_registers, _NUM_SHARED_BYTES // num_bytes, _MAX_PROGRAMS))
 
 
-# (the most classes, tiling of logits of two bytes, tiling of four bytes if it differs)
-Row = tuple[int, Tiling] | tuple[int, Tiling, Tiling]
-Tilings = tuple[Row, ...]
-# of the kernels that see one block of classes at a time
-BLOCK_SUMS = Tiling(128, 1, 8, 16, num_stages=3, class_block=8)
-NORMS = Tiling(256, 4, 4, num_stages=3, class_block=16)
-BLOCK_GRADIENT = Tiling(128, 8, 4, class_block=32)
+# (the most classes, tiling)
+Tilings = tuple[tuple[int, Tiling], ...]
+FORWARD: Tilings = (
+    (4, Tiling(1024, 4, 4, 4)),
+    (32, Tiling(64, 1, 4, 16, 3)),
+    (80, Tiling(32, 2, 4, 16, 3)),
+    (160, Tiling(32, 4, 4, 16, 3)),
+    (256, Tiling(32, 8, 4, 16, 3)),
+)
+BACKWARD: Tilings = (
+    (4, Tiling(1024, 4, 4)),
+    (32, Tiling(64, 1, 4)),
+    (64, Tiling(64, 2, 4)),
+    (256, Tiling(32, 4, 4)),
+)
+HARD_FORWARD: Tilings = (
+    (4, Tiling(1024, 4, 4, 4)),
+    (32, Tiling(64, 1, 4, 16, 3)),
+    (102, Tiling(64, 2, 4, 16, 3)),
+    (256, Tiling(32, 4, 4, 16, 3)),
+)
+HARD_BACKWARD: Tilings = (
+    (4, Tiling(1024, 4, 4)),
+    (32, Tiling(128, 1, 4)),
+    (102, Tiling(64, 2, 4)),
+    (256, Tiling(64, 4, 4)),
+)
 
 
-def tiling_of(table: Tilings, num_classes: int, logit_bytes: int) -> Tiling:
-    """The tiling of a table for this number of classes."""
-    two_bytes, *four_bytes = next(row[1:] for row in table if num_classes <= row[0])
-    return four_bytes[0] if four_bytes and logit_bytes > 2 else two_bytes
+# of the forward and of the backward pass
+Tiles = tuple[Tiling, Tiling]
+
+
+def tiles_of(num_classes: int, voxel_bytes: int, *, by_index: bool) -> Tiles:
+    """The tilings of both passes for a number of classes; `by_index` for class indices and a softmax.
+
+    The forward pass has as many stages as shared memory holds tiles of so many bytes per voxel.
+    """
+    forward, backward = (
+        next(tiling for max_classes, tiling in table if num_classes <= max_classes)
+        for table in ((HARD_FORWARD, HARD_BACKWARD) if by_index else (FORWARD, BACKWARD))
+    )
+    num_stages = min(forward.num_stages, 1 + _MAX_SHARED_BYTES // (forward.voxel_block * voxel_bytes))
+    return forward._replace(num_stages=num_stages), backward
 
 
 def class_chunks(num_classes: int, step: int) -> tuple[tuple[int, int], ...]:

@@ -1,10 +1,9 @@
 """From the masks of several raters to one label, probabilities (C, *space); how well the raters agree.
 
-`masks` are numpy or torch; the label has the same type, float32:
+`masks` are numpy or torch; the label is a float32 tensor on their device:
   bool (R, *space)                      one mask per rater; two classes, background and foreground
   uint8 (R, *space) of 0 and 1          the same, as files store it; only on the CPU, where values can be read
   integers (R, *space), `num_classes`   one class map per rater
-  a list of R of these                  each (*space)
   `batched=True`                        a case axis in front: masks (N, R, *space), label (N, C, *space)
 `present`, bool (R,) or (N, R), is False for a rater who did not look at the case, not for an empty mask.
 
@@ -13,46 +12,40 @@ cases. On a GPU it needs no host synchronisation: shapes and dtypes are checked 
 Left out: reading files, resizing, and overlapping classes (one mask per channel).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic
 
 import torch
 from jaxtyping import Float, Integer
 from torch import Tensor
 
 from ..arrays import one_hot
-from ..overlap.stats import overlap_stats, tversky_index
-from .raters import Array, Present, Raters, read_raters, to_input_type
+from ..overlap import overlap_stats, tversky_index
+from .raters import Array, Flags, Raters, read_raters
 
 
 def majority_label(
-    masks: Array | Sequence[Array],
-    *,
-    num_classes: int | None = None,
-    present: Present | None = None,
-    batched: bool = False,
-) -> Array:
+    masks: Array, *, num_classes: int | None = None, present: Flags | None = None, batched: bool = False
+) -> Tensor:
     """One-hot label of the class that most present raters chose; a tie goes to the lowest class.
 
     With two classes, foreground is where strictly more than half of the present raters drew.
 
     >>> majority_label(np.array([[True, True, False], [True, False, False]]))[1]
-    array([1., 0., 0.], dtype=float32)
+    tensor([1., 0., 0.])
     """
     raters = read_raters(masks, num_classes, present, batched)
     label = one_hot(raters.majority(), raters.num_classes).float()
-    return to_input_type(label, masks, batched)
+    return label if batched else label[0]
 
 
 def random_rater_label(
-    masks: Array | Sequence[Array],
+    masks: Array,
     *,
     generator: torch.Generator | int,
     num_classes: int | None = None,
-    present: Present | None = None,
+    present: Flags | None = None,
     batched: bool = False,
-) -> Array:
+) -> Tensor:
     """One-hot label of one rater, drawn for each case among the present raters with equal probability.
 
     generator: a seed, or a generator on the device of the masks, which advances with every call.
@@ -64,102 +57,82 @@ def random_rater_label(
     device = raters.classes.device
     if isinstance(generator, int):
         generator = torch.Generator(device).manual_seed(generator)
-    elif not isinstance(generator, torch.Generator):
-        raise ValueError(f"generator must be a seed or a torch.Generator; got {generator!r}")
-    elif generator.device.type != device.type:
-        raise ValueError(
-            f"generator is on {generator.device}, but masks are on {device}: create it on that device"
-        )
     # not torch.multinomial, which synchronises with the device to check its weights
     draw = torch.rand(raters.present.shape, generator=generator, device=device)
     chosen = draw.masked_fill(~raters.present, -1).argmax(1)
     class_map = raters.classes[torch.arange(len(chosen), device=device), chosen]
-    return to_input_type(one_hot(class_map, raters.num_classes).float(), masks, batched)
+    label = one_hot(class_map, raters.num_classes).float()
+    return label if batched else label[0]
 
 
 def mean_label(
-    masks: Array | Sequence[Array],
-    *,
-    num_classes: int | None = None,
-    present: Present | None = None,
-    batched: bool = False,
-) -> Array:
+    masks: Array, *, num_classes: int | None = None, present: Flags | None = None, batched: bool = False
+) -> Tensor:
     """Share of the present raters that chose each class.
 
     >>> mean_label(np.array([[True, True, False], [True, False, False]]))[1]
-    array([1. , 0.5, 0. ], dtype=float32)
+    tensor([1.0000, 0.5000, 0.0000])
     """
-    raters = read_raters(masks, num_classes, present, batched)
-    return to_input_type(raters.mean(), masks, batched)
+    label = read_raters(masks, num_classes, present, batched).mean()
+    return label if batched else label[0]
 
 
 def dice_weighted_label(
-    masks: Array | Sequence[Array],
-    *,
-    num_classes: int | None = None,
-    present: Present | None = None,
-    batched: bool = False,
-) -> Array:
+    masks: Array, *, num_classes: int | None = None, present: Flags | None = None, batched: bool = False
+) -> Tensor:
     """Mean of the raters weighted by `dice_weights`; the plain mean where all weights are 0.
 
     >>> dice_weighted_label(np.array([[True, True, False], [True, True, False], [False, True, True]]))[1]
-    array([0.8, 1. , 0.2], dtype=float32)
+    tensor([0.8000, 1.0000, 0.2000])
     """
     raters = read_raters(masks, num_classes, present, batched)
     weight = _majority_dice(raters)
     # raters without a common voxel, such as two disjoint ones, have an empty majority and weights of 0
     weight = torch.where(weight.sum(1, keepdim=True) > 0, weight, raters.present.float())
-    return to_input_type(raters.weighted_mean(weight), masks, batched)
+    label = raters.weighted_mean(weight)
+    return label if batched else label[0]
 
 
 @dataclass(frozen=True)
-class RaterAgreement(Generic[Array]):
+class RaterAgreement:
     """Dice of each rater against the majority, (R,), and of each pair, (R, R); NaN for absent raters."""
 
-    majority: Array
-    pairwise: Array
+    majority: Float[Tensor, "*cases R"]
+    pairwise: Float[Tensor, "*cases R R"]
 
 
 def dice_weights(
-    masks: Array | Sequence[Array],
-    *,
-    num_classes: int | None = None,
-    present: Present | None = None,
-    batched: bool = False,
-) -> Array:
+    masks: Array, *, num_classes: int | None = None, present: Flags | None = None, batched: bool = False
+) -> Tensor:
     """Dice of each rater against the majority label, (R,) or (N, R); 0 for an absent rater; not normalised.
 
     With more than two classes it is the mean over the foreground classes. Two empty masks have Dice 1.
 
     >>> dice_weights(np.array([[True, True, False], [True, True, False], [False, True, True]]))
-    array([1. , 1. , 0.5], dtype=float32)
+    tensor([1.0000, 1.0000, 0.5000])
     """
-    raters = read_raters(masks, num_classes, present, batched)
-    return to_input_type(_majority_dice(raters), masks, batched)
+    weights = _majority_dice(read_raters(masks, num_classes, present, batched))
+    return weights if batched else weights[0]
 
 
 def rater_agreement(
-    masks: Array | Sequence[Array],
-    *,
-    num_classes: int | None = None,
-    present: Present | None = None,
-    batched: bool = False,
-) -> RaterAgreement[Array]:
+    masks: Array, *, num_classes: int | None = None, present: Flags | None = None, batched: bool = False
+) -> RaterAgreement:
     """Dice of each rater against the majority label and against each other; NaN for absent raters.
 
     With more than two classes it is the mean over the foreground classes. Two empty masks have Dice 1.
 
-    >>> rater_agreement(np.array([[True, True], [True, False]])).pairwise.round(3)
-    array([[1.   , 0.667],
-           [0.667, 1.   ]], dtype=float32)
+    >>> rater_agreement(np.array([[True, True], [True, False]])).pairwise
+    tensor([[1.0000, 0.6667],
+            [0.6667, 1.0000]])
     """
     raters = read_raters(masks, num_classes, present, batched)
-    present_of = raters.present
-    majority = _dice_against(raters, raters.majority()).masked_fill(~present_of, torch.nan)
+    absent = ~raters.present
+    majority = _dice_against(raters, raters.majority()).masked_fill(absent, torch.nan)
     # one rater at a time: all pairs at once would take R times the memory of the masks
     pairwise = torch.stack([_dice_against(raters, classes) for classes in raters.classes.unbind(1)], 2)
-    pairwise = pairwise.masked_fill(~(present_of.unsqueeze(1) & present_of.unsqueeze(2)), torch.nan)
-    return RaterAgreement(to_input_type(majority, masks, batched), to_input_type(pairwise, masks, batched))
+    pairwise = pairwise.masked_fill(absent.unsqueeze(1) | absent.unsqueeze(2), torch.nan)
+    return RaterAgreement(majority, pairwise) if batched else RaterAgreement(majority[0], pairwise[0])
 
 
 def _majority_dice(raters: Raters) -> Float[Tensor, "N R"]:

@@ -1,13 +1,12 @@
-"""Masks of raters, and labels, read from numpy or torch arrays: checked, with a case axis.
+"""Masks of raters, and labels, read from numpy or torch arrays: checked, as tensors with a case axis.
 
-`makers` describes the arrays. Every error is a ValueError that names what was passed. Values are read on the
-CPU only (`arrays.values_are_readable`).
+`makers` describes the arrays. Every error is a ValueError that names what was passed. Values are read where
+no device has to be waited for; on another device, once for each type of masks.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +14,7 @@ from jaxtyping import Bool, Float, Integer, UInt8
 from torch import Tensor
 
 from ..arrays import (
+    check_distribution,
     check_tensor,
     check_unit_range,
     check_whole_number,
@@ -23,8 +23,8 @@ from ..arrays import (
     values_are_readable,
 )
 
-Array = TypeVar("Array", np.ndarray, Tensor)
-Present = np.ndarray | Tensor | Sequence[Any]
+Array = np.ndarray | Tensor
+Flags = np.ndarray | Tensor | Sequence[Any]
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,9 @@ class Raters:
 
     def votes(self) -> UInt8[Tensor, "N R C *space"]:
         """1 where a present rater chose the class."""
-        num_cases, num_raters, *space = self.classes.shape
         votes = one_hot(self.classes.flatten(0, 1), self.num_classes)
-        votes = votes.view(num_cases, num_raters, self.num_classes, *space)
-        return votes * self.present.view(num_cases, num_raters, *[1] * (votes.ndim - 2))
+        votes = votes.view(*self.present.shape, *votes.shape[1:])
+        return votes * self.present.view(*self.present.shape, *[1] * (votes.ndim - 2))
 
     def majority(self) -> Integer[Tensor, "N *space"]:
         """The class that most present raters chose, the lowest at a tie."""
@@ -66,155 +65,90 @@ class Raters:
         return total / total.sum(1, keepdim=True)
 
 
-def to_input_type(result: Tensor, like: Array | Sequence[Array], batched: bool) -> Array:
-    """The result as numpy or torch, like the input; without the case axis unless batched."""
-    result = result if batched else result[0]
-    first = like if isinstance(like, (Tensor, np.ndarray)) else like[0]
-    return result if isinstance(first, Tensor) else result.numpy()
-
-
-def read_raters(
-    masks: Array | Sequence[Array],
-    num_classes: int | None,
-    present: Present | None,
-    batched: bool,
-) -> Raters:
+def read_raters(masks: Array, num_classes: int | None, present: Flags | None, batched: bool) -> Raters:
     """The raters of masks (N, R, *space), or (R, *space) if not batched; a ValueError names wrong masks."""
-    stacked = _stack(masks, batched)
-    axes = "(N, R, *space)" if batched else "(R, *space)"
-    if stacked.ndim < (2 if batched else 1) or stacked.numel() == 0:
-        raise ValueError(f"masks must be {axes} with at least one rater and voxel; got {describe(stacked)}")
-    stacked = stacked if batched else stacked.unsqueeze(0)
-    flags = _read_present(present, stacked, batched)
-    # the mask of an absent rater is neither checked nor counted
-    if present is not None:
-        stacked = stacked * flags.view(*flags.shape, *[1] * (stacked.ndim - 2))
-    if num_classes is not None:
-        check_whole_number(num_classes=num_classes)
-    if num_classes is None:
-        _check_binary(stacked)
-        num_classes = 2
-    elif num_classes < 2 or (stacked.dtype == torch.bool and num_classes != 2):
-        raise ValueError(
-            f"num_classes must be 2 or more, and 2 for bool masks; got {num_classes} for {describe(stacked)}"
-        )
-    classes = stacked.to(torch.uint8) if stacked.dtype == torch.bool else stacked
-    if values_are_readable(classes):
-        low, high = classes.aminmax()
-        if low < 0 or high >= num_classes:
-            raise ValueError(
-                f"masks hold class indices {int(low)} to {int(high)}, but there are {num_classes} classes"
-            )
-    # one_hot numbers the classes in the dtype of the map
-    return Raters(classes.long() if num_classes > 256 else classes, flags, num_classes)
-
-
-def _stack(masks: Array | Sequence[Array], batched: bool) -> Tensor:
-    """A bool, uint8 or int64 tensor of all raters; lists are stacked on the rater axis."""
-    if isinstance(masks, (Tensor, np.ndarray)):
-        return _integers(masks)
-    if isinstance(masks, str) or not isinstance(masks, Sequence):
-        raise ValueError(f"masks must be an array, or a list with one per rater; got {describe(masks)}")
-    for mask in masks:
-        check_array("each mask", mask)
-    shapes = list(dict.fromkeys(str(tuple(mask.shape)) for mask in masks))
-    if len(shapes) != 1:
-        got = f"shapes {', '.join(shapes)}: resample them to one grid" if shapes else "an empty list"
-        raise ValueError(f"masks of one case need one shape; got {got}")
-    return torch.stack([_integers(mask) for mask in masks], 1 if batched else 0)
-
-
-def check_array(name: str, array: object) -> None:
-    """Raise unless `array` is numpy or torch; a tensor must be dense and have values."""
-    if isinstance(array, Tensor) and array.dtype in (torch.uint16, torch.uint32, torch.uint64):
-        # converted to int64
-        return
-    if not isinstance(array, np.ndarray):
-        check_tensor(name, array, "use numpy.asarray or torch.as_tensor")
-
-
-def _integers(masks: np.ndarray | Tensor) -> Tensor:
-    check_array("masks", masks)
-    if isinstance(masks, np.ndarray) and masks.dtype.kind in "biu":
-        dtype = masks.dtype if masks.dtype in (np.bool_, np.uint8) else np.int64
-        # a copy: torch accepts neither read-only arrays, nor negative strides, nor a foreign byte order
-        return torch.from_numpy(np.array(masks, dtype=dtype, order="C"))
-    if isinstance(masks, np.ndarray) or masks.is_floating_point() or masks.is_complex():
-        raise ValueError(
-            f"masks must be bool, or integers that are class indices; got {describe(masks)}: "
-            "use masks > 0.5 for probabilities"
-        )
-    return masks if masks.dtype in (torch.bool, torch.uint8) else masks.long()
-
-
-def _read_present(present: Present | None, masks: Tensor, batched: bool) -> Bool[Tensor, "N R"]:
+    way_out = "use masks > 0.5 for probabilities, batched=True for several cases"
+    stacked = _read("masks", masks, "bool or class indices", "R", batched, way_out)
+    # class indices in bytes or int64
+    stacked = stacked if stacked.dtype in (torch.bool, torch.uint8) else stacked.long()
     if present is None:
-        return torch.ones(masks.shape[:2], dtype=torch.bool, device=masks.device)
-    flags = _read_flags("present", "rater", present, tuple(masks.shape[:2]), batched)
-    if values_are_readable(flags) and not bool(flags.any(1).all()):
-        absent = (~flags.any(1)).nonzero().flatten().tolist()
-        where = f" in cases {absent}" if batched else ""
-        raise ValueError(f"present has no rater{where}: leave out cases that nobody looked at")
-    return flags.to(masks.device, non_blocking=True)
+        flags = torch.ones(stacked.shape[:2], dtype=torch.bool, device=stacked.device)
+    else:
+        flags = read_flags("present", present, stacked.shape[:2], batched)
+        if values_are_readable(flags) and not bool(flags.any(1).all()):
+            absent = (~flags.any(1)).nonzero().flatten().tolist()
+            where = f" in cases {absent}" if batched else ""
+            raise ValueError(f"present has no rater{where}: leave out cases that nobody looked at")
+        flags = flags.to(stacked.device, non_blocking=True)
+        # the mask of an absent rater is neither checked nor counted
+        stacked = stacked * flags.view(*flags.shape, *[1] * (stacked.ndim - 2))
+    num_classes = _check_classes(stacked, num_classes)
+    # one_hot numbers the classes in the dtype of the map
+    is_small = stacked.dtype == torch.bool or (stacked.dtype == torch.uint8 and num_classes <= 256)
+    return Raters(stacked.to(torch.uint8) if is_small else stacked.long(), flags, num_classes)
 
 
-def _check_binary(masks: Tensor) -> None:
-    """Raise unless `masks` are bool, or readable uint8 of 0 and 1."""
-    if masks.dtype == torch.bool:
-        return
-    got = f"got {describe(masks)}"
-    if masks.dtype == torch.uint8 and values_are_readable(masks):
-        if int(masks.max()) <= 1:
-            return
-        values = masks.unique().tolist()
-        got += f" with values {', '.join(map(str, values[:8]))}{', ...' if len(values) > 8 else ''}"
-    raise ValueError(
-        f"masks without num_classes must be bool, or on the CPU uint8 of 0 and 1; {got}: "
-        "use masks > 0 for binary masks such as 0 and 255, num_classes=... for class maps"
-    )
-
-
-def read_label(label: np.ndarray | Tensor, batched: bool, has_space: bool = False) -> Tensor:
-    """The label as float32 (N, C, *space); a ValueError if it is not a label."""
-    check_array("label", label)
-    axes = "(N, C, *space)" if batched else "(C, *space)"
-    is_float = label.dtype.kind == "f" if isinstance(label, np.ndarray) else label.is_floating_point()
-    num_space = label.ndim - (2 if batched else 1)
-    if not is_float or not int(has_space) <= num_space <= (3 if has_space else math.inf):
-        limit = ", one to three axes of space" if has_space else ""
-        raise ValueError(f"label must be floats {axes}{limit}; got {describe(label)}")
-    if isinstance(label, np.ndarray):
-        label = torch.from_numpy(np.array(label, dtype=np.float32, order="C"))
-    soft = (label if batched else label.unsqueeze(0)).float()
-    if soft.numel() == 0 or soft.shape[1] < 2:
-        raise ValueError(f"label must be {axes} with two or more classes and a voxel; got {describe(label)}")
+def read_label(label: Array, batched: bool) -> Float[Tensor, "N C *space"]:
+    """The label in float32; a ValueError if it is not a label."""
+    way_out = "it needs two or more classes, and batched=True if the first axis holds cases"
+    soft = _read("label", label, "floats", "C", batched, way_out).float()
+    if soft.shape[1] < 2:
+        raise ValueError(f"label has one class; got {describe(label)}: {way_out}")
     check_unit_range("label", soft)
     if values_are_readable(soft):
-        low, high = soft.sum(1).aminmax()
-        if low < 1 - 1e-3 or high > 1 + 1e-3:
-            raise ValueError(
-                f"label must sum to one over its class axis, {axes}; got {describe(label)} with sums from "
-                f"{low:.4g} to {high:.4g}: use batched=True if the first axis holds cases"
-            )
+        check_distribution("label", soft, way_out=way_out)
     return soft
 
 
-def read_valid(
-    valid: np.ndarray | Tensor | None, soft: Tensor, batched: bool
-) -> Bool[Tensor, "N *space"] | None:
-    """The flags (N, *space) of a label (N, C, *space); a ValueError if they do not fit."""
-    if valid is None:
-        return None
-    return _read_flags("valid", "voxel", valid, (len(soft), *soft.shape[2:]), batched)
-
-
-def _read_flags(name: str, unit: str, flags: Present, shape: tuple[int, ...], batched: bool) -> Tensor:
+def read_flags(name: str, flags: Flags, shape: Sequence[int], batched: bool) -> Bool[Tensor, "..."]:
     """Flags of a shape with a case axis; the caller's flags have that axis only if batched."""
-    try:
-        read = flags if isinstance(flags, Tensor) else torch.from_numpy(np.array(flags))
-    except (TypeError, ValueError):
-        raise ValueError(f"{name} must be bool, one flag per {unit}; got {flags!r}") from None
-    expected = shape if batched else shape[1:]
+    read = _tensor(name, flags if isinstance(flags, Tensor) else np.array(flags))
+    expected = tuple(shape if batched else shape[1:])
     if read.dtype != torch.bool or tuple(read.shape) != expected:
-        raise ValueError(f"{name} must be bool {expected}, one flag per {unit}; got {describe(read)}")
+        raise ValueError(f"{name} must be bool {expected}; got {describe(read)}")
     return read if batched else read.unsqueeze(0)
+
+
+def _read(name: str, array: Array, kind: str, axis: str, batched: bool, way_out: str) -> Tensor:
+    """The array as a tensor with a case axis; an error if it has another type, or other axes."""
+    read = _tensor(name, array)
+    is_right = read.is_floating_point() == (kind == "floats") and read.numel() > 0
+    if not is_right or not 0 <= read.ndim - 1 - batched <= 3:
+        axes = f"(N, {axis}, *space)" if batched else f"({axis}, *space)"
+        raise ValueError(
+            f"{name} must be {kind} {axes} with up to three axes of space; got {describe(array)}: {way_out}"
+        )
+    return read if batched else read.unsqueeze(0)
+
+
+def _tensor(name: str, array: Array) -> Tensor:
+    """A dense tensor of an array of bool, integers or floats; other integers than bytes are int64."""
+    if not isinstance(array, np.ndarray):
+        check_tensor(name, array, "use np.stack or torch.stack for a list with one array per rater")
+        return array
+    types = {"b": np.bool_, "u": np.int64, "i": np.int64, "f": np.float32}
+    if array.dtype.kind not in types:
+        raise ValueError(f"{name} must be bool, integers or floats; got {describe(array)}")
+    dtype = np.uint8 if array.dtype == np.uint8 else types[array.dtype.kind]
+    # a copy: torch accepts neither read-only arrays, nor negative strides, nor a foreign byte order
+    return torch.from_numpy(np.array(array, dtype=dtype, order="C"))
+
+
+def _check_classes(masks: Tensor, num_classes: int | None) -> int:
+    """The number of classes, 2 if it is not given; an error if the masks do not hold their indices."""
+    is_bool, is_readable = masks.dtype == torch.bool, values_are_readable(masks)
+    number = 2 if num_classes is None else num_classes
+    check_whole_number(num_classes=number)
+    if number < 2 or (is_bool and number != 2):
+        raise ValueError(
+            f"num_classes must be 2 or more, and 2 for bool masks; got {number} for {describe(masks)}"
+        )
+    is_certain = num_classes is not None or is_bool or (masks.dtype == torch.uint8 and is_readable)
+    low, high = (int(end) for end in masks.aminmax()) if is_readable and not is_bool else (0, 1)
+    if not is_certain or low < 0 or high >= number:
+        raise ValueError(
+            f"masks must be bool, uint8 of 0 and 1 on the CPU, or indices of the {number} classes; got "
+            f"{describe(masks)} with values from {low} to {high}: use masks > 0 for binary masks such as 0 "
+            "and 255, num_classes=... for class maps"
+        )
+    return number

@@ -4,26 +4,27 @@ import math
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ..arrays import check_number, check_whole_number, describe
-from .raters import Array, read_label, read_valid, to_input_type
+from .raters import Array, read_flags, read_label
 
 # a wider filter averages over more than any image has
 MAX_SIGMA = 1000
 _MAX_POOL = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 
 
-def smooth_label(label: Array, *, eps: float, batched: bool = False) -> Array:
+def smooth_label(label: Array, *, eps: float, batched: bool = False) -> Tensor:
     """(1 - eps) label + eps / C: a share `eps` of every voxel is spread evenly over the classes.
 
     eps in [0, 1]: 0 keeps the label, 1 makes all classes equal.
 
-    >>> smooth_label(np.array([[1.0, 0.0], [0.0, 1.0]]), eps=0.2)[1].round(3)
-    array([0.1, 0.9], dtype=float32)
+    >>> smooth_label(np.array([[1.0, 0.0], [0.0, 1.0]]), eps=0.2)[1]
+    tensor([0.1000, 0.9000])
     """
-    return to_input_type(_smoothed(read_label(label, batched), eps), label, batched)
+    smoothed = _smoothed(read_label(label, batched), eps)
+    return smoothed if batched else smoothed[0]
 
 
 def boundary_smooth_label(
@@ -33,7 +34,7 @@ def boundary_smooth_label(
     width: int = 3,
     valid: Array | None = None,
     batched: bool = False,
-) -> Array:
+) -> Tensor:
     """The label smoothed by `eps` in a band around class boundaries, and unchanged elsewhere.
 
     A voxel is in the band if the cube of `width` voxels per side around it holds more than one class, where
@@ -43,46 +44,40 @@ def boundary_smooth_label(
 
     >>> label = np.stack([[1.0, 1.0, 1.0, 0.0], [0.0, 0.0, 0.0, 1.0]])
     >>> boundary_smooth_label(label)[1]
-    array([0.  , 0.  , 0.25, 0.75], dtype=float32)
+    tensor([0.0000, 0.0000, 0.2500, 0.7500])
     """
-    soft = read_label(label, batched, has_space=True)
+    soft, inside = _read(label, valid, batched)
     check_whole_number(width=width)
     if width < 1 or width % 2 == 0:
         raise ValueError(f"width must be odd and 1 or more, so that the cube has a centre; got {width}")
-    inside = read_valid(valid, soft, batched)
     near = boundary_band(soft.argmax(1), width=width // 2, valid=inside).unsqueeze(1)
-    return to_input_type(torch.where(near, _smoothed(soft, eps), soft), label, batched)
+    smoothed = torch.where(near, _smoothed(soft, eps), soft)
+    return smoothed if batched else smoothed[0]
 
 
 def spatially_smooth_label(
     label: Array, *, sigma: float = 1.0, valid: Array | None = None, batched: bool = False
-) -> Array:
+) -> Tensor:
     """The label filtered with a Gaussian over its one to three axes of space.
 
     sigma: standard deviation in voxels, above 0; the filter ends at int(4 sigma + 0.5) voxels. Near the
     border the weights inside the image are scaled to sum to one, so values outside do not matter.
     valid: bool (*space) or (N, *space), False outside the image, where the label is not changed.
 
-    >>> spatially_smooth_label(np.array([[1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 1.0]]), sigma=0.5)[1].round(2)
-    array([0.  , 0.11, 0.89, 1.  ], dtype=float32)
+    >>> spatially_smooth_label(np.array([[1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 1.0]]), sigma=0.5)[1]
+    tensor([2.9539e-04, 1.0674e-01, 8.9326e-01, 9.9970e-01])
     """
-    soft = read_label(label, batched, has_space=True)
-    check_sigma(sigma)
-    flags = read_valid(valid, soft, batched)
-    inside = None if flags is None else flags.unsqueeze(1)
-    filtered = soft if inside is None else soft * inside
+    soft, inside = _read(label, valid, batched)
+    check_number(sigma=sigma)
+    if not 0 < sigma <= MAX_SIGMA:
+        raise ValueError(f"sigma must be above 0 and at most {MAX_SIGMA} voxels; got {sigma}")
+    filtered = soft if inside is None else soft * inside.unsqueeze(1)
     for axis in range(2, soft.ndim):
         filtered = _gaussian_along(filtered, axis, sigma)
     # the sum over the classes is the weight inside the image
     filtered = filtered / filtered.sum(1, keepdim=True)
-    return to_input_type(filtered if inside is None else torch.where(inside, filtered, soft), label, batched)
-
-
-def check_sigma(sigma: float) -> None:
-    """Raise unless a Gaussian of this width, in voxels, changes a label and still depends on where it is."""
-    check_number(sigma=sigma)
-    if not 0 < sigma <= MAX_SIGMA:
-        raise ValueError(f"sigma must be above 0 and at most {MAX_SIGMA} voxels; got {sigma}")
+    filtered = filtered if inside is None else torch.where(inside.unsqueeze(1), filtered, soft)
+    return filtered if batched else filtered[0]
 
 
 def boundary_band(
@@ -99,14 +94,12 @@ def boundary_band(
     tensor([[False,  True,  True,  True,  True, False]])
     """
     dims = class_map.ndim - 1
-    if class_map.is_floating_point() or class_map.dtype == torch.bool or dims not in _MAX_POOL:
-        raise ValueError(
-            f"class_map must be integers (N, *space), space of one to three axes; got {describe(class_map)}: "
-            "use .long() for a mask, .argmax(1) for a soft label"
-        )
     check_whole_number(width=width)
-    if width < 0:
-        raise ValueError(f"width must be 0 voxels or more; got {width}")
+    if width < 0 or dims not in _MAX_POOL:
+        raise ValueError(
+            "a band needs a width of 0 voxels or more and one to three axes of space; got "
+            f"{width} and {describe(class_map)}"
+        )
     # a window that is wider than the image sees all of it
     width = min(width, max(class_map.shape[1:]))
     # the largest class and minus the smallest, pooled together; float32 is exact up to 2^24
@@ -120,6 +113,14 @@ def boundary_band(
         extremes = _MAX_POOL[dims](extremes, kernel, stride=1, padding=padding)
     band = extremes[:, 0] != -extremes[:, 1]
     return band if valid is None else band & valid
+
+
+def _read(
+    label: Array, valid: Array | None, batched: bool
+) -> tuple[Float[Tensor, "N C *space"], Bool[Tensor, "N *space"] | None]:
+    soft = read_label(label, batched)
+    shape = (len(soft), *soft.shape[2:])
+    return soft, None if valid is None else read_flags("valid", valid, shape, batched)
 
 
 def _smoothed(soft: Tensor, eps: float) -> Tensor:

@@ -1,19 +1,18 @@
 """STAPLE: the hidden truth behind several raters, and the reliability of each (Warfield et al., TMI 2004)."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Generic
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Integer
 from torch import Tensor
 
 from ..arrays import values_are_readable
-from .raters import Array, Present, read_raters, to_input_type
+from .raters import Array, Flags, read_raters
 
 
 @dataclass(frozen=True)
-class Staple(Generic[Array]):
+class Staple:
     """The result of STAPLE: the label (C, *space), and the confusion matrix of each rater.
 
     confusion (R, C, C): confusion[r, k, j] is the probability that rater r says j where the truth is k. With
@@ -21,30 +20,29 @@ class Staple(Generic[Array]):
     the row of a class without any probability. num_iterations: () or, batched, (N,).
     """
 
-    label: Array
-    confusion: Array
-    num_iterations: Array
+    label: Float[Tensor, "..."]
+    confusion: Float[Tensor, "*cases R C C"]
+    num_iterations: Integer[Tensor, "*cases"]
 
 
-def staple_label(masks: Array | Sequence[Array], **options: Any) -> Array:
+def staple_label(masks: Array, **options: Any) -> Float[Tensor, "..."]:
     """Probability of the hidden truth that best explains all raters: the label of `staple`, same options.
 
     >>> staple_label(np.array([[True, True, False, False], [True, False, False, False]]))[1]
-    array([1. , 0.5, 0. , 0. ], dtype=float32)
+    tensor([1.0000, 0.5000, 0.0000, 0.0000])
     """
-    estimate: Staple[Array] = staple(masks, **options)
-    return estimate.label
+    return staple(masks, **options).label
 
 
 def staple(
-    masks: Array | Sequence[Array],
+    masks: Array,
     *,
     num_classes: int | None = None,
-    present: Present | None = None,
+    present: Flags | None = None,
     batched: bool = False,
     tolerance: float = 1e-7,
     max_iterations: int = 200,
-) -> Staple[Array]:
+) -> Staple:
     """Hidden truth and confusion matrices of the raters, by expectation maximisation.
 
     With the prior π_k, the share of class k among all votes of the case, and rater r saying j at a voxel,
@@ -57,8 +55,8 @@ def staple(
     run, because stopping early would need a synchronisation; results are the same.
 
     >>> masks = np.array([[True, True, False, False], [True, False, False, False]])
-    >>> staple(masks).confusion[:, 1, 1].round(3)
-    array([1.   , 0.667], dtype=float32)
+    >>> staple(masks).confusion[:, 1, 1]
+    tensor([1.0000, 0.6667])
     """
     if not tolerance >= 0 or max_iterations < 1:
         raise ValueError(
@@ -71,12 +69,9 @@ def staple(
     mass = truth.sum(-1)[:, None, :, None]
     confusion = torch.einsum("nrjv,nkv->nrkj", votes, truth) / mass
     confusion = confusion.masked_fill(~raters.present[:, :, None, None], torch.nan)
-    space = raters.classes.shape[2:]
-    return Staple(
-        to_input_type(truth.float().reshape(*truth.shape[:2], *space), masks, batched),
-        to_input_type(confusion.float(), masks, batched),
-        to_input_type(num_iterations, masks, batched),
-    )
+    label = truth.float().reshape(*truth.shape[:2], *raters.classes.shape[2:])
+    found = label, confusion.float(), num_iterations
+    return Staple(*(part if batched else part[0] for part in found))
 
 
 def _maximise(

@@ -1,17 +1,29 @@
 """Losses that have their minimum at the soft label.
 
-tversky             the region losses: Dice, Jaccard, Tversky
-cross_entropy       the cross entropy of soft labels
+options             every option that a recipe may set, as one record
+segmentation        cross entropy, the region losses (Dice, Jaccard, Tversky), and their mixture
 calibration_error   the average calibration error, a term to add to the others
-segmentation        the mixture of cross entropy, a region loss and the calibration error
-distillation        a frozen, calibrated teacher and the loss that learns from it
+distillation        a calibrated teacher and the loss that learns from it
 """
 
-from .calibration_error import CalibrationErrorLoss, calibration_error_loss
-from .cross_entropy import soft_cross_entropy
-from .distillation import DistillationLoss, Teacher
-from .segmentation import SegmentationLoss
-from .tversky import DiceLoss, JaccardLoss, TverskyLoss, dice_loss, jaccard_loss, tversky_loss
+from typing import TYPE_CHECKING
+
+from ..lazy import lazy_names
+
+if TYPE_CHECKING:
+    from .distillation import DistillationLoss, Teacher
+    from .options import TeacherCalibration
+    from .segmentation import (
+        CalibrationErrorLoss,
+        DiceLoss,
+        JaccardLoss,
+        SegmentationLoss,
+        TverskyLoss,
+        dice_loss,
+        jaccard_loss,
+        soft_cross_entropy,
+        tversky_loss,
+    )
 
 __all__ = [
     "CalibrationErrorLoss",
@@ -20,10 +32,12 @@ __all__ = [
     "JaccardLoss",
     "SegmentationLoss",
     "Teacher",
+    "TeacherCalibration",
     "TverskyLoss",
-    "calibration_error_loss",
     "dice_loss",
     "jaccard_loss",
     "soft_cross_entropy",
     "tversky_loss",
 ]
+
+__getattr__, __dir__ = lazy_names(__name__, ("distillation", "options", "segmentation"), __all__)

@@ -7,8 +7,9 @@ E[y | f] near boundaries and errors (paper, appendix E). Nothing here waits for 
 value, so a CUDA graph can capture a training step with it. Left out: training the two networks.
 """
 
-from collections.abc import Sequence
-from typing import Any, Literal, Unpack, overload
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -16,114 +17,107 @@ from torch import Tensor, nn
 
 from ..arrays import (
     Activation,
+    as_fine,
     check_choice,
     check_non_negative,
-    check_number,
     check_prediction,
     check_tensor,
-    check_whole_number,
     describe,
     read_target,
 )
-from ..calibration.keypoints import calibration_region, sample_keys, take_keys
+from ..calibration.keypoints import calibration_region, draw_keys
 from ..calibration.recalibration import kde_recalibrate
-from .segmentation import MixtureKeywords, Outputs, SegmentationLoss, read_targets
-from .tversky import check_options
+from .options import TeacherCalibration
+from .segmentation import Outputs, SegmentationLoss
 
-Calibration = Literal["none", "temperature", "kde"]
 Term = Literal["cross_entropy", "region"]
-KeySource = Literal["region", "batch"]
 
 
 class Teacher(nn.Module):
-    """Probabilities of a frozen network: `teacher(image, target, valid)` for the batch the student sees.
+    """Probabilities of a network for the batch the student sees: `teacher(image, target, valid)`.
 
-    The network stays in eval mode and has no gradients, also if it is part of a module in train mode.
-    If it has several outputs (deep supervision), the first is used.
+    The network is evaluated in eval mode and without gradients, whatever mode it is in, and is not changed:
+    it may be the student itself, or be trained elsewhere. If it has several outputs (deep supervision), the
+    first is used.
+    generator: for drawing the keys of kde, on the device of the batch; None is the default generator.
 
-    calibration: "none"; "temperature", logits / `temperature`; or "kde": E[y | f] at `bandwidth` from
-    `num_keys` key points of the batch (or of each image, `keys_per_image`). Keys are balanced over classes
-    and labelled by `target`. "kde" changes only voxels of a region: where the network is wrong, or within
-    `width` voxels of a label boundary.
-    keys_from: "region" draws the keys from that region, so that the estimate is E[y | f] there; "batch",
-    as in the paper, draws from all voxels, most of them far from any boundary.
-    reweight_keys: each key stands for the number of voxels it was drawn from, which makes the estimate
-    consistent. False is the paper's recipe: all classes have equal weight, however rare they are.
-    generator: for drawing the keys, on the device of the batch; None is the default generator.
-
-    >>> teacher = Teacher(nn.Conv1d(1, 2, 1), calibration="temperature", temperature=4.0)
-    >>> tuple(teacher.train()(torch.ones(1, 1, 5)).shape), teacher.network.training
-    ((1, 2, 5), False)
+    >>> teacher = Teacher(nn.Conv1d(1, 2, 1), TeacherCalibration("temperature", temperature=4.0))
+    >>> tuple(teacher(torch.ones(1, 1, 5)).shape)
+    (1, 2, 5)
     """
 
     def __init__(
         self,
         network: nn.Module,
+        calibration: TeacherCalibration = TeacherCalibration(),  # noqa: B008
         *,
         activation: Activation = "softmax",
-        calibration: Calibration = "none",
-        temperature: float = 1.0,
-        bandwidth: float = 1e-3,
-        num_keys: int = 1024,
-        width: int = 3,
-        keys_per_image: bool = False,
-        keys_from: KeySource = "region",
-        reweight_keys: bool = True,
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
         check_choice("activation", activation, Activation)
-        check_choice("calibration", calibration, Calibration)
-        check_choice("keys_from", keys_from, KeySource)
         if not isinstance(network, nn.Module):
             raise ValueError(f"network must be a torch.nn.Module; got {type(network).__name__}")
-        check_number(temperature=temperature, bandwidth=bandwidth)
-        check_whole_number(num_keys=num_keys, width=width)
-        check_non_negative(width=width)
-        for name, value in {"temperature": temperature, "bandwidth": bandwidth, "num_keys": num_keys}.items():
-            if not value > 0:
-                raise ValueError(f"{name} must be above 0; got {value}")
-        if calibration == "temperature" and activation == "none":
+        if not isinstance(calibration, TeacherCalibration):
+            raise ValueError(f"calibration must be a TeacherCalibration; got {calibration!r}")
+        if calibration.calibration == "temperature" and activation == "none":
             raise ValueError(
-                "calibration='temperature' divides logits, but activation is 'none': "
+                "calibration by temperature divides logits, but activation is 'none': "
                 "activation must be 'softmax' or 'sigmoid'"
             )
-        self.network = network.requires_grad_(False)
-        self.activation, self.calibration, self.temperature = activation, calibration, temperature
-        self.bandwidth, self.num_keys, self.width = bandwidth, num_keys, width
-        self.keys_per_image, self.keys_from, self.reweight_keys = keys_per_image, keys_from, reweight_keys
-        self.generator = generator
-        self.train(False)
-
-    def train(self, mode: bool = True) -> "Teacher":
-        """Keep eval mode: with dropout and batch statistics the teacher would give other probabilities."""
-        return super().train(False)
+        if calibration.calibration == "temperature" and calibration.temperature == "fit":
+            raise ValueError(
+                "calibration by temperature needs temperature=NUMBER: fit one with TemperatureScaling to "
+                "cases that the network was not trained on"
+            )
+        self.network = network
+        self.calibration, self.activation, self.generator = calibration, activation, generator
 
     @torch.no_grad()
     def forward(
         self, image: Tensor, target: Tensor | None = None, valid: Tensor | None = None
     ) -> Float[Tensor, "N C *space"]:
-        """The teacher's probabilities, at least float32; for "kde", `target` holds the labels of the keys."""
-        output = self.network(image)
-        output = output if isinstance(output, Tensor) else output[0]
+        """The teacher's probabilities, at least float32; for kde, `target` holds the labels of the keys."""
+        output = self._evaluated(image)
         check_prediction(output, self.activation)
         output = output.to(torch.promote_types(output.dtype, torch.float32))
-        if self.calibration == "temperature":
+        if self.calibration.calibration == "temperature":
             output = output / self.temperature
         prob = output
         if self.activation != "none":
             prob = output.softmax(1) if self.activation == "softmax" else output.sigmoid()
-        if self.calibration != "kde":
+        if self.calibration.calibration != "kde":
             return prob
         if target is None:
-            raise ValueError("calibration='kde' needs the target of the batch: teacher(image, target)")
+            raise ValueError("calibration by kde needs the target of the batch: teacher(image, target)")
         return self._recalibrated(prob, target, valid)
+
+    @property
+    def temperature(self) -> float:
+        """What logits are divided by."""
+        is_scaled = self.calibration.calibration == "temperature"
+        return float(self.calibration.temperature) if is_scaled else 1.0
+
+    def _evaluated(self, image: Tensor) -> Tensor:
+        """The first output in eval mode; afterwards every part of the network is in the mode it was in.
+
+        With dropout and batch statistics the teacher would give other probabilities.
+        """
+        training = [module for module in self.network.modules() if module.training]
+        try:
+            for module in training:
+                module.training = False
+            output = self.network(image)
+        finally:
+            for module in training:
+                module.training = True
+        return output if isinstance(output, Tensor) else output[0]
 
     def _recalibrated(self, prob: Tensor, target: Tensor, valid: Tensor | None) -> Tensor:
         if prob.shape[1] > 1 and self.activation == "sigmoid":
             raise ValueError(
-                f"calibration='kde' needs classes that exclude each other; got {prob.shape[1]} sigmoid "
-                "channels: use 'temperature', or a softmax network"
+                f"calibration by kde needs classes that exclude each other; got {prob.shape[1]} sigmoid "
+                "channels: use temperature, or a softmax network"
             )
         target, valid = read_target(prob, target, activation=self.activation, valid=valid)
         if prob.shape[1] == 1:
@@ -132,41 +126,38 @@ class Teacher(nn.Module):
         return self._recalibrated_classes(prob, target, valid)
 
     def _recalibrated_classes(self, prob: Tensor, target: Tensor, valid: Tensor | None) -> Tensor:
-        region = calibration_region(prob, target, width=self.width, valid=valid)
-        keys = sample_keys(
-            target,
-            self.num_keys,
-            valid=valid if self.keys_from == "batch" else self._key_region(region, valid),
-            generator=self.generator,
-            per_image=self.keys_per_image,
-        )
-        return kde_recalibrate(
+        options = self.calibration
+        region = calibration_region(prob, target, width=options.width, valid=valid)
+        keys = draw_keys(
             prob,
-            take_keys(prob, keys),
-            take_keys(target, keys),
-            bandwidth=self.bandwidth,
-            key_weight=keys.weight if self.reweight_keys else keys.mask,
-            region=region,
+            target,
+            options.num_keys,
+            valid=valid if options.keys_from == "batch" else self._key_region(region, valid),
+            generator=self.generator,
+            per_image=options.keys_per_image,
         )
+        if not options.reweight_keys:
+            # the paper's recipe: all classes have equal weight, however rare they are
+            keys = keys.unweighted()
+        return kde_recalibrate(prob, keys, bandwidth=options.bandwidth, region=region)
 
     def _key_region(self, region: Tensor, valid: Tensor | None) -> Tensor:
         """The region to draw keys from; all valid voxels of a batch (or image) whose region is empty."""
         everywhere = torch.ones_like(region) if valid is None else valid
-        axes = tuple(range(1 if self.keys_per_image else 0, region.ndim))
+        axes = tuple(range(1 if self.calibration.keys_per_image else 0, region.ndim))
         return torch.where(region.any(axes, keepdim=True), region, everywhere)
 
 
 class DistillationLoss(nn.Module):
     """The loss of student logits against the label and the teacher's probabilities; 0.5 each by default.
 
-    mix: the loss of both parts, with its region loss, activation, ignore_index and weights; by default a
+    mix: the loss of both parts, with its options, activation, ignore_index and weights; by default a
     `SegmentationLoss` with the options given here.
     terms: which terms of the mix compare student and teacher. The paper's ablation is ("cross_entropy",),
     then both, then both with a Teacher of calibration "kde". Voxels that the label ignores count in no part.
 
     >>> logits, label = torch.zeros(1, 2, 4), torch.zeros(1, 4, dtype=torch.long)
-    >>> total, parts = DistillationLoss()(logits, label, torch.full((1, 2, 4), 0.5), parts=True)
-    >>> sorted(parts)
+    >>> sorted(DistillationLoss().terms(logits, label, torch.full((1, 2, 4), 0.5)))
     ['label_cross_entropy', 'label_region', 'teacher_cross_entropy', 'teacher_region']
     """
 
@@ -177,14 +168,11 @@ class DistillationLoss(nn.Module):
         label_weight: float = 0.5,
         teacher_weight: float = 0.5,
         terms: Sequence[Term] = ("cross_entropy", "region"),
-        **options: Unpack[MixtureKeywords],
+        **options: Any,
     ) -> None:
         super().__init__()
-        check_options("DistillationLoss", options, MixtureKeywords.__annotations__)
         if mix is not None and options:
-            raise ValueError(
-                f"got a mix and options of its region loss: {', '.join(options)}; give them to mix"
-            )
+            raise ValueError(f"got a mix and options of a loss: {', '.join(options)}; give them to mix")
         check_non_negative(label_weight=label_weight, teacher_weight=teacher_weight)
         if label_weight == teacher_weight == 0:
             raise ValueError("label_weight and teacher_weight are both 0: nothing would be learned")
@@ -192,61 +180,72 @@ class DistillationLoss(nn.Module):
             check_choice("terms", term, Term)
         if not terms:
             raise ValueError("terms is empty: name cross_entropy, region or both, or use SegmentationLoss")
-        self.label_loss = SegmentationLoss(**options) if mix is None else mix
+        self.label_loss = mix = SegmentationLoss(**options) if mix is None else mix
+        of_teacher = replace(
+            mix.options,
+            cross_entropy_weight=mix.options.cross_entropy_weight * ("cross_entropy" in terms),
+            region_weight=mix.options.region_weight * ("region" in terms),
+            # the reference of the calibration error is the label
+            calibration_weight=0.0,
+        )
         self.teacher_loss = SegmentationLoss(
-            self.label_loss.region,
-            cross_entropy_weight=self.label_loss.cross_entropy_weight * ("cross_entropy" in terms),
-            region_weight=self.label_loss.region_weight * ("region" in terms),
-            scale_weights=self.label_loss.scale_weights,
+            activation=mix.activation, sync=mix.sync, scale_weights=mix.scale_weights, **asdict(of_teacher)
         )
         self.label_weight, self.teacher_weight = label_weight, teacher_weight
 
-    @overload
     def forward(
-        self,
-        logits: Outputs,
-        target: Tensor,
-        teacher_prob: Tensor,
-        valid: Tensor | None = None,
-    ) -> Tensor: ...
-    @overload
-    def forward(
-        self,
-        logits: Outputs,
-        target: Tensor,
-        teacher_prob: Tensor,
-        valid: Tensor | None = None,
-        *,
-        parts: Literal[True],
-    ) -> tuple[Tensor, dict[str, Tensor]]: ...
-    def forward(
-        self,
-        logits: Outputs,
-        target: Tensor,
-        teacher_prob: Tensor,
-        valid: Tensor | None = None,
-        *,
-        parts: bool = False,
-    ) -> Any:
-        """The total; with `parts`, also the unweighted terms by name, detached, for a log."""
-        if not isinstance(target, Tensor):
-            raise ValueError(f"target must be one tensor, as the teacher's output is; got {describe(target)}")
+        self, logits: Outputs, target: Tensor, teacher_prob: Tensor, valid: Tensor | None = None
+    ) -> Float[Tensor, ""]:
+        """The weighted sum of the losses against label and teacher."""
+        label, teacher = self._batches(logits, target, teacher_prob, valid)
+        of_label: Tensor = self.label_loss(*label)
+        of_teacher: Tensor = self.teacher_loss(*teacher)
+        return self.label_weight * of_label + self.teacher_weight * of_teacher
+
+    def terms(
+        self, logits: Outputs, target: Tensor, teacher_prob: Tensor, valid: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """The terms of both parts by name, each without its weight; see `SegmentationLoss.terms`."""
+        label, teacher = self._batches(logits, target, teacher_prob, valid)
+        of_label, of_teacher = self.label_loss.terms(*label), self.teacher_loss.terms(*teacher)
+        return {f"label_{name}": term for name, term in of_label.items()} | {
+            f"teacher_{name}": term for name, term in of_teacher.items()
+        }
+
+    def total(self, terms: Mapping[str, Tensor]) -> Float[Tensor, ""]:
+        """The sum of what `terms` returned, each times its weights."""
+        parts = {"label": self.label_loss, "teacher": self.teacher_loss}
+        label, teacher = (
+            loss.total(
+                {name.removeprefix(f"{part}_"): terms[name] for name in terms if name.startswith(part)}
+            )
+            for part, loss in parts.items()
+        )
+        return self.label_weight * label + self.teacher_weight * teacher
+
+    def _batches(
+        self, logits: Outputs, target: Tensor, teacher_prob: Tensor, valid: Tensor | None
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """The batch of the label, and that of the teacher without the voxels that the label ignores."""
         check_tensor("teacher_prob", teacher_prob)
         if not teacher_prob.is_floating_point():
             raise ValueError(
                 f"teacher_prob must be probabilities; got {describe(teacher_prob)}: call Teacher"
             )
-        label, counted = read_targets(logits, target, valid, self.label_loss.region)
-        label_loss, label_parts = self.label_loss.total_and_terms(logits, label, counted)
+        counted = valid
+        if self.label_loss.ignore_index is not None:
+            finest: Any = logits[0] if isinstance(logits, (list, tuple)) and logits else logits
+            check_tensor("prediction", finest)
+            _, counted = read_target(
+                as_fine(finest, target),
+                target,
+                activation=self.label_loss.activation,
+                valid=valid,
+                ignore_index=self.label_loss.ignore_index,
+                waits=False,
+            )
         # detached: the teacher must not learn from its student
-        teacher_loss, teacher_parts = self.teacher_loss.total_and_terms(
-            logits, teacher_prob.detach(), counted
-        )
-        total = self.label_weight * label_loss + self.teacher_weight * teacher_loss
-        if not parts:
-            return total
-        named = {f"label_{name}": part for name, part in label_parts.items()}
-        return total, {**named, **{f"teacher_{name}": part for name, part in teacher_parts.items()}}
+        return (logits, target, valid), (logits, teacher_prob.detach(), counted)
 
     def extra_repr(self) -> str:
         return f"label_weight={self.label_weight}, teacher_weight={self.teacher_weight}"

@@ -1,171 +1,165 @@
-"""Cross entropy and a region loss in one pass over the voxels, for one output or for deep supervision.
+"""Cross entropy, a region loss, and the calibration error: a mixture of three terms, or one of them alone.
 
-The average calibration error is a further term, computed in a pass of its own; by default its weight is 0.
+    cross entropy   -sum_c w_c y_c log p_c  /  sum_c w_c y_c      both sums over the valid voxels as well
+    region loss     (1 - index)^gamma  or  (-log index)^gamma, averaged over classes and images
+    calibration     see `calibration_error`
+
+`overlap` defines the Tversky index and its four forms. The paper's names: DML1, JML1, CTL and CFTL are
+`form="min"`, DML2 and JML2 are `"product"`, SDL, SJL and STL are `"relaxed"`. Functions take probabilities,
+or logits with `activation`; modules take logits. Predictions are (N, C, *space); targets follow the contract
+in `arrays`. Left out: distances to surfaces, thresholds, and label making (`labels`).
 """
 
+import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from functools import lru_cache
 from itertools import pairwise
-from typing import Any, Literal, Unpack, overload
+from typing import Any, ClassVar, NamedTuple
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..arrays import (
     Activation,
+    as_fine,
+    check_choice,
     check_non_negative,
-    check_target,
+    check_prediction,
+    check_result,
     check_tensor,
+    check_whole_number,
     class_weights,
     describe,
     downsample_target,
+    is_distribution,
     read_target,
+    read_weights,
+    values_are_readable,
 )
-from ..kernels import segmentation_losses
-from ..overlap.mixture import Losses, check_background
-from ..overlap.options import CROSS_ENTROPY_WEIGHT, REGION_WEIGHT, MixtureOptions
-from .calibration_error import Binning, CalibrationOptions, unchecked_calibration_error
-from .tversky import DiceLoss, ModuleKeywords, TverskyLoss, check_options
+from ..kernels import segmentation_terms, segmentation_total
+from ..overlap import total_of
+from .calibration_error import calibration_error_of
+from .options import LossOptions
 
-# of one output or, for deep supervision, of several; targets and valid voxels: for all, or one per output
+# of one output or, for deep supervision, of several, the finest first
 Outputs = Tensor | Sequence[Tensor]
-Targets = Tensor | Sequence[Tensor]
-Valid = Tensor | Sequence[Tensor | None] | None
+# a prediction (N, C, W) with more channels is rather a batch of images without the axis of channels
+MAX_MASKS_OF_LINES = 32
+
+_NAMES = tuple(field.name for field in fields(LossOptions))
+_OF_REGION = ("alpha", "beta", "form", "gamma", "log", "smooth")
+_OF_CALIBRATION = ("calibration_bins", "calibration_binning")
+_ALONE = {"cross_entropy_weight": 0.0, "region_weight": 0.0, "calibration_weight": 0.0}
 
 
-class MixtureKeywords(ModuleKeywords, total=False):
-    """The options of the region loss of a `SegmentationLoss`."""
-
-    alpha: float
-    beta: float
+def _defaults(names: Sequence[str]) -> dict[str, Any]:
+    return {name: getattr(LossOptions, name) for name in names}
 
 
 class SegmentationLoss(nn.Module):
-    """Cross entropy and a region loss in one: 0.25 CE + 0.75 DML1 by default (paper, section 3).
+    """Cross entropy and a region loss of logits: 0.25 CE + 0.75 DML1 by default (paper, section 3).
 
-    The region loss is `region`, or a `TverskyLoss` with the options given here; without alpha and beta it is
-    the Dice loss. Its activation, ignore_index, class_weight and sync hold for all terms. A term of
-    weight 0 is not computed. For a list of outputs (deep supervision, finest first), the target is averaged
-    by area to the size of each output, unless there is a list of targets, one for each output. The losses are
-    summed with `scale_weights`; the default is 1, 1/2, 1/4, ... divided by their sum.
-    calibration_weight: of `calibration_error_loss` with `calibration_bins` and `calibration_binning`. This
-    third term has the options over, classes and background of the region loss.
+    The options are those of `options.LossOptions`. A term of weight 0 is not computed. For a list of outputs
+    (deep supervision, finest first), the target is averaged by area to the size of each output, and the
+    losses are summed with `scale_weights`; the default is 1, 1/2, 1/4, ... divided by their sum.
+
+    Args:
+        activation: softmax, sigmoid, or none for probabilities.
+        ignore_index: the class index that does not count, for integer targets.
+        sync: take the statistics of all processes together; needs over="batch".
+
+    Sums are float32 for inputs of lower precision; float64 stays float64. If prediction and target are both
+    empty, or no voxel is valid, loss and gradient are 0. The class weights are a buffer and move with the
+    module. The first batch of a module is looked at closely: on a GPU this waits once.
 
     >>> loss = SegmentationLoss(alpha=0.7, beta=0.3, ignore_index=255)
-    >>> total, parts = loss(torch.zeros(1, 2, 4, 4), torch.zeros(1, 4, 4, dtype=torch.long), parts=True)
-    >>> sorted(parts)
+    >>> terms = loss.terms(torch.zeros(1, 2, 4, 4), torch.zeros(1, 4, 4, dtype=torch.long))
+    >>> sorted(terms)
     ['cross_entropy', 'region']
     """
 
+    # options that a loss does not have, with their values; options with another default
+    fixed: ClassVar[Mapping[str, Any]] = {}
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    class_weight: Tensor | None
+
     def __init__(
         self,
-        region: TverskyLoss | None = None,
         *,
-        cross_entropy_weight: float = CROSS_ENTROPY_WEIGHT,
-        region_weight: float = REGION_WEIGHT,
-        calibration_weight: float = 0.0,
-        calibration_bins: int = CalibrationOptions.num_bins,
-        calibration_binning: Binning = CalibrationOptions.binning,
+        activation: Activation = "softmax",
+        ignore_index: int | None = None,
+        sync: bool = False,
         scale_weights: Sequence[float] | None = None,
-        **options: Unpack[MixtureKeywords],
+        **options: Any,
     ) -> None:
         super().__init__()
-        check_options("SegmentationLoss", options, MixtureKeywords.__annotations__)
-        check_non_negative(
-            cross_entropy_weight=cross_entropy_weight,
-            region_weight=region_weight,
-            calibration_weight=calibration_weight,
-        )
-        if cross_entropy_weight == region_weight == calibration_weight == 0:
-            raise ValueError(
-                "cross_entropy_weight, region_weight and calibration_weight are all 0: nothing would be "
-                "learned"
-            )
         if scale_weights is not None:
             _check_scale_weights(scale_weights)
-        if region is not None and options:
-            raise ValueError(
-                f"got a region loss and options of a region loss: {', '.join(options)}; "
-                "give the options to the region loss"
-            )
-        self.region = _region_loss(options) if region is None else region
-        self.cross_entropy_weight, self.region_weight = cross_entropy_weight, region_weight
-        self.calibration_weight = calibration_weight
-        averaging = self.region.options
-        self.calibration = CalibrationOptions(
-            num_bins=calibration_bins,
-            binning=calibration_binning,
-            over=averaging.over,
-            classes=averaging.classes,
-            background=averaging.background,
-            sync=averaging.sync,
-        )
+        # whether no batch was seen yet
+        self._is_first = True
+        self._setting = _setting(type(self), activation, ignore_index, sync, options)
+        weight = self._setting.weight
+        self.register_buffer("class_weight", weight, persistent=False)
+        given = None if weight is None else tuple(float(each) for each in options["class_weight"])
+        self.options = replace(self._setting.options, class_weight=given)
+        self.activation, self.ignore_index, self.sync = activation, ignore_index, sync
         self.scale_weights = None if scale_weights is None else tuple(scale_weights)
 
-    @overload
-    def forward(self, logits: Outputs, target: Targets, valid: Valid = None) -> Tensor: ...
-    @overload
-    def forward(
-        self, logits: Outputs, target: Targets, valid: Valid = None, *, parts: Literal[True]
-    ) -> tuple[Tensor, dict[str, Tensor]]: ...
-    def forward(
-        self, logits: Outputs, target: Targets, valid: Valid = None, *, parts: bool = False
-    ) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
-        """The total; with `parts`, also the unweighted terms by name, detached, for a log."""
-        # looked up once: an attribute that is a module takes longer to find
-        region = self.region
-        # one output and nothing to ignore: `segmentation_losses` reads the target
-        if region.ignore_index is not None or not isinstance(logits, Tensor):
-            target, valid = read_targets(logits, target, valid, region)
-        if parts:
-            return self.total_and_terms(logits, target, valid)
-        return self._losses(region, logits, target, valid, parts=False).total
+    def forward(self, logits: Outputs, target: Tensor, valid: Tensor | None = None) -> Float[Tensor, ""]:
+        """The weighted sum of the terms."""
+        totals = [_total(*each) for each in self._read(logits, target, valid)]
+        return totals[0] if isinstance(logits, Tensor) else self._over_scales(totals)
 
-    def total_and_terms(
-        self, logits: Outputs, target: Targets, valid: Valid
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """`forward` with `parts`, of a target and valid voxels that `read_targets` returned."""
-        total, terms = self._losses(self.region, logits, target, valid, parts=True)
-        names = ("cross_entropy", "region", *(("calibration",) if self.calibration_weight > 0 else ()))
-        return total, {name: term.detach() for name, term in zip(names, terms, strict=True)}
+    def terms(self, logits: Outputs, target: Tensor, valid: Tensor | None = None) -> dict[str, Tensor]:
+        """The terms by name, each without its weight; a term of weight 0 is left out.
 
-    def _losses(
-        self, region: TverskyLoss, logits: Outputs, target: Targets, valid: Valid, *, parts: bool
-    ) -> Losses:
-        """The losses of one output, or the weighted sums of the losses of several."""
+        They have gradients: `total` of them can be minimised. Detach what goes into a log.
+        """
+        terms = [_terms(*each) for each in self._read(logits, target, valid)]
         if isinstance(logits, Tensor):
-            one: tuple[Any, Any] = (target, valid)
-            return self._losses_of_output(region, logits, *one, parts=parts)
-        scales = self._weights_of_scales(len(logits))
-        _check_outputs(logits)
-        if isinstance(target, Tensor):
-            _check_fine_target(logits[0], target, valid, region.activation)
-        losses = [
-            self._losses_of_output(region, output, label, counted, parts=parts)
-            for output, label, counted in zip(logits, *_per_output(logits, target, valid), strict=True)
-        ]
-        total = _weighted_sum(scales, [each.total for each in losses])
-        terms = zip(*(each.terms for each in losses), strict=True)
-        return Losses(total, tuple(_weighted_sum(scales, term) for term in terms))
+            return terms[0]
+        return {name: self._over_scales([each[name] for each in terms]) for name in terms[0]}
 
-    def _losses_of_output(
-        self, region: TverskyLoss, logits: Tensor, target: Tensor, valid: Tensor | None, *, parts: bool
-    ) -> Losses:
-        options = MixtureOptions(
-            region.activation, region.options, self.cross_entropy_weight, self.region_weight
-        )
-        class_weight = region.class_weight
-        losses = segmentation_losses(logits, target, valid, options, class_weight=class_weight, parts=parts)
-        if self.calibration_weight == 0:
-            return losses
-        # the inputs are checked by now, except for what this term alone needs
-        check_background(logits, self.calibration.background)
-        target, valid = read_target(logits, target, activation=region.activation, valid=valid)
-        weight = class_weights(class_weight, logits)
-        calibration = unchecked_calibration_error(
-            logits, target, valid, region.activation, self.calibration, weight
-        )
-        total = losses.total + self.calibration_weight * calibration
-        return Losses(total, (*losses.terms, calibration) if parts else ())
+    def total(self, terms: Mapping[str, Tensor]) -> Float[Tensor, ""]:
+        """The sum of what `terms` returned, each times its weight."""
+        return total_of(terms, self.options)
+
+    def _read(
+        self, logits: Outputs, target: Tensor, valid: Tensor | None
+    ) -> list[tuple[Tensor, Tensor, Tensor | None, "_Setting"]]:
+        """Each output with its target and valid voxels, all checked."""
+        setting = self._setting._replace(weight=self.class_weight)
+        is_first = not torch.compiler.is_compiling() and self._is_first
+        # what is no output at all is refused by name
+        if not isinstance(logits, (list, tuple)):
+            output: Any = logits
+            read = _read([output], output, target, valid, setting, waits=is_first)
+        else:
+            self._weights_of_scales(len(logits))
+            _check_outputs(logits)
+            read = _read(logits, as_fine(logits[0], target), target, valid, setting, waits=is_first)
+        if is_first and values_are_readable(read[0][0], waits=True):
+            self._is_first = False
+            self._look_at(read[0][0])
+        return read
+
+    def _look_at(self, logits: Tensor) -> None:
+        """Warn about what a network would learn from without an error, but badly."""
+        name = type(self).__name__
+        if self.activation == "softmax" and is_distribution(logits):
+            warnings.warn(
+                f"{name} takes logits, but the first batch {describe(logits)} holds probabilities: pass the "
+                f"output before the softmax, or use {name}(activation='none')",
+                stacklevel=5,
+            )
+        if self.activation == "sigmoid" and logits.ndim == 3 and logits.shape[1] > MAX_MASKS_OF_LINES:
+            warnings.warn(
+                f"{name} reads the prediction {describe(logits)} as {logits.shape[1]} masks along one axis: "
+                "use .unsqueeze(1) of prediction and target if these are images (N, H, W) of one mask",
+                stacklevel=5,
+            )
 
     def _weights_of_scales(self, num_scales: int) -> Sequence[float]:
         halved = [0.5**level for level in range(num_scales)]
@@ -178,53 +172,264 @@ class SegmentationLoss(nn.Module):
             )
         return weights
 
+    def _over_scales(self, values: Sequence[Tensor]) -> Tensor:
+        weights = self._weights_of_scales(len(values))
+        return torch.stack([weight * value for weight, value in zip(weights, values, strict=True)]).sum()
+
     def extra_repr(self) -> str:
-        shown = f"cross_entropy_weight={self.cross_entropy_weight}, region_weight={self.region_weight}"
-        if self.calibration_weight == 0:
-            return shown
-        options = self.calibration
-        return (
-            f"{shown}, calibration_weight={self.calibration_weight}, calibration_bins={options.num_bins}, "
-            f"calibration_binning={options.binning!r}"
-        )
+        shown: dict[str, Any] = {"activation": self.activation}
+        for field in fields(self.options):
+            value = getattr(self.options, field.name)
+            if field.name not in self.fixed and value != field.default:
+                shown[field.name] = value
+        if self.ignore_index is not None:
+            shown["ignore_index"] = self.ignore_index
+        return ", ".join(f"{name}={value!r}" for name, value in shown.items())
 
 
-def _region_loss(options: Mapping[str, Any]) -> TverskyLoss:
-    is_tversky = "alpha" in options or "beta" in options
-    return TverskyLoss(**options) if is_tversky else DiceLoss(**options)
+class TverskyLoss(SegmentationLoss):
+    """`tversky_loss` of logits: `TverskyLoss(alpha=0.7, beta=0.3)(logits, target, valid)`.
+
+    >>> loss = TverskyLoss(alpha=0.7, beta=0.3, gamma=2)
+    >>> bool(loss(torch.zeros(1, 2, 4), torch.full((1, 2, 4), 0.5)) < 1e-6)
+    True
+    """
+
+    fixed: ClassVar[Mapping[str, Any]] = {**_ALONE, "region_weight": 1.0, **_defaults(_OF_CALIBRATION)}
+
+    def __init__(self, *, alpha: float, beta: float, **options: Any) -> None:
+        super().__init__(alpha=alpha, beta=beta, **options)
 
 
-def read_targets(
-    logits: Outputs, target: Targets, valid: Valid, region: TverskyLoss
-) -> tuple[Targets, Valid]:
-    """`arrays.read_target` of one target, or of one per output; a ValueError if lists do not match."""
-    activation, ignore_index = region.activation, region.ignore_index
-    if isinstance(target, Tensor):
-        if valid is not None and not isinstance(valid, Tensor):
-            raise ValueError(
-                f"valid is a list, but target is one tensor, {describe(target)}: pass one tensor"
+class DiceLoss(SegmentationLoss):
+    """`dice_loss` of logits; DML1 by default.
+
+    >>> DiceLoss(form="product")
+    DiceLoss(activation='softmax', form='product')
+    """
+
+    fixed: ClassVar[Mapping[str, Any]] = {**TverskyLoss.fixed, "alpha": 0.5, "beta": 0.5}
+
+
+class JaccardLoss(SegmentationLoss):
+    """`jaccard_loss` of logits; JML1 by default."""
+
+    fixed: ClassVar[Mapping[str, Any]] = {**TverskyLoss.fixed, "alpha": 1.0, "beta": 1.0}
+
+
+class CalibrationErrorLoss(SegmentationLoss):
+    """The average calibration error of logits; of each image by default, as published.
+
+    >>> loss = CalibrationErrorLoss(calibration_binning="soft")
+    >>> float(loss(torch.zeros(1, 2, 4), torch.full((1, 2, 4), 0.5)))
+    0.0
+    """
+
+    fixed: ClassVar[Mapping[str, Any]] = {**_ALONE, "calibration_weight": 1.0, **_defaults(_OF_REGION)}
+    defaults: ClassVar[Mapping[str, Any]] = {"over": "image"}
+
+
+def tversky_loss(
+    prediction: Tensor,
+    target: Tensor,
+    *,
+    alpha: float,
+    beta: float,
+    valid: Tensor | None = None,
+    **options: Any,
+) -> Float[Tensor, ""]:
+    """Tversky loss, 0 at prediction = target: CTL, or CFTL with `gamma` (paper, appendix D).
+
+    prediction: probabilities (N, C, *space), or logits if `activation` is softmax or sigmoid.
+    target: class indices (N, *space) or soft labels (N, C, *space); other shapes: see `arrays`.
+    valid: bool (N, *space), False for a voxel that does not count.
+    Other options are those of `TverskyLoss`: form, gamma, log, smooth, over, classes, background,
+    class_weight, ignore_index, sync.
+
+    >>> soft = torch.tensor([[[0.5, 0.8]]])
+    >>> float(tversky_loss(soft, soft, alpha=0.7, beta=0.3))
+    0.0
+    """
+    return _loss(TverskyLoss, prediction, target, valid, options | {"alpha": alpha, "beta": beta})
+
+
+def dice_loss(
+    prediction: Tensor, target: Tensor, *, valid: Tensor | None = None, **options: Any
+) -> Float[Tensor, ""]:
+    """Dice loss: DML1, DML2 with form="product", SDL with "relaxed". Options as in `tversky_loss`.
+
+    >>> half = torch.tensor([[[0.5]]])
+    >>> float(dice_loss(half, half)), float(dice_loss(half, half, form="relaxed"))
+    (0.0, 0.5)
+    """
+    return _loss(DiceLoss, prediction, target, valid, options)
+
+
+def jaccard_loss(
+    prediction: Tensor, target: Tensor, *, valid: Tensor | None = None, **options: Any
+) -> Float[Tensor, ""]:
+    """Jaccard loss: JML1, JML2 with form="product", SJL with "relaxed". Options as in `tversky_loss`.
+
+    >>> round(float(jaccard_loss(torch.tensor([[[0.25]]]), torch.tensor([[[0.5]]]))), 6)
+    0.5
+    """
+    return _loss(JaccardLoss, prediction, target, valid, options)
+
+
+def soft_cross_entropy(
+    prediction: Tensor,
+    target: Tensor,
+    *,
+    activation: Activation = "none",
+    valid: Tensor | None = None,
+    ignore_index: int | None = None,
+    class_weight: Sequence[float] | Tensor | None = None,
+    sync: bool = False,
+) -> Float[Tensor, ""]:
+    """Mean cross entropy over the valid voxels, of hard or soft targets alike, in nats.
+
+    softmax and none: the sum of -w_c y_c log p_c over voxels and classes, divided by that of w_c y_c, so
+    that class indices and their one-hot label give the same number. sigmoid: the binary cross entropy of
+    each channel, averaged over channels with weights w_c. Without a valid voxel it is 0.
+
+    >>> round(float(soft_cross_entropy(torch.tensor([[0.5, 0.5]]), torch.tensor([[0.5, 0.5]]))), 4)
+    0.6931
+    """
+    options: dict[str, Any] = {"activation": activation, "ignore_index": ignore_index, "sync": sync}
+    options |= {**_ALONE, "cross_entropy_weight": 1.0, "class_weight": class_weight}
+    return _loss(SegmentationLoss, prediction, target, valid, options)
+
+
+class _Setting(NamedTuple):
+    """What a loss computes, checked."""
+
+    options: LossOptions
+    activation: Activation
+    ignore_index: int | None
+    sync: bool
+    weight: Tensor | None
+
+
+def _setting(
+    kind: type[SegmentationLoss],
+    activation: Activation,
+    ignore_index: int | None,
+    sync: bool,
+    options: Mapping[str, Any],
+) -> _Setting:
+    check_choice("activation", activation, Activation)
+    if ignore_index is not None:
+        check_whole_number(ignore_index=ignore_index)
+    known = [name for name in _NAMES if name not in kind.fixed]
+    for name in options:
+        if name not in known:
+            raise TypeError(
+                f"{kind.__name__} has no option {name!r}; it has activation, ignore_index, sync, "
+                f"{', '.join(known)}; docs/peers.md has the arguments of other libraries"
             )
-        if not isinstance(logits, Tensor) and not logits:
-            return target, valid
-        if not isinstance(logits, Tensor):
-            _check_outputs(logits)
-        output = logits if isinstance(logits, Tensor) else logits[0]
-        return read_target(output, target, activation=activation, valid=valid, ignore_index=ignore_index)
-    if not isinstance(target, Sequence):
-        raise ValueError(f"target must be a tensor, or a list with one per output; got {describe(target)}")
-    if isinstance(logits, Tensor) or len(logits) != len(target):
-        outputs = "one output" if isinstance(logits, Tensor) else f"{len(logits)} outputs"
-        raise ValueError(f"a list of targets needs one per output; got {len(target)} for {outputs}")
-    if valid is None:
-        valid = [None] * len(target)
-    if isinstance(valid, Tensor) or len(valid) != len(target):
-        got = "one tensor" if isinstance(valid, Tensor) else str(len(valid))
-        raise ValueError(f"with {len(target)} targets, valid must be a list of {len(target)}; got {got}")
-    pairs = [
-        read_target(output, label, activation=activation, valid=counted, ignore_index=ignore_index)
-        for output, label, counted in zip(logits, target, valid, strict=True)
-    ]
-    return [label for label, _ in pairs], [counted for _, counted in pairs]
+    # a module keeps the weights as a buffer, and a tensor of weights may be on a GPU
+    given = {name: value for name, value in options.items() if name != "class_weight"}
+    record = _record(**{**kind.defaults, **kind.fixed, **given})
+    if sync and record.over != "batch":
+        raise ValueError(
+            f"sync sums the statistics of the whole batch and needs over='batch'; got {record.over!r}"
+        )
+    weight = options.get("class_weight")
+    return _Setting(record, activation, ignore_index, sync, None if weight is None else read_weights(weight))
+
+
+def _record(**options: Any) -> LossOptions:
+    return _cached_record(**options)
+
+
+# under torch.compile, the record is made when a graph is traced; torch.compiler.assume_constant_result sets
+# the same flag, but importing this module would then import the compiler, which takes as long as torch
+_record._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+@lru_cache(maxsize=256)
+def _cached_record(**options: Any) -> LossOptions:
+    return LossOptions(**options)
+
+
+def _loss(
+    kind: type[SegmentationLoss],
+    prediction: Tensor,
+    target: Tensor,
+    valid: Tensor | None,
+    options: dict[str, Any],
+) -> Tensor:
+    """A loss of probabilities by default, without a module."""
+    arguments: dict[str, Any] = {"activation": "none", "ignore_index": None, "sync": False}
+    arguments |= {name: options.pop(name) for name in arguments if name in options}
+    setting = _setting(kind, options=options, **arguments)
+    (read,) = _read([prediction], prediction, target, valid, setting, waits=True)
+    return _total(*read)
+
+
+def _read(
+    outputs: Sequence[Tensor],
+    fine: Tensor,
+    target: Tensor,
+    valid: Tensor | None,
+    setting: _Setting,
+    *,
+    waits: bool,
+) -> list[tuple[Tensor, Tensor, Tensor | None, _Setting]]:
+    """Each output with its target and valid voxels, all checked; the target is read once.
+
+    fine: a prediction in the size of the target.
+    """
+    options, activation = setting.options, setting.activation
+    for output in outputs:
+        check_prediction(output, activation)
+    if fine.shape[1] == 1 and not options.background:
+        raise ValueError(
+            "background=False leaves no class of a one-channel prediction; "
+            f"got {describe(fine)}: use background=True"
+        )
+    if fine.shape[1] == 1 and activation == "none" and options.cross_entropy_weight > 0:
+        raise ValueError(
+            f"cross entropy of one channel needs logits and activation='sigmoid'; got {describe(fine)}"
+        )
+    target, valid = read_target(
+        fine,
+        target,
+        activation=activation,
+        valid=valid,
+        ignore_index=setting.ignore_index,
+        waits=waits,
+    )
+    return [(output, *downsample_target(target, valid, output.shape), setting) for output in outputs]
+
+
+def _total(prediction: Tensor, target: Tensor, valid: Tensor | None, setting: _Setting) -> Tensor:
+    """The loss of one output, checked."""
+    options, activation, _, sync, weight = setting
+    if options.calibration_weight > 0:
+        return total_of(_terms(prediction, target, valid, setting), options)
+    weight = None if weight is None else class_weights(weight, prediction)
+    total = segmentation_total(prediction, target, valid, weight, options, activation=activation, sync=sync)
+    return check_result(total, prediction)
+
+
+def _terms(prediction: Tensor, target: Tensor, valid: Tensor | None, setting: _Setting) -> dict[str, Tensor]:
+    """The terms of one output, checked."""
+    options, activation, _, sync, weight = setting
+    weight = None if weight is None else class_weights(weight, prediction)
+    terms = {}
+    if options.cross_entropy_weight > 0 or options.region_weight > 0:
+        terms = segmentation_terms(
+            prediction, target, valid, weight, options, activation=activation, sync=sync
+        )
+    if options.calibration_weight > 0:
+        weight = class_weights(weight, prediction)
+        terms["calibration"] = calibration_error_of(
+            prediction, target, valid, weight, options, activation=activation, sync=sync
+        )
+    for term in terms.values():
+        check_result(term, prediction)
+    return terms
 
 
 def _check_scale_weights(weights: Any) -> None:
@@ -235,45 +440,16 @@ def _check_scale_weights(weights: Any) -> None:
         raise ValueError(f"scale_weights are all 0, so nothing would be learned; got {list(weights)}")
 
 
-def _check_outputs(logits: Sequence[Tensor]) -> None:
+def _check_outputs(outputs: Sequence[Tensor]) -> None:
     """Raise unless the outputs of deep supervision have the same images and channels, the finest first."""
-    for number, output in enumerate(logits):
+    for number, output in enumerate(outputs):
         check_tensor(f"output {number}", output)
-        if output.shape[:2] != logits[0].shape[:2] or output.ndim != logits[0].ndim:
+        if output.shape[:2] != outputs[0].shape[:2] or output.ndim != outputs[0].ndim:
             raise ValueError(
-                f"output {number} is {describe(output)}, but output 0 is {describe(logits[0])}: all outputs "
+                f"output {number} is {describe(output)}, but output 0 is {describe(outputs[0])}: all outputs "
                 "need the same images, channels and number of axes"
             )
-    sizes = [tuple(output.shape[2:]) for output in logits]
+    sizes = [tuple(output.shape[2:]) for output in outputs]
     for finer, coarser in pairwise(sizes):
         if any(length > limit for length, limit in zip(coarser, finer, strict=True)):
             raise ValueError(f"outputs must come finest first; got sizes {sizes}: reverse the list")
-
-
-def _check_fine_target(output: Tensor, target: Tensor, valid: Valid, activation: Activation) -> None:
-    """Raise unless a target that is finer than every output would fit outputs of its own size."""
-    space = target.shape[2 if target.is_floating_point() else 1 :]
-    if space == output.shape[2:] or len(space) != output.ndim - 2:
-        # checked together with the output
-        return
-    # a view of one element, because only its shape, type and device are looked at
-    as_fine = output.detach().flatten()[:1].view([1] * output.ndim).expand(*output.shape[:2], *space)
-    assert valid is None or isinstance(valid, Tensor)
-    check_target(as_fine, target, activation=activation, valid=valid)
-
-
-def _per_output(
-    logits: Sequence[Tensor], target: Targets, valid: Valid
-) -> tuple[Sequence[Tensor], Sequence[Tensor | None]]:
-    """A target and the valid voxels for each output; a single target is averaged to the output's size."""
-    if not isinstance(target, Tensor):
-        assert valid is not None
-        assert not isinstance(valid, Tensor)
-        return target, valid
-    assert valid is None or isinstance(valid, Tensor)
-    pairs = [downsample_target(target, valid, output.shape) for output in logits]
-    return [label for label, _ in pairs], [counted for _, counted in pairs]
-
-
-def _weighted_sum(weights: Sequence[float], terms: Sequence[Tensor]) -> Tensor:
-    return torch.stack([weight * term for weight, term in zip(weights, terms, strict=True)]).sum()

@@ -1,20 +1,16 @@
-"""Scores of predictions, tables of them, and tests of which method is better.
+"""Scores of predictions: one number per case (and class).
 
-    prob, target --scores, bins, density, raters, surfaces, volumes--> one number per case (and class)
-    batches, processes --accumulators--> case table --statistics--> comparison --tables--> text
+    prob, target --scores, bins, density, raters, distances, volumes--> one number per case (and class)
 
-`registry` lists all scores: name, function, direction, unit, meaning.
-Everything exported here needs only torch and numpy, but distances need MONAI, Parquet files pyarrow, and
-tables in the terminal rich. `metrics.accumulators` needs torchmetrics and is not imported here.
+`registry` lists all scores: name, function, direction, unit, meaning. Everything needs only torch and numpy,
+but distances need SciPy. Tables of scores and their comparison are in `statistics`.
 """
 
-from .agreement import rater_agreement_table
 from .bins import CalibrationBins, calibration_bins, calibration_error, classwise_calibration_error
-from .cases import CaseRow, CaseTable, concatenate, read_cases, write_cases
 from .density import kde_calibration_error
+from .distances import hausdorff_error_mm, surface_dice_score
 from .raters import generalised_energy_distance, level_masks, rater_dice_score
-from .registry import higher_is_better
-from .resampling import paired_bootstrap, permutation_test
+from .registry import SCORES, ScoredBatch, ScoreKey, higher_is_better
 from .scores import (
     binarized_dice_score,
     brier_error,
@@ -25,46 +21,32 @@ from .scores import (
     soft_dice_score,
     volume_error_ml,
 )
-from .statistics import Comparison, compare_cases, compare_scores, holm
-from .surfaces import hausdorff_error_mm, surface_dice_score
-from .tables import means_table, pairs_table
 from .volumes import volume_coverage_score, volume_crps_error_ml, volume_width_ml
 
 __all__ = [
+    "SCORES",
     "CalibrationBins",
-    "CaseRow",
-    "CaseTable",
-    "Comparison",
+    "ScoreKey",
+    "ScoredBatch",
     "binarized_dice_score",
     "brier_error",
     "calibration_bins",
     "calibration_error",
     "classwise_calibration_error",
-    "compare_cases",
-    "compare_scores",
-    "concatenate",
     "dice_score",
     "foreground_mean",
     "generalised_energy_distance",
     "hausdorff_error_mm",
     "higher_is_better",
-    "holm",
     "iou_score",
     "kde_calibration_error",
     "level_masks",
-    "means_table",
     "negative_log_likelihood",
-    "paired_bootstrap",
-    "pairs_table",
-    "permutation_test",
-    "rater_agreement_table",
     "rater_dice_score",
-    "read_cases",
     "soft_dice_score",
     "surface_dice_score",
     "volume_coverage_score",
     "volume_crps_error_ml",
     "volume_error_ml",
     "volume_width_ml",
-    "write_cases",
 ]

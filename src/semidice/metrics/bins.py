@@ -8,21 +8,21 @@ classwise  confidence x_c of each class against y_c: one error per class (Kull e
 
 Equal-width bins are [k/B, (k+1)/B); the last one includes confidence 1. Equal-mass bins are made of 5891
 fixed cells, which are fine near 0 and 1, where networks put nearly all voxels. The sums of a cell are exact;
-only the edges of bins are rounded to cells, and `CalibrationBins.cut_bound` bounds the effect.
+only the edges of bins are rounded to cells.
 All sums are integers in units of 2^-26 voxel: up to 10^11 voxels, their order does not change a bit.
 Left out: the kernel estimate of the same error (`density`).
 """
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, TypedDict, Unpack
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
 from ..arrays import check_choice, check_whole_number
-from .checks import check_scored, check_sums_to_one
+from .checks import check_scored
 from .slabs import Slab, slabs
 
 Binning = Literal["equal_width", "equal_mass"]
@@ -37,15 +37,6 @@ _MANTISSA_BITS = 7
 _SMALLEST = (127 - 24) << _MANTISSA_BITS
 MAX_BINS = 10_000
 _NUM_CELLS = 2 * (1 + (23 << _MANTISSA_BITS)) + 1
-
-
-class BinOptions(TypedDict, total=False):
-    """Options of calibration errors; meanings and defaults as in `calibration_bins`."""
-
-    num_bins: int
-    binning: Binning
-    valid: Tensor | None
-    ignore_index: int | None
 
 
 class BinMeans(NamedTuple):
@@ -101,27 +92,6 @@ class CalibrationBins:
             confidence.double() / _UNIT / count,
             accuracy.double() / _UNIT / count,
         )
-
-    def cut_bound(self) -> Float[Tensor, "*lead"]:
-        """Upper bound of the difference between `error` and the error of exact equal-mass bins.
-
-        A voxel with gap g = accuracy - confidence can be in another bin only if its cell contains an edge;
-        then it changes the sum in the error by at most 2|g|. In a cell, sum |g| is at most sum (a + c), and
-        at most sum (1 - a) + (1 - c). The bound is 0 for equal-width bins, which are exact.
-        """
-        total = self.count.sum(-1)
-        if self.binning == "equal_width":
-            return torch.zeros_like(total, dtype=torch.float64)
-        after = self.count.cumsum(-1)
-        # the bins of the first and the last voxel of each cell
-        first = (after - self.count) * self.num_bins // total.clamp_min(1).unsqueeze(-1)
-        last = (after - 1).clamp_min(0) * self.num_bins // total.clamp_min(1).unsqueeze(-1)
-        cut = (self.count > 0) & (first != last)
-        # all voxels in the cells of exactly 0 and exactly 1 have the same confidence: they are never cut
-        cut[..., 0], cut[..., -1] = False, False
-        both = self.accuracy + self.confidence
-        gaps = torch.minimum(both, 2 * self.count * _UNIT - both)
-        return 2 * (gaps * cut).sum(-1).double() / _UNIT / total
 
     def _binned(self) -> Iterable[Tensor]:
         """Count, confidence and accuracy, summed in each bin."""
@@ -186,7 +156,15 @@ def calibration_bins(
     return CalibrationBins(count, confident, accurate, num_bins, binning)
 
 
-def calibration_error(prob: Tensor, target: Tensor, **options: Unpack[BinOptions]) -> Float[Tensor, " N"]:
+def calibration_error(
+    prob: Tensor,
+    target: Tensor,
+    *,
+    num_bins: int = 10,
+    binning: Binning = "equal_width",
+    valid: Tensor | None = None,
+    ignore_index: int | None = None,
+) -> Float[Tensor, " N"]:
     """Expected calibration error of the top class, per case; the paper's ECE column (10 equal-width bins).
 
     Over a whole dataset: `calibration_bins(..., per_case=False).error()`, merged with `+` over batches.
@@ -194,11 +172,19 @@ def calibration_error(prob: Tensor, target: Tensor, **options: Unpack[BinOptions
     >>> round(float(calibration_error(torch.tensor([[[0.9, 0.9]]]), torch.tensor([[[1.0, 0.0]]]))), 4)
     0.4
     """
-    return calibration_bins(prob, target, **options).error()
+    return calibration_bins(
+        prob, target, num_bins=num_bins, binning=binning, valid=valid, ignore_index=ignore_index
+    ).error()
 
 
 def classwise_calibration_error(
-    prob: Tensor, target: Tensor, **options: Unpack[BinOptions]
+    prob: Tensor,
+    target: Tensor,
+    *,
+    num_bins: int = 10,
+    binning: Binning = "equal_width",
+    valid: Tensor | None = None,
+    ignore_index: int | None = None,
 ) -> Float[Tensor, "N C"]:
     """Calibration error of each class against the rest, per case and class; one channel is the foreground.
 
@@ -206,7 +192,15 @@ def classwise_calibration_error(
     >>> round(float(classwise_calibration_error(prob, target)), 4)
     0.4
     """
-    return calibration_bins(prob, target, confidence="classwise", **options).error()
+    return calibration_bins(
+        prob,
+        target,
+        confidence="classwise",
+        num_bins=num_bins,
+        binning=binning,
+        valid=valid,
+        ignore_index=ignore_index,
+    ).error()
 
 
 def _confidence_and_accuracy(slab: Slab, confidence: Confidence) -> Iterator[tuple[Tensor, Tensor]]:
@@ -222,7 +216,6 @@ def _confidence_and_accuracy(slab: Slab, confidence: Confidence) -> Iterator[tup
         sure, right = (torch.where(decided, part[:, 0], 1 - part[:, 0]) for part in (prob, target))
         yield sure, right
         return
-    check_sums_to_one(prob, slab.valid)
     sure, decided = prob.max(1)
     yield sure, target.gather(1, decided.unsqueeze(1)).squeeze(1) if soft else target == decided
 

@@ -11,34 +11,62 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ..arrays import (
-    check_number,
+    MAX_CHANNELS_1D,
+    WAYS_OUT,
+    check_distribution,
     check_prediction,
-    check_target,
+    check_tensor,
     check_unit_range,
     describe,
+    read_target,
     values_are_readable,
 )
+
+
+def check_prob(prob: Tensor, valid: Tensor | None = None) -> None:
+    """Raise unless prob holds probabilities (N, C, *space), which sum to one over several channels."""
+    check_prediction(prob)
+    if not values_are_readable(prob):
+        _check_unit_range_on_device("prediction", prob)
+    check_distribution("prob", prob, valid, way_out=WAYS_OUT, waits=True)
 
 
 def check_scored(
     prob: Tensor, target: Tensor, *, valid: Tensor | None = None, ignore_index: int | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """Raise unless prob and target follow the contract; return target and valid as `arrays.read_target`."""
-    check_prediction(prob)
-    target, valid = check_target(prob, target, valid=valid, ignore_index=ignore_index)
-    if not values_are_readable(prob):
-        _check_unit_range_on_device("prediction", prob)
-        if target.is_floating_point():
-            counted = target if valid is None else target.masked_fill(~valid.unsqueeze(1), 0)
-            _check_unit_range_on_device("target", counted)
+    """Raise unless prob and target follow the contract; return target and valid as `arrays.read_target`.
+
+    prob may be bool, one mask per channel, for scores that decide.
+    """
+    is_mask = isinstance(prob, Tensor) and prob.dtype == torch.bool
+    if is_mask:
+        _check_masks(prob)
+    else:
+        check_prediction(prob)
+    # of a mask, the target is read as that of probabilities of the same shape
+    like = prob.new_zeros((), dtype=torch.float32).expand(prob.shape) if is_mask else prob
+    target, valid = read_target(like, target, valid=valid, ignore_index=ignore_index)
+    if not is_mask:
+        check_prob(prob, valid)
+    if not values_are_readable(prob) and target.is_floating_point():
+        counted = target if valid is None else target.masked_fill(~valid.unsqueeze(1), 0)
+        _check_unit_range_on_device("target", counted)
     return target, valid
 
 
-def check_rule_numbers(*, threshold: object = 0.5, empty: object = 1.0) -> None:
-    """Raise unless the threshold lies in [0, 1], and `empty`, the score of two empty masks, is a number."""
-    check_number(threshold=threshold)
-    if not 0 <= float(threshold) <= 1:  # type: ignore[arg-type]
-        raise ValueError(f"threshold must lie in [0, 1]; got {threshold}")
+def _check_masks(masks: Tensor) -> None:
+    check_tensor("masks", masks)
+    if masks.ndim < 2 or masks.numel() == 0:
+        raise ValueError(f"masks must be bool (N, C, *space) with a voxel; got {describe(masks)}")
+    if masks.ndim == 3 and masks.shape[1] > MAX_CHANNELS_1D:
+        raise ValueError(
+            f"masks {describe(masks)} would be {masks.shape[1]} channels with one axis of space: "
+            "add the class axis, masks.unsqueeze(1)"
+        )
+
+
+def check_empty(empty: object) -> None:
+    """Raise unless `empty`, the score of two empty masks, is a number."""
     if not isinstance(empty, Real):
         raise ValueError(f"empty, the score of two empty masks, must be a number or NaN; got {empty!r}")
 
@@ -48,9 +76,14 @@ def _check_unit_range_on_device(name: str, tensor: Tensor) -> None:
 
 
 def check_hard_target(
-    metric: str, target: Tensor, *, one_hot: bool, valid: Tensor | None, full_target: Tensor | None = None
+    metric: str,
+    target: Float[Tensor, "N C *space"] | Tensor,
+    prob: Tensor,
+    *,
+    valid: Bool[Tensor, "N *space"] | None,
+    full_target: Tensor | None = None,
 ) -> None:
-    """Raise if a float target holds a value between 0 and 1, or is not one-hot although it must be.
+    """Raise if a float target is soft, or not one-hot although the most probable class of prob is decided.
 
     full_target: what the message describes, if `target` is a part of it.
     """
@@ -67,7 +100,7 @@ def check_hard_target(
             "labels.majority_label(masks) or (target > 0.5).float(), or use soft_dice_score or "
             "binarized_dice_score"
         )
-    if not one_hot:
+    if prob.dtype == torch.bool or prob.shape[1] == 1:
         return
     total = counted.sum(1)
     wrong = total != 1 if valid is None else (total != 1) & valid
@@ -75,21 +108,5 @@ def check_hard_target(
         raise ValueError(
             f"{metric} takes the most probable class, so a float target must be one-hot; got "
             f"{describe(full_target)} where {int(wrong.sum())} voxels hold no class or several: pass class "
-            "indices, or decision='threshold' if each channel is a separate mask"
-        )
-
-
-def check_sums_to_one(prob: Float[Tensor, "n C v"], valid: Bool[Tensor, "n v"] | None) -> None:
-    """Raise unless several channels are probabilities of exclusive classes."""
-    if prob.shape[1] == 1:
-        return
-    # bfloat16 keeps 8 bits, so softmax of many classes may be off by a percent
-    off = (prob.sum(1) - 1).abs() > 2e-2
-    if valid is not None:
-        off &= valid
-    if bool(off.any()):
-        total = float(prob.sum(1)[off][0])
-        raise ValueError(
-            f"probabilities of classes must sum to one over the channels; got {describe(prob)} with a sum of "
-            f"{total:.4g}: apply softmax, or score each sigmoid channel on its own, prob[:, c : c + 1]"
+            "indices, or masks, prob > 0.5, if each channel is a separate mask"
         )

@@ -1,7 +1,7 @@
 """Calibration error of each case by a kernel density estimate on key points, in bounded time.
 
 The valid voxels of a case are split at random in two halves. Key points of one half (balanced over classes,
-and weighted, `keypoints.sample_keys`) estimate the label to expect at a probability. The error is the mean
+and weighted, `keypoints.draw_keys`) estimate the label to expect at a probability. The error is the mean
 over points of the other half, drawn uniformly. So no voxel is used to judge itself, and the cost is
 num_points x num_keys for a case of any size. Left out: the estimator (`calibration.recalibration`).
 """
@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..arrays import check_number, check_whole_number
-from ..calibration.keypoints import sample_keys, take_keys
+from ..calibration.keypoints import draw_keys
 from ..calibration.recalibration import Kind
 from ..calibration.recalibration import kde_calibration_error as error_of_points
 from .checks import check_scored
@@ -54,9 +54,9 @@ def kde_calibration_error(
             errors.append(torch.full((), torch.nan, device=prob.device))
             continue
         key_half, point_half = voxels.tensor_split(2)
-        # sample_keys draws from the key voxels of this case only
+        # keys are drawn from the key voxels of this case only
         key_prob, key_target = (_at(voxels_of[case], key_half).unsqueeze(0) for voxels_of in (prob, target))
-        keys = sample_keys(key_target, num_keys, generator=generator)
+        keys = draw_keys(key_prob, key_target, num_keys, generator=generator)
         points = point_half[:num_points]
         errors.append(
             error_of_points(
@@ -65,9 +65,7 @@ def kde_calibration_error(
                 bandwidth=bandwidth,
                 kind=kind,
                 p=p,
-                key_prob=take_keys(key_prob, keys),
-                key_target=take_keys(key_target, keys),
-                key_weight=keys.weight,
+                keys=keys,
             )
         )
     return torch.stack(errors).float()

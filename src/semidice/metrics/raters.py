@@ -5,17 +5,21 @@
 (Kohl et al., 2018.) The means are over all pairs and include each mask with itself. So the distance is never
 negative, and 0 exactly when samples and raters are the same masks with the same frequencies.
 Masks are bool (N, R, *space), or class maps of integers with `num_classes`; d is then the mean over the
-foreground classes. `present`, bool (N, R), is False for a rater who did not look at the case.
+foreground classes, without those that are not `drawn` (`scores.foreground_mean`). `present`, bool (N, R), is
+False for a rater who did not look at the case.
 Left out: agreement of the raters with each other (`agreement`).
 """
+
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Bool, Float, Integer
 from torch import Tensor
 
-from ..arrays import check_prediction, check_whole_number, describe, nan_without_voxels
-from ..overlap.stats import OverlapStats, tversky_index
-from .scores import dice_score, foreground_mean
+from ..arrays import check_tensor, check_whole_number, describe, nan_without_voxels
+from ..overlap import OverlapStats, tversky_index
+from .checks import check_prob
+from .scores import counted_classes, dice_score, foreground_mean
 
 # voxels of a chunk: small enough that products of float32 masks are exact and copies are small
 _CHUNK = 1 << 16
@@ -28,6 +32,7 @@ def generalised_energy_distance(
     num_classes: int | None = None,
     present: Tensor | None = None,
     valid: Tensor | None = None,
+    drawn: Sequence[bool] | None = None,
 ) -> Float[Tensor, " N"]:
     """Squared generalised energy distance of each case's sampled masks (N, S, *space) to the raters' masks.
 
@@ -50,18 +55,19 @@ def generalised_energy_distance(
         raise ValueError(
             f"valid must be bool (N, *space) as the masks {describe(masks)}; got {describe(valid)}"
         )
+    classes = counted_classes(2 if num_classes is None else num_classes, drawn)
     distances = []
     for case in range(len(masks)):
         sampled = samples[case].flatten(1)
-        drawn = masks[case][present[case]].flatten(1)
+        of_raters = masks[case][present[case]].flatten(1)
         if valid is not None:
             counted = valid[case].flatten()
-            sampled, drawn = sampled[:, counted], drawn[:, counted]
-        cross, of_samples, of_raters = (
-            _mean_distance(first, second, num_classes)
-            for first, second in ((sampled, drawn), (sampled, sampled), (drawn, drawn))
+            sampled, of_raters = sampled[:, counted], of_raters[:, counted]
+        cross, within_samples, within_raters = (
+            _mean_distance(first, second, classes)
+            for first, second in ((sampled, of_raters), (sampled, sampled), (of_raters, of_raters))
         )
-        distances.append(2 * cross - of_samples - of_raters)
+        distances.append(2 * cross - within_samples - within_raters)
     distance = torch.stack(distances)
     # rounding leaves up to 1e-16 of either sign where the distance is 0
     distance = torch.where(distance < 1e-12, 0, distance).float()
@@ -69,7 +75,7 @@ def generalised_energy_distance(
 
 
 def level_masks(
-    prob: Float[Tensor, "N C *space"], *, num_samples: int
+    prob: Float[Tensor, "N C *space"], *, num_samples: int, valid: Bool[Tensor, "N *space"] | None = None
 ) -> Bool[Tensor, "N S *space"] | Integer[Tensor, "N S *space"]:
     """Sampled masks whose mean is prob, for a network that predicts probabilities and not samples.
 
@@ -81,7 +87,7 @@ def level_masks(
     tensor([[[False, False,  True],
              [False,  True,  True]]])
     """
-    check_prediction(prob)
+    check_prob(prob, valid)
     check_whole_number(num_samples=num_samples)
     if num_samples < 1:
         raise ValueError(f"num_samples must be 1 or more; got {num_samples}")
@@ -99,6 +105,7 @@ def rater_dice_score(
     num_classes: int | None = None,
     present: Tensor | None = None,
     valid: Tensor | None = None,
+    drawn: Sequence[bool] | None = None,
 ) -> Float[Tensor, "N R"]:
     """Dice of the decided prediction against each rater, mean over the foreground; NaN for an absent rater.
 
@@ -108,19 +115,18 @@ def rater_dice_score(
     >>> rater_dice_score(torch.tensor([[[0.9, 0.7]]]), raters)
     tensor([[1.0000, 0.6667]])
     """
-    check_prediction(prob)
+    check_tensor("prediction", prob)
     check_masks("masks", masks, num_classes)
     present = check_present(masks, present)
     scores = []
     for mask in masks.unbind(1):
         target = mask.unsqueeze(1).float() if prob.shape[1] == 1 else mask.long()
-        scores.append(foreground_mean(dice_score(prob, target, valid=valid)))
+        scores.append(foreground_mean(dice_score(prob, target, valid=valid), drawn))
     return torch.stack(scores, 1).masked_fill(~present, torch.nan)
 
 
-def _mean_distance(first: Tensor, second: Tensor, num_classes: int | None) -> Float[Tensor, ""]:
-    """Mean of 1 - IoU over all pairs of the rows of `first` (S, V) and `second` (R, V)."""
-    classes = range(1, 2 if num_classes is None else num_classes)
+def _mean_distance(first: Tensor, second: Tensor, classes: Sequence[int]) -> Float[Tensor, ""]:
+    """Mean of 1 - IoU over all pairs of the rows of `first` (S, V) and `second` (R, V), and over classes."""
     distances = []
     for number in classes:
         tp = torch.zeros(len(first), len(second), dtype=torch.float64, device=first.device)

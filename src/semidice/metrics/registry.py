@@ -1,26 +1,22 @@
 """What a score is: its name, function, references, direction, unit and meaning, in one record each.
 
-Case tables, recipes, report pages and `semidice reproduce` all read these records. A score of your own is not
-listed here: its name tells direction and unit (`*_score` and `*_index` up, `*_error` and `*_loss` down;
-`_ml`, `_mm` and `_voxels` at the end are units). In the case table of a run, the name also tells more:
-
-    hausdorff_error_voxels    the spacing is not known: distances are in voxels, and so are volumes
-    surface_dice_score_2mm    the tolerance
-    dice_score_per_slice      every slice of a volume on its own
-
-Importing this module does not import torchmetrics.
+Case tables, recipes, report pages and `semidice reproduce` all read these records. A `ScoreKey` is a score in
+a case table: its name, the measure it is in, and whether a scan or a slice is one case. A score of your own
+is not listed here: its name tells the direction (`*_score` and `*_index` up, `*_error` and `*_loss` down).
 """
 
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..errors import UserError
 from .bins import calibration_error, classwise_calibration_error
 from .density import kde_calibration_error
+from .distances import hausdorff_error_mm, surface_dice_score
 from .raters import generalised_energy_distance, level_masks, rater_dice_score
 from .scores import (
     binarized_dice_score,
@@ -32,10 +28,8 @@ from .scores import (
     truth_error,
     volume_error_ml,
 )
-from .surfaces import hausdorff_error_mm, surface_dice_score
 from .volumes import volume_coverage_score, volume_crps_error_ml, volume_width_ml
 
-Unit = Literal["percent", "ml", "mm", "nats", "none"]
 Reference = Literal["target", "soft_target", "masks", "truth"]
 
 
@@ -46,7 +40,8 @@ class ScoredBatch:
     target: the decided reference, such as the majority of the raters. soft_target: the mean of the raters.
     masks, present: the mask of each rater, and who looked at the case. truth: the probability that the masks
     are drawn from, which only a phantom knows. decided: the masks (N, C, *space) that a rule made from prob,
-    bool, for the scores of masks; None takes the most probable class.
+    bool, for the scores of masks; None takes the most probable class. drawn: the classes that anybody drew in
+    any case of the dataset, for means over classes; None counts all.
     """
 
     prob: Tensor
@@ -58,12 +53,13 @@ class ScoredBatch:
     valid: Tensor | None = None
     truth: Tensor | None = None
     decided: Tensor | None = None
+    drawn: Sequence[bool] | None = None
 
     def need(self, name: str) -> Any:
         """The named reference; a ValueError if it is missing."""
         reference = getattr(self, name)
         if reference is None:
-            raise ValueError(f"this score needs {name}: pass {name}=... to update")
+            raise UserError(f"this score needs {name}: pass {name}=... to update")
         return reference
 
 
@@ -76,148 +72,124 @@ class Score:
     """One score; call it with a `ScoredBatch`.
 
     function: of prob and the reference, with `valid`, and what else the reference or `needs_spacing` implies.
-    unit "percent": a fraction of 1 that is shown in percent. short_name: as the paper writes it. package: an
-    optional package that the function imports. of_confidence: whether it says nothing about a mask,
-    whose probabilities are all 0 or 1. of_mask: whether it is a score of the decided mask, so that the rule
-    that decides changes it.
+    unit: share (shown in percent), ml, mm or nats; empty if it has none. short_name: as the paper writes it.
+    of_confidence: whether it says nothing about a mask, whose probabilities are all 0 or 1. of_mask: whether
+    it is a score of the decided mask, so that the rule that decides changes it. over_classes: whether the
+    function takes the mean over the classes itself.
     """
 
     function: Callable[..., Tensor]
     reference: Reference
     higher_is_better: bool
     meaning: str
-    unit: Unit = "percent"
+    unit: str = "share"
     short_name: str | None = None
     needs_spacing: bool = False
-    package: str | None = None
     of_confidence: bool = False
     of_mask: bool = False
+    over_classes: bool = False
 
     def __call__(self, batch: ScoredBatch) -> Tensor:
         """One value per case, (N,), or per case and class, (N, C)."""
         options: dict[str, Any] = {"valid": batch.valid}
         if self.reference == "masks":
             options |= {"num_classes": max(2, batch.prob.shape[1]), "present": batch.present}
+        if self.over_classes:
+            options["drawn"] = batch.drawn
         if self.needs_spacing:
             options["spacing_mm"] = batch.need("spacing_mm")
         prediction = batch.prob
         if self.of_mask and batch.decided is not None:
-            prediction = batch.decided.to(batch.prob.dtype)
+            prediction = batch.decided
         return self.function(prediction, batch.need(self.reference), **options)
+
+
+class ScoreKey(NamedTuple):
+    """A score in a case table; two scores are compared only if all three are the same.
+
+    unit: of `Score`, and voxels where the spacing is not known. Of surface Dice it also has the tolerance.
+
+    >>> ScoreKey("dice_score").heading(), ScoreKey("volume_error", "ml", "slice").heading("liver")
+    ('dice_score (%) ↑', 'volume_error per slice, liver (ml) ↓')
+    >>> str(ScoreKey("surface_dice_score", "share within 2 mm")), ScoreKey("hausdorff_error", "mm").file_name
+    ('surface_dice_score within 2 mm', 'hausdorff_error_mm')
+    """
+
+    metric: str
+    unit: str = "share"
+    per: str = "scan"
+
+    @property
+    def score(self) -> Score | None:
+        """The record in `SCORES`; None for a score of your own."""
+        return SCORES.get(self.metric)
+
+    @property
+    def scale(self) -> float:
+        """100 for a share, which is shown in percent, else 1."""
+        return 100.0 if self.unit.startswith("share") else 1.0
+
+    @property
+    def higher_is_better(self) -> bool:
+        return higher_is_better(self.metric)
+
+    @property
+    def label(self) -> str:
+        """The score without the unit that its numbers have."""
+        within = self.unit.removeprefix("share") if self.scale == 100 else ""
+        return f"{self.metric}{within}{' per slice' if self.per == 'slice' else ''}"
+
+    def __str__(self) -> str:
+        return self.label + (f" ({self.unit})" if self.scale == 1 and self.unit else "")
+
+    @property
+    def file_name(self) -> str:
+        return re.sub(r"[^\w.-]+", "_", str(self)).strip("_")
+
+    def heading(self, class_name: str = "mean") -> str:
+        """The score as the head of a column, with unit and direction."""
+        of_class = "" if class_name in ("mean", "all") else f", {class_name}"
+        unit = "%" if self.scale == 100 else self.unit
+        return f"{self.label}{of_class}{f' ({unit})' if unit else ''} {'↑' if self.higher_is_better else '↓'}"
+
+    @property
+    def meaning(self) -> str | None:
+        """What the score is, in words; None for a score of your own."""
+        if self.score is None:
+            return None
+        words = self.score.meaning
+        if self.score.needs_spacing:
+            words += f", {self.unit.removeprefix('share ')}" if self.scale == 100 else f", in {self.unit}"
+        return f"{words}; of every slice on its own" if self.per == "slice" else words
 
 
 def higher_is_better(metric: str) -> bool:
     """Direction of a score. The name tells it for a score of your own; a ValueError if it does not.
 
-    >>> higher_is_better("dice_score"), higher_is_better("volume_error_ml"), higher_is_better("my_loss")
+    >>> higher_is_better("dice_score"), higher_is_better("volume_error"), higher_is_better("my_loss")
     (True, False, False)
     """
     if metric in SCORES:
         return SCORES[metric].higher_is_better
-    if score_name(metric) != metric:
-        return higher_is_better(score_name(metric))
-    stem = re.sub("_(ml|mm|voxels)$", "", metric.removesuffix(PER_SLICE))
-    if stem.endswith(("_score", "_index")):
-        return True
-    if stem.endswith(("_error", "_loss")):
-        return False
-    raise ValueError(
-        f"the name {metric!r} does not say whether higher is better: "
-        "end it in _score or _error, or pass higher_is_better=..."
-    )
+    if metric.endswith(("_score", "_index", "_error", "_loss")):
+        return metric.endswith(("_score", "_index"))
+    raise UserError(f"the name {metric!r} does not say whether higher is better: end it in _score or _error")
 
 
-def display_scale(metric: str) -> float:
-    """100 for a score that is a fraction of 1 and is shown in percent, else 1.
+def default_unit(metric: str) -> str:
+    """The unit of a score whose table does not tell: that of `SCORES`; a share if the name is one.
 
-    >>> display_scale("dice_score"), display_scale("volume_error_ml"), display_scale("my_calibration_error")
-    (100.0, 1.0, 100.0)
+    >>> default_unit("hausdorff_error"), default_unit("my_dice_score"), default_unit("my_error")
+    ('mm', 'share', '')
     """
-    metric = score_name(metric)
     if metric in SCORES:
-        return 100.0 if SCORES[metric].unit == "percent" else 1.0
-    return 100.0 if metric.endswith(("_score", "_index", "calibration_error", "brier_error")) else 1.0
+        return SCORES[metric].unit
+    return "share" if metric.endswith(("_score", "_index", "calibration_error", "brier_error")) else ""
 
 
-def heading(metric: str, class_name: str = "mean", *, higher_is_better: bool) -> str:
-    """A score as the head of a column.
-
-    >>> heading("dice_score", higher_is_better=True)
-    'dice_score (%) ↑'
-    >>> heading("volume_error_ml", "liver", higher_is_better=False)
-    'volume_error_ml, liver ↓'
-    >>> heading("dice_score_per_slice", higher_is_better=True)
-    'dice_score per slice (%) ↑'
-    """
-    of_class = "" if class_name in ("mean", "all") else f", {class_name}"
-    percent = " (%)" if display_scale(metric) == 100 else ""
-    return f"{spoken_name(metric)}{of_class}{percent} {'↑' if higher_is_better else '↓'}"
-
-
-def spoken_name(metric: str) -> str:
-    """The name of a score in a heading.
-
-    >>> spoken_name("dice_score_per_slice")
-    'dice_score per slice'
-    """
-    return f"{metric.removesuffix(PER_SLICE)} per slice" if metric.endswith(PER_SLICE) else metric
-
-
-def table_name(
-    metric: str, *, in_voxels: bool = False, tolerance: float = 1.0, per_slice: bool = False
-) -> str:
-    """The name in the case table of a score in `SCORES`; see the module docstring.
-
-    >>> table_name("hausdorff_error_mm", in_voxels=True), table_name("surface_dice_score", tolerance=2)
-    ('hausdorff_error_voxels', 'surface_dice_score_2mm')
-    """
-    if metric == "surface_dice_score":
-        metric = f"{metric}_{tolerance:g}{'voxels' if in_voxels else 'mm'}"
-    elif in_voxels and SCORES[metric].needs_spacing:
-        metric = f"{metric[:-3]}_voxels"
-    return metric + PER_SLICE if per_slice else metric
-
-
-def score_name(metric: str) -> str:
-    """The name in `SCORES` of a name in a case table; a score of your own keeps its name.
-
-    >>> score_name("hausdorff_error_voxels_per_slice"), score_name("surface_dice_score_2mm")
-    ('hausdorff_error_mm', 'surface_dice_score')
-    """
-    name = re.sub("^(surface_dice_score)_.*$", r"\1", metric.removesuffix(PER_SLICE))
-    name = _IN_VOXELS.get(name, name)
-    return name if name in SCORES else metric
-
-
-def tolerance_of(metric: str) -> float:
-    """The tolerance in the name of a surface Dice in a case table; 1, the default, of another score.
-
-    >>> tolerance_of("surface_dice_score_2mm"), tolerance_of("dice_score")
-    (2.0, 1.0)
-    """
-    found = _TOLERANCE.match(metric)
-    return float(found[1]) if found else 1.0
-
-
-def meaning(metric: str) -> str | None:
-    """What a score of a case table is, in words; None for a score of your own.
-
-    >>> meaning("hausdorff_error_voxels")
-    '95th percentile of the distance between surfaces, in voxels'
-    """
-    if score_name(metric) not in SCORES:
-        return None
-    name = metric.removesuffix(PER_SLICE)
-    words = SCORES[score_name(metric)].meaning
-    if tolerance := _TOLERANCE.fullmatch(name):
-        words += f", {tolerance[1]} {tolerance[2]}"
-    elif SCORES[score_name(metric)].needs_spacing:
-        words += f", in {name.rpartition('_')[2]}"
-    return f"{words}; of every slice on its own" if name != metric else words
-
-
-def _energy_distance(prob: Tensor, masks: Tensor, **options: Any) -> Tensor:
-    return generalised_energy_distance(level_masks(prob, num_samples=16), masks, **options)
+def _energy_distance(prob: Tensor, masks: Tensor, *, valid: Tensor | None, **options: Any) -> Tensor:
+    samples = level_masks(prob, num_samples=16, valid=valid)
+    return generalised_energy_distance(samples, masks, valid=valid, **options)
 
 
 def _mean_rater_dice(prob: Tensor, masks: Tensor, **options: Any) -> Tensor:
@@ -231,8 +203,6 @@ def _in_plane(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     )
 
 
-PER_SLICE = "_per_slice"
-_TOLERANCE = re.compile("surface_dice_score_(.*?)(mm|voxels)")
 _UP, _DOWN = True, False
 SCORES: dict[str, Score] = {
     "dice_score": Score(
@@ -322,7 +292,7 @@ SCORES: dict[str, Score] = {
         "nats",
         of_confidence=True,
     ),
-    "volume_error_ml": Score(
+    "volume_error": Score(
         volume_error_ml,
         "target",
         _DOWN,
@@ -331,14 +301,13 @@ SCORES: dict[str, Score] = {
         needs_spacing=True,
         of_mask=True,
     ),
-    "hausdorff_error_mm": Score(
+    "hausdorff_error": Score(
         _in_plane(hausdorff_error_mm),
         "target",
         _DOWN,
         "95th percentile of the distance between surfaces",
         "mm",
         needs_spacing=True,
-        package="monai",
         of_mask=True,
     ),
     "surface_dice_score": Score(
@@ -347,7 +316,6 @@ SCORES: dict[str, Score] = {
         _UP,
         "share of the surfaces that lie within a tolerance of each other",
         needs_spacing=True,
-        package="monai",
         of_mask=True,
     ),
     "generalised_energy_distance": Score(
@@ -355,7 +323,8 @@ SCORES: dict[str, Score] = {
         "masks",
         _DOWN,
         "distance between masks sampled from a prediction and the raters'",
-        "none",
+        "",
+        over_classes=True,
     ),
     "rater_dice_score": Score(
         _mean_rater_dice,
@@ -363,8 +332,9 @@ SCORES: dict[str, Score] = {
         _UP,
         "overlap of the decided mask with each rater, averaged over the raters",
         of_mask=True,
+        over_classes=True,
     ),
-    "volume_crps_error_ml": Score(
+    "volume_crps_error": Score(
         volume_crps_error_ml,
         "masks",
         _DOWN,
@@ -379,7 +349,7 @@ SCORES: dict[str, Score] = {
         "share of the raters whose volume lies in the 90 % interval of the prediction; the aim is 90 %",
         of_confidence=True,
     ),
-    "volume_width_ml": Score(
+    "volume_width": Score(
         volume_width_ml,
         "masks",
         _DOWN,
@@ -392,5 +362,3 @@ SCORES: dict[str, Score] = {
         truth_error, "truth", _DOWN, "mean distance from the true probabilities, which only phantoms have"
     ),
 }
-# the name in a table of a score whose own name ends in mm or ml
-_IN_VOXELS = {f"{name[:-3]}_voxels": name for name in SCORES if name.endswith(("_mm", "_ml"))}

@@ -1,68 +1,70 @@
 """Scores of each case against a hard or a soft target: overlap, probabilities and volumes.
 
 prob is (N, C, *space) in [0, 1]; target, `valid` and `ignore_index` follow the contract of `arrays`; one
-channel is the foreground. Overlap scores are per case and class, (N, C); `foreground_mean` averages over the
-foreground classes. A case without a valid voxel scores NaN, not 1, because nothing is known about it.
-Left out: calibration (`bins`), raters (`raters`), distances (`surfaces`), tables of cases (`cases`).
+channel is the foreground, and several sum to one. Overlap scores are per case and class, (N, C);
+`foreground_mean` averages over the foreground classes. A case without a valid voxel scores NaN, not 1,
+because nothing is known about it. Scores of masks decide: the most probable class, or more than 1/2 of one
+channel. For another rule, and for channels that may overlap, give bool masks instead of probabilities.
+Left out: calibration (`bins`), raters (`raters`), distances (`distances`), tables of cases (`statistics`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypedDict, Unpack
+from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..arrays import check_tensor, describe, nan_without_voxels, one_hot, read_numbers
-from ..decisions.masks import PlainRule, chosen_rule, decided_masks
-from ..decisions.volumes import VolumeOf, sum_voxels, volume_ml, voxel_ml
-from ..losses.cross_entropy import soft_cross_entropy
-from ..overlap.stats import OverlapStats, tversky_index, unchecked_overlap_stats
-from .checks import check_hard_target, check_rule_numbers, check_scored, check_sums_to_one
+from ..arrays import check_choice, check_tensor, describe, nan_without_voxels, one_hot, read_numbers
+from ..decisions.exclusive import likeliest_class
+from ..decisions.volumes import sum_voxels, voxel_ml
+from ..losses.segmentation import soft_cross_entropy
+from ..overlap import OverlapStats, tversky_index, unchecked_overlap_stats
+from .checks import check_empty, check_hard_target, check_scored
 from .slabs import Slab, slabs
 
+VolumeOf = Literal["mask", "probability"]
 THRESHOLDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 # 0.3 as a mean of 10 raters has a rounding error, which must not decide on which side of 0.3 it is
 _AT_THRESHOLD = 1e-6
 
 
-class HardOptions(TypedDict, total=False):
-    """Options of scores of decided masks; meanings and defaults as in `dice_score`."""
-
-    decision: PlainRule | None
-    threshold: float
-    empty: float
-    valid: Tensor | None
-    ignore_index: int | None
-
-
-def dice_score(prob: Tensor, target: Tensor, **options: Unpack[HardOptions]) -> Float[Tensor, "N C"]:
+def dice_score(
+    prob: Tensor,
+    target: Tensor,
+    *,
+    empty: float = 1.0,
+    valid: Tensor | None = None,
+    ignore_index: int | None = None,
+) -> Float[Tensor, "N C"]:
     """Dice 2 tp / (2 tp + fp + fn) of each case and class, of decided masks; the paper's Dice column.
 
-    Options:
-        decision: "threshold" or "argmax"; by default threshold for one channel, argmax for several.
-        threshold: foreground is where prob is above it; 0.5 by default.
-        empty: score where neither prediction nor target has the class; 1 by default. NaN leaves it out of
-            means.
-        valid, ignore_index: voxels that do not count; see `arrays`.
-
-    The target must be hard: class indices, or floats of 0 and 1. A soft one is a ValueError.
+    prob: probabilities, or bool masks that are decided already. The target must be hard: class indices, or
+    floats of 0 and 1. A soft one is a ValueError. empty: the score where neither prediction nor target has
+    the class; NaN leaves it out of means. valid, ignore_index: voxels that do not count; see `arrays`.
 
     >>> prob = torch.tensor([[[0.9, 0.8, 0.2, 0.1]]])
     >>> round(float(dice_score(prob, torch.tensor([[[1.0, 0.0, 0.0, 0.0]]]))), 4)
     0.6667
     """
-    return _decided_index("dice_score", prob, target, alpha=0.5, **options)
+    return _decided_index("dice_score", prob, target, 0.5, empty, valid, ignore_index)
 
 
-def iou_score(prob: Tensor, target: Tensor, **options: Unpack[HardOptions]) -> Float[Tensor, "N C"]:
+def iou_score(
+    prob: Tensor,
+    target: Tensor,
+    *,
+    empty: float = 1.0,
+    valid: Tensor | None = None,
+    ignore_index: int | None = None,
+) -> Float[Tensor, "N C"]:
     """Intersection over union tp / (tp + fp + fn) of each case and class; options as in `dice_score`.
 
     >>> prob = torch.tensor([[[0.9, 0.8, 0.2, 0.1]]])
     >>> float(iou_score(prob, torch.tensor([[[1.0, 0.0, 0.0, 0.0]]])))
     0.5
     """
-    return _decided_index("iou_score", prob, target, alpha=1.0, **options)
+    return _decided_index("iou_score", prob, target, 1.0, empty, valid, ignore_index)
 
 
 def binarized_dice_score(
@@ -85,7 +87,7 @@ def binarized_dice_score(
     (1.0, 0.8222)
     """
     target, valid = check_scored(prob, target, valid=valid, ignore_index=ignore_index)
-    check_rule_numbers(empty=empty)
+    check_empty(empty)
     levels_given = read_numbers("thresholds", thresholds)
     if not levels_given.numel() or not bool(((levels_given >= 0) & (levels_given < 1)).all()):
         raise ValueError(f"thresholds must be one or more numbers in [0, 1); got {tuple(thresholds)}")
@@ -198,33 +200,36 @@ def volume_error_ml(
     *,
     spacing_mm: Sequence[float] | Tensor,
     of: VolumeOf = "mask",
-    decision: PlainRule | None = None,
-    threshold: float = 0.5,
     valid: Tensor | None = None,
     ignore_index: int | None = None,
 ) -> Float[Tensor, "N C"]:
-    """Absolute difference in ml between the volume of prob, as in `volume_ml`, and that of the target.
+    """Absolute difference in ml between the volume of prob and that of the target.
 
-    of="mask" needs a hard target. of="probability" also takes a soft one, whose volume is its sum.
+    of="mask" decides, and needs a hard target. of="probability" also takes a soft one, whose volume is its
+    sum. spacing_mm: the three sides of a voxel, or (N, 3).
 
     >>> prob, target = torch.full((1, 1, 10, 10, 10), 0.4), torch.ones(1, 1, 10, 10, 10)
     >>> float(volume_error_ml(prob, target, spacing_mm=(1, 1, 1)))
     1.0
     """
+    check_choice("of", of, VolumeOf)
     target, valid = check_scored(prob, target, valid=valid, ignore_index=ignore_index)
     if of == "mask":
-        one_hot = chosen_rule(decision, prob.shape[1]) == "argmax"
-        check_hard_target("volume_error_ml(of='mask')", target, one_hot=one_hot, valid=valid)
-    predicted = volume_ml(
-        prob, spacing_mm=spacing_mm, of=of, decision=decision, threshold=threshold, valid=valid
-    )
-    voxels = [sum_voxels(_channel(target, channel), valid) for channel in range(prob.shape[1])]
+        check_hard_target("volume_error_ml(of='mask')", target, prob, valid=valid)
     per_voxel = voxel_ml(spacing_mm, num_cases=len(prob)).to(prob.device)
-    return (predicted - torch.stack(voxels, 1) * per_voxel).abs().float()
+    # each volume is rounded to float32 before the difference, as `volume_ml` returns it
+    masses = decided_channels(prob) if of == "mask" else prob.unbind(1)
+    predicted = torch.stack([sum_voxels(mass, valid) for mass in masses], 1)
+    volume = nan_without_voxels((predicted * per_voxel).float(), valid)
+    voxels = [sum_voxels(_channel(target, channel), valid) for channel in range(prob.shape[1])]
+    return (volume - torch.stack(voxels, 1) * per_voxel).abs().float()
 
 
-def foreground_mean(scores: Float[Tensor, "N C"]) -> Float[Tensor, " N"]:
+def foreground_mean(scores: Float[Tensor, "N C"], drawn: Sequence[bool] | None = None) -> Float[Tensor, " N"]:
     """Mean of the scores of each case over classes 1, 2, ...; one channel is its own mean. NaN is left out.
+
+    drawn: whether anybody drew each class in any case of the dataset. A class that nobody ever drew is left
+    out of the mean, unless there is no other: its two empty masks would count as a perfect score.
 
     >>> foreground_mean(torch.tensor([[0.9, 0.5, 0.7], [0.9, float("nan"), 0.7]]))
     tensor([0.6000, 0.7000])
@@ -232,28 +237,42 @@ def foreground_mean(scores: Float[Tensor, "N C"]) -> Float[Tensor, " N"]:
     check_tensor("scores", scores)
     if scores.ndim != 2:
         raise ValueError(f"scores must be one row per case and one column per class; got {describe(scores)}")
-    return scores[:, 0] if scores.shape[1] == 1 else scores[:, 1:].nanmean(1)
+    if scores.shape[1] == 1:
+        return scores[:, 0]
+    return scores[:, counted_classes(scores.shape[1], drawn)].nanmean(1)
+
+
+def counted_classes(num_classes: int, drawn: Sequence[bool] | None) -> list[int]:
+    """The foreground classes in a mean over classes; drawn: see `foreground_mean`."""
+    foreground = range(1, num_classes)
+    return [number for number in foreground if drawn is None or drawn[number]] or list(foreground)
+
+
+def decided_channels(prob: Tensor) -> Iterator[Tensor]:
+    """The mask, bool (N, *space), of each channel: one mask after the other is in memory."""
+    if prob.dtype == torch.bool or prob.shape[1] == 1:
+        yield from (prob if prob.dtype == torch.bool else prob > 0.5).unbind(1)
+        return
+    classes = likeliest_class(prob, None)
+    for channel in range(prob.shape[1]):
+        yield classes == channel
 
 
 def _decided_index(
     metric: str,
     prob: Tensor,
     target: Tensor,
-    *,
     alpha: float,
-    decision: PlainRule | None = None,
-    threshold: float = 0.5,
-    empty: float = 1.0,
-    valid: Tensor | None = None,
-    ignore_index: int | None = None,
+    empty: float,
+    valid: Tensor | None,
+    ignore_index: int | None,
 ) -> Tensor:
-    check_rule_numbers(threshold=threshold, empty=empty)
+    check_empty(empty)
     target, valid = check_scored(prob, target, valid=valid, ignore_index=ignore_index)
-    rule = chosen_rule(decision, prob.shape[1])
 
     def decided(slab: Slab) -> Iterator[OverlapStats]:
-        check_hard_target(metric, slab.target, one_hot=rule == "argmax", valid=slab.valid, full_target=target)
-        for channel, mask in enumerate(decided_masks(slab.prob, rule=rule, threshold=threshold)):
+        check_hard_target(metric, slab.target, prob, valid=slab.valid, full_target=target)
+        for channel, mask in enumerate(decided_channels(slab.prob)):
             yield _stats(mask, _channel(slab.target, channel), slab.valid)
 
     return _index(prob, target, valid, decided, alpha=alpha, empty=empty)
@@ -290,7 +309,6 @@ def _voxel_mean(
     total = torch.zeros(len(prob), dtype=torch.float64, device=prob.device)
     count = torch.zeros_like(total)
     for slab in slabs(prob, target, valid):
-        check_sums_to_one(slab.prob, slab.valid)
         cases = slice(slab.first_case, slab.first_case + len(slab.prob))
         total[cases] += sums_of(slab)
         count[cases] += slab.prob.shape[2] if slab.valid is None else slab.valid.sum(1)

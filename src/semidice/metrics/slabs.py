@@ -24,18 +24,22 @@ class Slab(NamedTuple):
     """The voxels of some cases as rows: the first case's index, prob and target, and which voxels count."""
 
     first_case: int
-    prob: Float[Tensor, "n C v"]
+    prob: Float[Tensor, "n C v"] | Bool[Tensor, "n C v"]
     # class indices, or one label per channel
     target: Integer[Tensor, "n v"] | Float[Tensor, "n C v"]
     valid: Bool[Tensor, "n v"] | None
 
 
 def slabs(
-    prob: Float[Tensor, "N C *space"], target: Tensor, valid: Tensor | None, *, size: int | None = None
+    prob: Float[Tensor, "N C *space"] | Bool[Tensor, "N C *space"],
+    target: Tensor,
+    valid: Tensor | None,
+    *,
+    size: int | None = None,
 ) -> Iterator[Slab]:
     """Slabs that together hold every voxel once, of at most `size` floats, but one voxel or more.
 
-    Half precision becomes float32 slab by slab. The inputs must already be checked.
+    Half precision becomes float32 slab by slab; bool stays. The inputs must already be checked.
 
     >>> [tuple(slab.prob.shape) for slab in slabs(torch.rand(3, 1, 4), torch.rand(3, 1, 4), None, size=8)]
     [(2, 1, 4), (1, 1, 4)]
@@ -47,7 +51,9 @@ def slabs(
         cases = slice(first, first + step)
         complete = prob[cases], target[cases], None if valid is None else valid[cases]
         for part, label, counted in _cut(complete, len(space), size):
-            rows = part.to(torch.promote_types(part.dtype, torch.float32)).reshape(*part.shape[:2], -1)
+            if part.dtype != torch.bool:
+                part = part.to(torch.promote_types(part.dtype, torch.float32))
+            rows = part.reshape(*part.shape[:2], -1)
             label = label.reshape(*label.shape[: 2 if label.is_floating_point() else 1], -1)
             yield Slab(first, rows, label, None if counted is None else counted.reshape(len(counted), -1))
 

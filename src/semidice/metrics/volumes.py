@@ -12,10 +12,13 @@ from collections.abc import Sequence
 from jaxtyping import Float
 from torch import Tensor
 
-from ..arrays import check_prediction, describe
+from ..arrays import describe
 from ..decisions.volumes import rater_volumes_ml, volume_crps, volume_interval
+from .checks import check_prob
 from .raters import check_masks, check_present
 
+# share of the raters whose volumes an interval is made for
+COVERAGE = 0.9
 # sides in mm that make a voxel 1 ml
 _ONE_ML = (10.0, 10.0, 10.0)
 
@@ -46,21 +49,21 @@ def volume_coverage_score(
     prob: Tensor,
     masks: Tensor,
     *,
-    level: float = 0.9,
+    coverage: float = COVERAGE,
     num_classes: int | None = None,
     present: Tensor | None = None,
     valid: Tensor | None = None,
 ) -> Float[Tensor, "N C"]:
-    """Share of the raters whose volume lies in the interval of `level`, its ends included.
+    """Share of the raters whose volume lies in the interval of `coverage`, its ends included.
 
-    The mean over cases should be `level`: more means that the intervals are too wide.
+    The mean over cases should be `coverage`: more means that the intervals are too wide.
 
     >>> raters = torch.tensor([[[True, True], [False, False]]])
     >>> volume_coverage_score(torch.tensor([[[1.0, 0.5]]]), raters)
     tensor([[0.5000]])
     """
     volumes = _volumes(prob, masks, _ONE_ML, num_classes, present, valid)
-    low, high = volume_interval(prob, level, spacing_mm=_ONE_ML, valid=valid)
+    low, high = volume_interval(prob, coverage, spacing_mm=_ONE_ML, valid=valid)
     covered = ((volumes >= low.unsqueeze(2)) & (volumes <= high.unsqueeze(2))).double()
     return covered.masked_fill(volumes.isnan(), float("nan")).nanmean(2).float()
 
@@ -70,12 +73,12 @@ def volume_width_ml(
     masks: Tensor,
     *,
     spacing_mm: Sequence[float] | Tensor,
-    level: float = 0.9,
+    coverage: float = COVERAGE,
     num_classes: int | None = None,
     present: Tensor | None = None,
     valid: Tensor | None = None,
 ) -> Float[Tensor, "N C"]:
-    """Width in ml of the interval of `level`. Of two methods with the same coverage, the narrower is better.
+    """Width in ml of the interval of `coverage`; of methods that cover the same share, narrower is better.
 
     The masks are only checked, so that all scores of raters are called alike.
 
@@ -83,8 +86,8 @@ def volume_width_ml(
     >>> volume_width_ml(torch.tensor([[[1.0, 0.5]]]), raters, spacing_mm=(10, 10, 10))
     tensor([[1.]])
     """
-    _check(prob, masks, num_classes, present)
-    low, high = volume_interval(prob, level, spacing_mm=spacing_mm, valid=valid)
+    _check(prob, masks, num_classes, present, valid)
+    low, high = volume_interval(prob, coverage, spacing_mm=spacing_mm, valid=valid)
     return (high - low).float()
 
 
@@ -96,15 +99,17 @@ def _volumes(
     present: Tensor | None,
     valid: Tensor | None,
 ) -> Float[Tensor, "N C R"]:
-    present = _check(prob, masks, num_classes, present)
+    present = _check(prob, masks, num_classes, present, valid)
     return rater_volumes_ml(
         masks, num_channels=prob.shape[1], spacing_mm=spacing_mm, present=present, valid=valid
     )
 
 
-def _check(prob: Tensor, masks: Tensor, num_classes: int | None, present: Tensor | None) -> Tensor:
+def _check(
+    prob: Tensor, masks: Tensor, num_classes: int | None, present: Tensor | None, valid: Tensor | None
+) -> Tensor:
     """`present`, checked with all else."""
-    check_prediction(prob)
+    check_prob(prob, valid)
     check_masks("masks", masks, num_classes)
     if masks.shape[:1] + masks.shape[2:] != prob.shape[:1] + prob.shape[2:]:
         raise ValueError(

@@ -11,13 +11,13 @@ torch's default generator: call torch.manual_seed first. Not here: normalising i
 
 import inspect
 import warnings
-from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from ..errors import UserError
 from .options import (
     check_architecture_options,
     check_encoder_name,
@@ -35,7 +35,6 @@ def build_model(
     weights: str | Path | None,
     num_channels: int,
     num_classes: int,
-    dropout: float = 0.0,
     **options: Any,
 ) -> nn.Module:
     """The network, in training mode, on the CPU.
@@ -44,8 +43,6 @@ def build_model(
         encoder: "none" for small_unet.
         weights: see the module; a name other than "imagenet" works if smp has weights of that name. If
             num_channels is not three, the first convolution is summed or repeated, as smp and timm do.
-        dropout: probability that a channel is dropped before the last layer. Dropout has no parameters, so
-            checkpoints with and without it are interchangeable.
         options: of the architecture in smp, such as `decoder_channels`; the mapping `encoder_options`
             is passed to timm, such as `img_size`. Only those listed in `options` pass: none names a file
             or an address. Of small_unet: `channels` and `norm`.
@@ -58,25 +55,19 @@ def build_model(
     (1, 2, 64, 64)
     """
     if num_channels < 1 or num_classes < 2:
-        raise ValueError(
+        raise UserError(
             f"a network needs 1 or more channels and 2 or more classes; got {num_channels} and {num_classes}"
         )
-    if not 0 <= dropout < 1:
-        raise ValueError(f"dropout is a probability in [0, 1); got {dropout}")
     weights = None if weights in (None, "none") else weights
     if architecture == "small_unet":
         if encoder != "none" or weights is not None:
-            raise ValueError(
+            raise UserError(
                 "small_unet has neither an encoder nor pretrained weights: set both to 'none'; "
                 f"got {encoder!r} and {str(weights or 'none')!r}"
             )
         check_small_unet_options(options, _parameters(SmallUNet))
-        network: nn.Module = SmallUNet(num_channels, num_classes, **options)
-    else:
-        network = _build_smp(architecture, encoder, weights, num_channels, num_classes, options)
-    if dropout > 0:
-        _add_dropout(network, dropout)
-    return network
+        return SmallUNet(num_channels, num_classes, **options)
+    return _build_smp(architecture, encoder, weights, num_channels, num_classes, options)
 
 
 def _build_smp(
@@ -93,7 +84,7 @@ def _build_smp(
 
     architectures = smp.MODEL_ARCHITECTURES_MAPPING
     if architecture not in architectures:
-        raise ValueError(unknown_name("architecture", architecture, [*architectures, "small_unet"]))
+        raise UserError(unknown_name("architecture", architecture, [*architectures, "small_unet"]))
     name = _encoder_name(encoder)
     check_architecture_options(architecture, options, _parameters(architectures[architecture]))
     own_options = dict(options)
@@ -112,7 +103,7 @@ def _build_smp(
             )
         # smp and timm refuse a combination with many kinds of errors, such as an AttributeError
         except Exception as error:
-            raise ValueError(
+            raise UserError(
                 f"{architecture} cannot be built on encoder {encoder} with options {dict(options)}: {error}"
             ) from error
         if weights is not None:
@@ -130,15 +121,8 @@ def _encoder_name(encoder: str) -> str:
         return encoder
     name = encoder.removeprefix("tu-").removeprefix("timm-")
     if not timm.is_model(name):
-        raise ValueError(unknown_name("encoder", encoder, [*smp.encoders.encoders, *timm.list_models()]))
+        raise UserError(unknown_name("encoder", encoder, [*smp.encoders.encoders, *timm.list_models()]))
     return f"tu-{name}"
-
-
-def _add_dropout(network: Any, dropout: float) -> None:
-    head = network.segmentation_head
-    # layers keep their names, so the names in a checkpoint do not depend on dropout
-    layers = list(head.named_children()) if isinstance(head, nn.Sequential) else [("head", head)]
-    network.segmentation_head = nn.Sequential(OrderedDict([("dropout", nn.Dropout2d(dropout)), *layers]))
 
 
 def _parameters(network: Any) -> set[str]:

@@ -8,10 +8,9 @@ address or the name of a repository. Weights have one way in: `model.weights`, s
 
 import re
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
 from typing import Any
 
-from ..limits import MAX_NETWORK_NUMBER
+from ..errors import UserError, nearest
 
 # of the architectures of smp; each takes those that its signature has
 _ARCHITECTURE_OPTIONS = {
@@ -57,6 +56,8 @@ _ENCODER_OPTIONS = {
     "strict_img_size",
     "window_size",
 }
+# any number, such as the channels of a layer
+_MAX_NUMBER = 4096
 _WORD = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,39}")
 # timm reads other names, such as hf-hub:OWNER/NAME and local-dir:FOLDER, as addresses
 _ENCODER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*(\.[A-Za-z0-9_]+)?")
@@ -65,7 +66,7 @@ _ENCODER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*(\.[A-Za-z0-9_]+)?")
 def check_encoder_name(encoder: str) -> None:
     """A ValueError if the name is an address or a path: no model of smp or timm is called that."""
     if not _ENCODER_NAME.fullmatch(encoder):
-        raise ValueError(
+        raise UserError(
             f"encoder {encoder!r} is not a name of smp or timm, such as resnet50: an address or a folder "
             "cannot be an encoder; set model.weights to a .safetensors file for weights of your own"
         )
@@ -82,7 +83,7 @@ def check_architecture_options(
             _check_value(f"model.options.{name}", value)
     encoder_options = options.get("encoder_options", {})
     if not isinstance(encoder_options, Mapping):
-        raise ValueError(
+        raise UserError(
             f"model.options.encoder_options must be a mapping, such as {{img_size: 256}}; "
             f"got {encoder_options!r}"
         )
@@ -95,7 +96,7 @@ def check_names(kind: str, options: Mapping[str, Any], allowed: Iterable[str]) -
     """A ValueError for the first option that is not allowed; `kind` says of what it would be an option."""
     for name in options:
         if name not in allowed:
-            raise ValueError(unknown_name(kind, str(name), sorted(allowed)))
+            raise UserError(unknown_name(kind, str(name), sorted(allowed)))
 
 
 def check_small_unet_options(options: Mapping[str, Any], signature: Iterable[str]) -> None:
@@ -107,12 +108,7 @@ def check_small_unet_options(options: Mapping[str, Any], signature: Iterable[str
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
     """The message that a name does not exist, with the names closest to it."""
-    known = list(dict.fromkeys(known))
-    close = get_close_matches(name.lower(), known, n=5, cutoff=0.5)
-    if close:
-        return f"there is no {kind} {name!r}; did you mean {', '.join(close)}?"
-    shown = ", ".join(known[:20]) + (", ..." if len(known) > 20 else "")
-    return f"there is no {kind} {name!r}; there are {shown}"
+    return f"there is no {kind} {name!r}{nearest(name, known, most=5)}"
 
 
 def _check_value(key: str, value: Any) -> None:
@@ -125,9 +121,9 @@ def _check_value(key: str, value: Any) -> None:
             _check_value(key, item)
     elif isinstance(value, str):
         if not _WORD.fullmatch(value):
-            raise ValueError(f"{key} must be a number or one word, such as bilinear; got {value!r}")
+            raise UserError(f"{key} must be a number or one word, such as bilinear; got {value!r}")
     elif not (value is None or isinstance(value, bool | int | float)):
-        raise ValueError(f"{key} must be a number or one word; got {type(value).__name__}")
+        raise UserError(f"{key} must be a number or one word; got {type(value).__name__}")
     # the condition is also false for NaN
-    elif value is not None and not abs(value) <= MAX_NETWORK_NUMBER:
-        raise ValueError(f"{key} may be {MAX_NETWORK_NUMBER} at most; got {value}")
+    elif value is not None and not abs(value) <= _MAX_NUMBER:
+        raise UserError(f"{key} may be {_MAX_NUMBER} at most; got {value}")

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..limits import check_file
+from ..errors import UserError, reading
 
 _HUB_FILE = "model.safetensors"
 _HUB_TIMEOUT_S = 10
@@ -30,13 +30,8 @@ def load_pretrained(
     import safetensors.torch
 
     path = _weights_file(name, weights)
-    check_file(path)
-    try:
+    with reading(path, "a complete safetensors file is expected: download it again"):
         tensors = safetensors.torch.load_file(path)
-    except OSError as error:
-        raise ValueError(f"cannot read weights {path}: {error.strerror or error}") from error
-    except safetensors.SafetensorError as error:
-        raise ValueError(f"{path} is not a complete safetensors file ({error}): download it again") from error
     if hasattr(encoder, "model"):
         _load_timm_encoder(encoder, path, tensors, num_channels, encoder_options)
     else:
@@ -57,7 +52,7 @@ def _weights_file(encoder: str, weights: str | Path) -> Path:
     if text.endswith(".safetensors"):
         return Path(weights)
     if os.sep in text or Path(text).suffix:
-        raise ValueError(
+        raise UserError(
             f"weights must be a .safetensors file, which cannot run code when it is read; got {text}: "
             "convert it with safetensors.torch.save_file"
         )
@@ -74,7 +69,7 @@ def _weights_file(encoder: str, weights: str | Path) -> Path:
         return Path(hub.hf_hub_download(repository, filename, revision=revision))
     # versions of the hub's client raise different exceptions; all mean that the file is not available
     except Exception as error:
-        raise ValueError(
+        raise UserError(
             f"the {text} weights of encoder {encoder} are not on this machine, and the hub did not give them "
             f"({type(error).__name__}). Three ways out:\n"
             "  connect once: they are downloaded, and later runs find them in the hub's cache;\n"
@@ -93,7 +88,7 @@ def _hub_address(encoder: str, weights: str) -> tuple[str, str | None, str]:
         return choices[weights]["repo_id"], choices[weights]["revision"], _HUB_FILE
     if not encoder.startswith("tu-") or weights != "imagenet":
         known = ", ".join(choices) or "imagenet"
-        raise ValueError(
+        raise UserError(
             f"weights of encoder {encoder} are {known}, none, or the path of a .safetensors file; "
             f"got {weights!r}"
         )
@@ -101,7 +96,7 @@ def _hub_address(encoder: str, weights: str) -> tuple[str, str | None, str]:
     settings = timm.get_pretrained_cfg(name)
     filename = (settings and settings.hf_hub_filename) or _HUB_FILE
     if settings is None or not settings.hf_hub_id or not filename.endswith(".safetensors"):
-        raise ValueError(
+        raise UserError(
             f"the hub has no .safetensors weights of timm's {name}: choose another encoder, "
             "give the path of a .safetensors file, or set weights to none"
         )
@@ -180,7 +175,7 @@ def _load_smp_encoder(
                 if key in expected and tuple(tensor.shape) != expected[key]
             ],
         )
-        raise ValueError(f"weights {path} do not fit encoder {name}: {error}") from error
+        raise UserError(f"weights {path} do not fit encoder {name}: {error}") from error
     full.set_in_channels(num_channels, pretrained=True)
     adapted = full.state_dict()
     encoder.load_state_dict({key: adapted[key] for key in encoder.state_dict()})
@@ -195,4 +190,4 @@ def _check_fit(
     problems = (("missing", missing), ("unexpected", unexpected), ("of another shape", misshaped))
     lines = [f"\n  {len(keys)} {kind}: {', '.join(keys)}" for kind, keys in problems if keys]
     if lines:
-        raise ValueError(f"weights {path} do not fit {network}{''.join(lines)}")
+        raise UserError(f"weights {path} do not fit {network}{''.join(lines)}")

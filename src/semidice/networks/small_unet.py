@@ -7,6 +7,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ..errors import UserError
+
 # a layer of this width has 38 million weights
 MAX_CHANNELS = 2048
 
@@ -36,12 +38,12 @@ class SmallUNet(nn.Module):
             or not channels
             or any(width % 8 or not 0 < width <= MAX_CHANNELS for width in channels)
         ):
-            raise ValueError(
+            raise UserError(
                 f"small_unet needs a list of channels, multiples of 8 up to {MAX_CHANNELS}, one for each "
                 f"level; got {channels!r}"
             )
         if norm not in ("batch", "group"):
-            raise ValueError(f"small_unet needs norm 'batch' or 'group'; got {norm!r}")
+            raise UserError(f"small_unet needs norm 'batch' or 'group'; got {norm!r}")
         self.multiple = 2 ** (len(channels) - 1)
         self.level_channels = tuple(channels)
         in_channels = [num_channels, *channels[:-1]]
@@ -60,7 +62,7 @@ class SmallUNet(nn.Module):
     def encoder(self, image: Float[Tensor, "N channels H W"]) -> list[Tensor]:
         """Features of every level, the finest first."""
         if image.shape[-1] % self.multiple or image.shape[-2] % self.multiple:
-            raise ValueError(
+            raise UserError(
                 f"height and width must be multiples of {self.multiple}; got {tuple(image.shape[-2:])}"
             )
         levels: list[Tensor] = []

@@ -7,7 +7,6 @@ needs Hounsfield units, which a prepared image has lost. The label of nnU-Net is
 
 import gzip
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,58 +14,47 @@ import nibabel
 import numpy as np
 import torch
 from PIL import Image
+from rich.console import Console
 
+from ..console import counting_bar, say
 from ..data.dataset import Case, Dataset
+from ..errors import UserError
 from ..labels.raters import read_raters
 from ..paths import atomic_write, check_name, write_text
 from ..runs.run import manifest_digest
-from .folders import ExportRecord, NnunetDataset
+from .folders import RECORD, ExportRecord, NnunetDataset
 
 
-def export_dataset(
-    dataset: Dataset, target: NnunetDataset, *, on_case: Callable[[], object] = lambda: None
-) -> None:
-    """Write imagesTr, labelsTr, ratersTr and dataset.json; a ValueError if the folder is not empty.
+def export(data: Path, target: NnunetDataset, console: Console) -> None:
+    """Write imagesTr, labelsTr, ratersTr and dataset.json of a prepared dataset.
 
-    A dataset whose export was interrupted is written again. semidice.json is written last.
+    An export that was interrupted is written again, a finished one is not. Its record is written last.
     """
-    if target.record.is_file():
-        raise ValueError(f"{target.raw} is already exported: choose another name, or remove the folder")
-    is_volume = len(dataset.cases[0].shape) == 3
+    dataset, record = Dataset(data), target.raw / RECORD
+    if record.is_file():
+        raise UserError(f"{target.raw} is already exported: choose another name, or remove the folder")
     if dataset.has_slices:
-        raise ValueError(
-            f"{dataset.folder.path} has volumes that were cut into slices, but nnU-Net needs them whole: "
-            "prepare it again with --slices none"
+        raise UserError(
+            f"{data} has volumes that were cut into slices, but nnU-Net needs them whole: prepare it again "
+            "with --slices none"
         )
-    raters = [check_name(rater) for rater in dataset.manifest.raters]
+    manifest = dataset.manifest
+    raters = [check_name(rater) for rater in manifest.raters]
     for folder in ("imagesTr", "labelsTr", *(f"ratersTr/{rater}" for rater in raters)):
         (target.raw / folder).mkdir(parents=True, exist_ok=True)
-    write = _write_volume if is_volume else _write_picture
+    is_volume = len(dataset.cases[0].shape) == 3
     ending = ".nii.gz" if is_volume else ".png"
-    for number, case in enumerate(dataset.cases):
-        for channel, image in enumerate(dataset.stored("images", number)):
-            # stored values are not negative, and PNG has no int16
-            pixels = image.astype(np.uint16) if image.dtype == np.int16 else np.array(image)
-            write(target.raw / "imagesTr" / f"{case.name}_{channel:04d}{ending}", pixels, case)
-        masks = dataset.masks(number)
-        present = dataset.present[number]
-        votes = read_raters(
-            torch.from_numpy(masks)[None],
-            dataset.num_classes,
-            torch.from_numpy(present)[None],
-            batched=True,
-        )
-        label = votes.majority()[0].numpy().astype(np.uint8)
-        write(target.raw / "labelsTr" / f"{case.name}{ending}", label, case)
-        for rater, mask, looked in zip(raters, masks, present, strict=True):
-            if looked:
-                write(target.raters / rater / f"{case.name}{ending}", mask, case)
-        on_case()
-    manifest = dataset.manifest
+    with counting_bar(console, doing="exporting", unit="cases") as progress:
+        bar = progress.add_task("", total=len(dataset))
+        for number in range(len(dataset)):
+            _write_case(dataset, number, target, ending)
+            progress.advance(bar)
+    # nnU-Net insists on the name background for class 0, and gives the name ignore a meaning
+    classes = [f"class {name}" if name in ("background", "ignore") else name for name in manifest.class_names]
     description: dict[str, Any] = {
         # z-score of each image, whatever the modality
         "channel_names": {str(number): f"zscore_{name}" for number, name in enumerate(manifest.channels)},
-        "labels": {name: number for number, name in enumerate(_class_names(manifest.class_names))},
+        "labels": {name: number for number, name in enumerate(["background", *classes[1:]])},
         "numTraining": len(dataset),
         "file_ending": ending,
     }
@@ -74,22 +62,33 @@ def export_dataset(
         # reads every affine; nnU-Net's default refuses those whose axes are not orthogonal
         description["overwrite_image_reader_writer"] = "NibabelIO"
     write_text(target.raw / "dataset.json", json.dumps(description, indent=1) + "\n")
-    target.write_record(
-        ExportRecord(
-            dataset=str(dataset.folder.path.absolute()),
-            manifest_sha256=manifest_digest(manifest),
-            raters=tuple(raters),
-            patients={case.name: case.patient for case in dataset.cases},
-        )
+    written = ExportRecord(
+        dataset=str(dataset.folder.path.absolute()),
+        manifest_sha256=manifest_digest(manifest),
+        raters=tuple(raters),
+        patients={case.name: case.patient for case in dataset.cases},
     )
+    write_text(record, json.dumps(written.model_dump(), indent=1) + "\n")
+    say(console, f"wrote {len(dataset)} cases of {len(raters)} raters to {target.raw}")
+    say(console, f"next: {target.command('preprocess')}")
 
 
-def _class_names(names: tuple[str, ...]) -> list[str]:
-    """nnU-Net insists on the name background for class 0, and gives the name ignore a meaning."""
-    return [
-        "background",
-        *(f"class {name}" if name in ("background", "ignore") else name for name in names[1:]),
-    ]
+def _write_case(dataset: Dataset, number: int, target: NnunetDataset, ending: str) -> None:
+    """Images, the majority as nnU-Net's label, and the masks of the raters who looked at the case."""
+    case, masks, present = dataset.cases[number], dataset.masks(number), dataset.present[number]
+    write = _write_volume if ending == ".nii.gz" else _write_picture
+    for channel, image in enumerate(dataset.stored("images", number)):
+        # stored values are not negative, and PNG has no int16
+        pixels = image.astype(np.uint16) if image.dtype == np.int16 else np.array(image)
+        write(target.raw / "imagesTr" / f"{case.name}_{channel:04d}{ending}", pixels, case)
+    votes = read_raters(
+        torch.from_numpy(masks), dataset.num_classes, torch.from_numpy(present), batched=False
+    )
+    label = votes.majority()[0].numpy().astype(np.uint8)
+    write(target.raw / "labelsTr" / f"{case.name}{ending}", label, case)
+    for rater, mask, looked in zip(dataset.manifest.raters, masks, present, strict=True):
+        if looked:
+            write(target.raters / rater / f"{case.name}{ending}", mask, case)
 
 
 def _write_picture(path: Path, values: np.ndarray, _: Case) -> None:

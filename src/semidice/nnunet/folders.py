@@ -2,32 +2,34 @@
 
 RAW/DATASET/ratersTr/RATER/CASE.*    the mask of one rater; a case that the rater did not look at has none
             semidice.json            where the dataset came from, and the patient of each case
-PREPROCESSED/DATASET/semidice_raters/CONFIGURATION/CASE_seg.b2nd   see `raters`
-                     semidice_trainers/NAME.json                   options of a trainer, see `options`
-RESULTS/DATASET/SemidiceTrainer_NAME__PLANS__CONFIGURATION/        written by nnU-Net
-                                                          fold_K.txt   its messages, with --on
+PREPROCESSED/DATASET/semidice.json   of the raw dataset that was preprocessed
+                     semidice_raters/CONFIGURATION/CASE_seg.b2nd   see `raters`
+RESULTS/DATASET/TRAINER__PLANS__CONFIGURATION/semidice.json   of the training: its options and its dataset
 """
 
 import json
 import os
 import re
-from dataclasses import dataclass
+import shlex
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from pydantic import Field
 
 from ..data.manifest import Record
-from ..limits import read_bytes
+from ..errors import UserError, read_record, reading
 from ..paths import write_text
+from .options import TrainerOptions
 
-TRAINER_PREFIX = "SemidiceTrainer_"
 # the folder in which nnU-Net looks for our trainers: its variable nnUNet_extTrainer
 TRAINERS = Path(__file__).parent / "trainers"
+RECORD = "semidice.json"
+_KINDS = ("raw", "preprocessed", "results")
 _DATASET_NAME = re.compile(r"Dataset\d{3}_[A-Za-z0-9_-]+")
 
 
 class ExportRecord(Record):
-    """The content of semidice.json: the prepared dataset, and the patient of each case."""
+    """The prepared dataset, and the patient of each case."""
 
     dataset: str
     manifest_sha256: str
@@ -36,58 +38,32 @@ class ExportRecord(Record):
 
 
 @dataclass(frozen=True)
-class NnunetFolders:
-    """nnU-Net's three folders, as its environment variables name them."""
+class NnunetDataset:
+    """The folders of one dataset of nnU-Net. work: what holds all of them, if there is such a folder."""
 
+    name: str
     raw: Path
     preprocessed: Path
     results: Path
+    work: Path | None = None
 
     @classmethod
-    def of(cls, work: Path | None) -> "NnunetFolders":
-        """Folders in `work`, or those of nnU-Net's environment variables if it is None."""
-        if work is not None:
-            return cls(work / "raw", work / "preprocessed", work / "results")
-        names = ("nnUNet_raw", "nnUNet_preprocessed", "nnUNet_results")
-        missing = [name for name in names if not os.environ.get(name)]
-        if missing:
-            raise ValueError(
+    def find(cls, name: str, work: Path | None) -> "NnunetDataset":
+        """Folders in `work`, or in those of nnU-Net's environment variables if it is None."""
+        if not _DATASET_NAME.fullmatch(name):
+            raise UserError(
+                f"nnU-Net needs a name such as Dataset101_Nodules, with three digits; got {name!r}"
+            )
+        named = {f"nnUNet_{kind}": kind for kind in _KINDS}
+        missing = [variable for variable in named if not os.environ.get(variable)]
+        if work is None and missing:
+            raise UserError(
                 f"nnU-Net's folders are not set ({', '.join(missing)}): name a folder for all of them with "
                 "--work, or set the environment variables as nnU-Net's documentation says"
             )
-        return cls(*(Path(os.environ[name]) for name in names))
-
-    def environment(self) -> dict[str, str]:
-        """Environment variables for nnU-Net's commands, with the path of our trainers."""
-        # nnU-Net's own spelling
-        others = os.environ.get("nnUNet_extTrainer", "").split(os.pathsep)  # noqa: SIM112
-        others = [path for path in others if path]
-        return {
-            "nnUNet_raw": str(self.raw.absolute()),
-            "nnUNet_preprocessed": str(self.preprocessed.absolute()),
-            "nnUNet_results": str(self.results.absolute()),
-            "nnUNet_extTrainer": os.pathsep.join(dict.fromkeys([str(TRAINERS), *others])),
-        }
-
-    def dataset(self, name: str) -> "NnunetDataset":
-        """One dataset of nnU-Net; a ValueError if the name does not follow nnU-Net's pattern."""
-        if not _DATASET_NAME.fullmatch(name):
-            raise ValueError(
-                f"nnU-Net needs a name such as Dataset101_Nodules, with three digits; got {name!r}"
-            )
-        return NnunetDataset(self, name)
-
-
-@dataclass(frozen=True)
-class NnunetDataset:
-    """The folders of one dataset."""
-
-    folders: NnunetFolders
-    name: str
-
-    @property
-    def raw(self) -> Path:
-        return self.folders.raw / self.name
+        parents = [Path(os.environ[each]) if work is None else work / kind for each, kind in named.items()]
+        raw, preprocessed, results = (parent / name for parent in parents)
+        return cls(name, raw, preprocessed, results, work)
 
     @property
     def raters(self) -> Path:
@@ -95,33 +71,48 @@ class NnunetDataset:
         return self.raw / "ratersTr"
 
     @property
-    def record(self) -> Path:
-        return self.raw / "semidice.json"
-
-    @property
-    def preprocessed(self) -> Path:
-        return self.folders.preprocessed / self.name
-
-    @property
     def splits(self) -> Path:
         """nnU-Net's own file of training and held-out cases of each fold."""
         return self.preprocessed / "splits_final.json"
 
-    def results(self, trainer: str, plans: str, configuration: str) -> Path:
-        return self.folders.results / self.name / f"{trainer}__{plans}__{configuration}"
+    def environment(self) -> dict[str, str]:
+        """Environment variables for nnU-Net's commands, with the path of our trainers."""
+        # nnU-Net's own spelling
+        others = os.environ.get("nnUNet_extTrainer", "").split(os.pathsep)  # noqa: SIM112
+        trainers = dict.fromkeys([str(TRAINERS), *(path for path in others if path)])
+        folders = {f"nnUNet_{kind}": str(getattr(self, kind).parent.absolute()) for kind in _KINDS}
+        return {**folders, "nnUNet_extTrainer": os.pathsep.join(trainers)}
 
-    def read_record(self) -> ExportRecord:
-        """What `export` wrote; a ValueError if this dataset was not made by it."""
-        try:
-            return ExportRecord.model_validate_json(read_bytes(self.record))
-        except (OSError, ValueError) as error:
-            raise ValueError(
-                f"{self.record} is missing or damaged ({type(error).__name__}): write the dataset with "
-                "`semidice nnunet export`"
-            ) from error
+    def export_record(self) -> ExportRecord:
+        """What `export` wrote; a UserError if this dataset was not made by it."""
+        return read_record(self.raw / RECORD, ExportRecord, "write the dataset with `semidice nnunet export`")
 
-    def write_record(self, record: ExportRecord) -> None:
-        write_text(self.record, json.dumps(record.model_dump(), indent=1) + "\n")
+    def command(self, name: str, *arguments: object) -> str:
+        """A command of `semidice nnunet` for this dataset, as it is typed."""
+        work = [] if self.work is None else ["--work", self.work]
+        return shlex.join(map(str, ["semidice", "nnunet", name, self.name, *arguments, *work]))
+
+
+@dataclass(frozen=True)
+class NnunetTraining:
+    """One trainer on one configuration of a dataset: all folds of it have one folder of results."""
+
+    dataset: NnunetDataset
+    configuration: str
+    trainer: str
+    plans: str = "nnUNetPlans"
+
+    @property
+    def results(self) -> Path:
+        return self.dataset.results / f"{self.trainer}__{self.plans}__{self.configuration}"
+
+    def validation(self, fold: int | str) -> Path:
+        """The predictions of a fold's held-out cases."""
+        return self.results / f"fold_{fold}" / "validation"
+
+    def is_validated(self, fold: int | str) -> bool:
+        """Whether nnU-Net has trained a fold and predicted its held-out cases."""
+        return (self.validation(fold) / "summary.json").is_file()
 
 
 def rater_segmentations(preprocessed: Path, data_identifier: str) -> Path:
@@ -129,6 +120,30 @@ def rater_segmentations(preprocessed: Path, data_identifier: str) -> Path:
     return preprocessed / "semidice_raters" / data_identifier
 
 
-def trainer_options_file(preprocessed: Path, trainer: str) -> Path:
-    """The options of a trainer class `SemidiceTrainer_NAME`."""
-    return preprocessed / "semidice_trainers" / f"{trainer.removeprefix(TRAINER_PREFIX)}.json"
+def write_training(training: NnunetTraining, options: TrainerOptions) -> None:
+    """Store the options with the results; a UserError if results were made with others or of other data."""
+    record, path = training.dataset.preprocessed / RECORD, training.results / RECORD
+    manifest = read_record(record, ExportRecord).manifest_sha256 if record.is_file() else None
+    if path.is_file() and any(training.results.glob("fold_*")):
+        stored, stored_manifest = read_training(training.results)
+        # the default name may also be given
+        if replace(stored, name=None) != replace(options, name=None):
+            raise UserError(
+                f"{training.trainer} has results with other options, see {path}: choose another name with "
+                "--name, or remove its results"
+            )
+        if None not in (manifest, stored_manifest) and stored_manifest != manifest:
+            raise UserError(
+                f"{training.results} was trained on what {training.dataset.name} was before it was exported "
+                "again: remove these results, or choose another name with --name"
+            )
+    write_text(path, json.dumps({**asdict(options), "manifest_sha256": manifest}, indent=1) + "\n")
+
+
+def read_training(results: Path) -> tuple[TrainerOptions, str | None]:
+    """The stored options, and the manifest of the dataset if it was exported; a UserError names the file."""
+    path = results / RECORD
+    with reading(path, "start the training with `semidice nnunet train`"):
+        stored = json.loads(path.read_bytes())
+        manifest = stored.pop("manifest_sha256")
+        return TrainerOptions(**stored), manifest

@@ -10,7 +10,7 @@ it stored them with the case.
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -18,15 +18,14 @@ from typing import Any
 
 import blosc2
 import numpy as np
-from nnunetv2.training.dataloading.nnunet_dataset import (
-    comp_blosc2_params,
-    infer_dataset_class,
-    nnUNetDatasetBlosc2,
-)
+from nnunetv2.training.dataloading.nnunet_dataset import comp_blosc2_params, nnUNetDatasetBlosc2
 from nnunetv2.utilities.plans_handling.plans_handler import ConfigurationManager, PlansManager
+from rich.console import Console
 
-from ..limits import MAX_JSON_BYTES, check_file, read_json
+from ..console import counting_bar, say
+from ..errors import UserError, read_json
 from ..paths import write_text
+from ..processes import end_with_parent
 from .folders import NnunetDataset, rater_segmentations
 
 _NAMES = "raters.json"
@@ -45,64 +44,52 @@ class RatersDataset(nnUNetDatasetBlosc2):  # type: ignore[misc]
 
 def read_rater_names(folder: Path) -> tuple[str, ...]:
     """Names of the raters whose preprocessed masks are in the folder; a ValueError if there are none."""
-    try:
-        names = read_json(folder / _NAMES)
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"{folder} has no preprocessed raters: run `semidice nnunet preprocess` for this configuration"
-        ) from error
-    return tuple(map(str, names))
+    advice = "run `semidice nnunet preprocess` for this configuration, which preprocesses the raters"
+    return tuple(map(str, read_json(folder / _NAMES, advice)))
 
 
 def preprocess_raters(
     dataset: NnunetDataset,
     plans: str,
     configuration: str,
-    *,
-    num_processes: int = 2,
-    on_case: Callable[[], object] = lambda: None,
-) -> tuple[str, ...]:
-    """Preprocess the masks of all raters for one configuration; returns the names of the raters.
+    num_processes: int,
+    console: Console,
+) -> None:
+    """Preprocess the masks of all raters for one configuration.
 
     Cases that are finished are skipped, so the work can be continued after an interrupt.
     """
-    plans_file = dataset.preprocessed / f"{plans}.json"
-    # before nnU-Net reads it, which has no bound
-    check_file(plans_file, max_bytes=MAX_JSON_BYTES)
-    manager = PlansManager(str(plans_file))
+    manager = PlansManager(str(dataset.preprocessed / f"{plans}.json"))
     identifier = manager.get_configuration(configuration).data_identifier
     source = dataset.preprocessed / identifier
-    if not source.is_dir():
-        raise ValueError(f"{source} is missing: nnU-Net has not preprocessed {configuration}")
-    if not issubclass(infer_dataset_class(str(source)), nnUNetDatasetBlosc2):
-        raise ValueError(
-            f"{source} was preprocessed by an older nnU-Net (.npz files): preprocess it again with "
-            "nnU-Net 2.8"
+    cases = sorted(nnUNetDatasetBlosc2.get_identifiers(str(source))) if source.is_dir() else []
+    if not cases:
+        raise UserError(
+            f"{source} has no cases that nnU-Net 2.8 preprocessed: preprocess {configuration} again"
         )
-    raters = _find_raters(dataset)
-    target = rater_segmentations(dataset.preprocessed, identifier)
-    target.mkdir(parents=True, exist_ok=True)
-    cases = sorted(nnUNetDatasetBlosc2.get_identifiers(str(source)))
-    work = partial(_preprocess_case, dataset, plans, configuration, raters, target)
-    with get_context("spawn").Pool(max(1, min(num_processes, len(cases)))) as pool:
-        for _ in pool.imap_unordered(work, cases):
-            on_case()
-    write_text(target / _NAMES, json.dumps(raters, indent=1) + "\n")
-    return tuple(raters)
-
-
-def _find_raters(dataset: NnunetDataset) -> list[str]:
-    raters = (
-        sorted(path.name for path in dataset.raters.iterdir() if path.is_dir())
-        if dataset.raters.is_dir()
-        else []
-    )
+    raters = sorted(path.name for path in dataset.raters.glob("*") if path.is_dir())
     if not raters:
-        raise ValueError(
+        raise UserError(
             f"{dataset.raters} has no folders of raters: write the dataset with `semidice nnunet export`, or "
             "put the masks of each rater into ratersTr/RATER, named as in labelsTr"
         )
-    return raters
+    target = rater_segmentations(dataset.preprocessed, identifier)
+    if (target / _NAMES).is_file() and list(read_rater_names(target)) != raters:
+        raise UserError(
+            f"{target} was preprocessed for other raters than those in {dataset.raters}: remove it"
+        )
+    target.mkdir(parents=True, exist_ok=True)
+    work = partial(_preprocess_case, dataset, plans, configuration, raters, target)
+    num_processes = max(1, min(num_processes, len(cases)))
+    with (
+        counting_bar(console, doing=f"raters, {configuration}", unit="cases") as progress,
+        get_context("spawn").Pool(num_processes, initializer=end_with_parent) as pool,
+    ):
+        bar = progress.add_task("", total=len(cases))
+        for _ in pool.imap_unordered(work, cases):
+            progress.advance(bar)
+    write_text(target / _NAMES, json.dumps(raters, indent=1) + "\n")
+    say(console, f"{configuration}: {len(raters)} raters")
 
 
 def _preprocess_case(
@@ -121,7 +108,7 @@ def _preprocess_case(
     files = [dataset.raters / rater / f"{case}{ending}" for rater in raters]
     present = [number for number, file in enumerate(files) if file.is_file()]
     if not present:
-        raise ValueError(f"case {case} has no mask of any rater in {dataset.raters}")
+        raise UserError(f"case {case} has no mask of any rater in {dataset.raters}")
     masks = np.concatenate([_read_mask(manager, files[number], properties) for number in present])
     both[[1 + number for number in present]] = _on_grid(masks, manager, options, properties, label.shape[1:])
     blocks, chunks = comp_blosc2_params(both.shape, tuple(options.patch_size), both.itemsize)
@@ -137,7 +124,7 @@ def _read_mask(manager: PlansManager, path: Path, properties: dict[str, Any]) ->
     mask, _ = manager.image_reader_writer_class().read_seg(str(path))
     mask = mask.transpose([0, *(axis + 1 for axis in manager.transpose_forward)])
     if mask.shape[1:] != tuple(properties["shape_before_cropping"]):
-        raise ValueError(
+        raise UserError(
             f"{path} has shape {mask.shape[1:]}, but its image has "
             f"{tuple(properties['shape_before_cropping'])} (in nnU-Net's order of the axes)"
         )

@@ -9,6 +9,7 @@ A batch's target is [nnU-Net's label (N, 1, *space), raters (N, R, *space)]. nnU
 the first one, as always.
 """
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,14 @@ from batchgeneratorsv2.transforms.utils.remove_label import RemoveLabelTransform
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 from torch import Tensor, nn
 
-from ..data.label_making import LabelOptions, make_labels
+from ..data.batches.label_making import LabelOptions, make_labels
+from ..errors import UserError
 from ..losses.distillation import DistillationLoss, Teacher
+from ..losses.options import Over, TeacherCalibration
 from ..losses.segmentation import SegmentationLoss
 from ..paths import atomic_write
-from .folders import TRAINER_PREFIX, rater_segmentations
-from .options import NnunetTeacher, TrainerOptions, read_options
+from .folders import rater_segmentations, read_training
+from .options import TrainerOptions
 from .raters import RatersDataset, read_rater_names
 from .weights import read_nnunet_weights
 
@@ -44,24 +47,17 @@ class RatersLoss(nn.Module):
         num_classes: int,
         ignore_label: int | None = None,
         teacher: Teacher | None = None,
-        teacher_weight: float = 0.5,
     ) -> None:
         super().__init__()
         self.mix, self.options, self.num_classes, self.ignore_label = mix, options, num_classes, ignore_label
-        self.teacher = teacher
-        self.distillation = DistillationLoss(
-            mix, label_weight=1 - teacher_weight, teacher_weight=teacher_weight
-        )
+        self.teacher, self.distillation = teacher, DistillationLoss(mix)
         self.image: Tensor | None = None
 
     def forward(self, outputs: Any, target: list[Tensor]) -> Tensor:
         soft, valid = self.label(*target)
         if self.teacher is None or self.image is None:
-            total: Tensor = self.mix(outputs, soft, valid)
-        else:
-            teacher_prob = self.teacher(self.image, soft, valid)
-            total = self.distillation(outputs, soft, teacher_prob, valid)
-        return total
+            return self.mix(outputs, soft, valid)  # type: ignore[no-any-return]
+        return self.distillation(outputs, soft, self.teacher(self.image, soft, valid), valid)  # type: ignore[no-any-return]
 
     @torch.no_grad()
     def label(self, label: Tensor, raters: Tensor) -> tuple[Tensor, Tensor]:
@@ -93,7 +89,7 @@ class SplitRaters(SegOnlyTransform):  # type: ignore[misc]
 
 
 class SemidiceTrainer(nnUNetTrainer):  # type: ignore[misc]
-    """nnU-Net's trainer with the options of `options.TrainerOptions`, stored under the name of the class."""
+    """nnU-Net's trainer with the `TrainerOptions` that are stored with its results."""
 
     semidice: TrainerOptions
     num_raters: int
@@ -106,7 +102,7 @@ class SemidiceTrainer(nnUNetTrainer):  # type: ignore[misc]
     def initialize(self) -> None:
         if self.was_initialized:
             return
-        self.semidice = read_options(Path(self.preprocessed_dataset_folder_base), type(self).__name__)
+        self.semidice, _ = read_training(Path(self.output_folder_base))
         self.num_epochs = self.semidice.epochs or self.num_epochs
         if self.semidice.iterations is not None:
             # nnU-Net's own ratio of steps of training and of online validation
@@ -114,54 +110,48 @@ class SemidiceTrainer(nnUNetTrainer):  # type: ignore[misc]
             self.num_val_iterations_per_epoch = max(1, self.semidice.iterations // 5)
         # in a short training, ten checkpoints to continue from
         self.save_every = min(self.save_every, max(1, self.num_epochs // 10))
-        if self._uses_raters:
+        if self.semidice.uses_raters:
             if self.label_manager.has_regions:
-                raise ValueError(
+                raise UserError(
                     "this dataset has regions, whose classes overlap, but a label of raters needs classes "
                     "that exclude each other: list plain classes in dataset.json, or train nnU-Net's own loss"
                 )
-            self.num_raters = len(read_rater_names(self._raters_folder))
+            base = Path(self.preprocessed_dataset_folder_base)
+            folder = rater_segmentations(base, self.configuration_manager.data_identifier)
+            self.num_raters = len(read_rater_names(folder))
         super().initialize()
-        if self._uses_raters:
+        if self.semidice.uses_raters:
             self.dataset_class = RatersDataset
 
-    @property
-    def _uses_raters(self) -> bool:
-        return self.semidice.loss is not None
-
-    @property
-    def _raters_folder(self) -> Path:
-        base = Path(self.preprocessed_dataset_folder_base)
-        return rater_segmentations(base, self.configuration_manager.data_identifier)
-
     def _build_loss(self) -> nn.Module:
-        options = self.semidice.loss
         own: Any = super()._build_loss()
-        if options is None:
+        if not self.semidice.uses_raters:
             return own  # type: ignore[no-any-return]
-        over = "batch" if self.configuration_manager.batch_dice else "image"
-        mix = options.model_copy(update={"over": over}).build(sync=self.is_ddp)
-        # weights of the outputs of deep supervision as in nnU-Net
-        mix.scale_weights = tuple(float(weight) for weight in own.weight_factors)
-        teacher = self.semidice.teacher
+        over: Over = "batch" if self.configuration_manager.batch_dice else "image"
+        mix = SegmentationLoss(
+            **asdict(self.semidice.loss_options(over)),
+            # one index per image needs no other process: gradients are averaged anyway
+            sync=self.is_ddp and over == "batch",
+            # weights of the outputs of deep supervision as in nnU-Net
+            scale_weights=tuple(float(weight) for weight in own.weight_factors),
+        )
         return RatersLoss(
             mix,
-            self.semidice.label,
+            LabelOptions(maker=self.semidice.label),
             num_classes=self.label_manager.num_segmentation_heads,
             ignore_label=self.label_manager.ignore_label,
-            teacher=None if teacher is None else self._teacher(teacher),
-            teacher_weight=0.0 if teacher is None else teacher.weight,
+            teacher=None if self.semidice.teacher is None else self._teacher(self.semidice.teacher),
         )
 
-    def _teacher(self, options: NnunetTeacher) -> Teacher:
+    def _teacher(self, trainer: str) -> Teacher:
         """The network of this fold by a finished training of the same configuration."""
         own = Path(self.output_folder_base)
-        path = own.with_name(own.name.replace(type(self).__name__, options.trainer, 1))
+        path = own.with_name(own.name.replace(type(self).__name__, trainer, 1))
         path = path / f"fold_{self.fold}" / "checkpoint_final.pth"
         if not path.is_file():
-            raise ValueError(
-                f"the teacher {options.trainer} has no {path}: train fold {self.fold} of it first, on the "
-                "same configuration"
+            raise UserError(
+                f"the teacher {trainer} has no {path}: train fold {self.fold} of it first, on the same "
+                "configuration"
             )
         weights = read_nnunet_weights(path, self.device)
         network = self.build_network_architecture(
@@ -172,18 +162,13 @@ class SemidiceTrainer(nnUNetTrainer):  # type: ignore[misc]
             enable_deep_supervision=False,
         )
         network.load_state_dict(weights)
-        return Teacher(
-            network.to(self.device),
-            calibration=options.calibration,
-            bandwidth=options.bandwidth,
-            temperature=options.temperature,
-        )
+        return Teacher(network.to(self.device), TeacherCalibration(self.semidice.calibration))
 
     def train_step(self, batch: dict[str, Any]) -> dict[str, Any]:
-        if self._uses_raters and self.semidice.teacher is not None:
+        if self.semidice.teacher is not None:
             self.loss.image = batch["data"].to(self.device, non_blocking=True)
         result: dict[str, Any] = super().train_step(batch)
-        if self._uses_raters:
+        if self.semidice.teacher is not None:
             self.loss.image = None
         return result
 
@@ -205,7 +190,7 @@ class SemidiceTrainer(nnUNetTrainer):  # type: ignore[misc]
         self, make: Any, args: tuple[Any, ...], options: dict[str, Any], *, scales_position: int
     ) -> Any:
         """nnU-Net's transforms for 1 + R channels, without its downsampling of labels."""
-        if not self._uses_raters:
+        if not self.semidice.uses_raters:
             return make(*args, **options)
         # deep_supervision_scales comes by position: None keeps the target at full size
         args = (*args[:scales_position], None, *args[scales_position + 1 :])
@@ -224,10 +209,3 @@ class SemidiceTrainer(nnUNetTrainer):  # type: ignore[misc]
                 "'semidice[nnunet]'"
             )
         return ComposeTransforms([*transforms, SplitRaters()])
-
-
-def trainer_class(name: str) -> type[SemidiceTrainer]:
-    """The trainer class of a name `SemidiceTrainer_NAME`; an AttributeError for any other name."""
-    if not name.startswith(TRAINER_PREFIX) or name == TRAINER_PREFIX:
-        raise AttributeError(name)
-    return type(name, (SemidiceTrainer,), {"__module__": __name__})

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..errors import UserError
+
 # numpy 1 and 2 have different names for the function that makes a number
 _MAKE_NUMBER = np.float64(0).__reduce__()[0]
 _ALLOWED: list[Any] = [
@@ -30,7 +32,7 @@ def read_nnunet_weights(path: Path, device: torch.device | str = "cpu") -> dict[
     # unpickling raises errors of many kinds
     except Exception as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise ValueError(
+        raise UserError(
             f"{path} is not a checkpoint of nnU-Net with plain weights ({reason}): name a training that "
             "nnU-Net finished on this machine, or train the teacher again"
         ) from error

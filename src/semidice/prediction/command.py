@@ -20,20 +20,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float32, UInt8
+from jaxtyping import Float32
 from rich.console import Console
 from torch import nn
 
 from ..console import counting_bar, say
 from ..data.dataset import Dataset
 from ..data.folds import read_folds
-from ..data.integrity import enumerated
 from ..data.resample import resize_probability
-from ..decisions.conformal import ConformalInterval
 from ..decisions.decision import Decision
-from ..decisions.masks import decided_classes
+from ..decisions.masks import decide_classes
 from ..decisions.volumes import check_level
-from ..locks import FolderLock
+from ..errors import UserError, given, listing
+from ..locks import locked
 from ..networks.systems import network_probability
 from ..paths import PredictionFolder, file_hash
 from ..recipes.options import FITTED, checked_rule
@@ -52,7 +51,7 @@ class PredictOptions:
     fold: use the network of one fold; None averages all finished folds. flips: mean over mirrored images;
     None takes `validation.flips` of the recipe. decide: the rule that makes masks; None takes that of the
     recipe. interval: level of the intervals of volumes, such as 0.9; None for none. uncertainty: write a map.
-    window, overlap, batch_size: see `windows.windowed_probability`. slice_axis: of volumes; None takes the
+    window, batch_size: see `windows.windowed_probability`. slice_axis: of volumes; None takes the
     axis of the dataset. calibrate: use the calibrator that `semidice calibrate` kept with the run, if there
     is one. device: None takes a GPU if there is one. overwrite: predict finished inputs again.
     """
@@ -63,7 +62,6 @@ class PredictOptions:
     interval: float | None = None
     uncertainty: bool = False
     window: int = 1024
-    overlap: float = 0.25
     batch_size: int = 8
     slice_axis: int | None = None
     calibrate: bool = True
@@ -72,9 +70,11 @@ class PredictOptions:
 
     def __post_init__(self) -> None:
         if self.decide is not None:
-            checked_rule(self.decide)
+            with given("--decide"):
+                checked_rule(self.decide)
         if self.interval is not None:
-            check_level(self.interval)
+            with given("--interval"):
+                check_level(self.interval)
         _device(self.device)
 
 
@@ -97,7 +97,7 @@ class Ensemble:
         dtype = "fp32" if self.device.type == "cpu" else self.run.recipe.precision.dtype
         axes = mirrored_axes(self.run.recipe, 2, flips=self.options.flips)
         # after resizing, an image has the size that the network was trained with
-        window = self.options.window if self.run.facts.prepare_options.size is None else None
+        window = self.options.window if self.run.facts.options.size is None else None
         probs = np.empty((num_slices, len(self.run.facts.class_names), *image.size), dtype=np.float32)
         for first in range(0, num_slices, batch_size):
             slices = slice(first, min(first + batch_size, num_slices))
@@ -109,13 +109,12 @@ class Ensemble:
                     image.normalised(slices, self.run.facts.mean_std(fold)),
                     device=self.device,
                     window=window,
-                    overlap=self.options.overlap,
                     batch_size=batch_size,
                     on_batch=lambda share, part=part: on_work(part * share),  # type: ignore[misc]
                 )
             mean = total / len(self.networks)
             if not bool(torch.isfinite(mean).all()):
-                raise ValueError(
+                raise UserError(
                     f"{image.case.path}: the networks give NaN in {int((~torch.isfinite(mean)).sum())} "
                     "values: its intensities are far from those of the training, or the training diverged"
                 )
@@ -127,61 +126,49 @@ class Ensemble:
 def run_predict(
     run: Path, inputs: Sequence[Path], out: Path, options: PredictOptions, *, console: Console
 ) -> None:
-    """Predict files, or folders of files, into `out`; a ValueError lists the inputs that failed."""
+    """Predict files, or folders of files, into `out`; a UserError lists the inputs that failed."""
     trained = open_run(run)
     cases = find_inputs(inputs, out, trained.facts)
     folds = chosen_folds(trained, options.fold, console)
     calibrator = kept_calibrator(trained, console) if options.calibrate else None
-    decision = _decision(trained, options, calibrator)
+    decision = _decision(trained, options, calibrator, console)
     interval = _interval(trained, options, calibrator, console)
-    settings = _settings(trained, folds, options, calibrator)
-    settings |= {"decision": str(decision)} | _interval_settings(interval)
-    with FolderLock(PredictionFolder(out), "semidice predict") as lock:
+    settings = _settings(trained, folds, options, calibrator) | {
+        "decision": str(decision),
+        "interval": interval and interval.settings(),
+    }
+    with locked(PredictionFolder(out), "semidice predict"):
         class_names = trained.facts.class_names
         folder = OutputFolder(out, class_names, interval=interval, uncertainty=options.uncertainty)
         folder.check_settings(settings, overwrite=options.overwrite)
-        _predict_missing(trained, folds, calibrator, decision, cases, folder, options, lock, console)
-
-
-def _predict_missing(
-    trained: TrainedRun,
-    folds: Sequence[int],
-    calibrator: KeptCalibrator | None,
-    decision: Decision,
-    cases: Sequence[InputCase],
-    folder: OutputFolder,
-    options: PredictOptions,
-    lock: FolderLock,
-    console: Console,
-) -> None:
-    """Predict the inputs that the folder has no results of; a ValueError lists those that failed."""
-    run = shlex.quote(str(trained.folder.path))
-    remaining = [case for case in cases if options.overwrite or not folder.is_done(case)]
-    if len(remaining) < len(cases):
-        say(console, f"{len(cases) - len(remaining)} of {len(cases)} inputs are predicted already")
-    if not remaining:
-        return
-    trained_on = _training_inputs(trained, folds, remaining)
-    if trained_on:
-        say(
-            console,
-            f"warning: the networks were trained on {enumerated(trained_on, 'input')}: their scores would be "
-            f"too good; `semidice evaluate {run}` scores held-out cases",
-        )
-    device = _device(options.device)
-    networks = {fold: trained.network(fold, device=device) for fold in folds}
-    if calibrator is not None:
-        say(console, f"calibrating by {calibrator.name}, as kept with the run; --no-calibrate leaves it out")
-    ensemble = Ensemble(trained, networks, device, options, calibrator)
-    errors = _predict_all(ensemble, decision, remaining, folder, lock, console)
-    say(
-        console,
-        f"predicted {len(remaining) - len(errors)} of {len(remaining)} inputs into {folder.folder.path}",
-    )
+        finished = [] if options.overwrite else folder.finished(cases)
+        if finished:
+            say(console, f"{len(finished)} of {len(cases)} inputs are predicted already")
+        remaining = [case for case in cases if case not in finished]
+        if not remaining:
+            return
+        name = shlex.quote(str(trained.folder.path))
+        trained_on = _training_inputs(trained, folds, remaining)
+        if trained_on:
+            say(
+                console,
+                f"warning: the networks were trained on {listing(trained_on, 'input')}: their scores would "
+                f"be too good; `semidice evaluate {name}` scores held-out cases",
+            )
+        if calibrator is not None:
+            say(
+                console,
+                f"calibrating by {calibrator.name}, as kept with the run; --no-calibrate leaves it out",
+            )
+        device = _device(options.device)
+        networks = {fold: trained.network(fold, device=device) for fold in folds}
+        ensemble = Ensemble(trained, networks, device, options, calibrator)
+        errors = _predict_all(ensemble, decision, remaining, folder, console)
+        say(console, f"predicted {len(remaining) - len(errors)} of {len(remaining)} inputs into {out}")
     if errors:
         heading = f"{len(errors)} of {len(remaining)} inputs could not be predicted:"
-        raise ValueError("\n".join([heading, *(f"  {error}" for error in errors)]))
-    say(console, f"next: semidice report {run} -o report.html")
+        raise UserError("\n".join([heading, *(f"  {error}" for error in errors)]))
+    say(console, f"next: semidice report {name} -o report.html")
 
 
 def _device(name: str | None) -> torch.device:
@@ -190,9 +177,9 @@ def _device(name: str | None) -> torch.device:
     try:
         device = torch.device(name or ("cuda" if has_gpu else "cpu"))
     except RuntimeError:
-        raise ValueError(f"--device must be cpu or cuda; got {name!r}") from None
+        raise UserError(f"--device must be cpu or cuda; got {name!r}") from None
     if device.type == "cuda" and not has_gpu:
-        raise ValueError(f"--device is {name}, but PyTorch finds no CUDA device: use --device cpu")
+        raise UserError(f"--device is {name}, but PyTorch finds no CUDA device: use --device cpu")
     return device
 
 
@@ -201,7 +188,6 @@ def _predict_all(
     decision: Decision,
     cases: Sequence[InputCase],
     folder: OutputFolder,
-    lock: FolderLock,
     console: Console,
 ) -> list[str]:
     """Predict and write the inputs behind a progress bar; the messages of those that failed."""
@@ -212,52 +198,45 @@ def _predict_all(
             bar = progress.add_task("", total=len(cases))
             for number, case in enumerate(cases):
                 progress.update(bar, completed=number, description=case.name)
-                lock.check()
                 try:
                     image = read_input(case, facts, slice_axis=options.slice_axis)
                     prob = ensemble.predict(image, lambda share: progress.advance(bar, share))
-                    folder.write(image, prob, _class_map(decision, prob))
+                    classes = decide_classes(torch.from_numpy(prob)[None], decision)[0]
+                    folder.write(image, prob, classes.numpy())
                 except torch.OutOfMemoryError:
                     errors.append(
                         f"{case.path}: the device's memory is too small; lower --batch-size or --window"
                     )
-                except (ValueError, OSError) as error:
-                    errors.append(_message(case, error))
+                except UserError as error:
+                    errors.append(_named(case, str(error)))
     finally:
         folder.close()
     return errors
 
 
-def _class_map(decision: Decision, prob: Float32[np.ndarray, "C *space"]) -> UInt8[np.ndarray, "*space"]:
-    """The class of each voxel, decided on the whole input."""
-    if decision == Decision():
-        # the same, with less memory
-        return decided_classes(torch.from_numpy(prob)[None])[0].numpy()
-    classes = np.zeros(prob.shape[1:], dtype=np.uint8)
-    for number, mask in enumerate(decision.masks(torch.from_numpy(prob)[None])[0]):
-        classes[mask.numpy()] = number
-    return classes
-
-
-def _decision(run: TrainedRun, options: PredictOptions, calibrator: KeptCalibrator | None) -> Decision:
-    """The rule that the options, or else the recipe, ask for; `fitted` is that for new scans."""
-    rule = run.recipe.decision if options.decide is None else options.decide
-    if rule != FITTED:
-        return Decision.parse(rule)
+def _decision(
+    run: TrainedRun, options: PredictOptions, calibrator: KeptCalibrator | None, console: Console
+) -> Decision:
+    """The rule that the options ask for, or argmax; `fitted` is that for new scans."""
+    fits = current_fits(run)
+    fitted = None if fits is None else fits.rules.get(ALL_FOLDS)
+    if options.decide is None and fitted is not None and calibrator is None:
+        say(console, f"masks are by argmax; --decide fitted uses the fitted rule {fitted.decision}")
+    if options.decide != FITTED:
+        return Decision.parse(options.decide or str(Decision()))
     if calibrator is not None:
-        raise ValueError(
+        raise UserError(
             f"the rule of {run.folder.path} is fitted to its predictions as they are, but they would be "
             f"calibrated by {calibrator.name}: leave that out with --no-calibrate, or name another rule, "
             "such as --decide dice"
         )
-    fits = current_fits(run)
-    if fits is None or ALL_FOLDS not in fits.rules:
-        raise ValueError(
+    if fitted is None:
+        raise UserError(
             f"the rule of {run.folder.path} is not fitted to its predictions: run "
             f"`semidice evaluate {shlex.quote(str(run.folder.path))} --decide fitted`, or name another rule "
             "with --decide"
         )
-    return Decision.parse(fits.rules[ALL_FOLDS].decision)
+    return Decision.parse(fitted.decision)
 
 
 def _interval(
@@ -277,20 +256,13 @@ def _interval(
     fits = current_fits(run)
     stored = None if fits is None else fits.intervals.get(f"{level:g}", {}).get(ALL_FOLDS)
     if stored is not None:
-        return IntervalOptions(level, ConformalInterval.from_dict(stored))
+        return IntervalOptions(level, stored)
     say(
         console,
         f"intervals of volumes are not corrected: `semidice evaluate {shlex.quote(str(run.folder.path))} "
         f"--interval {level:g}` fits the correction",
     )
     return IntervalOptions(level)
-
-
-def _interval_settings(interval: IntervalOptions | None) -> dict[str, Any]:
-    if interval is None:
-        return {"interval": None}
-    correction = None if interval.correction is None else interval.correction.to_dict()
-    return {"interval": {"level": interval.level, "correction": correction}}
 
 
 def chosen_folds(run: TrainedRun, fold: int | None, console: Console) -> tuple[int, ...]:
@@ -302,7 +274,7 @@ def chosen_folds(run: TrainedRun, fold: int | None, console: Console) -> tuple[i
             say(console, f"fold {fold} of {run.folder.path} is not finished: using its current weights")
         return (fold,)
     if not finished:
-        raise ValueError(
+        raise UserError(
             f"{run.folder.path} has no finished fold to predict with: continue with "
             "`semidice train --resume`, or name a fold that has a checkpoint with --fold"
         )
@@ -320,7 +292,7 @@ def _training_inputs(run: TrainedRun, folds: Sequence[int], cases: Sequence[Inpu
     try:
         dataset = Dataset(run.recipe.data.dataset)
         fold_of_case = read_folds(run.folder.folds, dataset)
-    except (OSError, ValueError):
+    except UserError:
         return []
     if manifest_digest(dataset.manifest) != run.facts.manifest_sha256:
         return []
@@ -351,16 +323,11 @@ def _settings(
         "flips": mirrored_axes(run.recipe, 2, flips=options.flips) != (),
         "uncertainty": options.uncertainty,
         "window": options.window,
-        "overlap": options.overlap,
         "slice_axis": options.slice_axis,
         "calibrator": calibrator and {"name": calibrator.name, "sha256": calibrator.sha256},
     }
 
 
-def _message(case: InputCase, error: ValueError | OSError) -> str:
-    """The error's message, with the name of the file if the message lacks it."""
-    text = str(error)
-    if isinstance(error, OSError) and error.strerror:
-        text = f"{error.filename2 or error.filename or case.path}: {error.strerror}"
-    is_named = isinstance(error, OSError) or any(str(path) in text for path in case.files)
-    return text if is_named else f"{case.path}: {text}"
+def _named(case: InputCase, text: str) -> str:
+    """The message of an error, with the name of the file if the message lacks it."""
+    return text if any(str(path) in text for path in case.files) else f"{case.path}: {text}"

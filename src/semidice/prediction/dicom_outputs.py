@@ -13,7 +13,8 @@ import numpy as np
 from jaxtyping import Float32, UInt8
 
 from .. import __version__
-from ..data.sources.dicom_series import IMAGE_CLASSES, reading, series_grid
+from ..data.sources.dicom_files import IMAGE_CLASSES, reading, series_grid
+from ..errors import UserError
 from ..paths import atomic_write
 
 # a label in DICOM has at most 64 characters
@@ -51,7 +52,7 @@ def write_segmentations(
         _write(mask_path, "BINARY", sources, np.ascontiguousarray(mask.T[order]), class_names)
     # highdicom has no common error for images that it cannot refer to
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"the segmentation of {files[0]} cannot be written: {error}") from error
+        raise UserError(f"the segmentation of {files[0]} cannot be written: {error}") from error
 
 
 def _source(path: Path) -> Any:

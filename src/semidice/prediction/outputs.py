@@ -6,7 +6,7 @@ case that `prepare dicom` makes of a series.
 NIfTI      NAME_prob.nii.gz         float32. Two classes: the foreground's probability (*space). More classes:
                                     all of them, the background first, on a last axis (X, Y, Z, C)
            NAME_mask.nii.gz         uint8, class numbers 0 .. C - 1. Both have the input's affine and codes
-picture    NAME_prob.png            16-bit grey, 65535 is 1. More classes: one NAME_prob_CLASS.png each
+picture    NAME_prob.png            16-bit grey, 65535 is 1. More classes: NAME_prob_1.png, ..._2.png, ...
            NAME_mask.png            8-bit. Two classes: 0 and 255. More classes: class numbers
            .tif instead, with one page per slice, if the input has several pages
 DICOM      NAME_prob.dcm, NAME_mask.dcm   see `dicom_outputs`; NAME_uncertainty is a NIfTI
@@ -16,17 +16,19 @@ all        NAME_uncertainty         if asked for: entropy of the probabilities, 
 volumes.csv                         for each input and foreground class: the volume of the mask, the expected
                                     volume, sum p, and if asked for an interval from low to high. In ml if a
                                     voxel has three known sides, and always in voxels (pixels of a 2D image)
-prediction.json                     the run and options of all predictions in the folder
+prediction.json                     the run and options of all predictions in the folder, and the SHA-256 of
+                                    the files of each input
 """
 
 import csv
 import gzip
+import hashlib
 import json
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import nibabel
 import numpy as np
@@ -34,36 +36,26 @@ import torch
 from jaxtyping import Float32, UInt8
 from PIL import Image
 
-from ..data.sources.dicom_series import series_grid
-from ..data.sources.readers import NIFTI_SUFFIXES, suffix_of
-from ..decisions.conformal import ConformalInterval
+from ..data.sources.dicom_files import series_grid
+from ..data.sources.files import NIFTI_SUFFIXES, read_header, suffix_of
+from ..decisions.conformal import ConformalInterval, Intervals
 from ..decisions.volumes import volume_interval, voxel_ml
-from ..limits import MAX_CSV_BYTES, check_file, read_json
-from ..metrics.cells import escaped_row, unescaped_cell
-from ..paths import PredictionFolder, atomic_write, write_text
+from ..errors import UserError, listing, read_json
+from ..paths import PredictionFolder, atomic_write, file_hash, write_text
 from ..runs.scoring import ONE_ML
+from ..statistics.cells import escaped_row, unescaped_cell
 from .dicom_outputs import write_segmentations
 from .inputs import InputCase, InputImage
 
-
-class Volume(NamedTuple):
-    """One row of volumes.csv; a cell without a value is empty."""
-
-    case: str
-    class_name: str
-    volume_ml: str
-    expected_ml: str
-    low_ml: str
-    high_ml: str
-    volume_voxels: str
-    expected_voxels: str
-    low_voxels: str
-    high_voxels: str
-    interval: str
-    spacing_mm: str
-
-
-VOLUME_COLUMNS = tuple("class" if name == "class_name" else name for name in Volume._fields)
+# a cell without a value is empty
+VOLUME_COLUMNS = (
+    "case",
+    "class",
+    *(f"{number}_{unit}" for unit in ("ml", "voxels") for number in ("volume", "expected", "low", "high")),
+    "interval",
+    "spacing_mm",
+)
+Row = dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -77,6 +69,14 @@ class IntervalOptions:
     def name(self) -> str:
         """As volumes.csv names them."""
         return f"{'nested' if self.correction is None else 'conformal'} {self.level:g}"
+
+    def settings(self) -> dict[str, Any]:
+        """As prediction.json holds them."""
+        if self.correction is None:
+            return {"level": self.level, "correction": None}
+        # lists, as JSON reads them
+        made = {**asdict(self.correction), "correction": list(self.correction.correction)}
+        return {"level": self.level, "correction": made}
 
 
 class OutputFolder:
@@ -96,6 +96,9 @@ class OutputFolder:
         self.folder, self.class_names = PredictionFolder(path), tuple(class_names)
         self.interval, self.uncertainty = interval, uncertainty
         self.volumes = read_volumes(self.folder.volumes)
+        self.settings: dict[str, Any] = {}
+        # SHA-256 of the files of each input
+        self.inputs: dict[str, str] = {}
 
     def files(self, case: InputCase) -> list[Path]:
         """The mask, the probabilities (a picture has one file per foreground class), and the uncertainty."""
@@ -103,56 +106,74 @@ class OutputFolder:
         if case.modality:
             suffix = ".dcm"
         elif suffix_of(case.path) not in NIFTI_SUFFIXES:
-            suffix = ".tif" if _num_pages(case.path) > 1 else ".png"
-            parts = self._class_parts()
+            suffix = ".png"
+            # `read_input` reports a file that cannot be read
+            with suppress(UserError):
+                suffix = ".tif" if len(read_header(case.path).shape) > 2 else ".png"
+            if len(self.class_names) > 2:
+                parts = [f"_{number}" for number in range(1, len(self.class_names))]
         names = [f"{name}{suffix}" for name in ("mask", *(f"prob{part}" for part in parts))]
         if self.uncertainty:
             names.append(f"uncertainty{'.nii.gz' if case.modality else suffix}")
         return [self.folder.path / f"{case.name}_{name}" for name in names]
 
-    def _class_parts(self) -> list[str]:
-        """What distinguishes the file names of the foreground classes; empty if there is one class."""
-        foreground = self.class_names[1:]
-        if len(foreground) == 1:
-            return [""]
-        parts = ["_" + re.sub(r"[^A-Za-z0-9+=@.-]+", "_", name) for name in foreground]
-        are_equal = len({part.casefold() for part in parts}) < len(parts)
-        return [f"_{number}" for number in range(1, len(parts) + 1)] if are_equal else parts
-
-    def is_done(self, case: InputCase) -> bool:
-        """Whether all files of a prediction exist, and its volumes are in volumes.csv."""
-        return case.name in self.volumes and all(path.is_file() for path in self.files(case))
+    def finished(self, cases: Sequence[InputCase]) -> list[InputCase]:
+        """The inputs whose results are all there; a UserError if they are those of other files."""
+        done = [
+            case
+            for case in cases
+            if case.name in self.volumes
+            and case.name in self.inputs
+            and all(path.is_file() for path in self.files(case))
+        ]
+        changed = [str(case.path) for case in done if self.inputs[case.name] != input_hash(case)]
+        if changed:
+            raise UserError(
+                f"{self.folder.path} has results of other files with the names of "
+                f"{listing(changed, 'input')}, or these were changed since: choose another folder with -o, "
+                "or replace the results with --overwrite"
+            )
+        return done
 
     def check_settings(self, settings: Mapping[str, Any], *, overwrite: bool) -> None:
-        """Write the settings; a ValueError if the folder has predictions with others, unless `overwrite`."""
+        """Write the settings; a UserError if the folder has predictions with others, unless `overwrite`."""
         path = self.folder.settings
-        previous = _read_settings(path) if path.is_file() else settings
-        different = [name for name in settings if previous.get(name) != settings[name]]
-        if different:
-            if not overwrite:
-                raise ValueError(
+        previous = {}
+        if path.is_file():
+            previous = read_json(path, "remove the file, or choose another folder with -o")
+            previous = previous if isinstance(previous, dict) else {}
+            different = [name for name in settings if previous.get(name) != settings[name]]
+            if different and not overwrite:
+                raise UserError(
                     f"{self.folder.path} has predictions with other settings ({', '.join(different)}): "
                     "choose another folder with -o, or replace them with --overwrite"
                 )
-            # predictions with other settings must not count as done, even if this run is killed
-            self.volumes = {}
-            self.folder.volumes.unlink(missing_ok=True)
-        self.folder.path.mkdir(parents=True, exist_ok=True)
-        write_text(path, json.dumps(settings, indent=1) + "\n")
+            if different:
+                # predictions with other settings must not count as done, even if this run is killed
+                previous = {}
+                self.volumes = {}
+                self.folder.volumes.unlink(missing_ok=True)
+        self.settings, self.inputs = dict(settings), dict(previous.get("inputs", {}))
+        self._write_settings()
+
+    def _write_settings(self) -> None:
+        record = self.settings | {"inputs": dict(sorted(self.inputs.items()))}
+        write_text(self.folder.settings, json.dumps(record, indent=1) + "\n")
 
     def write(
         self, image: InputImage, prob: Float32[np.ndarray, "C *space"], mask: UInt8[np.ndarray, "*space"]
     ) -> None:
         """Write the files of an input; its volumes are written by `close`."""
-        mask_path, *prob_paths = self.files(image.case)
+        case = image.case
+        mask_path, *prob_paths = self.files(case)
         uncertainty_path = prob_paths.pop() if self.uncertainty else None
-        if image.case.modality:
-            write_segmentations(prob_paths[0], mask_path, image.case.files, prob, mask, self.class_names)
+        if case.modality:
+            write_segmentations(prob_paths[0], mask_path, case.files, prob, mask, self.class_names)
             if uncertainty_path is not None:
                 nifti: Any = nibabel.Nifti1Image
-                affine = series_grid(image.case.files).affine
+                affine = series_grid(case.files).affine
                 _write_stream(uncertainty_path, nifti(uncertainty_of(prob), affine))
-        elif suffix_of(image.case.path) in NIFTI_SUFFIXES:
+        elif suffix_of(case.path) in NIFTI_SUFFIXES:
             _write_nifti(prob_paths[0], image, prob[1] if len(prob) == 2 else prob, highest=1)
             _write_nifti(mask_path, image, mask, highest=len(prob) - 1)
             if uncertainty_path is not None:
@@ -163,10 +184,11 @@ class OutputFolder:
             _write_picture(mask_path, mask * np.uint8(255) if len(prob) == 2 else mask)
             if uncertainty_path is not None:
                 _write_picture(uncertainty_path, _in_16_bits(uncertainty_of(prob)))
-        self.volumes[image.case.name] = volumes_of(image, prob, mask, self.class_names, self.interval)
+        self.volumes[case.name] = volumes_of(image, prob, mask, self.class_names, self.interval)
+        self.inputs[case.name] = input_hash(case)
 
     def close(self) -> None:
-        """Write volumes.csv, sorted by case."""
+        """Write volumes.csv, sorted by case, and which files it is about."""
         if not self.volumes:
             return
         with (
@@ -177,8 +199,18 @@ class OutputFolder:
             rows.writerow(VOLUME_COLUMNS)
             for case in sorted(self.volumes):
                 for row in self.volumes[case]:
+                    cells = [row[name] for name in VOLUME_COLUMNS]
                     # the other columns are numbers
-                    rows.writerow((*escaped_row(row[:2]), *row[2:]))
+                    rows.writerow((*escaped_row(cells[:2]), *cells[2:]))
+        self._write_settings()
+
+
+def input_hash(case: InputCase) -> str:
+    """SHA-256 of the files of an input; "" if one cannot be read."""
+    try:
+        return hashlib.sha256("".join(map(file_hash, case.files)).encode()).hexdigest()
+    except OSError:
+        return ""
 
 
 def volumes_of(
@@ -187,9 +219,9 @@ def volumes_of(
     mask: UInt8[np.ndarray, "*space"],
     class_names: Sequence[str],
     interval: IntervalOptions | None = None,
-) -> list[Volume]:
-    """One row per foreground class."""
-    sides = image.spacing_mm or ()
+) -> list[Row]:
+    """One row of volumes.csv per foreground class."""
+    sides = image.grid.spacing_mm or ()
     per_voxel = float(voxel_ml(sides)) if len(sides) == 3 else None
     expected = np.array([part.sum(dtype=np.float64) for part in prob[1:]])
     low, high = np.full((2, len(expected)), np.nan)
@@ -198,15 +230,20 @@ def volumes_of(
         ends = volume_interval(torch.from_numpy(prob)[None], interval.level, spacing_mm=ONE_ML)
         low, high = (end[0, 1:].numpy() for end in ends)
         if interval.correction is not None:
-            low, high = interval.correction.apply(low, high, expected=expected)
+            low, high = interval.correction.apply(Intervals(low, high, expected))
     rows = []
     for number, class_name in enumerate(class_names[1:]):
         voxels = (float((mask == number + 1).sum()), expected[number], low[number], high[number])
-        in_ml = ["" if per_voxel is None else _cell(n * per_voxel, ".6g") for n in voxels]
-        in_voxels = [f"{voxels[0]:.0f}", *(_cell(n, ".3f") for n in voxels[1:])]
-        name = "" if interval is None else interval.name
-        spacing = " x ".join(f"{side:.6g}" for side in sides)
-        rows.append(Volume._make((image.case.name, class_name, *in_ml, *in_voxels, name, spacing)))
+        cells = [
+            image.case.name,
+            class_name,
+            *("" if per_voxel is None else _cell(n * per_voxel, ".6g") for n in voxels),
+            f"{voxels[0]:.0f}",
+            *(_cell(n, ".3f") for n in voxels[1:]),
+            "" if interval is None else interval.name,
+            " x ".join(f"{side:.6g}" for side in sides),
+        ]
+        rows.append(dict(zip(VOLUME_COLUMNS, cells, strict=True)))
     return rows
 
 
@@ -233,11 +270,10 @@ def _in_16_bits(share: Float32[np.ndarray, "*space"]) -> np.ndarray:
     return np.rint(share * np.float32(65535)).astype(np.uint16)
 
 
-def read_volumes(path: Path) -> dict[str, list[Volume]]:
+def read_volumes(path: Path) -> dict[str, list[Row]]:
     """The rows of a volumes.csv by case; empty if there is no such file."""
     if not path.is_file():
         return {}
-    check_file(path, max_bytes=MAX_CSV_BYTES)
     try:
         with path.open(newline="", encoding="utf-8") as file:
             header, *rows = [*csv.reader(file)] or [[]]
@@ -245,38 +281,30 @@ def read_volumes(path: Path) -> dict[str, list[Volume]]:
         # not a table at all
         header, rows = [], []
     if tuple(header) != VOLUME_COLUMNS or any(len(row) != len(VOLUME_COLUMNS) for row in rows):
-        raise ValueError(
+        raise UserError(
             f"{path} was not written by this version of semidice: its columns must be "
             f"{', '.join(VOLUME_COLUMNS)}; move the file, or choose another folder with -o"
         )
-    volumes: dict[str, list[Volume]] = {}
+    volumes: dict[str, list[Row]] = {}
     for row in rows:
-        volume = Volume(*map(unescaped_cell, row[:2]), *row[2:])
-        volumes.setdefault(volume.case, []).append(volume)
+        cells = (*map(unescaped_cell, row[:2]), *row[2:])
+        volumes.setdefault(cells[0], []).append(dict(zip(VOLUME_COLUMNS, cells, strict=True)))
     return volumes
-
-
-def _read_settings(path: Path) -> dict[str, Any]:
-    try:
-        settings = read_json(path)
-    except ValueError:
-        return {}
-    return settings if isinstance(settings, dict) else {}
 
 
 def _write_nifti(path: Path, image: InputImage, values: np.ndarray, *, highest: int) -> None:
     """Write values (*space), or (C, *space), as NIfTI with the input's header, reproducible to the byte."""
     source: Any = nibabel.load(image.case.path)
-    header = source.header.copy()
+    header, num_axes = source.header.copy(), len(image.grid.shape)
     # the intent and the extensions describe the input's values, not the result
     header.extensions.clear()
     header.set_intent("none")
     header.set_data_dtype(values.dtype)
     header["cal_min"], header["cal_max"], header["descrip"] = 0, highest, b"semidice"
-    if values.ndim > len(image.space):
+    if values.ndim > num_axes:
         values = np.moveaxis(values, 0, -1)
         # in the file of a single image too, classes are the fourth axis: the third is an axis of space
-        if len(image.space) == 2:
+        if num_axes == 2:
             values = values[:, :, None]
         # an axis that the input lacks may have the voxel size 0, which other readers refuse
         header["pixdim"][3:5] = np.where(header["pixdim"][3:5] > 0, header["pixdim"][3:5], 1)
@@ -301,13 +329,3 @@ def _write_picture(path: Path, pixels: np.ndarray) -> None:
         options = {"format": "TIFF", "save_all": True, "append_images": others, "compression": "tiff_deflate"}
     with atomic_write(path) as temp_path:
         first.save(temp_path, **options)
-
-
-def _num_pages(source: Path) -> int:
-    try:
-        check_file(source)
-        with Image.open(source, formats=("PNG", "TIFF")) as picture:
-            return int(getattr(picture, "n_frames", 1))
-    # `read_input` reports a file that cannot be read
-    except Exception:
-        return 1

@@ -16,7 +16,6 @@ check that paths exist.
 from .files import read_recipe, shipped_recipes, with_stored_choices, write_recipe
 from .options import (
     Recipe,
-    SegmentationLossOptions,
     SystemOptions,
     differing_keys,
     flat_options,
@@ -26,7 +25,6 @@ from .options import (
 
 __all__ = [
     "Recipe",
-    "SegmentationLossOptions",
     "SystemOptions",
     "differing_keys",
     "flat_options",

@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
+from ..data.batches.storage import common_space
 from ..data.dataset import Dataset
 from ..data.foreground import ForegroundFacts, foreground_facts
-from ..data.storage import common_space
+from ..errors import UserError
 from ..networks.pretrained import weights_can_be_had
 
 # foreground is "centred" if its distance from the centre is below this share of the image
@@ -45,7 +46,7 @@ def choose_options(
     """A choice for each option whose key, such as augment.crop, is not in `given`. device: cuda or cpu."""
     space = common_space([scan.shape for scan in dataset.manifest.scans])
     if len(space) != 2:
-        raise ValueError(
+        raise UserError(
             f"auto is for images and slices, but {dataset.folder.path} has volumes: "
             "prepare it with --slices all"
         )

@@ -4,7 +4,6 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from difflib import get_close_matches
 from functools import cache, lru_cache
 from importlib import resources
 from pathlib import Path
@@ -13,9 +12,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from .. import __version__
-from ..limits import MAX_RECIPE_BYTES, read_text
+from ..errors import UserError, nearest, reading
 from ..paths import method_path, write_text
-from .options import DataOptions, Recipe, flattened, nearest_hint, option_fields, option_value
+from .options import DataOptions, Recipe, flattened, option_fields, option_value
 from .text import parse_yaml, yaml_text
 
 
@@ -63,7 +62,7 @@ def read_recipe(
     raw = deepcopy(_parsed(text, source))
     raw = {} if raw is None else raw
     if not isinstance(raw, dict):
-        raise ValueError(f"{source}: expected options such as `data: ...`; got {type(raw).__name__}")
+        raise UserError(f"{source}: expected options such as `data: ...`; got {type(raw).__name__}")
     raw.setdefault("name", Path(path).stem)
     raw["data"] = {} if raw.get("data") is None else raw["data"]
     overridden = [_override(raw, override) for override in overrides]
@@ -77,7 +76,7 @@ def read_recipe(
         _choose(raw, recipe.data, accelerator, open_dataset)
         return Recipe.model_validate(raw)
     except ValidationError as error:
-        raise ValueError("\n".join(_problems(error, source, overridden))) from error
+        raise UserError("\n".join(_problems(error, source, overridden))) from error
 
 
 def _check_no_ignored(recipe: Recipe, source: str, overridden: Sequence[str], *, is_shipped: bool) -> None:
@@ -86,7 +85,7 @@ def _check_no_ignored(recipe: Recipe, source: str, overridden: Sequence[str], *,
         set_by = f"label.{name}" in overridden or "label" in overridden
         if set_by or not is_shipped:
             where = f"--set label.{name}" if set_by else f"{source}: label.{name}"
-            raise ValueError(f"{where}: {reason}")
+            raise UserError(f"{where}: {reason}")
 
 
 def _choose(
@@ -142,19 +141,13 @@ def _recipe_text(path: str | Path) -> tuple[str, str, Path]:
     shipped = shipped_recipes()
     if not file.is_file() and str(path) in shipped:
         return f"recipe {path}", shipped_files()[str(path)], Path.cwd()
-    try:
-        return str(path), read_text(file, max_bytes=MAX_RECIPE_BYTES), file.absolute().parent
-    except FileNotFoundError:
+    if not file.exists():
         if str(path) in shipped_files():
-            raise ValueError(
-                f"{path} is a grid of recipes: run `semidice compare DATASET {path} -o OUT`"
-            ) from None
-        hint = nearest_hint(get_close_matches(str(path), shipped), shipped)
-        raise ValueError(f"there is neither a file nor a shipped recipe {path}{hint}") from None
-    except OSError as error:
-        raise ValueError(f"cannot read recipe {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not a recipe: it is not UTF-8 text") from error
+            raise UserError(f"{path} is a grid of recipes: run `semidice compare DATASET {path} -o OUT`")
+        hint = nearest(str(path), shipped, most=3)
+        raise UserError(f"there is neither a file nor a shipped recipe {path}{hint}")
+    with reading(file):
+        return str(path), file.read_text(encoding="utf-8"), file.absolute().parent
 
 
 # a grid reads the same recipe and the same overrides for each of its variants
@@ -168,11 +161,11 @@ def _override(raw: dict[str, Any], override: str | tuple[str, Any]) -> str:
     if isinstance(override, str):
         key, equals, text = (part.strip() for part in override.partition("="))
         if not equals or not key:
-            raise ValueError(f"--set {override}: expected KEY=VALUE, such as loss.form=relaxed")
+            raise UserError(f"--set {override}: expected KEY=VALUE, such as loss.form=relaxed")
     else:
         key = override[0]
     if not _is_known(key):
-        raise ValueError(f"--set {_shown(override)}: {_no_such(key)}")
+        raise UserError(f"--set {_shown(override)}: {_no_such(key)}")
     value = _parsed(text, f"--set {override}") if isinstance(override, str) else override[1]
     # the options of one recipe must not change those of another
     _set(raw, key, deepcopy(value))
@@ -196,7 +189,7 @@ def _set(raw: dict[str, Any], key: str, value: Any) -> None:
             node[section] = {}
         node = node[section]
         if not isinstance(node, dict):
-            raise ValueError(f"{key} cannot be set: {section} is {node!r} in the recipe and has no options")
+            raise UserError(f"{key} cannot be set: {section} is {node!r} in the recipe and has no options")
     node[name] = value
 
 
@@ -226,11 +219,19 @@ def _problems(error: ValidationError, source: str, overridden: Sequence[str]) ->
     return lines
 
 
+# of an option that a section does not have: a model, and a record
+_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
+
+
 def _key_of(problem: Any) -> str:
     """The key of the option, without list indices and the names of types that pydantic appends."""
     parts = [str(part) for part in problem["loc"]]
-    if problem["type"] == "extra_forbidden":
+    if problem["type"] in _UNKNOWN:
         return ".".join(parts)
+    if problem["type"] == "value_error":
+        # a record of options names the field that it refuses
+        field = ".".join([*parts, str(problem["ctx"]["error"]).partition(" ")[0].rstrip(",")])
+        parts = field.split(".") if _is_known(field) else parts
     while parts and not _is_known(".".join(parts)):
         parts.pop()
     return ".".join(parts)
@@ -238,7 +239,7 @@ def _key_of(problem: Any) -> str:
 
 def _describe(key: str, problems: Sequence[Any]) -> str:
     kind, first = problems[0]["type"], problems[0]
-    if kind == "extra_forbidden":
+    if kind in _UNKNOWN:
         return _no_such(key)
     if kind == "missing":
         return f"missing; give it in the file, or with --set {key}=..."
@@ -256,6 +257,7 @@ def _describe(key: str, problems: Sequence[Any]) -> str:
 def _expected(problem: Any) -> str:
     known = {
         "model_type": "a mapping of options",
+        "dataclass_type": "a mapping of options",
         "path_type": "a path",
         "int_from_float": "a whole number",
         "too_long": "{max_length} items or fewer",
@@ -279,5 +281,7 @@ def _no_such(key: str) -> str:
     section, _, last = key.rpartition(".")
     same_name = [name for name in known if name.rpartition(".")[2] == last]
     in_section = [name for name in known if name.rpartition(".")[0] == section]
-    close = same_name or get_close_matches(key, known, n=1)
-    return f"no such option{nearest_hint(close, in_section or known)}"
+    if same_name:
+        return f"no such option; did you mean {' or '.join(same_name)}?"
+    hint = nearest(key, known)
+    return f"no such option{hint if 'did you' in hint else nearest(key, in_section or known)}"

@@ -16,13 +16,12 @@ decides the folds, stays. A student learns from the teacher of its own seed.
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from functools import cache, partial
 from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any
 
-from ..limits import MAX_RECIPE_BYTES, MAX_SEEDS, read_text
+from ..errors import UserError, nearest, reading
 from ..paths import MethodFolder, RunFolder, check_name
 from . import Recipe, read_recipe
 from .files import shipped_files, shipped_recipes
@@ -84,7 +83,7 @@ def read_variants(
     for override in overrides:
         if override.partition("=")[0].strip() in _DECIDED:
             key = override.partition("=")[0].strip()
-            raise ValueError(f"--set {override}: {key} is {_DECIDED[key]}: leave it out")
+            raise UserError(f"--set {override}: {key} is {_DECIDED[key]}: leave it out")
     variants: list[Variant] = []
     num_seeds: list[int] = []
     read = partial(read_recipe, accelerator=accelerator, open_dataset=cache(_open_dataset))
@@ -101,7 +100,7 @@ def read_variants(
     num_of_folder = Counter(variant.folder for variant in variants)
     for variant in variants:
         if num_of_folder[variant.folder] > 1:
-            raise ValueError(f"two variants are called {variant.name}; rename one of them")
+            raise UserError(f"two variants are called {variant.name}; rename one of them")
     return _teachers_first(_with_seeds(variants, num_seeds))
 
 
@@ -113,8 +112,8 @@ def _open_dataset(path: Path) -> Any:
 
 
 def _check_seeds(seeds: object, name: str) -> None:
-    if not isinstance(seeds, int) or isinstance(seeds, bool) or not 1 <= seeds <= MAX_SEEDS:
-        raise ValueError(f"{name} must be the number of trainings, 1 to {MAX_SEEDS}; got {seeds!r}")
+    if not isinstance(seeds, int) or isinstance(seeds, bool) or seeds < 1:
+        raise UserError(f"{name} must be the number of trainings, 1 or more; got {seeds!r}")
 
 
 def _with_seeds(variants: Sequence[Variant], num_seeds: Sequence[int]) -> list[Variant]:
@@ -123,7 +122,7 @@ def _with_seeds(variants: Sequence[Variant], num_seeds: Sequence[int]) -> list[V
     first = {variant.recipe.seed: variant.name for variant in variants if counts[variant.name] > 1}
     if len(first) > 1:
         starts = ", ".join(f"{name} {seed}" for seed, name in first.items())
-        raise ValueError(
+        raise UserError(
             f"methods with several seeds start with different ones: {starts}; give all the same option seed"
         )
     expanded = []
@@ -140,7 +139,7 @@ def _with_seeds(variants: Sequence[Variant], num_seeds: Sequence[int]) -> list[V
 def _of_seed(variant: Variant, seed: int, counts: Mapping[str, int]) -> Variant:
     """The variant with this seed, in its own folder, with the teacher of this seed if there are several."""
     if RunFolder(variant.folder).recipe.is_file():
-        raise ValueError(
+        raise UserError(
             f"{variant.folder} holds a run with one seed: choose another folder with -o, or move the run to "
             f"{MethodFolder(variant.folder).seed(variant.recipe.seed).path}"
         )
@@ -169,41 +168,39 @@ def _read_grid(source: str) -> dict[str, Any] | None:
     """The checked grid of a file or a shipped name; None if the source is a recipe."""
     path = Path(source)
     if path.is_file():
-        try:
-            text, name, folder = read_text(path, max_bytes=MAX_RECIPE_BYTES), source, path.parent
-        except UnicodeDecodeError:
-            raise ValueError(f"{source} is neither a grid nor a recipe: the file is not UTF-8 text") from None
+        with reading(path):
+            text, name, folder = path.read_text(encoding="utf-8"), source, path.parent
     elif source in shipped_grids():
         text, name, folder = shipped_files()[source], f"grid {source}", Path()
     elif source in shipped_recipes() or path.exists():
         return None
     else:
-        raise ValueError(f"there is neither a file nor a shipped grid or recipe {source}: {_hint(source)}")
+        raise UserError(f"there is neither a file nor a shipped grid or recipe {source}: {_hint(source)}")
     grid = parse_yaml(text, name)
     if not isinstance(grid, dict) or "variants" not in grid:
         return None
     unknown = sorted(set(grid) - {"recipe", "set", "seeds", "variants"})
     if unknown:
-        raise ValueError(
+        raise UserError(
             f"{name}: a grid has the keys recipe, set, seeds and variants; got {', '.join(unknown)}"
         )
     _check_seeds(grid.setdefault("seeds", 1), f"{name}: seeds")
     for key in ("set", "variants"):
         if not isinstance(grid.setdefault(key, {}), dict):
-            raise ValueError(f"{name}: {key} must be a mapping; got {grid[key]!r}")
+            raise UserError(f"{name}: {key} must be a mapping; got {grid[key]!r}")
     if not isinstance(grid.get("recipe"), str) or not grid["variants"]:
-        raise ValueError(f"{name}: a grid needs a recipe to start from, and one variant or more")
+        raise UserError(f"{name}: a grid needs a recipe to start from, and one variant or more")
     grid["variants"] = {str(variant): options for variant, options in grid["variants"].items()}
     for variant, options in grid["variants"].items():
         if options is None:
             grid["variants"][variant] = {}
         elif not isinstance(options, dict):
-            raise ValueError(f"{name}: variant {variant} must be a mapping of options; got {options!r}")
+            raise UserError(f"{name}: variant {variant} must be a mapping of options; got {options!r}")
     for options in (grid["set"], *grid["variants"].values()):
         _check_free_options(options, name)
     for options in (grid, *grid["variants"].values()):
         if "recipe" in options and not isinstance(options["recipe"], str):
-            raise ValueError(f"{name}: recipe must be a file or a shipped name; got {options['recipe']!r}")
+            raise UserError(f"{name}: recipe must be a file or a shipped name; got {options['recipe']!r}")
         if "recipe" in options and (folder / options["recipe"]).is_file():
             options["recipe"] = str(folder / options["recipe"])
     return grid
@@ -213,17 +210,17 @@ def _check_free_options(options: Mapping[str, Any], source: str) -> None:
     """Raise if options of a variant set what the command and the variant's name decide."""
     for key, owner in _DECIDED.items():
         if key in options:
-            raise ValueError(f"{source}: {key} has no effect in a grid, because it is {owner}: leave it out")
+            raise UserError(f"{source}: {key} has no effect in a grid, because it is {owner}: leave it out")
     teacher = options.get("teacher.run", "")
     if not isinstance(teacher, str):
-        raise ValueError(f"{source}: teacher.run must be a variant or a folder; got {teacher!r}")
+        raise UserError(f"{source}: teacher.run must be a variant or a folder; got {teacher!r}")
 
 
 def _hint(source: str) -> str:
     """The shipped names closest to an unknown one, and all of them."""
     grids, recipes = shipped_grids(), shipped_recipes()
-    close = get_close_matches(source, [*grids, *recipes])
-    question = f"did you mean {' or '.join(close)}? " if close else ""
+    close = nearest(source, [*grids, *recipes], most=3).removeprefix("; ")
+    question = f"{close} " if close.startswith("did") else ""
     return f"{question}grids are {', '.join(grids)}; recipes are {', '.join(recipes)}"
 
 
@@ -255,7 +252,7 @@ def _grid_variants(
             sets = [(str(key), value) for key, value in options.items()]
             recipe = read(recipe_name, [*sets, ("name", name), *overrides])
         except ValueError as error:
-            raise ValueError(f"{source}, variant {name}: {error}") from error
+            raise UserError(f"{source}, variant {name}: {error}") from error
         variants.append(Variant(recipe, out / folder_name(name), teacher))
     return variants
 
@@ -277,5 +274,5 @@ def _teachers_first(variants: Sequence[Variant]) -> list[Variant]:
     if len(ordered) < len(variants):
         done = {variant.name for variant in ordered}
         names = ", ".join(variant.name for variant in variants if variant.name not in done)
-        raise ValueError(f"no variant of {names} can be trained first: each has another as its teacher")
+        raise UserError(f"no variant of {names} can be trained first: each has another as its teacher")
     return ordered

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from ..limits import MAX_RECIPE_BYTES, MAX_RECIPE_VALUES
+from ..errors import UserError
 
 # type, pattern, and the characters that a value of this type can begin with
 _SCALARS = (
@@ -62,38 +62,15 @@ _Dumper.add_representer(
 
 def parse_yaml(text: str, source: str) -> Any:
     """The value of a YAML text; a ValueError names the source, the line and the column."""
-    if len(text) > MAX_RECIPE_BYTES:
-        raise ValueError(f"{source}: it has {len(text)} characters; at most {MAX_RECIPE_BYTES} are read")
     try:
-        loader = _Loader(text)
-        node = loader.get_single_node()
-        # before values are made: an alias of an alias of ... makes a billion of them from ten lines
-        num_values = _num_values(node, {})
-        if num_values <= MAX_RECIPE_VALUES:
-            return None if node is None else loader.construct_document(node)
-    except RecursionError:
-        raise ValueError(f"{source}: lists or mappings are nested too deeply") from None
+        return yaml.load(text, _Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f" line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
-        raise ValueError(f"{source}{where}: not YAML: {error.problem}") from error
-    # for example, a control character
-    except (yaml.YAMLError, ValueError) as error:
-        raise ValueError(f"{source}: not YAML: {error}") from error
-    raise ValueError(f"{source}: aliases make it {num_values} values; at most {MAX_RECIPE_VALUES} are read")
-
-
-def _num_values(node: Any, counted: dict[int, int]) -> int:
-    """The number of values of a node, each alias replaced by what it names. counted: of nodes by their id."""
-    if not isinstance(node, yaml.CollectionNode):
-        return 1
-    if id(node) not in counted:
-        # what an alias finds that lies inside of the value it names
-        counted[id(node)] = MAX_RECIPE_VALUES
-        is_mapping = isinstance(node, yaml.MappingNode)
-        items = [item for pair in node.value for item in pair] if is_mapping else node.value
-        counted[id(node)] = 1 + sum(_num_values(item, counted) for item in items)
-    return counted[id(node)]
+        raise UserError(f"{source}{where}: not YAML: {error.problem}") from error
+    # for example, a control character, or brackets in brackets without end
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise UserError(f"{source}: not YAML: {error}") from error
 
 
 def yaml_text(value: Any) -> str:

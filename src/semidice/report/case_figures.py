@@ -8,11 +8,11 @@ from jaxtyping import Bool, Float
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from ..errors import UserError
 from ..metrics.bins import CalibrationBins
-from ..metrics.pairing import PairedScores
-from ..metrics.registry import display_scale
-from ..metrics.statistics import Comparison, Correction
-from ..metrics.tables import p_text
+from ..statistics.compare import Comparison
+from ..statistics.pairing import PairedScores
+from ..statistics.tables import p_text
 from .figures import COLOURS, LINES, MARKERS, draw_outlines, new_axes, new_figure, style_axes
 
 _BLUE, _ORANGE = COLOURS[1], COLOURS[0]
@@ -27,7 +27,7 @@ def draw_reliability(bins: Mapping[str, CalibrationBins]) -> Figure:
     of one case and class, without leading axes. Up to six methods. An empty bin has no point.
     """
     if not 1 <= len(bins) <= len(COLOURS):
-        raise ValueError(f"a reliability diagram shows 1 to {len(COLOURS)} methods; got {len(bins)}")
+        raise UserError(f"a reliability diagram shows 1 to {len(COLOURS)} methods; got {len(bins)}")
     figure = new_figure(width=5.0, height=5.6)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
     style_axes(above)
@@ -36,7 +36,7 @@ def draw_reliability(bins: Mapping[str, CalibrationBins]) -> Figure:
     points = []
     for (name, counts), colour, line, marker in zip(bins.items(), COLOURS, LINES, MARKERS, strict=False):
         if counts.count.ndim != 1:
-            raise ValueError(
+            raise UserError(
                 f"the bins of {name} have leading axes {tuple(counts.count.shape[:-1])}: "
                 "draw one case or class, or bins.over_cases()"
             )
@@ -74,7 +74,7 @@ def draw_case_scores(scores: PairedScores) -> Figure:
     """Every score as a point, one row per method, with quartiles and mean: failures stay visible."""
     num_methods = len(scores.methods)
     figure, axes = new_axes(width=6.4, height=1.1 + 0.55 * num_methods)
-    values = scores.values * display_scale(scores.metric)
+    values = scores.values * scores.key.scale
     # a case has the same height in every row, so that it can be followed from method to method
     height = np.random.default_rng(0).uniform(-0.22, 0.22, len(values))
     for row in range(num_methods):
@@ -96,36 +96,36 @@ def draw_case_scores(scores: PairedScores) -> Figure:
     axes.set_yticks(range(num_methods), scores.methods)
     axes.set_ylim(num_methods - 0.5, -0.5)
     axes.grid(axis="y", visible=False)
-    unit = " (%)" if display_scale(scores.metric) == 100 else ""
+    unit = " (%)" if scores.key.scale == 100 else ""
     of_class = "" if scores.class_name in ("mean", "all") else f" of {scores.class_name}"
-    axes.set_xlabel(f"{scores.metric}{of_class}{unit}")
+    axes.set_xlabel(f"{scores.key}{of_class}{unit}")
     axes.set_title(f"{len(values)} cases, each scored under every method")
     figure.legend(loc="outside lower center", ncols=3, fontsize="small", frameon=False)
     return figure
 
 
-def draw_significance(
-    comparison: Comparison, *, level: float = 0.05, correction: Correction = "holm"
-) -> Figure:
-    """Row method minus column method in each cell; a significant cell is filled and has a triangle."""
+def draw_significance(comparison: Comparison, *, labels: Sequence[str] | None = None) -> Figure:
+    """Row method minus column method in each cell; a significant cell is filled and has a triangle.
+
+    labels: of the methods; None takes their names.
+    """
     methods = comparison.methods
     size = 1.8 + 0.78 * len(methods)
     figure, axes = new_axes(width=size + 1.0, height=size)
-    superior = comparison.superior(level=level, correction=correction)
-    p = comparison.p_holm if correction == "holm" else comparison.p
-    scale = display_scale(comparison.metric)
+    scale = comparison.key.scale
     for row, column in np.ndindex(len(methods), len(methods)):
         if row == column:
             axes.add_patch(Rectangle((column, row), 1, 1, facecolor="0.88", edgecolor="white"))
             continue
-        better, worse = bool(superior[row, column]), bool(superior[column, row])
+        pair = comparison.pairs.loc[(methods[row], methods[column])]
+        better, worse = pair.better, comparison.pairs.loc[(methods[column], methods[row])].better
         # light enough for black text, and in grey print still darker if the row is better
         face = "#9CC8E8" if better else "#F8D9C4" if worse else "white"
         hatch = "///" if worse else None
         axes.add_patch(Rectangle((column, row), 1, 1, facecolor=face, edgecolor="0.7", hatch=hatch, lw=0.6))
         sign = "▲ " if better else "▼ " if worse else ""
-        difference = f"{comparison.difference[row, column] * scale:+.2f}".replace("-", "−")
-        p_value = p_text(float(p[row, column]))
+        difference = f"{pair.difference * scale:+.2f}".replace("-", "−")
+        p_value = p_text(pair.p)
         axes.text(
             column + 0.5,
             row + 0.5,
@@ -138,17 +138,19 @@ def draw_significance(
         )
     axes.set(xlim=(0, len(methods)), ylim=(len(methods), 0), aspect="equal")
     centres = [number + 0.5 for number in range(len(methods))]
-    best = comparison.best(level=level, correction=correction)
-    axes.set_xticks(centres, methods, rotation=30, ha="right", rotation_mode="anchor")
-    axes.set_yticks(centres, [f"{name} ★" if name in best else name for name in methods])
+    names = labels or methods
+    starred = [
+        f"{name} ★" if best else name for name, best in zip(names, comparison.means["best"], strict=True)
+    ]
+    axes.set_xticks(centres, names, rotation=30, ha="right", rotation_mode="anchor")
+    axes.set_yticks(centres, starred)
     axes.tick_params(length=0)
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
     unit = " (percentage points)" if scale == 100 else ""
-    corrected = "Holm-corrected" if correction == "holm" else "uncorrected"
-    axes.set_title(f"{comparison.metric}: row minus column{unit}", loc="left", fontsize=10)
+    axes.set_title(f"{comparison.key}: row minus column{unit}", loc="left", fontsize=10)
     figure.supxlabel(
-        f"▲ row significantly better, ▼ worse; p < {level:g}, {corrected}, "
+        f"▲ row significantly better, ▼ worse; p < {comparison.alpha:g}, Holm-corrected, "
         f"{comparison.num_cases} cases.  ★ best: beaten by none.",
         fontsize=8,
     )

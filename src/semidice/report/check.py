@@ -1,15 +1,15 @@
 """Whether a prepared dataset is complete and correct, what it contains, and how well its raters agree.
 
-A problem makes the dataset unfit for training: a file that has changed, an impossible value, one image under
-two patients. A warning is worth a look: images without contrast or with intensities of another kind, cases in
-which nobody drew anything. All are collected in one pass, with one case in memory at a time. Agreement is
+A problem makes the dataset unfit for training: a file that has changed, one image under two patients. A
+warning is worth a look: images without contrast or with intensities of another kind, cases in which nobody
+drew anything, a rater whose masks are inverted or those of another rater. All are collected in one pass, with
+one case in memory at a time. Agreement is
 `labels.rater_agreement` over the cases with two raters or more. Nothing is written into the dataset.
 """
 
 import hashlib
-import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,25 +18,17 @@ import torch
 from jaxtyping import Bool, Float, Float32
 from torch import Tensor
 
+from ..data.check import array_problem, kind_warnings, listed_arrays, manifest_problems, unlisted_files
 from ..data.dataset import Dataset
-from ..data.integrity import (
-    enumerated,
-    image_problem,
-    kind_warnings,
-    listed_arrays,
-    manifest_problems,
-    mask_problems,
-    open_array,
-    scan_problems,
-    truth_problem,
-    unlisted_files,
-)
 from ..data.manifest import Scan
-from ..data.packing import unpack_case
-from ..metrics.agreement import AgreementBatches, drawn_voxels
+from ..errors import UserError, listing
+from ..labels.makers import RaterAgreement, rater_agreement
 from ..runs.run import volume_problem
+from ..statistics.agreement import drawn_voxels
 
 OnCase = Callable[[int, int], object]
+# organs fill less of an image
+_MAX_FOREGROUND = 0.9
 
 
 @dataclass(frozen=True)
@@ -80,11 +72,10 @@ def check_dataset(folder: Path, *, on_case: OnCase = lambda _, __: None) -> Chec
     dataset = Dataset(folder)
     checker = _Checker(dataset)
     problems = manifest_problems(dataset)
-    owner_of = {digest: path.relative_to(folder).as_posix() for digest, path in listed_arrays(dataset)}
     first = 0
     for scan in dataset.manifest.scans:
-        problems += checker.check_scan(scan, first, owner_of=owner_of, on_case=on_case)
-        first += len(scan.case_names())
+        problems += checker.check_scan(scan, first, on_case=on_case)
+        first += scan.num_cases
     shared, repeated = checker.duplicates()
     unlisted = unlisted_files(dataset)
     warnings = [*checker.warnings(), *repeated]
@@ -92,10 +83,9 @@ def check_dataset(folder: Path, *, on_case: OnCase = lambda _, __: None) -> Chec
     if unfit is not None:
         warnings.append(unfit)
     if unlisted:
-        warnings.append(f"{enumerated(unlisted, 'file')} in the folder that the manifest does not list")
-    of_cases = checker.batches.finish()
-    agreement = checker.scan_batches.finish() if dataset.has_slices else of_cases
-    paths = [dataset.folder.manifest, *(path for _, path in listed_arrays(dataset))]
+        warnings.append(f"{listing(unlisted, 'file')} in the folder that the manifest does not list")
+    agreement = checker.of_scans if dataset.has_slices else checker.of_cases
+    paths = [dataset.folder.manifest, *listed_arrays(dataset)]
     return CheckReport(
         dataset,
         problems=(*problems, *shared),
@@ -104,7 +94,7 @@ def check_dataset(folder: Path, *, on_case: OnCase = lambda _, __: None) -> Chec
         empty=checker.empty,
         agreement=agreement.majority,
         pairwise=agreement.pairwise,
-        case_agreement=of_cases.majority.nanmean(1),
+        case_agreement=checker.of_cases.majority.nanmean(1),
         readable=checker.readable,
         num_bytes=sum(path.stat().st_size for path in paths if path.is_file()),
     )
@@ -120,54 +110,40 @@ class _Checker:
         self.foreground = np.full((num_cases, num_classes - 1), np.nan)
         self.empty = np.zeros((num_cases, num_raters), dtype=bool)
         self.readable = np.zeros(num_cases, dtype=bool)
-        self.batches = AgreementBatches(num_cases, num_raters, num_classes=num_classes)
-        self.scan_batches = AgreementBatches(len(dataset.manifest.scans), num_raters, num_classes=num_classes)
+        self.of_cases, self.of_scans = (
+            RaterAgreement(torch.full((each, num_raters), torch.nan), torch.full((each, *both), torch.nan))
+            for both in [(num_raters, num_raters)]
+            for each in (num_cases, len(dataset.manifest.scans))
+        )
         # what the raters drew in the slices of the scan that is being read
         self._drawn: list[np.ndarray] = []
         self._constant: list[str] = []
-        self._dtype_of: dict[str, str] = {}
+        # of the voxels that each rater drew; and whether two raters drew the same
+        self._share = np.full((num_cases, num_raters), np.nan)
+        self._same = np.zeros((num_cases, num_raters, num_raters), dtype=bool)
         self._cases_of_image: dict[bytes, list[int]] = defaultdict(list)
 
-    def check_scan(
-        self, scan: Scan, first: int, *, owner_of: Mapping[str, str], on_case: OnCase
-    ) -> list[str]:
+    def check_scan(self, scan: Scan, first: int, *, on_case: OnCase) -> list[str]:
         """The problems of a scan whose first case has the number `first`."""
-        manifest, folder = self.dataset.manifest, self.dataset.folder
-        problems = scan_problems(manifest, scan)
-        if problems:
-            on_case(first + len(scan.case_names()), len(self.dataset))
-            return problems
-        arrays: dict[str, np.ndarray] = {}
-        for kind in scan.arrays:
-            array, array_problems = open_array(folder, manifest, scan, kind, owner_of=owner_of)
-            problems += array_problems
-            if array is not None:
-                arrays[kind] = array
-        if "images" in arrays:
-            self._dtype_of[scan.name] = arrays["images"].dtype.name
+        dataset = self.dataset
+        problems = [array_problem(dataset.folder, scan, kind) for kind in scan.arrays]
+        problems = [problem for problem in problems if problem]
         self._drawn.clear()
-        for number, name in enumerate(scan.case_names(), start=first):
-            rows = {kind: np.array(array[number - first]) for kind, array in arrays.items()}
-            problems += [f"case {name}: {problem}" for problem in self._check_case(number, rows)]
-            on_case(number + 1, len(self.dataset))
-        if scan.slices is not None and len(self._drawn) == len(scan.slices):
+        for number in range(first, first + scan.num_cases):
+            # the values of a file that is not what was prepared mean nothing
+            if not problems:
+                try:
+                    self._check_image(number, dataset.stored("images", number))
+                    self._check_masks(number, dataset.masks(number))
+                except UserError as error:
+                    problems.append(str(error))
+            on_case(number + 1, len(dataset))
+        if self._drawn and scan.slices is not None and len(self._drawn) == len(scan.slices):
             drawn = np.concatenate(self._drawn, axis=1)
-            self.scan_batches.add(manifest.scans.index(scan), drawn, present=self.dataset.present[first])
+            self._compare(self.of_scans, dataset.manifest.scans.index(scan), drawn, dataset.present[first])
         return problems
 
-    def _check_case(self, number: int, rows: Mapping[str, np.ndarray]) -> list[str]:
-        problems = []
-        if "images" in rows:
-            problems.append(self._check_image(number, rows["images"]))
-        if "masks" in rows:
-            mask_problems = self._check_masks(number, rows["masks"])
-            problems += mask_problems
-            self.readable[number] = "images" in rows and not mask_problems
-        if "truth" in rows:
-            problems.append(truth_problem(rows["truth"]))
-        return [problem for problem in problems if problem is not None]
-
-    def _check_image(self, number: int, stored: np.ndarray) -> str | None:
+    def _check_image(self, number: int, stored: np.ndarray) -> None:
         name, channels = self.dataset.cases[number].name, self.dataset.manifest.channels
         constant = [label for label, plane in zip(channels, stored, strict=True) if np.ptp(plane) == 0]
         if constant:
@@ -177,41 +153,65 @@ class _Checker:
             digest = hashlib.sha256(f"{stored.dtype}{stored.shape}".encode())
             digest.update(np.ascontiguousarray(stored).data)
             self._cases_of_image[digest.digest()].append(number)
-        return image_problem(stored)
 
-    def _check_masks(self, number: int, packed: np.ndarray) -> list[str]:
-        manifest, space = self.dataset.manifest, self.dataset.cases[number].shape
+    def _check_masks(self, number: int, classes: np.ndarray) -> None:
         present = self.dataset.present[number]
-        classes = unpack_case(packed, width=space[-1])
-        problems = mask_problems(packed, classes, manifest.class_names)
         drawn = drawn_voxels(classes)
-        absent = [
-            rater
-            for rater, is_present, voxels in zip(manifest.raters, present, drawn, strict=True)
-            if not is_present and voxels.any()
-        ]
-        if absent:
-            problems.append(
-                f"{', '.join(absent)} did not look at it according to the manifest, but the mask is not empty"
-            )
-        if problems:
-            return problems
         # one rater at a time: bincount needs eight bytes per voxel
         counts = [np.bincount(voxels, minlength=self.dataset.num_classes) for voxels in drawn[present]]
-        self.foreground[number] = np.mean(counts, axis=0)[1:] / math.prod(space)
+        shares = np.array(counts)[:, 1:] / classes[0].size
+        self.foreground[number] = shares.mean(axis=0)
         self.empty[number] = present & ~drawn.any(axis=1)
+        self._share[number, present] = shares.sum(axis=1)
+        self._same[number] = [[(one == two).all() for two in drawn] for one in drawn]
+        self.readable[number] = True
         if present.sum() > 1:
-            self.batches.add(number, drawn, present=present)
+            self._compare(self.of_cases, number, drawn, present)
             self._drawn.append(drawn)
-        return []
+
+    def _rater_warnings(self) -> list[str]:
+        """Raters whose masks look inverted, or copied from another rater."""
+        raters, warnings = self.dataset.manifest.raters, []
+        drew = self.dataset.present & self.readable[:, None] & ~self.empty
+        for number, rater in enumerate(raters):
+            own, others = self._share[drew[:, number]][:, number], np.delete(self._share, number, axis=1)
+            is_most = own > _MAX_FOREGROUND
+            # an absent rater is NaN, which is not below one half
+            is_alone = (own > 0.5) & (others[drew[:, number]] < 0.5).any(axis=1)
+            if len(own) and (is_most | is_alone).all():
+                warnings.append(f"rater {rater} drew most of the voxels in every case: are they inverted?")
+            elif is_most.any():
+                names = [self.dataset.cases[case].name for case in np.flatnonzero(drew[:, number])[is_most]]
+                warnings.append(
+                    f"rater {rater} drew more than {_MAX_FOREGROUND:.0%} of the voxels of "
+                    f"{listing(names, 'case')}"
+                )
+            for other in range(number):
+                both = drew[:, number] & drew[:, other]
+                if both.sum() > 3 and self._same[both, number, other].all():
+                    warnings.append(
+                        f"raters {raters[other]} and {rater} drew the same in all of {both.sum()} cases: is "
+                        "one a copy of the other?"
+                    )
+        return warnings
+
+    def _compare(self, scores: RaterAgreement, number: int, drawn: np.ndarray, present: np.ndarray) -> None:
+        """Store the agreement of the raters of a case or scan."""
+        # comparing two empty masks needs a voxel
+        masks = torch.from_numpy(drawn if drawn.size else np.zeros((len(drawn), 1), drawn.dtype))
+        found = rater_agreement(
+            masks, num_classes=self.dataset.num_classes, present=torch.from_numpy(present)
+        )
+        scores.majority[number], scores.pairwise[number] = found.majority, found.pairwise
 
     def warnings(self) -> list[str]:
         """Warnings about all cases that were checked."""
         dataset = self.dataset
         warnings = []
         if self._constant:
-            warnings.append(f"{enumerated(self._constant, 'image')} with a single grey value")
-        warnings += kind_warnings(dataset.manifest.scans, self._dtype_of)
+            warnings.append(f"{listing(self._constant, 'image')} with a single grey value")
+        warnings += [*kind_warnings(dataset.manifest.scans), *dataset.manifest.warnings]
+        warnings += self._rater_warnings()
         present = dataset.present & self.readable[:, None]
         blank = [
             case.name
@@ -219,7 +219,7 @@ class _Checker:
             if is_present.any() and (empty == is_present).all()
         ]
         if blank:
-            warnings.append(f"{enumerated(blank, 'case')} in which no rater drew anything")
+            warnings.append(f"{listing(blank, 'case')} in which no rater drew anything")
         for rater, is_present, empty in zip(dataset.manifest.raters, present.T, self.empty.T, strict=True):
             if is_present.any() and (empty == is_present).all():
                 warnings.append(f"rater {rater} drew nothing in any of {is_present.sum()} cases")
@@ -238,7 +238,7 @@ class _Checker:
                 shared.append(f"the same image under two patients would leak between folds: {names}{more}")
             else:
                 repeated.append(
-                    f"{enumerated([case.name for case in cases], 'case')} of patient {cases[0].patient} "
+                    f"{listing([case.name for case in cases], 'case')} of patient {cases[0].patient} "
                     "have the same image"
                 )
         return shared, repeated

@@ -11,9 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from ..console import counting_bar, say, waiting
-from ..metrics.tables import number_text
+from ..errors import UserError
 from ..paths import DatasetFolder
 from ..runs.run import volume_problem
+from ..statistics.tables import number_text
 from .check import CheckReport, check_dataset
 from .contact_sheet import case_panel, choose_cases, draw_contact_sheet
 from .figures import save_figure
@@ -22,7 +23,7 @@ from .figures import save_figure
 _MAX_SHOWN = 40
 
 
-class CheckError(ValueError):
+class CheckError(UserError):
     """The dataset has problems."""
 
 
@@ -34,9 +35,9 @@ def run_check(folder: Path, *, sheet: Path | None = None, console: Console) -> C
     """
     sheet = DatasetFolder(folder).contact_sheet if sheet is None else sheet
     if sheet.suffix.lower() != ".png":
-        raise ValueError(f"the contact sheet is a PNG: give it a name that ends in .png; got {sheet}")
+        raise UserError(f"the contact sheet is a PNG: give it a name that ends in .png; got {sheet}")
     if sheet.resolve().is_relative_to(folder.resolve()):
-        raise ValueError(f"{sheet} is inside the dataset, which must not change: choose a path outside of it")
+        raise UserError(f"{sheet} is inside the dataset, which must not change: choose a path outside of it")
     with counting_bar(console, doing="checking", unit="cases") as progress:
         bar = progress.add_task("", total=None)
         report = check_dataset(
@@ -51,7 +52,6 @@ def run_check(folder: Path, *, sheet: Path | None = None, console: Console) -> C
     if shown_cases:
         with waiting(console, "drawing the contact sheet"):
             panels = [case_panel(dataset, number, float(agreement[number])) for number in shown_cases]
-            sheet.parent.mkdir(parents=True, exist_ok=True)
             save_figure(draw_contact_sheet(panels, dataset.manifest.raters, num_cases=len(dataset)), sheet)
         say(console, f"wrote {sheet}")
     counts = f"{_counted(report.problems, 'problem')}, {_counted(report.warnings, 'warning')}"
@@ -78,7 +78,7 @@ def summary_table(report: CheckReport) -> Table:
     spacings = [
         sides if scan.slices is not None else sides[: len(scan.shape)]
         for scan in manifest.scans
-        if (sides := scan.known_spacing_mm) is not None
+        if (sides := scan.voxel_mm)
     ]
     num_slices = f", slices of {len(manifest.scans)} scans" if dataset.has_slices else ""
     rows = {

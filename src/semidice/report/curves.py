@@ -4,6 +4,7 @@ The points of a fold's series are averaged in windows with equally many log line
 lines. A curve ends at the last step that all folds have.
 """
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from ..limits import MAX_LOG_BYTES, parse_json, read_text
+from ..errors import reading
 from ..paths import RunFolder
 from .figures import line_style, new_figure, style_axes
 
@@ -49,19 +50,13 @@ def read_curves(runs: Mapping[str, RunFolder]) -> dict[str, dict[str, Curve]]:
 def read_log(path: Path) -> dict[str, np.ndarray]:
     """Each series of a log as (points, 2): step and value; a ValueError names a line that is wrong."""
     series: dict[str, list[tuple[float, float]]] = {}
-    try:
-        lines = read_text(path, max_bytes=MAX_LOG_BYTES).splitlines()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not a log of a training: it is not UTF-8 text") from error
+    with reading(path):
+        lines = path.read_text(encoding="utf-8").splitlines()
     for number, line in enumerate(lines, start=1):
-        try:
-            values = parse_json(line)
+        with reading(Path(f"{path}, line {number}"), "a JSON object with a step and numbers is expected"):
+            values = json.loads(line)
             step = float(values["step"])
             pairs = [(name, float(value)) for name, value in values.items() if name not in _NO_SERIES]
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(
-                f"{path}, line {number} must be a JSON object with a step and numbers: {error}"
-            ) from error
         for name, value in pairs:
             if math.isfinite(value):
                 series.setdefault(name, []).append((step, value))

@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ..metrics.registry import display_scale
+from ..statistics.resampling import ALPHA
 from .figures import COLOURS, line_style, new_axes, new_figure, style_axes
 from .rules import PLAIN, RuleScore, differences
 from .volumes import ClassVolumes, coverage, level_text
@@ -17,13 +17,13 @@ _LIGHT_BLUE = "#9CC8E8"
 _MARKERS = ("o", "s", "^", "D", "v", "P", "*", "<", ">")
 
 
-def draw_rules(score: RuleScore, *, level: float = 0.05) -> Figure:
+def draw_rules(score: RuleScore) -> Figure:
     """Each rule's difference from argmax with its corrected interval, one row per method; filled if real."""
     rules = [rule for rule in score.rules if rule != PLAIN]
     methods = list(score.comparisons)
     figure, axes = new_axes(width=6.4, height=1.3 + (0.3 + 0.2 * len(rules)) * len(methods))
     axes.axvline(0, color="0.35", linewidth=1)
-    shown = [differences(score, method, level=level) for method in methods]
+    shown = [differences(score, method) for method in methods]
     ends = [end for of_rules in shown for each in of_rules.values() for end in (each.low, each.high)]
     reach = 1.05 * max((abs(end) for end in ends if np.isfinite(end)), default=0) or 1.0
     for row, of_rules in enumerate(shown):
@@ -50,9 +50,12 @@ def draw_rules(score: RuleScore, *, level: float = 0.05) -> Figure:
     axes.set_yticks(range(len(methods)), methods)
     axes.set_ylim(len(methods) - 0.5, -0.5)
     axes.grid(axis="y", visible=False)
-    unit = " (percentage points)" if display_scale(score.metric) == 100 else ""
-    axes.set_xlabel(f"{score.metric}: rule minus {PLAIN}{unit}")
-    axes.set_title(f"Filled: significant, p < {level:g}, Holm-corrected", fontsize=10)
+    unit = " (percentage points)" if score.key.scale == 100 else ""
+    axes.set_xlabel(f"{score.key}: rule minus {PLAIN}{unit}")
+    axes.set_title(
+        f"Filled: significant, p < {ALPHA:g}, Holm-corrected",
+        fontsize=10,
+    )
     figure.legend(loc="outside lower center", ncols=min(4, len(rules)), fontsize="small", frameon=False)
     return figure
 

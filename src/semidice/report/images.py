@@ -127,7 +127,7 @@ class ShownSlice:
 def voxel_sides(scan: Scan, slice_axis: int) -> tuple[float, ...]:
     """Sides of a stored voxel along the axes of a case; without spacing, of raw voxels with sides of 1."""
     if scan.spacing_mm is not None:
-        return scan.spacing_mm[: len(scan.shape)]
+        return scan.spacing_mm
     lengths = list(scan.raw_shape)
     if len(lengths) > len(scan.shape):
         lengths.pop(slice_axis)

@@ -4,8 +4,9 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from ..data.dataset import Dataset
-from ..data.integrity import enumerated
-from ..metrics.cases import CaseTable, read_cases
+from ..errors import UserError, listing
+from ..runs.scoring import fingerprint
+from ..statistics.cases import CaseTable, methods_of, read_cases
 
 
 def read_other_methods(
@@ -15,13 +16,13 @@ def read_other_methods(
     tables: dict[str, CaseTable] = {}
     for path in paths:
         table = read_cases_of(dataset, path, "semidice evaluate --predictions -o")
-        for method in table.methods:
+        for method in methods_of(table):
             if method in tables or method in taken:
-                raise ValueError(
+                raise UserError(
                     f"{path} has scores of {method}, but another method has this name: choose another one "
                     "with `semidice evaluate --name`"
                 )
-            tables[method] = table.select(method=method)
+            tables[method] = table[table["method"] == method]
     return tables
 
 
@@ -31,33 +32,54 @@ def compared_methods(path: Path, dataset: Dataset, taken: Collection[str]) -> di
     They have no folds; the others are of runs.
     """
     table = read_cases_of(dataset, path, "semidice evaluate --predictions -o")
-    of_methods = {method: table.select(method=method) for method in table.methods if method not in taken}
-    return {method: rows for method, rows in of_methods.items() if (rows.columns["fold"] == -1).all()}
+    of_methods = {method: table[table["method"] == method] for method in methods_of(table)}
+    return {
+        method: rows
+        for method, rows in of_methods.items()
+        if method not in taken and (rows["fold"] == -1).all()
+    }
 
 
 def read_cases_of(dataset: Dataset, path: Path, command: str) -> CaseTable:
-    """The case table in a file; a ValueError if it has a foreign case, or says another patient of a case.
+    """The case table in a file; a ValueError if it is of another dataset, or tells another patient of a case.
+
+    A table without a patient takes that of the dataset.
 
     command: what writes the file, for the message.
     """
     if not path.is_file():
-        raise ValueError(f"there is no case table {path}: write it with `{command}`")
+        raise UserError(f"there is no case table {path}: write it with `{command}`")
     table = read_cases(path)
-    pairs = zip(table.columns["case"].tolist(), table.columns["patient"].tolist(), strict=True)
-    check_cases(dict(pairs), dataset, path, command)
+    others = table[~table["dataset"].isin(["", fingerprint(dataset)])]
+    if len(others):
+        raise UserError(
+            f"{path} has scores of {others['method'].iloc[0]} on another dataset than {dataset.folder.path}, "
+            f"or before it was prepared again, such as case {others['case'].iloc[0]}: score the predictions "
+            f"on this one with `{command}`, or name the other dataset"
+        )
+    if (table["patient"] == table["case"]).all():
+        # no column: patients that the dataset knows must not count as independent cases
+        known = _patients(dataset)
+        table["patient"] = table["case"].map(lambda case: known.get(case, case))
+    check_cases(dict(zip(table["case"], table["patient"], strict=True)), dataset, path, command)
     return table
+
+
+def _patients(dataset: Dataset) -> dict[str, str]:
+    """The patient of each case and scan."""
+    known = {case.name: case.patient for case in dataset.cases}
+    return known | {scan.name: scan.patient for scan in dataset.manifest.scans}
 
 
 def check_cases(patient_of: Mapping[str, str], dataset: Dataset, path: Path, command: str) -> None:
     """Raise unless the cases in a file are scans or slices of the dataset, and of the same patients there."""
-    known = {case.name: case.patient for case in dataset.cases}
-    known |= {scan.name: scan.patient for scan in dataset.manifest.scans}
+    known = _patients(dataset)
     foreign = sorted(case for case in patient_of if case not in known)
     if foreign:
-        raise ValueError(f"{path} has {enumerated(foreign, 'case')} that {dataset.folder.path} does not have")
+        raise UserError(f"{path} has {listing(foreign, 'case')} that {dataset.folder.path} does not have")
     for case, patient in patient_of.items():
         if patient != known[case]:
-            raise ValueError(
+            raise UserError(
                 f"{path} says that case {case} is of patient {patient}, but {dataset.folder.path} says "
                 f"{known[case]}: write the file again with `{command}`"
             )

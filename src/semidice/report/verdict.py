@@ -8,12 +8,12 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from ..data.dataset import Dataset, ScoredUnit
-from ..metrics.agreement import OVERLAP_SCORES, raters_own_scores
-from ..metrics.cases import NO_SEED, CaseTable
-from ..metrics.pairing import shared_seeds
-from ..metrics.registry import PER_SLICE, score_name, spoken_name
-from ..metrics.statistics import Comparison
-from ..metrics.tables import number_text
+from ..metrics.registry import ScoreKey
+from ..statistics.agreement import OVERLAP_SCORES, raters_own_scores
+from ..statistics.cases import CaseTable
+from ..statistics.compare import Comparison
+from ..statistics.pairing import shared_seeds
+from ..statistics.tables import number_text
 
 # the best method is far below the raters if its score is below this share of theirs; all trained networks of
 # the paper but those of one task of QUBIQ are above it
@@ -21,22 +21,20 @@ _FAR_BELOW = 0.75
 
 
 def raters_of(
-    dataset: Dataset, cases: Collection[str], metrics: Sequence[str]
-) -> dict[tuple[str, str], float]:
-    """`raters_own_scores` of the scans and slices that are `cases`; empty if there is one rater.
-
-    metrics: names of a case table; those per slice are of slices, and the others of scans.
-    """
+    dataset: Dataset, cases: Collection[str], keys: Sequence[ScoreKey]
+) -> dict[tuple[ScoreKey, str], float]:
+    """`raters_own_scores` of the scans and slices that are `cases`; empty if there is one rater."""
     if len(dataset.manifest.raters) < 2:
         return {}
     raters = {}
     for unit in ("scan", "slice"):
-        names = {score_name(name): name for name in metrics if name.endswith(PER_SLICE) == (unit == "slice")}
+        names = {key.metric: key for key in keys if key.per == unit}
         units = [each for each in dataset.units(range(len(dataset)), unit) if each.name in cases]
         own = raters_own_scores(
             (_drawn_by_raters(dataset, each) for each in units if names),
             class_names=dataset.manifest.class_names,
             metrics=names,
+            drawn=dataset.drawn_classes,
         )
         raters.update({(names[metric], class_name): value for (metric, class_name), value in own.items()})
     return raters
@@ -50,23 +48,22 @@ def _drawn_by_raters(dataset: Dataset, unit: ScoredUnit) -> np.ndarray:
     )
 
 
-def raters_warning(comparisons: Sequence[Comparison], raters: Mapping[tuple[str, str], float]) -> str | None:
+def raters_warning(
+    comparisons: Sequence[Comparison], raters: Mapping[tuple[ScoreKey, str], float]
+) -> str | None:
     """A sentence if the best method is far below the raters' own agreement, by the first score of overlap."""
     # of a score that was computed both ways, that of scans
-    scans_last = sorted(comparisons, key=lambda each: not each.metric.endswith(PER_SLICE))
-    by_metric = {
-        score_name(each.metric): each for each in scans_last if (each.metric, each.class_name) in raters
-    }
+    scans_last = sorted(comparisons, key=lambda each: each.key.per != "slice")
+    by_metric = {each.key.metric: each for each in scans_last if (each.key, each.class_name) in raters}
     metric = next((name for name in OVERLAP_SCORES if name in by_metric), None)
     if metric is None:
         return None
     comparison = by_metric[metric]
-    best, own = float(comparison.mean.max()), raters[comparison.metric, comparison.class_name]
+    best, own = float(comparison.means["mean"].max()), raters[comparison.key, comparison.class_name]
     if best >= _FAR_BELOW * own:
         return None
-    name = spoken_name(comparison.metric)
     return (
-        f"The best {name}, {number_text(100 * best)} %, is far below the raters' own agreement, "
+        f"The best {comparison.key}, {number_text(100 * best)} %, is far below the raters' own agreement, "
         f"{number_text(100 * own)} %. The networks may not be trained well enough to compare them: train "
         "longer, or look at the images first."
     )
@@ -74,12 +71,12 @@ def raters_warning(comparisons: Sequence[Comparison], raters: Mapping[tuple[str,
 
 def seeds_sentences(table: CaseTable) -> list[str]:
     """Which seeds are left out and why, and which methods have one training among others with several."""
-    shared = shared_seeds(table.columns["method"], table.seeds)
+    shared = shared_seeds(table)
     sentences = [
         f"Seed {seed} is left out of every method: there are no scores of {listed(lacking)} with it."
         for seed, lacking in shared.lacking.items()
     ]
-    single = sorted(set(table.columns["method"][table.seeds == NO_SEED].tolist()))
+    single = sorted(set(table["method"][table["seed"] == -1]))
     if shared.seeds and single:
         sentences.append(
             f"There is one training of {listed(single)}: its spread over seeds is not known, and no interval "
@@ -88,9 +85,9 @@ def seeds_sentences(table: CaseTable) -> list[str]:
     return sentences
 
 
-def verdict(comparisons: Mapping[str, Comparison], *, level: float = 0.05) -> str:
+def verdict(comparisons: Mapping[ScoreKey, Comparison] | Mapping[str, Comparison]) -> str:
     """Which method is best, in a few sentences; comparisons: of the same methods, by name of a score."""
-    sentence = _which_is_best(comparisons, level)
+    sentence = _which_is_best({str(name): comparison for name, comparison in comparisons.items()})
     counts = sorted({max(1, len(comparison.seeds)) for comparison in comparisons.values()})
     if counts == [1]:
         return sentence
@@ -100,9 +97,9 @@ def verdict(comparisons: Mapping[str, Comparison], *, level: float = 0.05) -> st
     )
 
 
-def _which_is_best(comparisons: Mapping[str, Comparison], level: float) -> str:
+def _which_is_best(comparisons: Mapping[str, Comparison]) -> str:
     methods = next(iter(comparisons.values())).methods
-    best = {name: comparison.best(level=level) for name, comparison in comparisons.items()}
+    best = {name: comparison.best for name, comparison in comparisons.items()}
     if len(methods) == 1:
         return f"One method, {methods[0]}: there is nothing to compare it with."
     unbeaten = [method for method in methods if all(method in names for names in best.values())]
@@ -110,9 +107,9 @@ def _which_is_best(comparisons: Mapping[str, Comparison], level: float) -> str:
         method: [
             name
             for name, comparison in comparisons.items()
-            if comparison.superior(level=level)[number].sum() == len(methods) - 1
+            if comparison.pairs["better"].xs(method, level="first").all()
         ]
-        for number, method in enumerate(methods)
+        for method in methods
     }
     if len(unbeaten) == len(methods):
         return (

@@ -22,10 +22,10 @@ import numpy as np
 from jaxtyping import Float
 
 from ..data.dataset import Dataset
-from ..limits import MAX_CSV_BYTES, check_file, read_json
-from ..metrics.cells import unescaped_cell
-from ..metrics.tables import Cell, Table, number_text
+from ..errors import UserError, read_json, reading
 from ..paths import RunFolder
+from ..statistics.cells import unescaped_cell
+from ..statistics.tables import Cell, Table, number_text
 from .other_methods import check_cases
 from .verdict import listed
 
@@ -93,7 +93,7 @@ def read_volumes(folder: RunFolder, dataset: Dataset) -> list[ClassVolumes]:
     check_cases({row.case: row.patient for row in rows}, dataset, path, COMMAND)
     levels = {row.level for row in rows}
     if len(levels) > 1:
-        raise ValueError(f"{path} has intervals of different levels: write it again with `{COMMAND}`")
+        raise UserError(f"{path} has intervals of different levels: write it again with `{COMMAND}`")
     (level,) = levels
     level = _stored_level(folder) if level is None else level
     records = []
@@ -135,35 +135,29 @@ class _Row:
 
 def _read_rows(path: Path, dataset: Dataset) -> tuple[list[_Row], tuple[str, ...]]:
     rows: dict[tuple[str, str], _Row] = {}
-    check_file(path, max_bytes=MAX_CSV_BYTES)
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.reader(file, strict=True)
-            header = tuple(next(reader, ()))
-            has_level = "level" in header
-            fixed = (*_NAMES, *(["level"] if has_level else []), *_NUMBERS)
-            raters = header[len(fixed) :]
-            if header[: len(fixed)] != fixed or not all(name.startswith(_RATER) for name in raters):
-                raise ValueError(
-                    f"{path} must have the columns {', '.join(fixed)} and `{_RATER}NAME` of each rater; it "
-                    f"has {', '.join(header)[:200] or 'none'}: write it with `{COMMAND}`"
-                )
-            for cells in reader:
-                where = f"{path}, line {reader.line_num}"
-                if len(cells) != len(header):
-                    raise ValueError(f"{where}: expected {len(header)} cells, got {len(cells)}")
-                row = _row(cells, len(fixed), dataset, where, has_level=has_level)
-                if (row.case, row.class_name) in rows:
-                    raise ValueError(f"{where}: a second row of case {row.case} and class {row.class_name}")
-                if any(
-                    row.unit != other.unit for other in rows.values() if other.class_name == row.class_name
-                ):
-                    raise ValueError(f"{where}: all volumes of a class must have one unit; got {row.unit}")
-                rows[row.case, row.class_name] = row
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"{path} is not a CSV file: {error}; write it with `{COMMAND}`") from error
+    with reading(path, f"write it with `{COMMAND}`"), path.open(newline="", encoding="utf-8") as file:
+        reader = csv.reader(file, strict=True)
+        header = tuple(next(reader, ()))
+        has_level = "level" in header
+        fixed = (*_NAMES, *(["level"] if has_level else []), *_NUMBERS)
+        raters = header[len(fixed) :]
+        if header[: len(fixed)] != fixed or not all(name.startswith(_RATER) for name in raters):
+            raise UserError(
+                f"{path} must have the columns {', '.join(fixed)} and `{_RATER}NAME` of each rater; it "
+                f"has {', '.join(header)[:200] or 'none'}: write it with `{COMMAND}`"
+            )
+        for cells in reader:
+            where = f"{path}, line {reader.line_num}"
+            if len(cells) != len(header):
+                raise UserError(f"{where}: expected {len(header)} cells, got {len(cells)}")
+            row = _row(cells, len(fixed), dataset, where, has_level=has_level)
+            if (row.case, row.class_name) in rows:
+                raise UserError(f"{where}: a second row of case {row.case} and class {row.class_name}")
+            if any(row.unit != other.unit for other in rows.values() if other.class_name == row.class_name):
+                raise UserError(f"{where}: all volumes of a class must have one unit; got {row.unit}")
+            rows[row.case, row.class_name] = row
     if not rows:
-        raise ValueError(f"{path} has no rows: write it with `{COMMAND}`")
+        raise UserError(f"{path} has no rows: write it with `{COMMAND}`")
     return list(rows.values()), tuple(name.removeprefix(_RATER) for name in raters)
 
 
@@ -171,18 +165,18 @@ def _row(cells: Sequence[str], num_fixed: int, dataset: Dataset, where: str, *, 
     case, patient, _, class_name, unit = map(unescaped_cell, cells[: len(_NAMES)])
     if class_name not in dataset.manifest.class_names[1:]:
         classes = ", ".join(dataset.manifest.class_names[1:])
-        raise ValueError(f"{where}: class must be one of {classes}; got {class_name!r}")
+        raise UserError(f"{where}: class must be one of {classes}; got {class_name!r}")
     if unit not in UNITS:
-        raise ValueError(f"{where}: unit must be {' or '.join(UNITS)}; got {unit!r}")
+        raise UserError(f"{where}: unit must be {' or '.join(UNITS)}; got {unit!r}")
     level = _number(cells[len(_NAMES)], where) if has_level else None
     if level is not None and not 0 < level < 1:
-        raise ValueError(f"{where}: level must be between 0 and 1; got {cells[len(_NAMES)][:40]!r}")
+        raise UserError(f"{where}: level must be between 0 and 1; got {cells[len(_NAMES)][:40]!r}")
     numbers = tuple(_number(cell, where) for cell in cells[len(_NAMES) + has_level : num_fixed])
     if math.isnan(numbers[0]):
-        raise ValueError(f"{where}: expected must be a volume; it is empty")
+        raise UserError(f"{where}: expected must be a volume; it is empty")
     for low, high in (numbers[1:3], numbers[3:5]):
         if low > high or math.isnan(low) != math.isnan(high):
-            raise ValueError(f"{where}: an interval must end above its start; got {low:g} to {high:g}")
+            raise UserError(f"{where}: an interval must end above its start; got {low:g} to {high:g}")
     raters = tuple(_number(cell, where) for cell in cells[num_fixed:])
     return _Row(case, patient, class_name, unit, level, numbers, raters)
 
@@ -196,17 +190,17 @@ def _number(cell: str, where: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 <= value < math.inf:
-        raise ValueError(f"{where}: a volume must be a finite number, 0 or more, or empty; got {cell[:40]!r}")
+        raise UserError(f"{where}: a volume must be a finite number, 0 or more, or empty; got {cell[:40]!r}")
     return value
 
 
 def _stored_level(folder: RunFolder) -> float | None:
     """The nominal level of the intervals, from decision.json; None if it does not have exactly one."""
-    try:
+    if not folder.decision.is_file():
+        return None
+    with reading(folder.decision):
         levels = list(read_json(folder.decision)["intervals"])
         level = float(levels[0]) if len(levels) == 1 else math.nan
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
     return level if 0 < level < 1 else None
 
 

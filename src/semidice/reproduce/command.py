@@ -13,17 +13,17 @@ end.
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 from rich.console import Console
 from rich.text import Text
 
 from ..compare import run_variants
 from ..console import counting_bar, say, waiting
-from ..metrics.cases import CaseTable, concatenate, write_cases
-from ..metrics.tables import Cell, Table
+from ..errors import UserError
 from ..paths import ComparisonFolder, ReproductionFolder, write_text
 from ..recipes.grid import Variant
+from ..statistics.cases import CaseTable, concatenate, write_cases
+from ..statistics.tables import Cell, Table
 from ..training.command import start_fabric
 from ..training.grid import check_engine, finish_folds
 from ..training.phases import write_jobs_table
@@ -43,7 +43,7 @@ from .scores import agreement_scores, agreement_values, our_values
 from .tables import PaperTable, TableValues
 
 
-class ReproduceError(ValueError):
+class ReproduceError(UserError):
     """Some trainings failed: which ones, and why. All others were run, shown and written."""
 
 
@@ -84,7 +84,7 @@ def run_reproduce(
         _print_list(plan, console, accelerator)
         return {}
     if not plan.datasets:
-        raise ValueError(
+        raise UserError(
             f"{data} has no dataset of table {table}; make one with a command shown above, or change --data"
         )
     paper_plan = make_plan(tables, data=data, out=out, tasks=tasks, protocol=protocol)
@@ -119,7 +119,7 @@ def _check_choices(protocol: str, on: str | None) -> None:
     if on is not None:
         check_engine(on)
     if protocol not in PROTOCOLS:
-        raise ValueError(f"unknown protocol {protocol!r}; choose from {', '.join(PROTOCOLS)}")
+        raise UserError(f"unknown protocol {protocol!r}; choose from {', '.join(PROTOCOLS)}")
 
 
 def _run(
@@ -134,8 +134,8 @@ def _run(
     folders = {dataset: ComparisonFolder(folder.runs(dataset)) for dataset in runnable}
     errors: Mapping[str, str] = {}
     if on is not None:
-        by_seen = {folders[dataset].arrays: variants for dataset, variants in runnable.items()}
-        errors = finish_folds(by_seen, on, console, accelerator=accelerator, command="semidice reproduce")
+        every = [variant for variants in runnable.values() for variant in variants]
+        errors = finish_folds(every, on, console, accelerator=accelerator, command="semidice reproduce")
     fabric = start_fabric(accelerator=accelerator)
     left = (
         0
@@ -148,18 +148,14 @@ def _run(
         say(console, f"{left} trainings to run, about {time_text(seconds)} on {fabric.device.type}")
     for dataset, variants in runnable.items():
         say(console, f"{dataset}: {len(variants)} methods")
-        seen = folders[dataset].arrays
-        outcome = run_variants(variants, fabric, console, seen=seen, failed=errors)
+        outcome = run_variants(variants, fabric, console, failed=errors)
         write_jobs_table(variants, folders[dataset].jobs)
         failed |= {f"{dataset}/{name}": error for name, error in outcome.failed.items()}
         for variant in variants:
             if variant.name in outcome.tables:
-                columns = outcome.tables[variant.name].columns
+                table = outcome.tables[variant.name]
                 # the run can have more folds, from an earlier command that asked for more
-                wanted = np.isin(columns["fold"], variant.recipe.data.fold_numbers)
-                runs[dataset, variant.name] = CaseTable(
-                    {name: column[wanted] for name, column in columns.items()}
-                )
+                runs[dataset, variant.name] = table[table["fold"].isin(variant.recipe.data.fold_numbers)]
     return runs, failed
 
 
@@ -175,18 +171,11 @@ def _agreement(
                     data / name,
                     on_case=lambda done, total, bar=bar: progress.update(bar, completed=done, total=total),  # type: ignore[misc]
                 )
-            except ValueError as error:
+            except UserError as error:
                 failed[f"rater agreement of {name}"] = str(error)
     if tables:
-        out.mkdir(parents=True, exist_ok=True)
         named = [
-            CaseTable(
-                {
-                    **table.columns,
-                    "case": np.char.add(f"{name}/", table.columns["case"]),
-                    "patient": np.char.add(f"{name}/", table.columns["patient"]),
-                }
-            )
+            table.assign(case=f"{name}/" + table["case"], patient=f"{name}/" + table["patient"])
             for name, table in tables.items()
         ]
         write_cases(concatenate(named), ReproductionFolder(out).rater_cases)
@@ -225,7 +214,6 @@ def _show_and_write(
         say(console, ran)
     console.print(numbers.rich())
     _print_conclusions(conclusions, console)
-    out.mkdir(parents=True, exist_ok=True)
     folder = ReproductionFolder(out)
     numbers.write(folder.table(table.name))
     conclusions.write(folder.conclusions(table.name))

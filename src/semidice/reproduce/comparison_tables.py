@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import combinations
 
 from ..metrics.registry import SCORES
-from ..metrics.tables import Cell, Table
+from ..statistics.tables import Cell, Table
 from .conclusions import CONCLUSIONS
 from .scores import comparable_paper_values
 from .tables import METRICS, PaperTable, RowKey, TableValues

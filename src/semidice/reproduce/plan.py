@@ -15,13 +15,15 @@ import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 
 from ..arrays import SIZE_MULTIPLE
 from ..data.manifest import Manifest, read_manifest
+from ..errors import UserError
+from ..losses.segmentation import SegmentationLoss
 from ..networks.build import build_model
 from ..paths import DatasetFolder, ReproductionFolder, RunFolder
 from ..recipes import Recipe
@@ -67,7 +69,7 @@ def chosen_tables(table: str) -> tuple[PaperTable, ...]:
     if table == "all":
         return tuple(tables.values())
     if table not in tables:
-        raise ValueError(f"the paper has no table {table!r}; choose one of {', '.join(tables)}, or all")
+        raise UserError(f"the paper has no table {table!r}; choose one of {', '.join(tables)}, or all")
     return (tables[table],)
 
 
@@ -88,7 +90,7 @@ def make_plan(
     for name in _wanted_datasets(tables, tasks):
         try:
             datasets[name] = read_manifest(data / name)
-        except ValueError as error:
+        except UserError as error:
             missing.append(_missing_message(name, data, str(error)))
         methods = {method for table in tables for method in table.methods(name)}
         of_dataset = read_variants(
@@ -117,12 +119,12 @@ def _wanted_datasets(tables: Sequence[PaperTable], tasks: Sequence[str]) -> list
     known = (*QUBIQ, *TUMOURS)
     unknown = [task for task in tasks if task not in known]
     if unknown:
-        raise ValueError(f"unknown task {', '.join(unknown)}; choose from {', '.join(known)}")
+        raise UserError(f"unknown task {', '.join(unknown)}; choose from {', '.join(known)}")
     used = [name for name in known if any(name in table.datasets for table in tables)]
     wanted = [name for name in used if name in tasks or not tasks]
     if not wanted:
         asked = " and ".join(table.name for table in tables)
-        raise ValueError(f"{asked} has no rows for {', '.join(tasks)}; choose from {', '.join(used)}")
+        raise UserError(f"{asked} has no rows for {', '.join(tasks)}; choose from {', '.join(used)}")
     return wanted
 
 
@@ -195,7 +197,7 @@ class StepTimes:
             ).to(self.device)
         image = torch.zeros(batch, len(manifest.channels), *size, device=self.device)
         target = torch.zeros(batch, *size, dtype=torch.long, device=self.device)
-        loss = recipe.loss.build().to(self.device)
+        loss = SegmentationLoss(**asdict(recipe.loss)).to(self.device)
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(recipe.precision.dtype)
 
         def step() -> None:

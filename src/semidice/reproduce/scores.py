@@ -7,7 +7,7 @@ row are moved and stretched to
     s' = M + (s - m_t) N / (T n_t)       m_t mean of dataset t with n_t cases, M mean of the T means, N cases
 
 Their mean is M, and their resampled mean has the variance of resampling within each dataset, so the tests of
-`metrics.statistics` hold. Cases of one patient are drawn together, also across the tasks of QUBIQ.
+`statistics` hold. Cases of one patient are drawn together, also across the tasks of QUBIQ.
 
 Rater agreement needs no training: it is the mean Dice of each rater against the majority vote, on the masks
 of the prepared datasets. Cases with only one rater are left out.
@@ -19,12 +19,13 @@ from pathlib import Path
 
 import numpy as np
 
-from ..metrics.agreement import agreement_rows
-from ..metrics.cases import CaseTable, concatenate
-from ..metrics.pairing import PairedScores
-from ..metrics.registry import PER_SLICE
-from ..metrics.statistics import compare_scores
+from ..errors import UserError
+from ..metrics.registry import ScoreKey
 from ..report.check import check_dataset
+from ..statistics.agreement import agreement_rows
+from ..statistics.cases import CaseTable, case_table, concatenate, find_keys, methods_of, rows_of
+from ..statistics.compare import compare_scores
+from ..statistics.pairing import PairedScores, paired
 from .tables import METRICS, PaperTable, Row, RowKey, TableValues
 
 # (dataset, method) -> scores of the run
@@ -48,10 +49,8 @@ def our_values(table: PaperTable, runs: Runs) -> TableValues:
         num_cases[row.key] = len(scores.cases)
         if len(scores.methods) > 1 and len(set(scores.patients)) > 1:
             comparison = compare_scores(scores)
-            names = comparison.methods
-            pairs = zip(*np.nonzero(comparison.superior()), strict=True)
-            superior[row.key] = frozenset((names[better], names[worse]) for better, worse in pairs)
-            best[row.key] = frozenset(comparison.best())
+            superior[row.key] = frozenset(comparison.pairs.index[comparison.pairs["better"]])
+            best[row.key] = frozenset(comparison.best)
     per_slice = frozenset(row.key for row in table.rows if row.key in values and _is_per_slice(row, runs))
     return TableValues(table.paper.columns, values, superior, best, num_cases, per_slice)
 
@@ -62,7 +61,7 @@ def row_scores(row: Row, runs: Runs) -> PairedScores | None:
     A column is left out if it has no run on a dataset for which another column has one.
     """
     metric = METRICS[row.key.metric]
-    scored = {key for key, table in runs.items() if _name_in(table, metric) is not None}
+    scored = {key for key, table in runs.items() if _key_in(table, metric) is not None}
     datasets = [
         dataset
         for dataset in row.datasets
@@ -78,12 +77,8 @@ def row_scores(row: Row, runs: Runs) -> PairedScores | None:
     parts = []
     for dataset in datasets:
         tables = {column: runs[dataset, row.runs[column][dataset]] for column in columns}
-        renamed = [
-            CaseTable({**of_metric.columns, "method": np.full(len(of_metric), column)})
-            for column, table in tables.items()
-            for of_metric in [_of_metric(table, metric)]
-        ]
-        part = concatenate(renamed).paired(metric, methods=columns, missing="drop")
+        renamed = [_of_metric(table, metric).assign(method=column) for column, table in tables.items()]
+        part = paired(concatenate(renamed), metric, methods=columns, drop=True)
         if part.cases:
             # names that no other dataset has; tasks of one QUBIQ folder share patients
             family = dataset.partition("_task")[0]
@@ -93,20 +88,19 @@ def row_scores(row: Row, runs: Runs) -> PairedScores | None:
     return _pooled(parts) if parts else None
 
 
-def _name_in(table: CaseTable, metric: str) -> str | None:
-    """The name of a metric in the table; per slice if its recipe says so."""
-    return next((name for name in (metric + PER_SLICE, metric) if name in table.metrics), None)
+def _key_in(table: CaseTable, metric: str) -> ScoreKey | None:
+    """The score of this metric in the table; per slice if its recipe says so."""
+    return max(find_keys(table, metric), key=lambda key: key.per == "slice", default=None)
 
 
 def _is_per_slice(row: Row, runs: Runs) -> bool:
     keys = [(dataset, method) for methods in row.runs.values() for dataset, method in methods.items()]
-    names = [_name_in(runs[key], METRICS[row.key.metric]) for key in keys if key in runs]
-    return any(name is not None and name.endswith(PER_SLICE) for name in names)
+    found = [_key_in(runs[key], METRICS[row.key.metric]) for key in keys if key in runs]
+    return any(key is not None and key.per == "slice" for key in found)
 
 
 def _of_metric(table: CaseTable, metric: str) -> CaseTable:
-    rows = table.select(metric=_name_in(table, metric) or metric)
-    return CaseTable({**rows.columns, "metric": np.full(len(rows), metric)})
+    return rows_of(table, _key_in(table, metric) or ScoreKey(metric)).assign(per="scan")
 
 
 def _pooled(parts: Sequence[PairedScores]) -> PairedScores:
@@ -132,15 +126,17 @@ def agreement_scores(
     """Dice of each rater on each case, with the rater as method; a ValueError if the dataset has problems."""
     report = check_dataset(dataset, on_case=on_case)
     if report.problems:
-        raise ValueError(
+        raise UserError(
             f"{dataset} has {len(report.problems)} problems, the first: {report.problems[0]}; "
             f"run `semidice check {dataset}`"
         )
     raters = report.dataset.manifest.raters
-    return CaseTable.from_rows(
-        row
-        for scan, dice in zip(report.dataset.manifest.scans, report.agreement, strict=True)
-        for row in agreement_rows(scan.name, scan.patient, raters, dice)
+    return case_table(
+        [
+            row
+            for scan, dice in zip(report.dataset.manifest.scans, report.agreement, strict=True)
+            for row in agreement_rows(scan.name, scan.patient, raters, dice)
+        ]
     )
 
 
@@ -148,10 +144,10 @@ def agreement_values(tables: Mapping[str, CaseTable]) -> TableValues:
     """For each dataset: number of raters, and the mean over raters of their means over cases."""
     values, num_cases = {}, {}
     for dataset, table in tables.items():
-        means = [float(table.select(method=rater).columns["value"].mean()) for rater in table.methods]
+        means = [float(table["value"][table["method"] == rater].mean()) for rater in methods_of(table)]
         key = RowKey(dataset, "agreement")
         values[key] = {"raters": float(len(means)), "dice": 100 * sum(means) / len(means)}
-        num_cases[key] = len(set(table.columns["case"].tolist()))
+        num_cases[key] = table["case"].nunique()
     return TableValues(("raters", "dice"), values, num_cases=num_cases)
 
 

@@ -14,7 +14,6 @@ probabilities, and is linear between them. So the time for a voxel is the same f
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 
 import numpy as np
@@ -27,18 +26,18 @@ from torch import Tensor
 
 from ..calibration.calibrator import Calibrator
 from ..calibration.calibrators import CALIBRATORS, calibrator_name, load_calibrator
-from ..calibration.curves import MIN_STORED_PROB, UNITS, interpolated
+from ..calibration.curves import MIN_STORED_PROB, interpolated
+from ..calibration.streams import UNITS
 from ..console import counting_bar, say, waiting
 from ..data.dataset import Dataset
 from ..data.folds import fold_cases, read_folds
+from ..errors import UserError, nearest, reading
 from ..labels.raters import read_raters
 from ..locks import locked
-from ..metrics.cases import CaseTable, check_suffix, concatenate, write_cases
-from ..metrics.registry import display_scale, score_name
-from ..metrics.statistics import Comparison, compare_cases
-from ..metrics.tables import p_text
 from ..paths import FoldFolder, file_hash
-from ..recipes.options import nearest_hint
+from ..statistics.cases import CaseTable, check_suffix, concatenate, keys_of, write_cases
+from ..statistics.compare import Comparison, compare_cases
+from ..statistics.tables import p_text
 from .evaluate import open_dataset
 from .predictions import read_case
 from .run import TrainedRun, open_run
@@ -91,7 +90,6 @@ def run_calibrate(
     title = f"{trained.recipe.name}: {len(cases)} folds, each calibrated by the others"
     console.print(_scores_table(table, title=title))
     if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
         write_cases(table, out)
         say(console, f"wrote {out}")
     if keep is None:
@@ -114,8 +112,7 @@ def chosen_calibrators(
     for option, name in [*(("--by", name) for name in by), *([("--keep", keep)] if keep else [])]:
         known = [*CALIBRATORS, *([ALL] if option == "--by" else [])]
         if name not in known:
-            hint = nearest_hint(get_close_matches(str(name), known), known)
-            raise ValueError(f"{option}: there is no calibrator {name!r}{hint}")
+            raise UserError(f"{option}: there is no calibrator {name!r}{nearest(name, known)}")
     wanted = {*by, *([keep] if keep else [])}
     if ALL in wanted:
         # the kernel density of several classes is not a table: voxels times 4096 keys
@@ -130,9 +127,9 @@ def _held_out_cases(trained: TrainedRun, dataset: Dataset, console: Console) -> 
     """The cases of each finished fold; a ValueError if there are fewer than two folds."""
     run, finished = trained.folder.path, trained.finished_folds
     if not finished:
-        raise ValueError(f"{run} has no finished fold to calibrate: continue with `semidice train --resume`")
+        raise UserError(f"{run} has no finished fold to calibrate: continue with `semidice train --resume`")
     if len(finished) == 1:
-        raise ValueError(
+        raise UserError(
             f"{run} has one finished fold, and a calibrator is scored on a fold that it was not fitted to: "
             "finish a second fold with `semidice train --resume`"
         )
@@ -260,7 +257,7 @@ def kept_calibrator(trained: TrainedRun, console: Console) -> KeptCalibrator | N
     if not path.is_file():
         return None
     calibrator = load_calibrator(path)
-    with waiting(console, "reading the calibrator"):
+    with waiting(console, "reading the calibrator"), reading(path, "fit it again with `semidice calibrate`"):
         calibrate = probability_map(calibrator, len(trained.facts.class_names))
     return KeptCalibrator(calibrator_name(calibrator), file_hash(path), calibrate)
 
@@ -273,34 +270,33 @@ def _scores_table(table: CaseTable, *, title: str) -> Table:
     for name in ("before", "after", "difference", "95 % interval", "p"):
         rows.add_column(name, justify="right", no_wrap=True)
     order = {metric: number for number, metric in enumerate(METRICS)}
-    for metric in sorted(table.metrics, key=lambda name: order.get(score_name(name), len(order))):
-        comparison = compare_cases(table, metric, missing="drop")
+    for key in sorted(keys_of(table), key=lambda each: order.get(each.metric, len(order))):
+        comparison = compare_cases(table, key, drop=True)
         calibrators = [name for name in comparison.methods if name != UNCALIBRATED]
         for name in calibrators:
             heading = comparison.heading if name == calibrators[0] else ""
-            rows.add_row(heading, name, *_cells(comparison, comparison.methods.index(name)))
+            rows.add_row(heading, name, *_cells(comparison, name))
         rows.add_section()
     return rows
 
 
-def _cells(comparison: Comparison, number: int) -> tuple[str, ...]:
+def _cells(comparison: Comparison, name: str) -> tuple[str, ...]:
     """Means before and after, difference, interval and p of one calibrator."""
-    before = comparison.methods.index(UNCALIBRATED)
-    scale = display_scale(comparison.metric)
+    scale = comparison.key.scale
     digits = 2 if scale == 100 else 4
 
     def text(value: float, sign: str = "") -> str:
         # 0 is added because a rounded small negative number is -0
         return f"{round(float(value) * scale, digits) + 0:{sign}.{digits}f}".replace("-", "−")
 
-    estimate = comparison.corrected("holm")
-    difference, low, high, p = (float(part[number, before]) for part in estimate)
-    superior = comparison.superior()
-    mark = " ★" if superior[number, before] else " ✗" if superior[before, number] else ""
+    pair = comparison.pairs.loc[(name, UNCALIBRATED)]
+    is_worse = comparison.pairs.loc[(UNCALIBRATED, name)].better
+    mark = " ★" if pair.better else " ✗" if is_worse else ""
+    mean = comparison.means["mean"]
     return (
-        text(comparison.mean[before]),
-        text(comparison.mean[number]),
-        text(difference, "+") + mark,
-        f"{text(low, '+')} to {text(high, '+')}",
-        p_text(p),
+        text(mean[UNCALIBRATED]),
+        text(mean[name]),
+        text(pair.difference, "+") + mark,
+        f"{text(pair.low, '+')} to {text(pair.high, '+')}",
+        p_text(pair.p),
     )

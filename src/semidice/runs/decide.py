@@ -9,8 +9,9 @@ from rich.console import Console
 from ..console import counting_bar, say
 from ..data.dataset import Dataset, Unit
 from ..decisions.volumes import check_level
-from ..metrics.cases import CaseTable, check_suffix, write_cases
+from ..errors import UserError, given
 from ..recipes.options import FITTED
+from ..statistics.cases import CaseTable, check_suffix, methods_of, write_cases
 from .decision_file import ALL_FOLDS
 from .decisions import ARGMAX, add_decisions, fitted_rules, mask_metrics, rule_names, score_rules
 from .evaluate import locked_run, open_dataset, rules_table
@@ -41,13 +42,14 @@ def run_decide(
     check_suffix(out)
     names = rule_names(rules) if rules else []
     if interval is not None:
-        check_level(interval)
+        with given("--interval"):
+            check_level(interval)
     if out is not None and not names:
-        raise ValueError("-o names the file for scores of --decide; volumes are written to the run")
+        raise UserError("-o names the file for scores of --decide; volumes are written to the run")
     trained = open_run(run)
     dataset = open_dataset(trained, dataset_path, console)
     if not trained.finished_folds:
-        raise ValueError(f"{run} has no finished fold to evaluate: continue with `semidice train --resume`")
+        raise UserError(f"{run} has no finished fold to evaluate: continue with `semidice train --resume`")
     missing = ", ".join(map(str, trained.missing_folds))
     if missing:
         say(console, f"not finished and not in these scores: fold {missing}")
@@ -100,14 +102,13 @@ def scored_rules(
 
 def _write_rules(run: TrainedRun, table: CaseTable, out: Path | None, console: Console) -> None:
     if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
         write_cases(table, out)
         say(console, f"wrote {out}")
     elif run.missing_folds:
         say(console, f"{run.folder.decisions} is written when all folds are finished; name a file with -o")
     else:
         whole = add_decisions(run, table)
-        others = [rule for rule in whole.methods if rule not in table.methods]
+        others = [rule for rule in methods_of(whole) if rule not in methods_of(table)]
         say(
             console,
             f"wrote {run.folder.decisions}" + (f", which also has {', '.join(others)}" if others else ""),

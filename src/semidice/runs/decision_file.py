@@ -8,12 +8,13 @@ are not used.
 import hashlib
 import zipfile
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from ..data.dataset import Dataset
-from ..limits import check_file, read_bytes
+from ..decisions.conformal import ConformalInterval
+from ..errors import read_record, reading
 from ..locks import locked
 from ..paths import RunFolder, write_text
 from .run import TrainedRun, manifest_digest
@@ -36,8 +37,8 @@ class FittedRule(_Record):
 class DecisionFile(_Record):
     """The content of decision.json.
 
-    rules: by fold, or "all". intervals: by level, such as "0.9", then by fold, or "all"; each is what
-    `ConformalInterval.to_dict` returns, of the foreground classes.
+    rules: by fold, or "all". intervals: by level, such as "0.9", then by fold, or "all"; of the foreground
+    classes.
     """
 
     version: Literal[1] = 1
@@ -45,7 +46,7 @@ class DecisionFile(_Record):
     manifest_sha256: str
     unit: Literal["scan", "slice"]
     rules: dict[str, FittedRule] = {}
-    intervals: dict[str, dict[str, dict[str, Any]]] = {}
+    intervals: dict[str, dict[str, ConformalInterval]] = {}
 
 
 def stored_fits(run: TrainedRun, dataset: Dataset) -> DecisionFile:
@@ -57,10 +58,7 @@ def stored_fits(run: TrainedRun, dataset: Dataset) -> DecisionFile:
     )
     if not run.folder.decision.is_file():
         return new
-    try:
-        stored = read_fits(run.folder)
-    except ValueError:
-        return new
+    stored = read_fits(run.folder)
     same = all(
         getattr(stored, name) == getattr(new, name) for name in ("predictions", "manifest_sha256", "unit")
     )
@@ -80,18 +78,8 @@ def current_fits(run: TrainedRun) -> DecisionFile | None:
 
 
 def read_fits(folder: RunFolder) -> DecisionFile:
-    """The content of decision.json; a ValueError if it is missing or of another semidice."""
-    try:
-        return DecisionFile.model_validate_json(read_bytes(folder.decision))
-    except FileNotFoundError:
-        raise ValueError(f"there is no {folder.decision}") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise ValueError(
-            f"{folder.decision} was not written by this version of semidice: {where}: {first['msg']}; "
-            "remove it"
-        ) from error
+    """The content of decision.json; a UserError if it is missing or damaged."""
+    return read_record(folder.decision, DecisionFile, "remove it, and run `semidice evaluate` again")
 
 
 def store_rules(run: TrainedRun, dataset: Dataset, rules: Mapping[str, FittedRule]) -> None:
@@ -100,7 +88,9 @@ def store_rules(run: TrainedRun, dataset: Dataset, rules: Mapping[str, FittedRul
         _write(run, stored_fits(run, dataset).model_copy(update={"rules": dict(rules)}))
 
 
-def store_interval(run: TrainedRun, dataset: Dataset, level: str, corrections: Mapping[str, Any]) -> None:
+def store_interval(
+    run: TrainedRun, dataset: Dataset, level: str, corrections: Mapping[str, ConformalInterval]
+) -> None:
     """Write the corrections of a level into decision.json; rules and other levels that it has are kept."""
     with locked(run.folder, "semidice evaluate"):
         fits = stored_fits(run, dataset)
@@ -120,11 +110,7 @@ def predictions_digest(run: TrainedRun) -> str:
     digest = hashlib.sha256()
     for fold in run.finished_folds:
         for path in sorted(run.folder.fold(fold).predictions.glob("*.npz")):
-            check_file(path)
-            try:
-                with zipfile.ZipFile(path) as archive:
-                    checksums = [(info.filename, info.CRC, info.file_size) for info in archive.infolist()]
-            except (OSError, zipfile.BadZipFile) as error:
-                raise ValueError(f"{path} is not a complete stored prediction: {error}") from error
+            with reading(path, "predict again"), zipfile.ZipFile(path) as archive:
+                checksums = [(info.filename, info.CRC, info.file_size) for info in archive.infolist()]
             digest.update(f"{fold} {path.stem} {checksums}\n".encode())
     return digest.hexdigest()

@@ -8,20 +8,28 @@ Only scores of masks depend on the rule. They are stored by rule in decisions.pa
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import groupby
 
-import numpy as np
 import torch
 
 from ..data.dataset import Dataset, Unit
 from ..data.folds import fold_cases, read_folds
 from ..decisions.decision import Decision
 from ..decisions.fitting import CANDIDATES, Case, ScoredCase, choose_decision, score_candidates
+from ..errors import UserError, given
 from ..labels.raters import read_raters
 from ..locks import locked
-from ..metrics.cases import CaseTable, concatenate, read_cases, with_scores, write_cases
-from ..metrics.registry import PER_SLICE, SCORES, score_name, tolerance_of
+from ..metrics.registry import SCORES
 from ..recipes.options import FITTED, checked_rule
+from ..statistics.cases import (
+    CaseTable,
+    concatenate,
+    in_order,
+    keys_of,
+    read_cases,
+    rows_of,
+    with_scores,
+    write_cases,
+)
 from .decision_file import ALL_FOLDS, FittedRule, store_rules, stored_fits
 from .run import TrainedRun
 from .scoring import inapplicable_metrics, predicted_batches, score_fold
@@ -31,7 +39,8 @@ ARGMAX = str(Decision())
 
 def rule_names(texts: Sequence[str]) -> list[str]:
     """The rules as tables name them, argmax first; a ValueError names one that does not exist."""
-    return list(dict.fromkeys((ARGMAX, *map(checked_rule, texts))))
+    with given("--decide"):
+        return list(dict.fromkeys((ARGMAX, *map(checked_rule, texts))))
 
 
 def mask_metrics(dataset: Dataset, metrics: Sequence[str], *, asked: bool = False) -> list[str]:
@@ -45,7 +54,7 @@ def mask_metrics(dataset: Dataset, metrics: Sequence[str], *, asked: bool = Fals
     others = [name for name in metrics if not SCORES[name].of_mask]
     if asked and others:
         known = [name for name, score in SCORES.items() if score.of_mask]
-        raise ValueError(
+        raise UserError(
             f"no rule changes {', '.join(others)}: scores of masks are {', '.join(known)}; leave out "
             "--decide for the others"
         )
@@ -89,7 +98,7 @@ def fitted_rules(
 def check_can_fit(run: TrainedRun, what: str) -> None:
     """A ValueError unless two folds are finished; what: is fitted, for the message."""
     if len(run.finished_folds) < 2:
-        raise ValueError(
+        raise UserError(
             f"{what} of a fold is chosen on the other folds, but {run.folder.path} has "
             f"{len(run.finished_folds)} finished fold: train the others with `semidice train --resume`"
         )
@@ -146,19 +155,13 @@ def score_rules(
         for rule in rules
         for fold in run.finished_folds
     ]
-    return mask_scores(concatenate(tables)).sorted()
+    return in_order(mask_scores(concatenate(tables)))
 
 
 def mask_scores(table: CaseTable) -> CaseTable:
     """The rows of scores of masks: scores against the truth are added to every table of phantoms."""
-    names = [name for name in table.metrics if _is_of_mask(name)]
-    keep = np.isin(table.columns["metric"], names)
-    return CaseTable({name: column[keep] for name, column in table.columns.items()})
-
-
-def _is_of_mask(metric: str) -> bool:
-    name = score_name(metric)
-    return name in SCORES and SCORES[name].of_mask
+    names = [name for name, score in SCORES.items() if score.of_mask]
+    return table[table["metric"].isin(names)]
 
 
 def add_decisions(run: TrainedRun, scores: CaseTable) -> CaseTable:
@@ -177,36 +180,11 @@ def _with_older_rules(run: TrainedRun, scores: CaseTable) -> CaseTable:
     path = run.folder.decisions
     if path.is_file():
         older = read_cases(path)
-        shared = set(older.metrics) & set(scores.metrics)
+        shared = [key for key in keys_of(scores) if key in keys_of(older)]
         before, now = (
-            [row for row in each.select(method=ARGMAX).sorted().rows() if row.metric in shared]
+            [in_order(rows_of(each[each["method"] == ARGMAX], key)) for key in shared]
             for each in (older, scores)
         )
-        # as text, because NaN is not equal to itself
-        if shared and str(before) == str(now):
+        if shared and all(map(lambda old, new: old.equals(new), before, now)):
             return with_scores(older, scores)
     return scores
-
-
-def with_fitted(run: TrainedRun, dataset: Dataset, table: CaseTable) -> CaseTable:
-    """The case table of a run, with the scores of masks by the fitted rule if `run.has_fitted_decision`."""
-    if not run.has_fitted_decision:
-        return table
-    named = [(_settings(name), score_name(name)) for name in table.metrics if _is_of_mask(name)]
-    for (unit, tolerance), group in groupby(sorted(named), key=lambda each: each[0]):
-        scores = score_rules(
-            run,
-            dataset,
-            [FITTED],
-            metrics=[name for _, name in group],
-            unit=unit,
-            tolerance=tolerance,
-        )
-        method = np.full(len(scores), run.recipe.name)
-        table = with_scores(table, CaseTable({**scores.columns, "method": method}))
-    return table
-
-
-def _settings(metric: str) -> tuple[Unit, float]:
-    """Unit and tolerance of a name in a case table."""
-    return "slice" if metric.endswith(PER_SLICE) else "scan", tolerance_of(metric)

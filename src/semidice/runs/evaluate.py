@@ -23,20 +23,31 @@ from rich.table import Table
 from ..console import counting_bar, say
 from ..data.dataset import Dataset, Unit
 from ..data.folds import fold_cases, read_folds
-from ..data.integrity import enumerated
 from ..decisions.decision import Decision
-from ..locks import FolderLock
-from ..metrics.cases import CaseTable, check_suffix, concatenate, read_cases, with_scores, write_cases
-from ..metrics.registry import SCORES, display_scale, heading, higher_is_better
-from ..metrics.resampling import paired_bootstrap
-from ..metrics.statistics import compare_cases, possible_means, resampling_unit
-from ..metrics.tables import baseline_table
+from ..errors import UserError, listing
+from ..locks import locked
+from ..metrics.registry import SCORES, ScoreKey
 from ..paths import FoldFolder, RunFolder
 from ..recipes.options import FITTED, ValidationOptions
-from .decisions import mask_metrics, mask_scores, rule_names, with_fitted
+from ..statistics.cases import (
+    CaseTable,
+    check_suffix,
+    concatenate,
+    in_order,
+    keys_of,
+    methods_of,
+    read_cases,
+    rows_of,
+    with_scores,
+    write_cases,
+)
+from ..statistics.compare import compare_cases, possible_means, several_per_patient
+from ..statistics.resampling import paired_test
+from ..statistics.tables import baseline_table
+from .decisions import mask_metrics, mask_scores, rule_names
 from .prediction_files import PredictionFiles
 from .run import TrainedRun, manifest_digest, open_run
-from .scoring import inapplicable_metrics, metric_name, named_units, score_fold
+from .scoring import inapplicable_metrics, score_fold, score_key
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -49,16 +60,16 @@ def locked_run(evaluate: Callable[P, Result]) -> Callable[P, Result]:
     """
 
     @wraps(evaluate)
-    def locked(*arguments: P.args, **options: P.kwargs) -> Result:
+    def with_lock(*arguments: P.args, **options: P.kwargs) -> Result:
         run = arguments[0] if arguments else options["run"]
         folder = RunFolder(Path(str(run)))
         with ExitStack() as stack:
             # no file is created in a folder that is not a run
             if options.get("out") is None and folder.recipe.is_file():
-                stack.enter_context(FolderLock(folder, "semidice evaluate"))
+                stack.enter_context(locked(folder, "semidice evaluate"))
             return evaluate(*arguments, **options)
 
-    return locked
+    return with_lock
 
 
 @locked_run
@@ -88,33 +99,25 @@ def run_evaluate(
     fold_of_case = read_folds(trained.folder.folds, dataset)
     finished = trained.finished_folds
     if not finished:
-        raise ValueError(f"{run} has no finished fold to evaluate: continue with `semidice train --resume`")
+        raise UserError(f"{run} has no finished fold to evaluate: continue with `semidice train --resume`")
     missing = list(map(str, trained.missing_folds))
     metrics = _applicable(dataset, metrics, inapplicable_metrics(dataset, metrics), unit, console)
     parts = [
-        _Part(
-            fold_cases(fold_of_case, fold)[1],
-            trained.folder.fold(fold),
-            trained.recipe.name,
-            fold,
-            trained.recipe_decision,
-        )
+        _Part(fold_cases(fold_of_case, fold)[1], trained.folder.fold(fold), trained.recipe.name, fold, None)
         for fold in finished
     ]
     scored = _scored(dataset, parts, console, metrics=metrics, unit=unit, tolerance=tolerance, device=device)
     tables = dict(zip(finished, scored, strict=True))
-    table = with_fitted(trained, dataset, concatenate(tables.values()).sorted())
+    table = in_order(concatenate(tables.values()))
     console.print(scores_table(table, title=f"{trained.recipe.name}: {len(finished)} folds"))
     if missing:
         say(console, f"not finished and not in these scores: fold {', '.join(missing)}")
-    if trained.recipe.decision == FITTED and not trained.has_fitted_decision:
-        say(console, "masks are by argmax: the rule is fitted when all folds, two or more, are finished")
     if out is not None:
         _write(table, out, console)
     elif missing:
         say(console, f"{trained.folder.cases} is written when all folds are finished; name a file with -o")
     else:
-        _add_to_run(trained, dataset, tables, console)
+        _add_to_run(trained, tables, console)
     return table
 
 
@@ -147,19 +150,17 @@ def _scored(dataset: Dataset, parts: Sequence[_Part], console: Console, **option
         ]
 
 
-def _add_to_run(
-    trained: TrainedRun, dataset: Dataset, tables: Mapping[int, CaseTable], console: Console
-) -> None:
+def _add_to_run(trained: TrainedRun, tables: Mapping[int, CaseTable], console: Console) -> None:
     """Add the scores of every fold to the table of the fold, and join these to the table of the run."""
     # the folds first: the table of the run is made from theirs when a training is resumed
     for fold, scores in tables.items():
-        path = trained.folder.fold(fold).cases
-        write_cases(with_scores(named_units(read_cases(path), dataset), scores), path)
-    whole = concatenate(read_cases(trained.folder.fold(fold).cases) for fold in tables).sorted()
-    whole = with_fitted(trained, dataset, whole)
+        folder = trained.folder.fold(fold)
+        with locked(folder, "semidice evaluate"):
+            write_cases(with_scores(read_cases(folder.cases), scores), folder.cases)
+    whole = in_order(concatenate(read_cases(trained.folder.fold(fold).cases) for fold in tables))
     write_cases(whole, trained.folder.cases)
-    added = {metric for scores in tables.values() for metric in scores.metrics}
-    kept = [name for name in whole.metrics if name not in added]
+    added = {key for scores in tables.values() for key in keys_of(scores)}
+    kept = [str(key) for key in keys_of(whole) if key not in added]
     say(console, f"wrote {trained.folder.cases}" + (f", which also has {', '.join(kept)}" if kept else ""))
 
 
@@ -187,16 +188,17 @@ def run_evaluate_files(
     check_suffix(out)
     names = rule_names(rules) if rules else []
     if FITTED in names:
-        raise ValueError("the rule fitted needs a run, whose folds it is fitted to: name another one")
+        raise UserError("the rule fitted needs a run, whose folds it is fitted to: name another one")
     defaults = ValidationOptions()
     unit, tolerance = unit or defaults.unit, defaults.tolerance if tolerance is None else tolerance
     metrics = defaults.metrics if metrics is None else tuple(metrics)
     method = name or folder.resolve().name
     dataset = Dataset(dataset_path)
+    dataset.check_files()
     files = PredictionFiles(folder, dataset, ignore_placement=ignore_placement)
     _check_files(files, folder, dataset, skip_missing=skip_missing, console=console)
     if names and files.are_masks:
-        raise ValueError(f"--decide makes masks from probabilities, but the files in {folder} are masks")
+        raise UserError(f"--decide makes masks from probabilities, but the files in {folder} are masks")
     left_out = _left_out(dataset, metrics, are_masks=files.are_masks)
     metrics = mask_metrics(dataset, metrics) if names else metrics
     metrics = _applicable(dataset, metrics, left_out, unit, console)
@@ -204,7 +206,7 @@ def run_evaluate_files(
     methods = methods or {method: None}
     parts = [_Part(files.cases, files.read, of_rule, -1, decision) for of_rule, decision in methods.items()]
     tables = _scored(dataset, parts, console, metrics=metrics, unit=unit, tolerance=tolerance, device=device)
-    table = concatenate(tables).sorted()
+    table = in_order(concatenate(tables))
     if names:
         table = mask_scores(table)
     title = f"{method}: {'masks' if files.are_masks else 'probabilities'} of {folder}"
@@ -231,12 +233,12 @@ def _check_files(
 ) -> None:
     """Name files that are not used and scans without a prediction; a ValueError if these must not be."""
     if files.unused:
-        say(console, f"not used, because no case has the name: {enumerated(files.unused, 'file')}")
+        say(console, f"not used, because no case has the name: {listing(files.unused, 'file')}")
     if not files.missing:
         return
-    without = f"{enumerated(files.missing, 'scan')} of {len(dataset.manifest.scans)}"
+    without = f"{listing(files.missing, 'scan')} of {len(dataset.manifest.scans)}"
     if not skip_missing or not files.cases:
-        raise ValueError(
+        raise UserError(
             f"{folder} has no prediction of {without}: name each file as its scan, such as "
             f"{files.missing[0]}.nii.gz, .png or .npz"
             + ("; or score only the others with --skip-missing" if files.cases else "")
@@ -252,7 +254,7 @@ def _applicable(
         say(console, f"left out {name}: {reason}")
     wanted = [name for name in metrics if name not in left_out]
     if not wanted:
-        raise ValueError(
+        raise UserError(
             f"no score of {', '.join(metrics)} applies to {dataset.folder.path}: nothing was written"
         )
     _say_units(dataset, wanted, unit, console)
@@ -260,7 +262,6 @@ def _applicable(
 
 
 def _write(table: CaseTable, out: Path, console: Console) -> None:
-    out.parent.mkdir(parents=True, exist_ok=True)
     write_cases(table, out)
     say(console, f"wrote {out}")
 
@@ -274,8 +275,8 @@ def _say_units(dataset: Dataset, metrics: Sequence[str], unit: Unit, console: Co
             if unit == "scan"
             else f"each of {num_slices} slices of {num_scans} scans is scored on its own",
         )
-    names = [metric_name(dataset, name, unit=unit) for name in metrics]
-    in_voxels = [name for name in names if "voxels" in name]
+    keys = [score_key(dataset, name, unit=unit) for name in metrics]
+    in_voxels = [key.metric for key in keys if "voxels" in key.unit]
     if in_voxels:
         say(console, f"in voxels, because the spacing is not known of every scan: {', '.join(in_voxels)}")
 
@@ -287,36 +288,35 @@ def scores_table(table: CaseTable, *, title: str) -> Table:
         rows.add_column(name, overflow="fold")
     for name in ("mean", "95 % interval", "cases"):
         rows.add_column(name, justify="right", no_wrap=True)
-    for metric in table.metrics:
-        of_metric = table.select(metric=metric)
-        classes = sorted(set(of_metric.columns["class"].tolist()), key=lambda name: (name == "mean", name))
+    for key in keys_of(table):
+        classes = sorted(rows_of(table, key)["class"].unique(), key=lambda name: (name == "mean", name))
         # with two classes, the mean over the foreground is the score of the only foreground class
         for class_name in classes[-1:] if len(classes) == 3 else classes:
-            rows.add_row(*_score_cells(of_metric.select(class_name=class_name), metric, class_name))
+            rows.add_row(*_score_cells(rows_of(table, key, class_name), key, class_name))
     return rows
 
 
 def rules_table(table: CaseTable, baseline: str, *, title: str) -> RenderableType:
     """One row per method: the mean of each score, its difference to the baseline, and the p-value."""
-    methods = [baseline, *(method for method in table.methods if method != baseline)]
-    comparisons = [compare_cases(table, name, methods=methods, missing="drop") for name in table.metrics]
+    methods = [baseline, *(method for method in methods_of(table) if method != baseline)]
+    comparisons = [compare_cases(table, key, methods=methods, drop=True) for key in keys_of(table)]
     return baseline_table(comparisons, baseline, title=title).rich()
 
 
-def _score_cells(rows: CaseTable, metric: str, class_name: str) -> tuple[str, ...]:
-    scale = display_scale(metric)
-    values = rows.columns["value"]
+def _score_cells(rows: CaseTable, key: ScoreKey, class_name: str) -> tuple[str, ...]:
+    scale = key.scale
+    values = rows["value"].to_numpy()
     scored = ~np.isnan(values)
-    name = heading(metric, higher_is_better=higher_is_better(metric))
+    name = key.heading()
     count = str(int(scored.sum()))
     if scored.sum() < 2:
         only = f"{values[scored].mean() * scale:.3f}" if scored.any() else "-"
         return name, class_name, only, "-", count
-    patients, cases = (rows.columns[column][scored].tolist() for column in ("patient", "case"))
-    by_patient = resampling_unit(patients, cases) == "patient"
-    estimate = paired_bootstrap(values[scored][:, None], groups=patients if by_patient else None)
+    patients, cases = (rows[column][scored].tolist() for column in ("patient", "case"))
+    by_patient = several_per_patient(patients, cases)
+    estimate = paired_test(values[scored][:, None], groups=patients if by_patient else None)
     mean = float(estimate.value[0]) * scale
-    ends = np.clip([estimate.low[0], estimate.high[0]], *possible_means(metric, values[scored]))
+    ends = np.clip([estimate.low[0], estimate.high[0]], *possible_means(key, values[scored]))
     low, high = (float(end) * scale for end in ends)
     # if almost all cases have the same score, resamples without spread give no finite interval
     if not np.isfinite([low, high]).all():
@@ -327,8 +327,9 @@ def _score_cells(rows: CaseTable, metric: str, class_name: str) -> tuple[str, ..
 def open_dataset(run: TrainedRun, path: Path | None, console: Console) -> Dataset:
     """The dataset of a run, or the one at `path`; a ValueError if its classes are not those of the run."""
     dataset = Dataset(path or run.recipe.data.dataset)
+    dataset.check_files()
     if dataset.manifest.class_names != run.facts.class_names:
-        raise ValueError(
+        raise UserError(
             f"{dataset.folder.path} has classes {', '.join(dataset.manifest.class_names)}, but "
             f"{run.folder.path} was trained for {', '.join(run.facts.class_names)}: name its own dataset"
         )

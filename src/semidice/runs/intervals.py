@@ -20,11 +20,11 @@ from rich.table import Table
 
 from ..data.dataset import Dataset
 from ..data.folds import fold_cases, read_folds
-from ..decisions.conformal import ConformalInterval, fit_conformal
+from ..decisions.conformal import ConformalInterval, Intervals, fit_conformal
 from ..decisions.volumes import rater_volumes_ml, volume_interval, volume_ml, voxel_ml
 from ..locks import locked
-from ..metrics.cells import escaped_row
 from ..paths import atomic_write
+from ..statistics.cells import escaped_row
 from .decision_file import ALL_FOLDS, store_interval
 from .decisions import check_can_fit
 from .run import TrainedRun
@@ -41,10 +41,7 @@ class ScanVolumes:
     cases: Sequence[str]
     patients: Sequence[str]
     folds: np.ndarray
-    voxel: Float[np.ndarray, " N"]
-    expected: Float[np.ndarray, "N C"]
-    low: Float[np.ndarray, "N C"]
-    high: Float[np.ndarray, "N C"]
+    intervals: Intervals
     raters: Float[np.ndarray, "N C R"]
 
 
@@ -57,7 +54,7 @@ def scan_volumes(
 ) -> ScanVolumes:
     """Volumes and nested intervals of all scans of finished folds: in ml, or in voxels without spacing."""
     fold_of_case = read_folds(run.folder.folds, dataset)
-    is_in_voxels = in_voxels(dataset, "volume_error_ml", "scan")
+    is_in_voxels = in_voxels(dataset, "volume_error", "scan")
     names: list[str] = []
     patients: list[str] = []
     folds: list[int] = []
@@ -70,7 +67,7 @@ def scan_volumes(
             folds += [fold] * len(batch.units)
             parts.append(_volumes(batch, level, is_in_voxels=is_in_voxels))
             on_cases(batch.num_cases)
-    voxel, expected, low, high, raters = (np.concatenate(part) for part in zip(*parts, strict=True))
+    low, high, expected, voxel, raters = (np.concatenate(part) for part in zip(*parts, strict=True))
     return ScanVolumes(
         unit="voxels" if is_in_voxels else "ml",
         class_names=dataset.manifest.class_names[1:],
@@ -78,26 +75,24 @@ def scan_volumes(
         cases=names,
         patients=patients,
         folds=np.array(folds),
-        voxel=voxel,
-        expected=expected,
-        low=low,
-        high=high,
+        intervals=Intervals(low, high, expected, voxel),
         raters=raters,
     )
 
 
 def _volumes(batch: PredictedBatch, level: float, *, is_in_voxels: bool) -> tuple[np.ndarray, ...]:
-    """Volume of a voxel, expected volume, ends of the interval and raters' volumes of the foreground."""
+    """Ends of the interval, expected volume, volume of a voxel and raters' volumes of the foreground."""
     prob, valid = batch.prob, batch.valid
     spacing_mm = torch.tensor(ONE_ML).expand(len(prob), 3) if is_in_voxels else batch.spacing_mm
     assert spacing_mm is not None
-    expected = volume_ml(prob, spacing_mm=spacing_mm, of="probability", valid=valid)
+    expected = volume_ml(prob, spacing_mm=spacing_mm, valid=valid)
     low, high = volume_interval(prob, level, spacing_mm=spacing_mm, valid=valid)
     raters = rater_volumes_ml(
         batch.masks, num_channels=prob.shape[1], spacing_mm=spacing_mm, present=batch.present, valid=valid
     )
-    voxel = voxel_ml(spacing_mm, num_cases=len(prob))[:, 0]
-    return voxel.numpy(), *(part[:, 1:].double().numpy() for part in (expected, low, high, raters))
+    voxel = voxel_ml(spacing_mm, num_cases=len(prob))[:, 0].numpy()
+    ends = (part[:, 1:].double().numpy() for part in (low, high, expected))
+    return *ends, voxel, raters[:, 1:].double().numpy()
 
 
 def fitted_intervals(
@@ -112,17 +107,13 @@ def fitted_intervals(
     for name in (*map(str, run.finished_folds), ALL_FOLDS):
         others = np.array([str(fold) != name for fold in volumes.folds])
         fitted[name] = fit_conformal(
-            volumes.low[others],
-            volumes.high[others],
+            volumes.intervals.part(others),
             volumes.raters[others],
             [patient for patient, is_other in zip(volumes.patients, others, strict=True) if is_other],
             level,
-            expected=volumes.expected[others],
-            voxel=volumes.voxel[others],
         )
     if not run.missing_folds:
-        corrections = {name: correction.to_dict() for name, correction in fitted.items()}
-        store_interval(run, dataset, f"{level:g}", corrections)
+        store_interval(run, dataset, f"{level:g}", fitted)
     return fitted
 
 
@@ -130,12 +121,10 @@ def conformal_ends(
     volumes: ScanVolumes, fitted: Mapping[str, ConformalInterval]
 ) -> tuple[Float[np.ndarray, "N C"], Float[np.ndarray, "N C"]]:
     """The corrected ends, each scan by the correction of its fold."""
-    low, high = np.empty_like(volumes.low), np.empty_like(volumes.high)
+    low, high = np.empty_like(volumes.intervals.low), np.empty_like(volumes.intervals.high)
     for fold in np.unique(volumes.folds):
         own = volumes.folds == fold
-        low[own], high[own] = fitted[str(fold)].apply(
-            volumes.low[own], volumes.high[own], expected=volumes.expected[own], voxel=volumes.voxel[own]
-        )
+        low[own], high[own] = fitted[str(fold)].apply(volumes.intervals.part(own))
     return low, high
 
 
@@ -158,8 +147,9 @@ def write_volumes(
         *ends,
         *(f"rater {r}" for r in volumes.rater_names),
     )
-    empty = np.full_like(volumes.low, np.nan)
-    columns = (volumes.expected, volumes.low, volumes.high, *(corrected or (empty, empty)))
+    nested = volumes.intervals
+    empty = np.full_like(nested.low, np.nan)
+    columns = (nested.expected, nested.low, nested.high, *(corrected or (empty, empty)))
     with (
         locked(run.folder, "semidice evaluate"),
         atomic_write(run.folder.volumes) as temp_path,
@@ -184,7 +174,7 @@ def intervals_table(
     table.add_column("interval")
     for name in ("raters covered (%)", f"mean width ({volumes.unit})", "scans"):
         table.add_column(name, justify="right")
-    intervals = {f"nested {level:g}": (volumes.low, volumes.high)}
+    intervals = {f"nested {level:g}": (volumes.intervals.low, volumes.intervals.high)}
     if corrected is not None:
         intervals[f"conformal {level:g}"] = corrected
     for number, class_name in enumerate(volumes.class_names):

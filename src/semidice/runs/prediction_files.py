@@ -13,8 +13,6 @@ No file can run code, and voxels are read only if the header declares the expect
 Left out: several pictures with one class each.
 """
 
-import math
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -24,20 +22,17 @@ import numpy as np
 from jaxtyping import Float32, UInt8
 
 from ..data.dataset import Case, Dataset
-from ..data.integrity import enumerated
+from ..data.geometry import Grid, misalignment
 from ..data.resample import resize_classes, resize_probability
-from ..data.sources.placement import placement_difference
-from ..data.sources.readers import (
-    Placement,
-    file_shape,
+from ..data.sources.files import (
     holds_fractions,
+    read_header,
     read_mask,
     read_probability,
     stem_of,
     suffix_of,
 )
-from ..limits import check_file
-from .predictions import NPZ_ERRORS, array_header
+from ..errors import UserError, listing, reading
 
 _NPZ_KEYS = ("probabilities", "softmax")
 # the sum of float16 probabilities over many classes differs from one by up to this
@@ -62,9 +57,9 @@ class PredictionFiles:
 
     def __init__(self, folder: Path, dataset: Dataset, *, ignore_placement: bool = False) -> None:
         if not folder.is_dir():
-            raise ValueError(f"there is no folder {folder} with predictions")
+            raise UserError(f"there is no folder {folder} with predictions")
         self.dataset = dataset
-        self._ignore_placement = ignore_placement or bool(dataset.manifest.options.get("ignore_placement"))
+        self._ignore_placement = ignore_placement or dataset.manifest.options.ignore_placement
         self._files, self.unused = _find(folder, dataset)
         self.missing = [
             scan.name
@@ -121,9 +116,9 @@ class PredictionFiles:
                     files.mask, files.prob = None, path
             kinds[files.prob is None].append(path.name)
         if kinds[True] and kinds[False]:
-            raise ValueError(
-                f"the folder has {enumerated(kinds[True], 'mask')} and probabilities of "
-                f"{enumerated(kinds[False], 'case')}: put them into two folders, and evaluate each"
+            raise UserError(
+                f"the folder has {listing(kinds[True], 'mask')} and probabilities of "
+                f"{listing(kinds[False], 'case')}: put them into two folders, and evaluate each"
             )
         return bool(kinds[True])
 
@@ -139,7 +134,7 @@ class PredictionFiles:
 
     def _check_shape(self, path: Path, shapes: Sequence[tuple[int, ...]]) -> bool:
         """Whether the header declares an axis of classes; a ValueError if the other axes are not `shapes`."""
-        shape = file_shape(path)[0]
+        shape = read_header(path).space
         # the header is compared without axes of length 1
         allowed = [tuple(length for length in space if length != 1) for space in shapes]
         has_classes = shape in [(*space, self.dataset.num_classes) for space in allowed]
@@ -155,8 +150,8 @@ class PredictionFiles:
         if files.prob is None:
             return self._read_mask(files.mask, case, shapes)
         if files.prob.suffix.lower() != ".npz":
-            prob, placements = read_probability(files.prob, num_axes=num_axes, num_classes=num_classes)
-            self._check_grid(files.prob, prob.shape[1:], placements, case, shapes)
+            prob, grid = read_probability(files.prob, num_axes=num_axes, num_classes=num_classes)
+            self._check_grid(files.prob, grid, case, shapes)
         else:
             prob = _read_npz(files.prob, num_classes=num_classes, shapes=shapes)
             # nnU-Net reads the axes of a NIfTI, and only of a NIfTI, in reverse order
@@ -174,7 +169,7 @@ class PredictionFiles:
         if prob.shape[1:] not in shapes:
             return reverse
         if files.mask is None:
-            raise ValueError(
+            raise UserError(
                 f"{files.prob} has shape {prob.shape}, which is right in the order of the image's axes and "
                 "in nnU-Net's reverse order: put the mask of the case next to it, which tells the order"
             )
@@ -190,18 +185,12 @@ class PredictionFiles:
         num_classes = self.dataset.num_classes
         values = {0: 0, 1: 1, 255: 1} if num_classes == 2 else {n: n for n in range(num_classes)}
         mask = read_mask(path, num_axes=len(shapes[0]), class_of_value=values)
-        self._check_grid(path, mask.classes.shape, mask.placements, case, shapes)
+        self._check_grid(path, mask.grid, case, shapes)
         return mask.classes
 
-    def _check_grid(
-        self,
-        path: Path,
-        space: tuple[int, ...],
-        placements: Sequence[Placement],
-        case: Case,
-        shapes: list[tuple[int, ...]],
-    ) -> None:
+    def _check_grid(self, path: Path, grid: Grid, case: Case, shapes: list[tuple[int, ...]]) -> None:
         """A ValueError if a file has not the shape of the image, or is not aligned with it."""
+        space = grid.shape
         if space not in shapes:
             raise _wrong_shape(path, space, shapes)
         # an image with fewer axes does not tell which columns of the affine are its own
@@ -213,10 +202,10 @@ class PredictionFiles:
         ):
             return
         image = np.array(case.scan.affine)[:3]
-        differences = [placement_difference(image, each, space) for each in placements]
-        if differences and all(differences):
-            raise ValueError(
-                f"{path} is not aligned with the image of {case.scan.name}: {differences[0]}; resample it to "
+        apart = misalignment(Grid(space, affines=(image,)), grid)
+        if apart:
+            raise UserError(
+                f"{path} is not aligned with the image of {case.scan.name}: {apart}; resample it to "
                 "the image's grid, or use --ignore-placement if only the headers are wrong"
             )
 
@@ -236,7 +225,7 @@ def _find(folder: Path, dataset: Dataset) -> tuple[dict[str, _Files], list[str]]
         kind = "prob" if is_npz or stem == f"{name}_prob" else "mask"
         files = found.setdefault(name, _Files())
         if getattr(files, kind) is not None:
-            raise ValueError(
+            raise UserError(
                 f"{name} has two predictions, {getattr(files, kind).name} and {path.name}, in {folder}: "
                 "leave one of them"
             )
@@ -248,28 +237,22 @@ def _read_npz(
     path: Path, *, num_classes: int, shapes: Sequence[tuple[int, ...]]
 ) -> Float32[np.ndarray, "C *space"]:
     """The array of probabilities, without leading spatial axes of length 1 that the image does not have."""
-    check_file(path)
-    try:
-        with zipfile.ZipFile(path) as archive:
-            key = next((key for key in _NPZ_KEYS if f"{key}.npy" in archive.namelist()), None)
-            if key is None:
-                raise ValueError(f"it has no array {' or '.join(_NPZ_KEYS)}")
-            shape, dtype = array_header(archive, key)
-            if dtype.kind != "f":
-                raise ValueError(f"{key} holds {dtype}; expected floating-point numbers")
-            space = list(shape[1:])
-            while len(space) > len(shapes[0]) and space[0] == 1:
-                del space[0]
-            sizes = {tuple(sorted(each)) for each in shapes}
-            if tuple(shape[:1]) != (num_classes,) or tuple(sorted(space)) not in sizes:
-                expected = " or ".join(str((num_classes, *each)) for each in dict.fromkeys(shapes))
-                raise ValueError(f"{key} has shape {shape}; expected {expected}")
-            with archive.open(f"{key}.npy") as file:
-                values = np.lib.format.read_array(file, allow_pickle=False)
-    except NPZ_ERRORS as error:
-        raise ValueError(f"cannot use {path}: {error}") from error
-    assert values.size == num_classes * math.prod(space)
-    return values.reshape(num_classes, *space).astype(np.float32)
+    with reading(path), np.load(path, allow_pickle=False) as archive:
+        key = next((key for key in _NPZ_KEYS if key in archive), None)
+        if key is None:
+            raise ValueError(f"it has no array {' or '.join(_NPZ_KEYS)}")
+        values: np.ndarray = archive[key]
+    if values.dtype.kind != "f":
+        raise UserError(f"{path}: {key} holds {values.dtype}; expected floating-point numbers")
+    space = list(values.shape[1:])
+    while len(space) > len(shapes[0]) and space[0] == 1:
+        del space[0]
+    sizes = {tuple(sorted(each)) for each in shapes}
+    if values.shape[:1] != (num_classes,) or tuple(sorted(space)) not in sizes:
+        expected = " or ".join(str((num_classes, *each)) for each in dict.fromkeys(shapes))
+        raise UserError(f"{path}: {key} has shape {values.shape}; expected {expected}")
+    prob: np.ndarray = values.reshape(num_classes, *space).astype(np.float32)
+    return prob
 
 
 def _checked(path: Path, prob: Float32[np.ndarray, "C *space"]) -> Float32[np.ndarray, "C *space"]:
@@ -277,7 +260,7 @@ def _checked(path: Path, prob: Float32[np.ndarray, "C *space"]) -> Float32[np.nd
     total = prob.sum(0)
     # the condition is also false for NaN
     if not (prob.min() >= 0 and np.abs(total - 1).max() <= _SUM_TOLERANCE):
-        raise ValueError(
+        raise UserError(
             f"{path} does not hold probabilities that sum to one over the classes: values are from "
             f"{prob.min():.4g} to {prob.max():.4g}, sums from {total.min():.4g} to {total.max():.4g}; apply "
             "softmax to the output of a network"
@@ -285,9 +268,9 @@ def _checked(path: Path, prob: Float32[np.ndarray, "C *space"]) -> Float32[np.nd
     return np.ascontiguousarray(prob / total)
 
 
-def _wrong_shape(path: Path, shape: tuple[int, ...], shapes: Sequence[tuple[int, ...]]) -> ValueError:
+def _wrong_shape(path: Path, shape: tuple[int, ...], shapes: Sequence[tuple[int, ...]]) -> UserError:
     raw, *prepared = dict.fromkeys(shapes)
-    return ValueError(
+    return UserError(
         f"{path} has shape {shape}, but the image of the dataset has {raw}"
         + (f", prepared {prepared[0]}" if prepared else "")
         + ": resample it to the grid of the image"

@@ -9,8 +9,6 @@ becomes 0. The file is a compressed .npz without pickles. Left out: sigmoid netw
 sum to one.
 """
 
-import zipfile
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -18,23 +16,11 @@ from jaxtyping import Float, Float32, UInt16
 from torch import Tensor
 
 # calibrators are fitted exactly to probabilities in these units
-from ..calibration.curves import UNITS as UNITS
+from ..calibration.streams import UNITS as UNITS
 from ..data.dataset import Dataset
-from ..limits import check_file, check_shape
+from ..errors import UserError, reading
 from ..paths import FoldFolder, atomic_write
 
-# what zipfile and numpy raise for a damaged archive
-NPZ_ERRORS = (
-    OSError,
-    ValueError,
-    KeyError,
-    EOFError,
-    TypeError,
-    NotImplementedError,
-    RuntimeError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
 # the sum of a bfloat16 softmax over many classes differs from one by up to this
 _SUM_TOLERANCE = 1e-2
 
@@ -46,12 +32,11 @@ def write_prediction(path: Path, prob: Float[np.ndarray, "C *space"] | Float[Ten
     total = prob.sum(axis=0, dtype=np.float64) if len(prob) > 1 else np.array(np.nan)
     # the condition is also false for NaN
     if not (prob.min() >= 0 and np.abs(total - 1).max() <= _SUM_TOLERANCE):
-        raise ValueError(
+        raise UserError(
             f"{path}: a stored prediction needs probabilities of two or more classes that sum to one; got "
             f"{prob.shape} with values from {prob.min():.4g} and sums from {total.min():.4g} to "
             f"{total.max():.4g}"
         )
-    path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as temp_path, temp_path.open("wb") as file:
         np.savez_compressed(file, foreground=_foreground_units(prob, total))
 
@@ -61,32 +46,19 @@ def read_prediction(path: Path, *, shape: tuple[int, ...] | None = None) -> Floa
 
     shape: (C, *space) of the case. A file that declares another shape is not expanded.
     """
-    check_file(path)
-    try:
-        with zipfile.ZipFile(path) as archive:
-            declared, _ = array_header(archive, "foreground")
-            check_shape(declared, "it")
-            if len(declared) < 2:
-                raise ValueError(f"it holds shape {declared}")
-            is_expected = shape is None or declared == (shape[0] - 1, *shape[1:])
-            with archive.open("foreground.npy") as file:
-                foreground = np.lib.format.read_array(file, allow_pickle=False) if is_expected else None
-    except FileNotFoundError:
-        raise ValueError(f"there is no stored prediction {path}") from None
-    except NPZ_ERRORS as error:
-        raise ValueError(f"{path} is not a complete stored prediction: {error}") from error
-    if foreground is None:
-        raise ValueError(
-            f"{path} has shape {(declared[0] + 1, *declared[1:])}, but the case has {shape}: the prediction "
-            "was made from another dataset; predict again"
-        )
-    if foreground.dtype != np.uint16 or foreground.ndim < 2 or foreground.size == 0:
-        raise ValueError(
-            f"{path} must hold uint16 (C - 1, *space); it holds {foreground.dtype} {foreground.shape}"
+    with reading(path, "predict again"), np.load(path, allow_pickle=False) as archive:
+        foreground = archive["foreground"]
+    stored = (len(foreground) + 1, *foreground.shape[1:])
+    if foreground.dtype != np.uint16 or foreground.ndim < 2:
+        raise UserError(f"{path} holds {foreground.dtype} {stored} and no stored prediction: predict again")
+    if stored != (shape or stored):
+        raise UserError(
+            f"{path} has shape {stored}, but the case has {shape}: the prediction was made from another "
+            "dataset; predict again"
         )
     background = UNITS - foreground.sum(axis=0, dtype=np.int64)
     if background.min() < 0:
-        raise ValueError(f"{path} is damaged: classes sum to {1 - background.min() / UNITS:.4f} in a voxel")
+        raise UserError(f"{path} is damaged: classes sum to {1 - background.min() / UNITS:.4f} in a voxel")
     prob = np.concatenate([background[None].astype(np.float32), foreground.astype(np.float32)])
     prob /= np.float32(UNITS)
     return prob
@@ -96,16 +68,6 @@ def read_case(folder: FoldFolder, dataset: Dataset, number: int) -> Float32[np.n
     """The stored probabilities of a dataset's case; a ValueError if their shape is not the case's."""
     case = dataset.cases[number]
     return read_prediction(folder.prediction(case.name), shape=(dataset.num_classes, *case.shape))
-
-
-def array_header(archive: zipfile.ZipFile, key: str) -> tuple[tuple[int, ...], np.dtype]:
-    """Shape and type of an array in an .npz file, without its values."""
-    with archive.open(f"{key}.npy") as file:
-        # 1.0 is what numpy writes unless the header is very long
-        if np.lib.format.read_magic(file) != (1, 0):
-            raise ValueError(f"{key} is not a plain array")
-        shape, _, dtype = np.lib.format.read_array_header_1_0(file)
-    return shape, dtype
 
 
 def _foreground_units(

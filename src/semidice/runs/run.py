@@ -17,21 +17,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import nn
 
+from ..data.batches.storage import Storage, shared_storage
 from ..data.dataset import Dataset, Unit
 from ..data.folds import fold_cases, read_folds
 from ..data.intensities import MeanStd
 from ..data.manifest import Manifest, PrepareOptions
-from ..data.storage import Storage, shared_storage
-from ..decisions.decision import Decision
-from ..limits import MAX_RATERS, read_bytes
+from ..errors import UserError, read_record
 from ..networks.checkpoint import Checkpoint
 from ..networks.systems import build_network
 from ..paths import FoldFolder, RunFolder, write_text
 from ..recipes import Recipe, read_recipe
-from ..recipes.options import FITTED, flattened
+from ..recipes.options import flattened
 
 # options that may change when a run is resumed: which folds to run, where the data is, how it is loaded
 MAY_DIFFER = ("data.folds", "data.dataset", "workers")
@@ -48,38 +47,30 @@ class DatasetFacts(BaseModel):
     channels: tuple[str, ...] = Field(min_length=1)
     mean: tuple[float, ...] = Field(description="of each channel's intensity in [0, 1] over the dataset")
     std: tuple[float, ...]
-    fold_mean: tuple[tuple[float, ...], ...] | None = Field(
-        default=None,
-        description="over the training cases of each fold; None in runs of an older semidice: there, `mean`",
+    fold_mean: tuple[tuple[float, ...], ...] = Field(description="over the training cases of each fold")
+    fold_std: tuple[tuple[float, ...], ...]
+    num_raters: int = Field(ge=1)
+    options: PrepareOptions = Field(description="of `semidice prepare`")
+    num_axes: int = Field(default=2, description="of space, of a case")
+    orientations: tuple[str, ...] = Field(
+        default=(), description="of the scans, such as RAS; empty for a picture"
     )
-    fold_std: tuple[tuple[float, ...], ...] | None = None
-    num_raters: int | None = Field(
-        default=None, ge=1, le=MAX_RATERS, description="None in runs of an older semidice"
-    )
-    options: dict[str, Any] = Field(description="of `semidice prepare`")
     manifest_sha256: str = Field(description="of the manifest: shows whether the dataset has changed")
 
     @model_validator(mode="after")
     def _can_normalise(self) -> "DatasetFacts":
-        means, stds = (self.mean, *(self.fold_mean or ())), (self.std, *(self.fold_std or ()))
+        means, stds = (self.mean, *self.fold_mean), (self.std, *self.fold_std)
         if len(means) != len(stds) or any(len(part) != len(self.channels) for part in (*means, *stds)):
-            raise ValueError(
+            raise UserError(
                 f"mean and std need one number for each of {len(self.channels)} channels and fold"
             )
         for mean, std in zip(means, stds, strict=True):
             if not all(map(math.isfinite, mean)) or not all(0 < number < math.inf for number in std):
-                raise ValueError(f"mean must be finite and std above 0; got {mean} and {std}")
+                raise UserError(f"mean must be finite and std above 0; got {mean} and {std}")
         return self
-
-    @property
-    def prepare_options(self) -> PrepareOptions:
-        known = {name: self.options[name] for name in PrepareOptions.model_fields if name in self.options}
-        return PrepareOptions.model_validate(known)
 
     def mean_std(self, fold: int) -> MeanStd:
         """Mean and standard deviation that the network of a fold needs its images normalised with."""
-        if self.fold_mean is None or self.fold_std is None:
-            return MeanStd(self.mean, self.std)
         return MeanStd(self.fold_mean[fold], self.fold_std[fold])
 
 
@@ -106,36 +97,24 @@ class TrainedRun:
         finished, folds = self.finished_folds, read_folds(self.folder.folds, dataset)
         return len(dataset.units([n for n in range(len(dataset)) if folds[n] in finished], unit))
 
-    @property
-    def has_fitted_decision(self) -> bool:
-        """Whether the recipe asks for a fitted rule, and the folds to fit it to are finished."""
-        return self.recipe.decision == FITTED and not self.missing_folds and len(self.finished_folds) > 1
-
-    @property
-    def recipe_decision(self) -> Decision | None:
-        """The rule of the recipe for the scores of a fold; None is argmax, also until a rule is fitted."""
-        text = self.recipe.decision
-        return None if text in (str(Decision()), FITTED) else Decision.parse(text)
-
     def checkpoint_path(self, fold: int) -> Path:
-        """The checkpoint that the recipe scores, `validation.checkpoint`; a ValueError if there is none."""
+        """The last checkpoint of a fold; a UserError if there is none."""
         num_folds = self.recipe.data.num_folds
         if fold not in range(num_folds):
             folds = ", ".join(map(str, range(num_folds)))
-            raise ValueError(f"{self.folder.path} has no fold {fold}; its folds are {folds}")
+            raise UserError(f"{self.folder.path} has no fold {fold}; its folds are {folds}")
         if self.recipe.model.architecture == "nnunet":
             options = self.recipe.model.options
-            raise ValueError(
+            raise UserError(
                 f"{self.folder.path} was collected from nnU-Net, which has its networks: predict with "
                 f"nnUNetv2_predict -tr {options.get('trainer')} -c {options.get('configuration')}, see "
                 "docs/nnunet.md"
             )
-        kind = self.recipe.validation.checkpoint
-        path = self.folder.fold(fold).last if kind == "last" else self.folder.fold(fold).best
+        path = self.folder.fold(fold).last
         if not path.is_file():
-            raise ValueError(
-                f"fold {fold} of {self.folder.path} has no {kind} checkpoint yet: train it first, "
-                "with `semidice train --resume`"
+            raise UserError(
+                f"fold {fold} of {self.folder.path} has no checkpoint yet: train it first, with "
+                "`semidice train --resume`"
             )
         return path
 
@@ -160,7 +139,7 @@ class TrainedRun:
         checkpoint.load_model(network)
         for name, tensor in network.state_dict().items():
             if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-                raise ValueError(
+                raise UserError(
                     f"{checkpoint.path} holds NaN or infinite weights, such as {name}: the training "
                     "diverged; train it again with a lower optimiser.lr"
                 )
@@ -186,11 +165,8 @@ class FoldRun:
 
     @property
     def identity(self) -> str:
-        """SHA-256 of all that the weights depend on: recipe, folds and dataset. Checkpoints carry it.
-
-        Options with their default are left out, so that a later semidice may have more of them.
-        """
-        options = self.recipe.model_dump(mode="json", exclude_defaults=True, exclude={"auto", "reasons"})
+        """SHA-256 of all that the weights depend on: recipe, folds and dataset. Checkpoints carry it."""
+        options = self.recipe.model_dump(mode="json", exclude={"auto", "reasons"})
         # a teacher may have been moved
         left_out = {*MAY_DIFFER, "teacher.run"}
         used = {key: value for key, value in flattened(options) if key not in left_out}
@@ -219,7 +195,7 @@ def mirrored_axes(recipe: Recipe, num_axes: int, *, flips: bool | None = None) -
         return ()
     axes = recipe.augment.flip_axes(num_axes)
     if not axes:
-        raise ValueError(
+        raise UserError(
             f"the mean over mirrored images needs a network that was trained with them, but {recipe.name} "
             "has augment.flip false: predict without flips, or train with augment.flip"
         )
@@ -242,13 +218,14 @@ def open_run(run: Path | RunFolder) -> TrainedRun:
     for path in (folder.recipe, folder.dataset):
         if not path.is_file():
             reason = f"it has no {path.name}" if folder.path.is_dir() else "there is no such folder"
-            raise ValueError(f"{folder.path} is not a run folder of `semidice train`: {reason}")
+            raise UserError(f"{folder.path} is not a run folder of `semidice train`: {reason}")
+    folder.check_links()
     return TrainedRun(folder, read_recipe(folder.recipe, accelerator=None), read_dataset_facts(folder))
 
 
 def manifest_digest(manifest: Manifest) -> str:
-    """SHA-256 of the manifest's content; the layout of its file does not matter."""
-    return hashlib.sha256(manifest.model_dump_json().encode()).hexdigest()
+    """SHA-256 of the manifest's content; the layout of its file and the raw folder do not matter."""
+    return hashlib.sha256(manifest.model_dump_json(exclude={"raw_folder"}).encode()).hexdigest()
 
 
 def write_dataset_facts(run: RunFolder, dataset: Dataset, fold_of_case: Sequence[int]) -> None:
@@ -260,6 +237,10 @@ def write_dataset_facts(run: RunFolder, dataset: Dataset, fold_of_case: Sequence
         fold_mean=tuple(each.mean for each in numbers),
         fold_std=tuple(each.std for each in numbers),
         num_raters=len(manifest.raters),
+        num_axes=dataset.num_axes,
+        orientations=tuple(sorted({scan.orientation for scan in manifest.scans}))
+        if manifest.raw_folder
+        else (),
         manifest_sha256=manifest_digest(manifest),
     )
     write_text(run.dataset, json.dumps(facts.model_dump(mode="json"), indent=1) + "\n")
@@ -267,13 +248,4 @@ def write_dataset_facts(run: RunFolder, dataset: Dataset, fold_of_case: Sequence
 
 def read_dataset_facts(run: RunFolder) -> DatasetFacts:
     """The facts of the dataset in a run folder; a ValueError names the option that is wrong."""
-    try:
-        facts = DatasetFacts.model_validate_json(read_bytes(run.dataset))
-        _ = facts.prepare_options
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise ValueError(
-            f"{run.dataset} was not written by this version of semidice: {where}: {first['msg']}"
-        ) from error
-    return facts
+    return read_record(run.dataset, DatasetFacts)

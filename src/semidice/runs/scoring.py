@@ -3,15 +3,14 @@
     target   majority of the raters who annotated a case      soft_target   their mean
     masks    the mask of each rater                           truth         p*, if the dataset has it
 
-The unit of a score is the scan: slices of a volume are put together in their order, and a slice that was not
-kept is not scored. With unit "slice", each slice is scored on its own, and the names of the scores say so. If
-the spacing of a scan is not known, all distances and volumes are in voxels, and the names say so.
+A score is of a scan: slices of a volume are put together in their order, and a slice that was not kept is not
+scored. With unit "slice", each slice is scored on its own, and the column `per` says so. If the spacing of a
+scan is not known, all distances and volumes are in voxels, and the column `unit` says so.
 Both commands score the stored files with the same functions in the same order, so on one device their numbers
 agree to the bit. A stored 0 can be a probability of up to half a unit (see `predictions`). The likelihood
 takes it as half a unit, 11.8 nats, and not as probability zero.
 """
 
-import importlib.util
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -24,14 +23,16 @@ from torch import Tensor
 
 from ..data.dataset import Dataset, ScoredUnit, Unit
 from ..data.manifest import Scan
-from ..decisions.decision import Decision
+from ..decisions import Decision, decide
+from ..errors import UserError
 from ..labels.raters import read_raters
-from ..metrics.accumulators import CaseScores
-from ..metrics.cases import CaseTable
-from ..metrics.registry import PER_SLICE, SCORES, Reference, ScoredBatch, ScoreFunction, table_name
+from ..metrics.registry import SCORES, Reference, ScoredBatch, ScoreFunction, ScoreKey
 from ..metrics.scores import negative_log_likelihood
 from ..paths import FoldFolder
+from ..statistics.cases import CaseTable
+from ..statistics.collect import CaseScores
 from .predictions import UNITS, read_case
+from .run import manifest_digest
 
 # values of a batch, probabilities and masks together: tens of megabytes with the copies that scores make
 _MAX_VALUES = 1 << 22
@@ -73,24 +74,21 @@ def score_fold(
     left_out = inapplicable_metrics(dataset, tuple(names))
     wanted = [name for name in names if name not in left_out]
     functions = {
-        metric_name(dataset, name, unit=unit, tolerance=tolerance): _function(
+        score_key(dataset, name, unit=unit, tolerance=tolerance): _function(
             name, in_voxels=in_voxels(dataset, name, unit), tolerance=tolerance
         )
         for name in wanted
     }
-    scores = CaseScores(functions, class_names=dataset.manifest.class_names, method=method).to(device)
+    scores = CaseScores(functions, class_names=dataset.manifest.class_names, method=method)
     references = {SCORES[name].reference for name in wanted}
     for batch in predicted_batches(dataset, cases, predictions, unit=unit, device=device):
         reference = read_raters(batch.masks, dataset.num_classes, batch.present, batched=True)
-        scores.update(
+        scored = ScoredBatch(
             batch.prob,
             reference.majority() if "target" in references else None,
-            case=[each.name for each in batch.units],
-            patient=batch.patients,
-            fold=fold,
-            soft_target=reference.mean() if "soft_target" in references else None,
-            masks=batch.masks,
-            present=batch.present,
+            reference.mean() if "soft_target" in references else None,
+            batch.masks,
+            batch.present,
             spacing_mm=batch.spacing_mm,
             valid=batch.valid,
             truth=_read_batch(
@@ -98,10 +96,17 @@ def score_fold(
             )
             if "truth" in references
             else None,
-            decided=None if decision is None else decision.masks(batch.prob, valid=batch.valid),
+            decided=None if decision is None else decide(batch.prob, decision, valid=batch.valid),
+            drawn=dataset.drawn_classes,
         )
+        scores.update(scored, [each.name for each in batch.units], patient=batch.patients, fold=fold)
         on_cases(batch.num_cases)
-    return scores.table()
+    return scores.table().assign(dataset=fingerprint(dataset))
+
+
+def fingerprint(dataset: Dataset) -> str:
+    """What tables of scores carry, so that those of another dataset with the same names are refused."""
+    return manifest_digest(dataset.manifest)[:16]
 
 
 @dataclass(frozen=True)
@@ -208,7 +213,7 @@ def scan_slices(dataset: Dataset, unit: ScoredUnit) -> tuple[int, ...] | None:
 
 def _sides(scan: Scan, unit: Unit) -> tuple[float, ...]:
     """Sides of a voxel in the order of the axes that are scored; empty if one is not known."""
-    sides = scan.known_spacing_mm or ()
+    sides = scan.voxel_mm
     if unit == "slice" or scan.slices is None:
         return sides
     return (sides[2], *sides[:2]) if len(sides) == 3 else ()
@@ -223,25 +228,15 @@ def in_voxels(dataset: Dataset, metric: str, unit: Unit) -> bool:
     return any(len(_sides(scan, unit)) < max(num_sides, len(scan.shape)) for scan in scans)
 
 
-def named_units(table: CaseTable, dataset: Dataset) -> CaseTable:
-    """The table with scores of slices named per slice, which an older semidice did not do."""
-    if not dataset.has_slices:
-        return table
-    slices = [case.name for case in dataset.cases if case.scan.slices is not None]
-    metrics = table.columns["metric"]
-    is_old = np.isin(table.columns["case"], slices) & ~np.char.endswith(metrics, PER_SLICE)
-    renamed = np.where(is_old, np.char.add(metrics, PER_SLICE), metrics)
-    return CaseTable({**table.columns, "metric": renamed})
-
-
-def metric_name(dataset: Dataset, metric: str, *, unit: Unit = "scan", tolerance: float = 1.0) -> str:
-    """The name of a score in the case table of the dataset, see `metrics.registry`."""
-    return table_name(
-        metric,
-        in_voxels=in_voxels(dataset, metric, unit),
-        tolerance=tolerance,
-        per_slice=unit == "slice" and dataset.has_slices,
-    )
+def score_key(dataset: Dataset, metric: str, *, unit: Unit = "scan", tolerance: float = 1.0) -> ScoreKey:
+    """The score in the case table of the dataset: in voxels where the spacing of a scan is not known."""
+    score, voxels = SCORES[metric], in_voxels(dataset, metric, unit)
+    measure = score.unit
+    if metric == "surface_dice_score":
+        measure = f"share within {tolerance:g} {'voxels' if voxels else 'mm'}"
+    elif voxels:
+        measure = "voxels"
+    return ScoreKey(metric, measure, "slice" if unit == "slice" and dataset.has_slices else "scan")
 
 
 def _function(metric: str, *, in_voxels: bool, tolerance: float) -> ScoreFunction:
@@ -261,24 +256,19 @@ def inapplicable_metrics(dataset: Dataset, metrics: Sequence[str]) -> dict[str, 
     """The metrics that the dataset has no reference for, and the reason; an unknown name is a ValueError."""
     unknown = [name for name in metrics if name not in SCORES]
     if unknown:
-        raise ValueError(f"there is no metric {', '.join(map(repr, unknown))}; there are {', '.join(SCORES)}")
+        raise UserError(f"there is no metric {', '.join(map(repr, unknown))}; there are {', '.join(SCORES)}")
     one_rater = int(dataset.present.sum(1).max()) == 1
     reasons = {}
     for name in metrics:
         score = SCORES[name]
         if one_rater and (score.reference == "masks" or name.startswith("rater_")):
             reasons[name] = "every case has one rater"
-        if (score.unit == "mm" or name == "surface_dice_score") and not _has_foreground(dataset):
+        is_surface = name in ("hausdorff_error", "surface_dice_score")
+        if is_surface and not any(dataset.drawn_classes[1:]):
             reasons[name] = "all masks are empty, so that there is no surface"
         if score.reference == "truth" and not _has_truth(dataset):
             reasons[name] = "the true probability is known of phantoms alone"
-        if score.package is not None and importlib.util.find_spec(score.package) is None:
-            reasons[name] = f"it needs {score.package}: pip install 'semidice[{score.package}]'"
     return reasons
-
-
-def _has_foreground(dataset: Dataset) -> bool:
-    return any(dataset.masks(number).any() for number in range(len(dataset)))
 
 
 def _has_truth(dataset: Dataset) -> bool:
@@ -292,7 +282,7 @@ def _batches_of_equal_shape(dataset: Dataset, units: Sequence[ScoredUnit]) -> It
         scan = dataset.cases[unit.cases[0]].scan
         slices = scan_slices(dataset, unit) or ()
         offsets = tuple(number - slices[0] for number in slices)
-        by_shape.setdefault((scan.shape, len(scan.spacing_mm or ()), offsets), []).append(unit)
+        by_shape.setdefault((scan.shape, len(scan.voxel_mm), offsets), []).append(unit)
     width = dataset.num_classes + len(dataset.manifest.raters)
     for (shape, _, offsets), same in by_shape.items():
         num_voxels = math.prod(shape) * (1 + max(offsets, default=0))

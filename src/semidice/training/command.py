@@ -1,6 +1,7 @@
 """`semidice train`: train the folds of a recipe into a run folder, then print its scores."""
 
 import json
+import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -9,9 +10,11 @@ from pathlib import Path
 from lightning_fabric import Fabric
 from rich.console import Console
 from rich.progress import Progress
+from torch.distributed import is_torchelastic_launched
 
 from ..console import clock, print_line, say, training_bars
-from ..locks import FolderLock
+from ..errors import UserError, reason
+from ..locks import locked
 from ..paths import RunFolder
 from ..recipes import Recipe, option_value
 from ..runs.evaluate import scores_table
@@ -29,20 +32,17 @@ def run_train(
     resume: bool = False,
     accelerator: str = "auto",
     devices: int | str = 1,
-    nodes: int = 1,
-    strategy: str = "auto",
     loggers: Mapping[str, Callable[[FoldRun], Logger]] | None = None,
 ) -> None:
     """Train every fold of the recipe into `out`, then print the scores and the next command.
 
     loggers: by their names, see `TrainingLog`; log.jsonl and TensorBoard are always written.
     """
-    fabric = start_fabric(accelerator=accelerator, devices=devices, nodes=nodes, strategy=strategy)
+    fabric = start_fabric(accelerator=accelerator, devices=devices)
     with ExitStack() as stack:
-        lock = None
         # only the first process writes
         if fabric.is_global_zero:
-            lock = stack.enter_context(FolderLock(RunFolder(out), "semidice train"))
+            stack.enter_context(locked(RunFolder(out), "semidice train"))
             start_run(recipe, out, resume=resume)
         fabric.barrier()
         run = open_run(out)
@@ -50,7 +50,7 @@ def run_train(
         console.quiet = console.quiet or not fabric.is_global_zero
         _print_choices(run.recipe, console)
         progress = stack.enter_context(training_bars(console, names=[run.recipe.name], transient=True))
-        bar = RunBar(progress, run.recipe, lock)
+        bar = RunBar(progress, run.recipe)
         table = cross_validate(
             run,
             fabric,
@@ -68,15 +68,20 @@ def run_train(
 
 def _print_choices(recipe: Recipe, console: Console) -> None:
     """One line for each option that `auto` chose: its value and the reason."""
-    for key, reason in recipe.reasons.items():
-        say(console, f"{key} = {json.dumps(option_value(recipe, key))}: {reason}")
+    for key, why in recipe.reasons.items():
+        say(console, f"{key} = {json.dumps(option_value(recipe, key))}: {why}")
 
 
-def start_fabric(
-    *, accelerator: str = "auto", devices: int | str = 1, nodes: int = 1, strategy: str = "auto"
-) -> Fabric:
-    """The processes and their devices. Precision is left to `TrainingStep`."""
-    fabric = Fabric(accelerator=accelerator, devices=devices, num_nodes=nodes, strategy=strategy)
+def start_fabric(*, accelerator: str = "auto", devices: int | str = 1) -> Fabric:
+    """The processes and their devices; torchrun has its own. Precision is left to `TrainingStep`."""
+    nodes = 1
+    if is_torchelastic_launched():
+        devices, nodes = int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["GROUP_WORLD_SIZE"])
+    try:
+        fabric = Fabric(accelerator=accelerator, devices=devices, num_nodes=nodes)
+    # what this machine does not have
+    except (ValueError, RuntimeError) as error:
+        raise UserError(f"--accelerator {accelerator} --devices {devices}: {reason(error)}") from error
     fabric.launch()
     return fabric
 
@@ -85,14 +90,11 @@ class RunBar:
     """The progress of a run over the steps of all its folds, with losses, learning rate, Dice and speed.
 
     Without a terminal: a line at the start, then one per epoch at most, and repeated lines while a fold is
-    predicted. lock: of the run folder; its loss stops the training. name: None takes that of the recipe.
+    predicted. name: None takes that of the recipe.
     """
 
-    def __init__(
-        self, progress: Progress, recipe: Recipe, lock: FolderLock | None = None, *, name: str | None = None
-    ) -> None:
+    def __init__(self, progress: Progress, recipe: Recipe, *, name: str | None = None) -> None:
         self.progress, self.folds = progress, recipe.data.fold_numbers
-        self.lock = lock
         self.task = progress.add_task(name or recipe.name, total=None, status="", left="", repeats=False)
         self.started_at: float | None = None
         # steps of each fold; those that a resumed fold had done before
@@ -111,8 +113,6 @@ class RunBar:
         print_line(self.progress, self.task, now=is_first)
 
     def show_step(self, status: StepStatus) -> None:
-        if self.lock is not None:
-            self.lock.check()
         self.num_done[status.fold] = status.step
         self.num_before.setdefault(status.fold, status.step - 1)
         # folds that were finished before have no steps here

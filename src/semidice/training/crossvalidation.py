@@ -1,8 +1,7 @@
 """A run: train every fold, predict every case with the network that never saw its patient, score all cases.
 
 The run folder is the state. A fold that has scores is finished and is not trained again. A fold that has a
-checkpoint continues from it. The case table of the run joins the tables of its finished folds. If the recipe
-has `decision: fitted`, its scores of masks are by the rule of each fold as soon as all folds are finished.
+checkpoint continues from it. The case table of the run joins the tables of its finished folds.
 """
 
 import json
@@ -12,7 +11,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, nullcontext
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
@@ -22,17 +21,16 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from .. import __version__
-from ..data.batches import WholeCases
-from ..data.dataset import Dataset, ScoredUnit
+from ..data.batches.feed import whole_cases
+from ..data.batches.storage import centred, shared_storage
+from ..data.dataset import Dataset, ScoredUnit, open_dataset
 from ..data.folds import read_folds, split_dataset, write_folds
-from ..data.shared import SharedDataset
-from ..data.storage import centred, shared_storage
-from ..metrics.cases import CaseTable, concatenate, read_cases, write_cases
+from ..errors import UserError
+from ..locks import locked
 from ..networks.checkpoint import CheckpointWriter
 from ..networks.graphs import Predictor
 from ..paths import RunFolder, run_name, write_text
 from ..recipes import Recipe, differing_keys, read_recipe, with_stored_choices, write_recipe
-from ..runs.decisions import fitted_rules, with_fitted
 from ..runs.predictions import write_prediction
 from ..runs.run import (
     MAY_DIFFER,
@@ -44,7 +42,8 @@ from ..runs.run import (
     volume_problem,
     write_dataset_facts,
 )
-from ..runs.scoring import named_units, score_fold
+from ..runs.scoring import score_fold
+from ..statistics.cases import CaseTable, concatenate, in_order, read_cases, write_cases
 from .engine import StepStatus, train_fold
 from .log import Logger
 from .phases import PhaseClock
@@ -55,23 +54,22 @@ _NUM_WRITERS = 4
 FoldPhase = Literal["training", "predicting", "finished"]
 
 
-def start_run(
-    recipe: Recipe, out: Path, *, resume: bool, data: SharedDataset | None = None, whole: bool = True
-) -> TrainedRun:
+def start_run(recipe: Recipe, out: Path, *, resume: bool, whole: bool = True) -> TrainedRun:
     """The run of a recipe in the folder `out`, which is created or, with `resume`, continued.
 
-    A ValueError says so if the folder holds the run of another recipe, or other files. data: opens the
-    dataset. whole: False if other processes may work on folds of the run.
+    A ValueError says so if the folder holds the run of another recipe, or other files.
+    whole: False if other processes may work on folds of the run.
     """
     folder = RunFolder(out)
-    dataset = (data or SharedDataset()).open(recipe.data.dataset)
+    folder.check_links()
+    dataset = open_dataset(recipe.data.dataset)
     stored = None
     if folder.recipe.exists():
         stored = read_recipe(folder.recipe, accelerator=None)
         recipe = with_stored_choices(recipe, stored)
         _check_same_recipe(recipe, stored, folder)
         if not resume:
-            raise ValueError(f"{out} already holds this run: continue it with --resume, or remove the folder")
+            raise UserError(f"{out} already holds this run: continue it with --resume, or remove the folder")
         _check_same_dataset(dataset, folder)
     else:
         _create_run_folder(recipe, dataset, folder)
@@ -90,7 +88,7 @@ def _check_same_recipe(recipe: Recipe, stored: Recipe, folder: RunFolder) -> Non
     hint = ""
     if stored.teacher and different == ["teacher.run"]:
         hint = f"if {stored.teacher.run} is the same teacher, correct {folder.recipe}; otherwise "
-    raise ValueError(
+    raise UserError(
         f"{folder.path} holds a run of another recipe, which differs in {', '.join(different)}; "
         f"{hint}choose another folder with --out, or remove this one"
     )
@@ -100,7 +98,7 @@ def _check_same_dataset(dataset: Dataset, folder: RunFolder) -> None:
     """A ValueError if the dataset is not the one that the run was started with, although names may agree."""
     facts = read_dataset_facts(folder)
     if manifest_digest(dataset.manifest) != facts.manifest_sha256:
-        raise ValueError(
+        raise UserError(
             f"{dataset.folder.path} is not the dataset that {folder.path} was started with, or it was "
             "prepared again since: name the right one with --set data.dataset=..., or start a new run with "
             "--out"
@@ -120,16 +118,20 @@ def _create_run_folder(recipe: Recipe, dataset: Dataset, folder: RunFolder) -> N
     out = folder.path
     foreign = folder.foreign_files()
     if foreign:
-        raise ValueError(
+        raise UserError(
             f"{out} exists and is not a run folder: it has {foreign[0].name}; choose another one with --out"
         )
     problem = volume_problem(dataset)
     if problem is not None:
-        raise ValueError(problem)
-    # an error now, and not after the training
+        raise UserError(problem)
+    # errors now, and not after the training
+    weights = recipe.loss.class_weight
+    if weights is not None and len(weights) != dataset.num_classes:
+        raise UserError(
+            f"loss.class_weight needs one number for each of the {dataset.num_classes} classes; got {weights}"
+        )
     mirrored_axes(recipe, len(dataset.cases[0].shape))
     folds = split_dataset(dataset, num_folds=recipe.data.num_folds, seed=recipe.data.fold_seed)
-    out.mkdir(parents=True, exist_ok=True)
     write_folds(folder.folds, dataset, folds)
     write_dataset_facts(folder, dataset, folds)
     write_text(folder.versions, json.dumps(versions(), indent=2) + "\n")
@@ -174,34 +176,30 @@ def cross_validate(
     *,
     on_step: Callable[[StepStatus], object] = lambda _: None,
     on_phase: Callable[[int, FoldPhase], object] = lambda _, __: None,
-    data: SharedDataset | None = None,
-    seen: Sequence[Path] = (),
     loggers: Mapping[str, Callable[[FoldRun], Logger]] | None = None,
     on_warning: Callable[[str], object] = print,
 ) -> CaseTable | None:
     """Train the folds that are not finished and return the case table of the run; None unless rank 0.
 
     on_phase(fold, phase) is called when a fold starts to be trained or predicted, and when it is finished.
-    data, seen: opens the dataset, and files of a grid with the arrays whose hashes were compared.
     loggers, on_warning: see `TrainingLog`.
     """
-    data = data or SharedDataset()
-    dataset = data.open(run.recipe.data.dataset)
+    dataset = open_dataset(run.recipe.data.dataset)
     fold_of_case = read_folds(run.folder.folds, dataset)
-    if fabric.is_global_zero and run.missing_folds:
-        data.check(dataset, *seen, run.folder.arrays)
     for fold in run.recipe.data.fold_numbers:
         fold_run = FoldRun(run, dataset, fold, fold_of_case)
-        finish_fold(
-            fold_run,
-            fabric,
-            PhaseClock(),
-            on_step=on_step,
-            on_phase=on_phase,
-            loggers=loggers,
-            on_warning=on_warning,
-        )
-    return _gathered(run, dataset, fabric)
+        # only the first process writes; a worker of a grid may be at this fold
+        with locked(fold_run.folder, "semidice train") if fabric.is_global_zero else nullcontext():
+            finish_fold(
+                fold_run,
+                fabric,
+                PhaseClock(),
+                on_step=on_step,
+                on_phase=on_phase,
+                loggers=loggers,
+                on_warning=on_warning,
+            )
+    return _gathered(run, fabric)
 
 
 def finish_fold(
@@ -230,7 +228,7 @@ def finish_fold(
                 writer=writer,
             )
             # several processes have wrapped it
-            in_memory = fold_run.recipe.validation.checkpoint == "last" and fabric.world_size == 1
+            in_memory = fabric.world_size == 1
             if not in_memory:
                 with clock.phase("checkpoints"):
                     writer.close()
@@ -245,26 +243,14 @@ def finish_fold(
         fabric.barrier()
         if fabric.is_global_zero:
             clock.store(folder)
-    elif not _is_scored_as_asked(fold_run):
-        _score(fold_run, fabric)
-        fabric.barrier()
     on_phase(fold, "finished")
 
 
-def _gathered(run: TrainedRun, dataset: Dataset, fabric: Fabric) -> CaseTable | None:
+def _gathered(run: TrainedRun, fabric: Fabric) -> CaseTable | None:
     """The case table of the finished folds, which is also written; None unless rank 0."""
-    is_fitted = run.has_fitted_decision
-    if not fabric.is_global_zero and not is_fitted:
-        return None
-    table = concatenate(read_cases(run.folder.fold(fold).cases) for fold in run.finished_folds).sorted()
-    if is_fitted:
-        # the first process fits and stores the rules; then all of them score, because scores are exchanged
-        if fabric.is_global_zero:
-            fitted_rules(run, dataset)
-        fabric.barrier()
-        table = with_fitted(run, dataset, table)
     if not fabric.is_global_zero:
         return None
+    table = in_order(concatenate(read_cases(run.folder.fold(fold).cases) for fold in run.finished_folds))
     write_cases(table, run.folder.cases)
     return table
 
@@ -281,15 +267,15 @@ def predict_cases(
 ) -> Iterator[tuple[int, Tensor]]:
     """The number and the class probabilities (C, *space) of each case, by the network of a fold.
 
-    flips: mean over mirrored images; None takes `validation.flips`. network: of the checkpoint that the
-    recipe scores; None loads it.
+    flips: mean over mirrored images; None takes `validation.flips`. network: of the last checkpoint; None
+    loads it.
     """
     recipe = run.recipe
     axes = mirrored_axes(recipe, len(dataset.cases[0].shape), flips=flips)
     network = run.network(fold, device=device) if network is None else network.eval()
     predictor = Predictor(network, dtype=recipe.precision.dtype, flips=axes)
     storage = shared_storage(dataset, device, run.facts.mean_std(fold), load=False)
-    for batch in WholeCases(storage, cases, batch_size=recipe.batch_size):
+    for batch in whole_cases(storage, cases, batch_size=recipe.batch_size):
         probs = predictor(batch.image).cpu()
         for number, prob in zip(batch.case.tolist(), probs, strict=True):
             yield number, prob[(slice(None), *centred(dataset.cases[number].shape, prob.shape[1:]))]
@@ -304,7 +290,7 @@ def _own_units(fold_run: FoldRun, fabric: Fabric) -> list[ScoredUnit]:
 def _predict(fold_run: FoldRun, fabric: Fabric, network: nn.Module | None) -> None:
     """Predict and store the validation cases. Each process takes some scans; threads write the files.
 
-    network: with the weights of the last checkpoint; None loads the checkpoint that the recipe scores.
+    network: with the weights of the last checkpoint; None loads it.
     """
     dataset, folder = fold_run.dataset, fold_run.folder
     cases = [number for unit in _own_units(fold_run, fabric) for number in unit.cases]
@@ -335,18 +321,6 @@ def _score(fold_run: FoldRun, fabric: Fabric) -> None:
         fold=fold_run.fold,
         unit=recipe.validation.unit,
         tolerance=recipe.validation.tolerance,
-        decision=fold_run.run.recipe_decision,
     )
     if fabric.is_global_zero:
         write_cases(table, fold_run.folder.cases)
-
-
-def _is_scored_as_asked(fold_run: FoldRun) -> bool:
-    """Whether a fold has scores of the unit of its recipe; an older semidice scored slices on their own."""
-    dataset, unit = fold_run.dataset, fold_run.recipe.validation.unit
-    if not dataset.has_slices:
-        return True
-    names = {each.name for each in dataset.units(fold_run.validation_cases, unit)}
-    table = read_cases(fold_run.folder.cases)
-    own = table.select(method=fold_run.recipe.name)
-    return names <= set(own.columns["case"].tolist()) and own.metrics == named_units(own, dataset).metrics

@@ -8,7 +8,6 @@ on the seed and the step number alone, and a checkpoint is written only after a 
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, wait
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -18,19 +17,19 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from ..arrays import NotFiniteError
-from ..data.batches import Batches, CaseBatch, WholeCases
+from ..data.batches.feed import Batches, CaseBatch, whole_cases
 from ..data.dataset import ScoredUnit
-from ..data.integrity import enumerated
+from ..errors import UserError
 from ..labels.raters import read_raters
-from ..metrics.accumulators import CaseScores
-from ..metrics.registry import higher_is_better
-from ..networks.checkpoint import Checkpoint, CheckpointWriter, checkpoint_tensors, write_checkpoint
+from ..metrics.registry import ScoredBatch
+from ..networks.checkpoint import Checkpoint, CheckpointWriter
 from ..networks.graphs import Predictor
 from ..networks.systems import System
 from ..runs.run import FoldRun
 from ..runs.scoring import scan_slices, volume_of
+from ..statistics.collect import CaseScores
 from .distributed import synchronise_norms
-from .log import Logger, TrainingLog, read_log
+from .log import Logger, TrainingLog
 from .phases import PhaseClock
 from .step import NUM_WARM_UP, TrainingStep, build_optimiser, step_seed
 from .teacher import load_teacher
@@ -39,10 +38,6 @@ from .teacher import load_teacher
 _VALIDATION_SCORES = ("dice_score", "soft_dice_score", "calibration_error")
 # images per second are measured over windows of this length
 _SECONDS_OF_SPEED = 10.0
-
-
-class DivergedError(RuntimeError):
-    """A loss was not finite. The message names the step, its cases and the file of the weights before it."""
 
 
 @dataclass
@@ -132,17 +127,19 @@ class _FoldTrainer:
         )
         self.steps_per_epoch = self.batches.steps_per_epoch
         self.num_steps = recipe.schedule.epochs * self.steps_per_epoch
+        checkpoint = self._last_checkpoint()
+        self.progress: dict[str, Any] = {} if checkpoint is None else checkpoint.progress
         self.step = self._build_step()
-        # the step to start from, and the best validation score so far, signed so that higher is better
-        self.start, self.best = 0, -math.inf
-        self._resume()
+        self.start = int(self.progress.get("step", 0))
+        if checkpoint is not None:
+            checkpoint.load_model(self.model)
+            checkpoint.load_optimiser(self.optimiser)
+            self.step.scaler.load_state_dict(self.progress["scaler"])
         clock.first_step = clock.last_step = self.start
         # of the first process alone
         self.log: TrainingLog | None = None
         self.writer = writer if fabric.is_global_zero else None
         self.saved_at = time.monotonic()
-        # the last checkpoint: its step, and whether it is on the disk
-        self.saved: tuple[int, Future[None]] | None = None
         self.rate: float | None = None
         self.losses: dict[str, float] = {}
         self.scores: dict[str, float] = {}
@@ -151,56 +148,29 @@ class _FoldTrainer:
         network: Any = torch.compile(self.model) if self.recipe.precision.compile else self.model
         if self.fabric.world_size > 1:
             network = self.fabric.setup_module(network)
+        # fitted once: a resumed training has the temperature that it began with
+        teacher = load_teacher(
+            self.fold_run, self.batches, self.fabric.device, temperature=self.progress.get("temperature")
+        )
+        self.progress["temperature"] = None if teacher is None else teacher.temperature
         return TrainingStep(
             self.recipe,
             fabric=self.fabric,
             network=network,
             optimiser=self.optimiser,
             batches=self.batches,
-            teacher=load_teacher(self.fold_run, self.batches, self.fabric.device),
+            teacher=teacher,
             num_steps=self.num_steps,
             fold=self.fold_run.fold,
             system=self.model if isinstance(self.model, System) else None,
         )
 
-    def _resume(self) -> None:
-        """Load the last checkpoint, if there is one."""
+    def _last_checkpoint(self) -> Checkpoint | None:
         if not self.folder.last.exists():
-            return
+            return None
         checkpoint = Checkpoint(self.folder.last)
         checkpoint.check_origin(run=self.fold_run.identity, fold=self.fold_run.fold)
-        self.start, self.best = self._checked_progress(checkpoint)
-        checkpoint.load_model(self.model)
-        checkpoint.load_optimiser(self.optimiser)
-        if checkpoint.progress.get("scaler"):
-            self.step.scaler.load_state_dict(checkpoint.progress["scaler"])
-
-    def _checked_progress(self, checkpoint: Checkpoint) -> tuple[int, float]:
-        """Step and best score of a checkpoint; a ValueError if this training has no such step."""
-        step, best = (checkpoint.progress.get(name) for name in ("step", "best"))
-        if not isinstance(step, int) or step not in self._logged_steps(self.num_steps):
-            raise ValueError(
-                f"{checkpoint.path} is of step {step}, but this training has checkpoints after a line of the "
-                f"log, up to step {self.num_steps}: remove {self.folder.path} to train the fold again"
-            )
-        if not isinstance(best, int | float) or math.isnan(best):
-            raise ValueError(f"{checkpoint.path} has the best score {best!r}: train the fold again")
-        lines = read_log(self.folder.log, step)
-        missing = [str(logged) for logged in self._logged_steps(step) if logged not in lines]
-        if missing:
-            raise ValueError(
-                f"{self.folder.log} was shortened: it has no line for {enumerated(missing, 'step')} before "
-                f"the checkpoint at step {step}; put the file back, or remove {self.folder.path} to train "
-                "the fold again"
-            )
-        return step, best
-
-    def _logged_steps(self, last: int) -> list[int]:
-        """The steps up to `last` that have a line in the log."""
-        in_epoch = {*range(self.recipe.log_every, self.steps_per_epoch, self.recipe.log_every)}
-        ends = sorted({*in_epoch, self.steps_per_epoch})
-        epochs = range(0, last, self.steps_per_epoch)
-        return [first + end for first in epochs for end in ends if first + end <= last]
+        return checkpoint
 
     def train(self) -> None:
         recipe = self.recipe
@@ -247,7 +217,7 @@ class _FoldTrainer:
                 since, images = time.monotonic(), 0
 
     def _log_losses(self, losses: Sequence[Tensor], num_done: int) -> None:
-        """Log the mean of the losses; a DivergedError if one is not finite. The device is read here only."""
+        """Log the mean of the losses; a UserError if one is not finite. The device is read here only."""
         rows = torch.stack(list(losses)).tolist()
         for number, row in enumerate(rows):
             if not math.isfinite(row[0]):
@@ -260,13 +230,10 @@ class _FoldTrainer:
 
     def _stop_diverged(self, step: int) -> None:
         cases = [self.dataset.cases[int(case)].name for case in self.batches.feed(step).case]
-        path = self.folder.diverged(step)
-        if self.fabric.is_global_zero:
-            write_checkpoint(path, checkpoint_tensors(self.model, self.optimiser), self._progress(step))
-        raise DivergedError(
-            f"fold {self.fold_run.fold}: the loss of step {step} is not finite; its cases are "
-            f"{', '.join(cases)}; the weights before it are in {path}. Lower optimiser.lr, set "
-            "optimiser.clip_norm, or use precision.dtype=fp32"
+        raise UserError(
+            f"fold {self.fold_run.fold}: the training diverged: the loss of step {step} is not finite; its "
+            f"cases are {', '.join(cases)}. Lower optimiser.lr, set optimiser.clip_norm, or use "
+            "precision.dtype=fp32"
         )
 
     def _validate(self, num_done: int, epoch: int) -> None:
@@ -274,33 +241,21 @@ class _FoldTrainer:
         self.model.train()
         if self.log is not None:
             self.log.write(num_done, {"epoch": epoch, **{f"val_{k}": v for k, v in self.scores.items()}})
-        best_by = self.recipe.validation.best_by
-        score = self.scores[best_by] if higher_is_better(best_by) else -self.scores[best_by]
-        if score > self.best:
-            self.best = score
-            if self.writer is not None:
-                self.writer.put(self.folder.best, self.model, None, self._progress(num_done))
 
     def _validation_scores(self) -> dict[str, float]:
         """Mean scores of the validation cases, of all processes together."""
-        names = list(dict.fromkeys((*_VALIDATION_SCORES, self.recipe.validation.best_by)))
-        class_names = self.dataset.manifest.class_names
-        scores = CaseScores(names, class_names=class_names, method=self.recipe.name).to(self.fabric.device)
+        names, method = self.dataset.manifest.class_names, self.recipe.name
+        scores = CaseScores(_VALIDATION_SCORES, class_names=names, method=method)
         unit = self.recipe.validation.unit
         units = self.dataset.units(self.fold_run.validation_cases, unit)
         own = units[self.fabric.global_rank :: self.fabric.world_size]
-        for names, prob, masks, present, valid in self._scored_batches(own):
+        for cases, prob, masks, present, valid in self._scored_batches(own):
             reference = read_raters(masks, self.dataset.num_classes, present, batched=True)
-            scores.update(
-                prob,
-                reference.majority(),
-                soft_target=reference.mean(),
-                valid=valid,
-                case=names,
-                masks=masks,
-                present=present,
-            )
-        return {name: float(value) for name, value in scores.compute().items()}
+            target, soft_target = reference.majority(), reference.mean()
+            drawn = self.dataset.drawn_classes
+            batch = ScoredBatch(prob, target, soft_target, masks, present, valid=valid, drawn=drawn)
+            scores.update(batch, cases)
+        return scores.means()
 
     def _scored_batches(
         self, units: Sequence[ScoredUnit]
@@ -329,7 +284,7 @@ class _FoldTrainer:
     def _predictions(self, cases: Sequence[int]) -> Iterator[tuple[CaseBatch, Tensor]]:
         """Batches and their probabilities. The device computes one batch ahead of the one that is scored."""
         previous: tuple[CaseBatch, Tensor] | None = None
-        for batch in WholeCases(self.batches.storage, cases, batch_size=self.recipe.batch_size):
+        for batch in whole_cases(self.batches.storage, cases, batch_size=self.recipe.batch_size):
             prob = self.predictor(batch.image)
             if previous is not None:
                 yield previous
@@ -342,7 +297,7 @@ class _FoldTrainer:
             "run": self.fold_run.identity,
             "fold": self.fold_run.fold,
             "step": step,
-            "best": self.best,
+            "temperature": self.progress["temperature"],
             "scaler": self.step.scaler.state_dict(),
         }
 
@@ -350,29 +305,13 @@ class _FoldTrainer:
         """Write a checkpoint at the end, and when the last one is old enough."""
         if self.writer is None or self.log is None:
             return
-        self._send_saved()
         is_due = time.monotonic() - self.saved_at >= self.seconds_between_checkpoints
         if is_due or num_done == self.num_steps:
             # a checkpoint after a loss of power has all lines of the log before it
             self.log.force_to_disk()
-            progress = self._progress(num_done)
-            self.saved = num_done, self.writer.put(self.folder.last, self.model, self.optimiser, progress)
+            self.writer.put(self.folder.last, self.model, self.optimiser, self._progress(num_done))
             self.saved_at = time.monotonic()
 
-    def _send_saved(self) -> None:
-        """Give the loggers the steps up to the last checkpoint, if it is on the disk."""
-        if self.log is None or self.saved is None:
-            return
-        step, written = self.saved
-        if written.done() and written.exception() is None:
-            self.log.send(step)
-            self.saved = None
-
     def close(self) -> None:
-        with ExitStack() as stack:
-            if self.log is not None:
-                stack.callback(self.log.close)
-            stack.callback(self._send_saved)
-            if self.saved is not None and self.log is not None and self.log.loggers:
-                # loggers get a step when its checkpoint is on the disk
-                wait([self.saved[1]])
+        if self.log is not None:
+            self.log.close()

@@ -10,17 +10,16 @@ Every engine writes the same files as one process does. Then `cross_validate` ga
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
 
 from ..console import print_line, say, training_bars
-from ..data.shared import SharedDataset
+from ..errors import UserError
 from ..recipes.grid import Variant
 from .command import RunBar
-from .jobs import FoldJob, Job, Pool, Report, Schedule, Worker, WorkerOptions, fold_jobs, run_jobs
+from .jobs import FoldJob, Pool, Report, Schedule, Worker, WorkerOptions, fold_jobs, run_jobs
 
 _ALL = "all jobs"
 
@@ -35,9 +34,7 @@ def check_engine(on: str) -> tuple[str, str]:
     is_number = argument.isascii() and argument.isdigit() and int(argument) > 0
     if name == "ray" or (name == "local" and (argument == "auto" or is_number)):
         return name, argument
-    raise ValueError(
-        f"--on {on}: expected local:N with a number of processes, local:auto, ray or ray:ADDRESS"
-    )
+    raise UserError(f"--on {on}: expected local:N with a number of processes, local:auto, ray or ray:ADDRESS")
 
 
 @contextmanager
@@ -58,35 +55,23 @@ def opened_pool(on: str, *, accelerator: str = "auto") -> Iterator[Pool]:
 
 
 def finish_folds(
-    variants: Mapping[Path, Sequence[Variant]],
+    variants: Sequence[Variant],
     on: str,
     console: Console,
     *,
     accelerator: str = "auto",
     command: str = "semidice compare",
 ) -> Mapping[str, str]:
-    """Train the folds that are not finished on an engine; errors by run folder (absolute) that failed.
-
-    variants: by the file in which the hashes of their dataset are known, see `check_arrays`.
-    """
-    jobs: list[FoldJob] = []
-    data = SharedDataset()
-    for seen, same_dataset in variants.items():
-        left = fold_jobs(same_dataset, seen, command=command)
-        if left:
-            # before any worker: they only look at size and time of the files
-            seen.parent.mkdir(parents=True, exist_ok=True)
-            data.check(data.open(left[0].recipe.data.dataset), seen)
-        jobs += left
+    """Train the folds that are not finished on an engine; errors by run folder (absolute) that failed."""
+    jobs = fold_jobs(variants, command=command)
     if not jobs:
         return {}
-    every = [variant for same_dataset in variants.values() for variant in same_dataset]
-    names = [_ALL, *(variant.name for variant in every)]
+    names = [_ALL, *(variant.name for variant in variants)]
     with (
         training_bars(console, names=names) as progress,
         opened_pool(on, accelerator=accelerator) as pool,
     ):
-        return run_jobs(jobs, pool, JobsView(progress, every))
+        return run_jobs(jobs, pool, JobsView(progress, variants))
 
 
 class JobsView:
@@ -125,28 +110,12 @@ class JobsView:
             bar.show_failed()
 
 
-class ListView:
-    """Lines about jobs that report no steps."""
-
-    def __init__(self, console: Console) -> None:
-        self.console = console
-
-    def show_schedule(self, schedule: Schedule) -> None:
-        say(self.console, f"{schedule.num_finished}/{schedule.num_jobs} jobs finished")
-
-    def show(self, job: Job, report: Report) -> None:
-        if report.kind == "lost":
-            say(self.console, f"{job}: its worker ended ({report.content}); it is continued")
-        elif report.kind == "failed":
-            say(self.console, f"{job} failed: {report.content}")
-
-
 def job_lines(variants: Sequence[Variant], command: Sequence[str]) -> Iterator[str]:
     """`command --job NAME:FOLD` for each fold that is not finished.
 
     A comment stands between jobs and those that need them, because the latter have a teacher among them.
     """
-    jobs, shell = fold_jobs(variants, Path()), shlex.join(command)
+    jobs, shell = fold_jobs(variants), shlex.join(command)
     while jobs:
         groups = {job.group for job in jobs}
         waiting = [job for job in jobs if job.after in groups]
@@ -158,7 +127,7 @@ def job_lines(variants: Sequence[Variant], command: Sequence[str]) -> Iterator[s
         jobs = waiting
 
 
-def run_job(variants: Sequence[Variant], job: str, seen: Path, console: Console, *, accelerator: str) -> None:
+def run_job(variants: Sequence[Variant], job: str, console: Console, *, accelerator: str) -> None:
     """Work on the job NAME:FOLD in this process."""
     name, _, fold = job.rpartition(":")
     chosen = [variant for variant in variants if variant.name == name]
@@ -166,12 +135,11 @@ def run_job(variants: Sequence[Variant], job: str, seen: Path, console: Console,
     if fold not in folds:
         examples = [f"{each.name}:{number}" for each in variants for number in each.recipe.data.fold_numbers]
         shown = ", ".join(examples[:5]) + (", ..." if len(examples) > 5 else "")
-        raise ValueError(f"--job {job}: expected NAME:FOLD; the jobs of this grid are {shown}")
-    fold_job = FoldJob(name, chosen[0].recipe, chosen[0].folder, int(fold), (seen,))
+        raise UserError(f"--job {job}: expected NAME:FOLD; the jobs of this grid are {shown}")
+    fold_job = FoldJob(name, chosen[0].recipe, chosen[0].folder, int(fold))
     worker = Worker(WorkerOptions(accelerator))
     with training_bars(console, names=[name]) as progress:
         view = JobsView(progress, chosen)
         worker.send = lambda report: view.show(fold_job, report)
-        seen.parent.mkdir(parents=True, exist_ok=True)
         fold_job.run(worker)
     say(console, f"{fold_job} is finished; when all jobs are, the same command without --job compares them")

@@ -14,7 +14,6 @@ import gc
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -23,9 +22,10 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import torch
 from lightning_fabric import Fabric
 
+from ..data.dataset import open_dataset
 from ..data.folds import read_folds
-from ..data.shared import SharedDataset
-from ..locks import PATIENCE_SECONDS, FolderLock, part_lock
+from ..errors import UserError, described
+from ..locks import locked
 from ..paths import RunFolder
 from ..recipes import Recipe
 from ..recipes.grid import Variant
@@ -39,6 +39,8 @@ from .step import NUM_WARM_UP
 # a worker that dies each time, such as for lack of memory, is not started again after that
 MAX_ATTEMPTS = 4
 _SECONDS_BETWEEN_REPORTS = 0.5
+# a server of files may need this long to notice that a machine with a lock has died
+_PATIENCE_S = 120.0
 # memory of a CUDA context and of libraries, which PyTorch does not count
 _CONTEXT_BYTES = 1 << 30
 
@@ -51,10 +53,6 @@ class Report:
     content: Any = None
 
 
-class LostError(RuntimeError):
-    """A process of a job was killed, or found no memory: the job is worth another attempt."""
-
-
 @dataclass(frozen=True)
 class WorkerOptions:
     """What a worker process needs to know. num_threads: on a CPU, as in its parent, for equal bits."""
@@ -65,7 +63,7 @@ class WorkerOptions:
 
 
 class Worker:
-    """A process that works on jobs, one after the other: its device, and the dataset that it keeps.
+    """A process that works on jobs, one after the other: with its device.
 
     send: called with the reports of a job.
     """
@@ -73,7 +71,6 @@ class Worker:
     def __init__(self, options: WorkerOptions, *, import_seconds: float = 0.0) -> None:
         self.options, self.import_seconds = options, import_seconds
         self.send: Callable[[Report], object] = lambda _: None
-        self.data = SharedDataset()
         torch.set_num_threads(options.num_threads)
 
     @cached_property
@@ -91,8 +88,8 @@ class Worker:
         # a wrong recipe must not stop the others
         except Exception as error:
             # an error of the device can leave the process useless, and another one may find more memory
-            is_lost = isinstance(error, torch.OutOfMemoryError | LostError) or "CUDA error" in str(error)
-            return Report("lost" if is_lost else "failed", str(error) or type(error).__name__)
+            is_lost = isinstance(error, torch.OutOfMemoryError) or "CUDA error" in str(error)
+            return Report("lost", str(error)) if is_lost else Report("failed", described(error))
         share = self.memory_share()
         if share:
             # a graph in a cycle of references would keep its memory
@@ -127,13 +124,12 @@ class Job(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class FoldJob:
-    """Train, predict and score one fold of a run. seen: arrays of the dataset with known hashes."""
+    """Train, predict and score one fold of a run."""
 
     name: str
     recipe: Recipe
     folder: Path
     fold: int
-    seen: tuple[Path, ...] = ()
     command: str = "semidice compare"
 
     @cached_property
@@ -150,22 +146,19 @@ class FoldJob:
     def run(self, worker: Worker) -> None:
         clock, folder = PhaseClock(), RunFolder(self.folder)
         clock.seconds["import"], worker.import_seconds = worker.import_seconds, 0.0
-        with ExitStack() as stack:
-            with clock.phase("start"):
-                self._check_teacher()
-                with FolderLock(folder, self.command, whole=False, wait_s=PATIENCE_SECONDS):
-                    run = start_run(self.recipe, self.folder, resume=True, data=worker.data, whole=False)
-                    dataset = worker.data.open(self.recipe.data.dataset)
-                    worker.data.check(dataset, *self.seen, folder.arrays)
-                part = folder.fold(self.fold)
-                lock = stack.enter_context(part_lock(folder, part, self.command, wait_s=PATIENCE_SECONDS))
-                fold_run = FoldRun(run, dataset, self.fold, read_folds(folder.folds, dataset))
-                fabric = worker.fabric
+        with clock.phase("start"):
+            self._check_teacher()
+            with locked(folder, self.command, wait_s=_PATIENCE_S):
+                run = start_run(self.recipe, self.folder, resume=True, whole=False)
+                dataset = open_dataset(self.recipe.data.dataset)
+            fold_run = FoldRun(run, dataset, self.fold, read_folds(folder.folds, dataset))
+            fabric = worker.fabric
+        with locked(fold_run.folder, self.command, wait_s=_PATIENCE_S):
             finish_fold(
                 fold_run,
                 fabric,
                 clock,
-                on_step=_StepReports(worker, lock),
+                on_step=_StepReports(worker),
                 on_phase=lambda _, phase: worker.send(Report("phase", phase)),
             )
 
@@ -177,18 +170,17 @@ class FoldJob:
         missing = open_run(teacher.run).missing_folds
         if missing:
             folds = ", ".join(map(str, missing))
-            raise ValueError(f"its teacher {teacher.run} has not finished fold {folds}: run these jobs first")
+            raise UserError(f"its teacher {teacher.run} has not finished fold {folds}: run these jobs first")
 
 
 class _StepReports:
-    """Sends the status of some steps, and stops the training if its lock was lost."""
+    """Sends the status of some steps."""
 
-    def __init__(self, worker: Worker, lock: FolderLock) -> None:
-        self.worker, self.lock, self.sent_at = worker, lock, 0.0
+    def __init__(self, worker: Worker) -> None:
+        self.worker, self.sent_at = worker, 0.0
         self.num_steps = 0
 
     def __call__(self, status: StepStatus) -> None:
-        self.lock.check()
         now = time.monotonic()
         self.num_steps += 1
         # a graph is recorded by then, and later steps need no more memory
@@ -199,14 +191,14 @@ class _StepReports:
             self.worker.send(Report("step", status))
 
 
-def fold_jobs(variants: Iterable[Variant], seen: Path, *, command: str = "semidice compare") -> list[FoldJob]:
+def fold_jobs(variants: Iterable[Variant], *, command: str = "semidice compare") -> list[FoldJob]:
     """A job for each fold that is not finished, in the order of the variants: teachers before students."""
     jobs = []
     for variant in variants:
         run, folds = RunFolder(variant.folder), variant.recipe.data.fold_numbers
         finished = run.finished_folds(folds) if run.path.exists() else ()
         jobs += [
-            FoldJob(variant.name, variant.recipe, variant.folder, fold, (seen,), command)
+            FoldJob(variant.name, variant.recipe, variant.folder, fold, command)
             for fold in folds
             if fold not in finished
         ]

@@ -1,7 +1,7 @@
 """Worker processes on this machine: each imports once, keeps the dataset, and works on one job after another.
 
-A worker that dies is replaced. A worker whose parent dies ends within seconds, so that a second call does not
-find it at work. Workers share a GPU (`gpu_sharing`).
+A worker that dies is replaced. A worker ends with its parent, so that a second call does not find it at work.
+Workers share a GPU (`gpu_sharing`).
 """
 
 import multiprocessing
@@ -12,15 +12,14 @@ from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
-from threading import Thread
 from types import TracebackType
 
 import torch
 
+from ..processes import end_with_parent
 from .gpu_sharing import shared_gpu, stop_service
 from .jobs import Job, Report, Worker, WorkerOptions
 
-_SECONDS_BETWEEN_LOOKS = 0.5
 # share of a GPU's memory that workers may need together
 _MAX_SHARE = 0.9
 MAX_AUTO_WORKERS = 8
@@ -150,7 +149,7 @@ def _work(connection: Connection, options: WorkerOptions, started_at: float) -> 
     """The main function of a worker process."""
     # an interrupt from the terminal is for the parent, which ends its workers
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    end_with_parent(stop_service)
     worker = Worker(options, import_seconds=max(0.0, time.time() - started_at))
     worker.send = connection.send
     try:
@@ -158,11 +157,5 @@ def _work(connection: Connection, options: WorkerOptions, started_at: float) -> 
             connection.send(worker.work(connection.recv()))
     # the parent is gone
     except (EOFError, OSError):
+        stop_service()
         os._exit(1)
-
-
-def _end_with(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(_SECONDS_BETWEEN_LOOKS)
-    stop_service()
-    os._exit(1)

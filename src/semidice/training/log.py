@@ -2,9 +2,8 @@
 
 log.jsonl is the record: equal trainings write equal lines, so it holds no time and no speed. A killed
 training may have lines after its last checkpoint; these steps are trained again, and their lines replaced.
-TensorBoard is written at once and hides the steps after a restart. Other loggers cannot take a step back, so
-they get a step only when a checkpoint of it, or of a later step, is on the disk. A logger that fails is left
-out with a warning: it never stops a training.
+TensorBoard hides the steps after a restart; other loggers get them again, with equal values. A logger that
+fails is left out with a warning: it never stops a training.
 """
 
 import json
@@ -16,8 +15,8 @@ from typing import Protocol
 
 from torch.utils.tensorboard import SummaryWriter
 
-from ..limits import MAX_LOG_BYTES, parse_json, read_bytes
-from ..paths import FoldFolder, named_errors, write_text
+from ..errors import writing
+from ..paths import FoldFolder, write_text
 from ..recipes.options import flattened
 from ..runs.run import FoldRun
 
@@ -69,38 +68,32 @@ class TrainingLog:
         on_warning: Callable[[str], object] = print,
     ) -> None:
         folder = fold_run.folder
-        folder.path.mkdir(parents=True, exist_ok=True)
         kept = read_log(folder.log, start)
         write_text(folder.log, "".join(f"{line}\n" for lines in kept.values() for line in lines))
-        self.path, self.file = folder.log, folder.log.open("a")
+        self.path = folder.log
+        with writing(self.path):
+            self.file = self.path.open("a")
         self.on_warning = on_warning
         self.board = _Guarded("tensorboard", lambda: TensorBoard(folder, start), on_warning)
         self.loggers = [
             _Guarded(name, lambda opened=opened: opened(fold_run), on_warning)  # type: ignore[misc]
             for name, opened in (loggers or {}).items()
         ]
-        # values of each step that the loggers do not have yet
-        self.waiting = {step: _values(lines) for step, lines in kept.items()} if self.loggers else {}
+        # a resumed training may have lines that a logger lacks
+        values = {step: _values(lines) for step, lines in kept.items()} if self.loggers else {}
         for logger in self.loggers:
             logger.params(_params(fold_run))
-        self.send(start)
+            for step, of_step in values.items():
+                logger.scalars(step, of_step)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        with named_errors(self.path):
+        with writing(self.path):
             print(json.dumps({"step": step, **values}), file=self.file, flush=True)
-        self.board.scalars(step, values)
-        if self.loggers:
-            self.waiting.setdefault(step, {}).update(values)
-
-    def send(self, last: int) -> None:
-        """Give the loggers all steps up to `last`, which a checkpoint on the disk has."""
-        for step in [step for step in self.waiting if step <= last]:
-            values = self.waiting.pop(step)
-            for logger in self.loggers:
-                logger.scalars(step, values)
+        for logger in (self.board, *self.loggers):
+            logger.scalars(step, values)
 
     def force_to_disk(self) -> None:
-        with named_errors(self.path):
+        with writing(self.path):
             os.fsync(self.file.fileno())
 
     def close(self) -> None:
@@ -155,9 +148,9 @@ def read_log(path: Path, last: int) -> dict[int, list[str]]:
     lines: dict[int, list[str]] = {}
     if not path.exists():
         return lines
-    for line in read_bytes(path, max_bytes=MAX_LOG_BYTES).decode(errors="replace").splitlines():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            step = int(parse_json(line)["step"])
+            step = int(json.loads(line)["step"])
         except (ValueError, KeyError, TypeError):
             continue
         if step <= last:
@@ -167,7 +160,7 @@ def read_log(path: Path, last: int) -> dict[int, list[str]]:
 
 def _values(lines: Sequence[str]) -> dict[str, float]:
     """The values of all lines of a step."""
-    values = {name: value for line in lines for name, value in parse_json(line).items()}
+    values = {name: value for line in lines for name, value in json.loads(line).items()}
     return {name: value for name, value in values.items() if name != "step"}
 
 

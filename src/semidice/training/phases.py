@@ -16,11 +16,11 @@ import json
 import platform
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from ..limits import read_json
+from ..errors import UserError, read_json, reading
 from ..paths import FoldFolder, RunFolder, write_text
 from ..recipes.grid import Variant
 
@@ -76,18 +76,16 @@ class PhaseClock:
             "last_step": self.last_step,
             **{name: round(seconds, 4) for name, seconds in self.seconds.items()},
         }
-        folder.path.mkdir(parents=True, exist_ok=True)
         write_text(folder.seconds, json.dumps([*read_seconds(folder), entry]) + "\n")
 
 
 def read_seconds(folder: FoldFolder) -> list[dict[str, Any]]:
     """Seconds of each time that the fold was worked on; empty if none are stored, or the file is damaged."""
-    try:
+    # times are not results: a fold without them is as good
+    with suppress(UserError), reading(folder.seconds):
         entries = read_json(folder.seconds)
         return [{**entry, **{name: float(entry[name]) for name in PHASES}} for entry in entries]
-    # times are not results: a fold without them is as good
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
+    return []
 
 
 def write_jobs_table(variants: Sequence[Variant], path: Path) -> None:

@@ -8,14 +8,16 @@ number, whether it is eager, replayed or resumed.
 """
 
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
 from typing import Any
 
 import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
-from ..data.batches import Batches, Feed
+from ..data.batches.feed import Batches, Feed
 from ..losses.distillation import DistillationLoss, Teacher
+from ..losses.segmentation import SegmentationLoss
 from ..networks.graphs import recording
 from ..networks.systems import DTYPES, System, TrainingLabels
 from ..recipes import Recipe
@@ -40,8 +42,8 @@ def step_seed(seed: int, fold: int, step: int, rank: int = 0) -> int:
 class TrainingStep:
     """`step(feed, number)` returns the loss and its terms on the device, in the order of `names`.
 
-    The returned tensor is valid until the next step. On a GPU, the optimiser stops changing the weights at
-    the first loss that is not finite; `engine` reads the losses some steps later and stops the training.
+    The returned tensor is valid until the next step. `engine` reads the losses some steps later, and stops
+    the training if one is not finite.
     system: the system inside `network`, if it defines its own losses.
     """
 
@@ -62,20 +64,17 @@ class TrainingStep:
         self.batches, self.teacher, self.num_steps, self.fold = batches, teacher, num_steps, fold
         self.system, self.device = system, fabric.device
         self.names: tuple[str, ...] = ()
-        self.loss = recipe.loss.build(sync=fabric.world_size > 1).to(self.device)
+        # one index per image needs no other process: gradients are averaged anyway
+        sync = fabric.world_size > 1 and recipe.loss.over != "image"
+        self.loss = SegmentationLoss(**asdict(recipe.loss), sync=sync).to(self.device)
         if recipe.teacher is not None:
             weights = recipe.teacher.model_dump(include={"label_weight", "teacher_weight", "terms"})
             self.distillation_loss = DistillationLoss(self.loss, **weights)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=recipe.precision.dtype == "fp16")
-        self.diverged = torch.zeros((), device=self.device)
         self._graph: torch.cuda.CUDAGraph | None = None
         self._num_eager = 0
         self._feed: Feed | None = None
         self._parts = torch.zeros(0, device=self.device)
-        if self.device.type == "cuda" and not self.scaler.is_enabled():
-            # fused optimisers read these on the device, as they do with a gradient scaler
-            self.optimiser.found_inf = self.diverged  # type: ignore[attr-defined]
-            self.optimiser.grad_scale = None  # type: ignore[attr-defined]
 
     def __call__(self, feed: Feed, number: int) -> Tensor:
         self._set_rate(number)
@@ -122,13 +121,8 @@ class TrainingStep:
         return self._feed
 
     def _uses_graph(self) -> bool:
-        wanted = self.recipe.precision.graph
         possible = self.device.type == "cuda" and self.fabric.world_size == 1 and not self.scaler.is_enabled()
-        if wanted is True and not possible:
-            raise ValueError(
-                "precision.graph: true needs one GPU and fp32 or bf16; auto uses a graph if it is possible"
-            )
-        return wanted is not False and possible
+        return possible and self.recipe.precision.graph == "auto"
 
     def _autocast(self) -> torch.autocast:
         dtype = DTYPES[self.recipe.precision.dtype]
@@ -150,10 +144,8 @@ class TrainingStep:
                 self.fabric.backward(self.scaler.scale(total) / accumulate)
             values.append(torch.stack([total.detach(), *parts.values()]).float())
             self.names = ("loss", *parts)
-        mean = torch.stack(values).mean(0)
-        torch.maximum(self.diverged, (~mean[0].isfinite()).float(), out=self.diverged)
         self._update()
-        return mean
+        return torch.stack(values).mean(0)
 
     def _losses(
         self,
@@ -170,10 +162,14 @@ class TrainingStep:
         if self.system is not None:
             return self.system.losses(logits, TrainingLabels(target, valid, raters, present), self.loss)
         if self.teacher is None:
-            return self.loss(logits, target, valid, parts=True)  # type: ignore[no-any-return]
-        with self._autocast():
-            soft_target = self.teacher(image, target, valid)
-        return self.distillation_loss(logits, target, soft_target, valid, parts=True)  # type: ignore[no-any-return]
+            terms = self.loss.terms(logits, target, valid)
+            total = self.loss.total(terms)
+        else:
+            with self._autocast():
+                soft_target = self.teacher(image, target, valid)
+            terms = self.distillation_loss.terms(logits, target, soft_target, valid)
+            total = self.distillation_loss.total(terms)
+        return total, {name: term.detach() for name, term in terms.items()}
 
     def _sync_gradients(self, sync: bool) -> AbstractContextManager[object]:
         """Whether a backward pass adds up the gradients of all processes; only the last piece does."""
@@ -186,8 +182,6 @@ class TrainingStep:
         if clip is not None:
             self.scaler.unscale_(self.optimiser)
             torch.nn.utils.clip_grad_norm_(self.network.parameters(), clip)
-        if self.device.type == "cpu" and bool(self.diverged):
-            return
         self.scaler.step(self.optimiser)
         self.scaler.update()
 
@@ -206,9 +200,7 @@ def build_optimiser(recipe: Recipe, model: nn.Module, device: torch.device) -> t
         group["lr"] = torch.tensor(rate, device=device) if on_gpu else rate
         group["weight_decay"] = options.weight_decay if group.pop("decays") else 0.0
     if options.name == "sgd":
-        return torch.optim.SGD(
-            groups, lr=options.lr, momentum=options.momentum, nesterov=options.nesterov, fused=on_gpu
-        )
+        return torch.optim.SGD(groups, lr=options.lr, momentum=options.momentum, fused=on_gpu)
     return torch.optim.AdamW(groups, lr=options.lr, capturable=on_gpu, fused=on_gpu)
 
 

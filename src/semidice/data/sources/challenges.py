@@ -4,13 +4,14 @@ The folders around the cases differ between copies, so cases are found at any de
 """
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ..manifest import PrepareOptions
-from .raw import RawDataset, RawScan, distinct_scans, natural_order, walk
+from .raw import ALL_CHANNELS, CaseFiles, RawDataset, match, natural_order, walk
+from .scan import read_scan
 
 # Soft tissue of the abdomen, level 40 and width 400 HU. Fat around a kidney (-100) is dark. Kidney tissue
 # (30 without contrast agent, up to about 200 with it) is in the middle. Bone and air are clipped.
@@ -39,20 +40,22 @@ _QUBIQ = {
     "pancreas": _QubiqFolder("pancreas", channels=("CT",), volumes=True),
     "pancreatic-lesion": _QubiqFolder("pancreatic_lesion", channels=("CT",), volumes=True),
 }
+_NIFTI = r"\.nii(?:\.gz)?"
 _QUBIQ_CASE = re.compile(r"(case[_ ]?\d+)(?:-\d+)*", re.IGNORECASE)
-_QUBIQ_IMAGE = re.compile(r"(?:case[\d_-]+_)?image\.nii(?:\.gz)?", re.IGNORECASE)
-_QUBIQ_MASK = re.compile(r"(?:task(\d+)_|case[\d_-]+_)?seg(\d+)\.nii(?:\.gz)?", re.IGNORECASE)
+_QUBIQ_IMAGE = re.compile(rf"(?:case[\d_-]+_)?image{_NIFTI}", re.IGNORECASE)
+_QUBIQ_MASK = re.compile(rf"(?:task(\d+)_|case[\d_-]+_)?seg(\d+){_NIFTI}", re.IGNORECASE)
 _SPLITS = {"train": "training", "val": "validation", "test": "test"}
 _SPLIT = re.compile(r"(?<![a-z])(train|val|test)", re.IGNORECASE)
 
 
-@dataclass
-class _Collected:
-    """Scans and problems of one dataset, collected while walking through the folders."""
+@dataclass(frozen=True)
+class _QubiqCase:
+    """One case folder of a dataset: its images (there should be one), and its masks by task and rater."""
 
-    scans: list[RawScan] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    num_skipped: int = 0
+    dataset: str
+    files: CaseFiles
+    is_test: bool
+    masks: dict[int, dict[str, list[Path]]] = field(default_factory=dict)
 
 
 def find_qubiq(raw: Path) -> list[RawDataset]:
@@ -71,28 +74,15 @@ def find_qubiq(raw: Path) -> list[RawDataset]:
     return datasets
 
 
-@dataclass(frozen=True)
-class _QubiqCase:
-    """One case folder: its image files (there should be one), and its mask files by task and rater."""
-
-    dataset: str
-    name: str
-    patient: str
-    folder: Path
-    images: Sequence[Path]
-    masks: dict[int, dict[str, list[Path]]]
-    is_test: bool
-
-
 def _qubiq_case(raw: Path, folder: Path, files: Sequence[Path]) -> _QubiqCase | None:
-    match = _QUBIQ_CASE.fullmatch(folder.name)
+    named = _QUBIQ_CASE.fullmatch(folder.name)
     images = [path for path in files if _QUBIQ_IMAGE.fullmatch(path.name)]
     masks: dict[int, dict[str, list[Path]]] = {}
     for path in files:
         if seg := _QUBIQ_MASK.fullmatch(path.name):
             by_rater = masks.setdefault(int(seg[1] or 1), {})
             by_rater.setdefault(f"seg{int(seg[2]):02d}", []).append(path)
-    if match is None or not (images or masks):
+    if named is None or not (images or masks):
         return None
     below = folder.relative_to(raw).parts[:-1]
     # raw may be the folder of the dataset, or Training in it
@@ -104,69 +94,45 @@ def _qubiq_case(raw: Path, folder: Path, files: Sequence[Path]) -> _QubiqCase | 
     splits = [_SPLITS[word[1].lower()] for part in reversed(below) if (word := _SPLIT.search(part))]
     prefix = f"{splits[0]}_" if splits else ""
     # pancreas has folders such as case3-2: the second scan of patient 3
-    name, patient = f"{prefix}{folder.name}", f"{prefix}{match[1]}"
-    is_test = bool(splits) and splits[0] == "test"
-    return _QubiqCase(dataset, name, patient, folder, images, masks, is_test)
-
-
-def _add_qubiq_case(collected: _Collected, case: _QubiqCase, task: int) -> None:
-    by_rater = case.masks.get(task, {})
-    masks = {rater: paths[0] for rater, paths in by_rater.items()}
-    repeated = [paths for paths in [case.images, *by_rater.values()] if len(paths) > 1]
-    if repeated:
-        files = " and ".join(path.name for path in repeated[0])
-        collected.problems.append(f"{case.folder} holds both {files}: keep one")
-    elif not case.images and masks:
-        collected.problems.append(
-            f"{case.folder} holds masks but no image.nii.gz: add it, or remove the folder"
-        )
-    elif not masks and case.is_test:
-        collected.num_skipped += 1
-    elif not masks:
-        expected = f"task{task:02d}_segNN.nii.gz"
-        collected.problems.append(
-            f"{case.folder} holds no mask {expected} of any rater: add one, or remove the folder"
-        )
-    else:
-        collected.scans.append(RawScan(case.name, case.patient, (case.images[0],), masks))
+    channels = {ALL_CHANNELS: images} if images else {}
+    case = CaseFiles(f"{prefix}{folder.name}", f"{prefix}{named[1]}", f"{folder}/image.nii.gz", "", channels)
+    return _QubiqCase(dataset, case, splits[:1] == ["test"], masks)
 
 
 def _qubiq_dataset(raw: Path, folder: str, task: int, cases: Sequence[_QubiqCase]) -> RawDataset:
     entry = _QUBIQ[folder]
-    name = entry.name if entry.num_tasks == task == 1 else f"{entry.name}_task{task}"
-    collected = _Collected()
-    for case in cases:
-        _add_qubiq_case(collected, case, task)
-    scans, problems = distinct_scans(collected.scans, collected.problems)
-    raters = {rater for scan in scans for rater in scan.masks}
     slicing: dict[str, Any] = {"slices": "all", "slice_axis": 0} if entry.volumes else {}
-    return RawDataset(
+    name = entry.name if entry.num_tasks == task == 1 else f"{entry.name}_task{task}"
+    expected = f"task{task:02d}_segNN.nii.gz of any rater"
+    found = [replace(case.files, masks=case.masks.get(task, {}), mask_at=expected) for case in cases]
+    tests = {case.files.name for case in cases if case.is_test}
+    return _dataset(
+        raw,
+        # a case with neither image nor masks of this task belongs to another task
+        [case for case in found if case.channels or case.masks],
+        may_lack_masks=tests,
         name=name,
         source="qubiq",
-        root=raw,
         class_names=("background", name),
-        raters=tuple(sorted(raters, key=natural_order)),
         channels=entry.channels,
-        scans=scans,
         options=PrepareOptions(size=_SIZE, window=entry.window, **slicing),
-        problems=problems,
-        num_skipped=collected.num_skipped,
         num_axes=3 if entry.volumes else 2,
     )
 
 
 def find_lits(raw: Path) -> list[RawDataset]:
     """volume-N.nii and segmentation-N.nii, or .nii.gz: tumour (2) against liver (1) and the rest (0)."""
-    files: dict[str, dict[int, list[Path]]] = {"volume": {}, "segmentation": {}}
+    cases: dict[int, CaseFiles] = {}
     for _, paths in walk(raw):
         for path in paths:
-            if match := re.fullmatch(r"(volume|segmentation)-(\d+)\.nii(?:\.gz)?", path.name, re.IGNORECASE):
-                files[match[1].lower()].setdefault(int(match[2]), []).append(path)
-    collected = _Collected()
-    for number in sorted(files["volume"].keys() | files["segmentation"].keys()):
-        images, masks = files["volume"].get(number, []), files["segmentation"].get(number, [])
-        _add_volume(collected, f"volume-{number}", images, masks, expected=("volume", "segmentation"))
-    return _tumour_dataset("lits", raw, collected, window=(-60.0, 140.0), slice_axis=2)
+            named = re.fullmatch(rf"(volume|segmentation)-(\d+){_NIFTI}", path.name, re.IGNORECASE)
+            if named is None:
+                continue
+            name, number = f"volume-{int(named[2])}", int(named[2])
+            files = CaseFiles(name, name, f"{name}.nii", f"segmentation-{number}.nii next to it")
+            files = cases.setdefault(number, files)
+            _add(files, path, is_image=named[1].lower() == "volume")
+    return [_tumours("lits", raw, cases.values(), window=(-60.0, 140.0), slice_axis=2)]
 
 
 def find_kits(raw: Path) -> list[RawDataset]:
@@ -174,58 +140,60 @@ def find_kits(raw: Path) -> list[RawDataset]:
 
     Cases without a segmentation, of which the release has 90, are counted and skipped.
     """
-    collected = _Collected()
+    cases: dict[str, CaseFiles] = {}
     for folder, paths in walk(raw):
-        if not re.fullmatch(r"case_\d+", folder.name, re.IGNORECASE):
-            continue
-        images, masks = (
-            [path for path in paths if re.fullmatch(rf"{kind}\.nii(?:\.gz)?", path.name, re.IGNORECASE)]
-            for kind in ("imaging", "segmentation")
-        )
-        if images and not masks:
-            collected.num_skipped += 1
-        elif images or masks:
-            _add_volume(collected, folder.name.lower(), images, masks, expected=("imaging", "segmentation"))
-    return _tumour_dataset("kits", raw, collected, window=(-200.0, 300.0), slice_axis=0)
+        for path in paths if re.fullmatch(r"case_\d+", folder.name, re.IGNORECASE) else ():
+            named = re.fullmatch(rf"(imaging|segmentation){_NIFTI}", path.name, re.IGNORECASE)
+            if named is not None:
+                name = folder.name.lower()
+                files = CaseFiles(name, name, f"{folder}/imaging.nii.gz", f"{folder}/segmentation.nii.gz")
+                _add(cases.setdefault(name, files), path, is_image=named[1].lower() == "imaging")
+    may_lack = {name for name, files in cases.items() if not files.masks}
+    return [_tumours("kits", raw, cases.values(), window=(-200.0, 300.0), slice_axis=0, may_lack=may_lack)]
 
 
-def _add_volume(
-    collected: _Collected,
-    name: str,
-    images: Sequence[Path],
-    masks: Sequence[Path],
+def _add(files: CaseFiles, path: Path, *, is_image: bool) -> None:
+    if is_image:
+        files.channels.setdefault(ALL_CHANNELS, []).append(path)
+    else:
+        files.masks.setdefault("reference", []).append(path)
+
+
+def _tumours(
+    source: str,
+    raw: Path,
+    cases: Iterable[CaseFiles],
     *,
-    expected: tuple[str, str],
-) -> None:
-    for paths in (images, masks):
-        if len(paths) > 1:
-            files = " and ".join(str(path) for path in paths)
-            collected.problems.append(f"{name} occurs twice, as {files}: keep one")
-            return
-    if images and masks:
-        collected.scans.append(RawScan(name, name, (images[0],), {"reference": masks[0]}))
-        return
-    path, missing = (images[0], expected[1]) if images else (masks[0], expected[0])
-    collected.problems.append(f"{path} has no {missing} next to it: add it, or remove the file")
+    window: tuple[float, float],
+    slice_axis: int,
+    may_lack: Iterable[str] = (),
+) -> RawDataset:
+    options = PrepareOptions(size=(512, 512), window=window, slices="foreground", slice_axis=slice_axis)
+    return _dataset(
+        raw,
+        cases,
+        may_lack_masks=may_lack,
+        source=source,
+        class_names=("background", "tumour"),
+        channels=("CT",),
+        options=options,
+        class_of={0: 0, 1: 0, 2: 1},
+        num_axes=3,
+    )
 
 
-def _tumour_dataset(
-    source: str, raw: Path, collected: _Collected, *, window: tuple[float, float], slice_axis: int
-) -> list[RawDataset]:
-    scans, problems = distinct_scans(collected.scans, collected.problems)
-    return [
-        RawDataset(
-            source=source,
-            root=raw,
-            class_names=("background", "tumour"),
-            channels=("CT",),
-            scans=scans,
-            options=PrepareOptions(
-                size=(512, 512), window=window, slices="foreground", slice_axis=slice_axis
-            ),
-            class_of_value={0: 0, 1: 0, 2: 1},
-            problems=problems,
-            num_skipped=collected.num_skipped,
-            num_axes=3,
-        )
-    ]
+def _dataset(
+    raw: Path, cases: Iterable[CaseFiles], *, may_lack_masks: Iterable[str], **facts: Any
+) -> RawDataset:
+    may_lack = set(may_lack_masks)
+    scans, problems, num_unlabelled = match(cases, may_lack_masks=lambda case: case.name in may_lack)
+    raters = sorted({rater for scan in scans for rater in scan.masks}, key=natural_order)
+    return RawDataset(
+        root=raw,
+        read=read_scan,
+        raters=tuple(raters) or ("reference",),
+        scans=scans,
+        problems=problems,
+        num_unlabelled=num_unlabelled,
+        **facts,
+    )

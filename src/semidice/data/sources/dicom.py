@@ -13,16 +13,35 @@ not look at the series. The patient is the PatientID; no name of a patient is re
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ...errors import UserError
 from ...extras import need
-from .dicom_segmentation import SEGMENTATION_CLASS, segment_labels
-from .dicom_series import IMAGE_CLASSES, is_dicom, read_header, reading
-from .folders import OnFile, slicing_options, table_rows
-from .raw import RawDataset, RawScan, distinct_scans, natural_order, safe_name, two_spellings, walk
+from ..manifest import MAX_CLASSES
+from .dicom_files import (
+    IMAGE_CLASSES,
+    SEGMENTATION_CLASS,
+    is_dicom,
+    read_segmentation,
+    read_series,
+    read_tags,
+    reading,
+    segment_labels,
+)
+from .folder import OnFile, slicing_options, table_rows
+from .raw import (
+    RawDataset,
+    RawScan,
+    ScanArrays,
+    check_spellings,
+    natural_order,
+    safe_name,
+    walk,
+)
+from .scan import scan_arrays
 
 # drawings that would be lost if they were ignored; other objects, such as reports, are ignored
 _OTHER_DRAWINGS = {
@@ -44,7 +63,6 @@ _TAGS = (
     "SharedFunctionalGroupsSequence",
     "PerFrameFunctionalGroupsSequence",
 )
-_MAX_CLASSES = 256
 
 
 class _Image(NamedTuple):
@@ -114,10 +132,20 @@ def find_dicom(raw: Path, *, on_file: OnFile) -> list[RawDataset]:
         if len(uids) == 1:
             drawings[next(iter(uids))].append(segmentation)
         else:
-            problems.append(_unmatched(segmentation, found, raw))
-    num_skipped = len(found.series.keys() - drawings.keys())
+            kinds = sorted({found.foreign[uid] for uid in segmentation.series & found.foreign.keys()})
+            problems.append(
+                f"{segmentation.path} must refer to one CT or MR series in {raw}, but it refers to "
+                f"{len(uids)}{f' and to {kinds[0]}' if kinds else ''}: add the images of its series, export "
+                "it again with a reference to them, or remove it"
+            )
+    num_unlabelled = len(found.series.keys() - drawings.keys())
     usable = {uid: series for uid, series in found.series.items() if uid in drawings}
-    _check_modalities(usable.values())
+    modalities = {series.modality: series.files[0].parent for series in usable.values()}
+    if len(modalities) > 1:
+        kinds = [f"{modality} ({folder})" for modality, folder in sorted(modalities.items())]
+        raise UserError(
+            f"the series with segmentations are {' and '.join(kinds)}: prepare each from a folder of its own"
+        )
     for uid, series in [*usable.items()]:
         if not series.patient:
             problems.append(
@@ -125,39 +153,46 @@ def find_dicom(raw: Path, *, on_file: OnFile) -> list[RawDataset]:
                 "in several folds: add it"
             )
             del usable[uid], drawings[uid]
-    _check_patients(usable.values())
+    check_spellings(sorted(series.patient for series in usable.values()), "the PatientIDs")
     origin, rater_of = _raters(drawings)
     names, class_of_label = _classes(raw, drawings, rater_of)
-    scans, all_problems = distinct_scans(
-        [
-            RawScan(
-                series.name,
-                series.patient,
-                series.files,
-                {rater_of[drawn.path]: drawn.path for drawn in drawings[uid]},
-            )
-            for uid, series in usable.items()
-        ],
-        problems,
-    )
+    scans = [
+        RawScan(
+            series.name,
+            series.patient,
+            series.files,
+            {rater_of[drawn.path]: drawn.path for drawn in drawings[uid]},
+        )
+        for uid, series in usable.items()
+    ]
     raters = tuple(sorted(set(rater_of.values()), key=natural_order))
     shown = ", ".join(raters[:8]) + (", ..." if len(raters) > 8 else "")
     return [
         RawDataset(
             source="dicom",
             root=raw,
+            read=_read_dicom,
             class_names=names,
             raters=raters,
-            channels=tuple({series.modality for series in usable.values()}) or ("CT",),
-            scans=scans,
+            channels=tuple(modalities) or ("CT",),
+            scans=tuple(sorted(scans, key=lambda scan: natural_order(scan.name))),
             options=slicing_options(3, is_nifti=True),
-            problems=all_problems,
-            num_skipped=num_skipped,
+            problems=tuple(problems),
+            num_unlabelled=num_unlabelled,
             num_axes=3,
-            class_of_label=class_of_label,
+            class_of=class_of_label,
             notes=(f"raters are named by {origin}: {shown}",),
         )
     ]
+
+
+def _read_dicom(dataset: RawDataset, scan: RawScan) -> ScanArrays:
+    if dataset.options.ignore_placement:
+        raise UserError("source dicom puts masks where their positions say: leave out --ignore-placement")
+    image = read_series(scan.image)
+    class_of_label = dataset.class_of or {}
+    masks = {rater: read_segmentation(path, image, class_of_label) for rater, path in scan.masks.items()}
+    return scan_arrays(dataset, scan, image, masks)
 
 
 def find_files(root: Path, *, on_file: OnFile = lambda _, __: None) -> DicomFiles:
@@ -178,7 +213,6 @@ def find_files(root: Path, *, on_file: OnFile = lambda _, __: None) -> DicomFile
                 kind = str(header.get("SOPClassUID") or header.file_meta.get("MediaStorageSOPClassUID") or "")
                 if not kind:
                     raise ValueError("it has no SOPClassUID")
-                uid = str(header.get("SeriesInstanceUID") or "")
                 if kind in IMAGE_CLASSES:
                     patient = str(header.get("PatientID") or "").strip()
                     image = _Image(path, str(header.SOPInstanceUID), patient, IMAGE_CLASSES[kind])
@@ -186,13 +220,13 @@ def find_files(root: Path, *, on_file: OnFile = lambda _, __: None) -> DicomFile
                 elif kind == SEGMENTATION_CLASS:
                     drawings.append((path, header))
                 else:
-                    foreign[uid] = pydicom.uid.UID(kind).name
+                    foreign[str(header.get("SeriesInstanceUID") or "")] = pydicom.uid.UID(kind).name
             if kind in _OTHER_DRAWINGS:
                 unsupported.append(
                     f"{path} is {_OTHER_DRAWINGS[kind]}, which is not supported: convert it to a DICOM "
                     "segmentation (SEG), BINARY or FRACTIONAL, or remove it"
                 )
-        except ValueError as error:
+        except UserError as error:
             problems.append(str(error))
         finally:
             on_file(done, len(paths))
@@ -202,34 +236,28 @@ def find_files(root: Path, *, on_file: OnFile = lambda _, __: None) -> DicomFile
         try:
             with reading(path):
                 segmentations.append(_segmentation(path, header, series_of_instance))
-        except ValueError as error:
+        except UserError as error:
             problems.append(str(error))
-    series, conflicts = _series(images)
-    return DicomFiles(series, tuple(segmentations), foreign, (*problems, *conflicts), tuple(unsupported))
+    series = {}
+    for uid, files in images.items():
+        kinds = {(image.modality, image.patient) for image in files}
+        if len(kinds) == 1:
+            series[uid] = Series(uid, *kinds.pop(), tuple(image.path for image in files))
+        else:
+            problems.append(
+                f"the files of one series, such as {files[0].path}, differ in PatientID or modality: export "
+                "it again"
+            )
+    return DicomFiles(series, tuple(segmentations), foreign, tuple(problems), tuple(unsupported))
 
 
 def _header(path: Path) -> Any | None:
-    """The header of a DICOM file; None for another file. A ValueError if only its name says it is DICOM."""
+    """The header of a DICOM file; None for another file. A UserError if only its name says it is DICOM."""
     if is_dicom(path):
-        return read_header(path, _TAGS)
+        return read_tags(path, _TAGS)
     if path.suffix.lower() in _SUFFIXES:
-        raise ValueError(f"{path} is not a DICOM file: it has no DICM at byte 128; copy or export it again")
+        raise UserError(f"{path} is not a DICOM file: it has no DICM at byte 128; copy or export it again")
     return None
-
-
-def _series(images: Mapping[str, Sequence[_Image]]) -> tuple[dict[str, Series], list[str]]:
-    series, problems = {}, []
-    for uid, files in images.items():
-        paths = tuple(image.path for image in files)
-        kinds = {(image.modality, image.patient) for image in files}
-        if len(kinds) == 1:
-            series[uid] = Series(uid, *kinds.pop(), paths)
-        else:
-            problems.append(
-                f"the files of one series, such as {paths[0]}, differ in PatientID or modality: export it "
-                "again"
-            )
-    return series, problems
 
 
 def _segmentation(path: Path, header: Any, series_of_instance: Mapping[str, str]) -> Segmentation:
@@ -256,55 +284,18 @@ def _source_instances(header: Any) -> Iterator[str]:
                 yield str(source.ReferencedSOPInstanceUID)
 
 
-def _unmatched(segmentation: Segmentation, found: DicomFiles, raw: Path) -> str:
-    """What is wrong with a segmentation that does not belong to one series."""
-    if not segmentation.series:
-        return f"{segmentation.path} does not refer to a series in {raw}: export it with a reference to one"
-    if len(segmentation.series & found.series.keys()) > 1:
-        return f"{segmentation.path} refers to several series: save one segmentation for each"
-    uid = min(segmentation.series)
-    if uid in found.foreign:
-        return f"{segmentation.path} refers to a series of {found.foreign[uid]}; only CT and MR can be read"
-    return f"{segmentation.path} refers to series {uid}, which is not in {raw}: add its images, or remove it"
-
-
-def _check_modalities(series: Iterable[Series]) -> None:
-    first: dict[str, Series] = {}
-    for each in series:
-        first.setdefault(each.modality, each)
-    if len(first) > 1:
-        files = " and ".join(
-            f"{modality} ({each.files[0].parent})" for modality, each in sorted(first.items())
-        )
-        raise ValueError(f"the series with segmentations are {files}: prepare each from a folder of its own")
-
-
-def _check_patients(series: Iterable[Series]) -> None:
-    spellings = two_spellings(sorted(each.patient for each in series))
-    if spellings:
-        raise ValueError(
-            f"the PatientIDs {spellings[0]!r} and {spellings[1]!r} differ only in their spelling: write one "
-            "of them, or rename one if they are two persons"
-        )
-
-
 def _raters(drawings: Mapping[str, Sequence[Segmentation]]) -> tuple[str, dict[Path, str]]:
-    """Where the raters' names are from, and the rater of each segmentation; a ValueError if none fits."""
+    """Where the raters' names are from, and the rater of each segmentation; a UserError if none fits."""
     repeated: list[str] = []
     for origin, name_of in _RATER_NAMES.items():
         pairs = [(uid, drawn) for uid, group in drawings.items() for drawn in group]
         counts = Counter((uid, name_of(drawn).casefold()) for uid, drawn in pairs)
         if all(name_of(drawn) for _, drawn in pairs) and max(counts.values(), default=1) == 1:
             names = {drawn.path: name_of(drawn) for _, drawn in pairs}
-            spellings = two_spellings(sorted(names.values()))
-            if spellings:
-                raise ValueError(
-                    f"raters {spellings[0]!r} and {spellings[1]!r} ({origin}) differ only in their spelling: "
-                    "write one of them"
-                )
+            check_spellings(sorted(names.values()), f"the raters named by {origin}")
             return origin, names
         repeated = [str(drawn.path) for uid, drawn in pairs if counts[uid, name_of(drawn).casefold()] > 1]
-    raise ValueError(
+    raise UserError(
         f"{' and '.join(repeated[:2])} are segmentations of one series, and neither ContentCreatorName nor "
         "SeriesDescription nor their folders name different raters: put the files of each rater into a "
         "folder with the rater's name, and all segments of a rater into one file"
@@ -314,7 +305,7 @@ def _raters(drawings: Mapping[str, Sequence[Segmentation]]) -> tuple[str, dict[P
 def _classes(
     raw: Path, drawings: Mapping[str, Sequence[Segmentation]], rater_of: Mapping[Path, str]
 ) -> tuple[tuple[str, ...], dict[str, int]]:
-    """Names of the classes, and the class of each segment label; a ValueError names a conflict."""
+    """Names of the classes, and the class of each segment label; a UserError names a conflict."""
     first_with: dict[str, Path] = {}
     numbers: dict[str, int] = {}
     labels_of: dict[str, set[str]] = defaultdict(set)
@@ -330,37 +321,34 @@ def _classes(
         name_of = {row["label"]: row["name"] for row in table_rows(table, ("label", "name"))}
         unknown = [label for label in first_with if label not in name_of]
         if unknown:
-            raise ValueError(
+            raise UserError(
                 f"{table} has no row for label {unknown[0]!r} of {first_with[unknown[0]]}: add one"
             )
     else:
         ordered = sorted(first_with, key=lambda label: (numbers[label], natural_order(label)))
         name_of = {label: label for label in ordered}
-        _check_labels(first_with, labels_of, table)
+        check_spellings(ordered, f"the segment labels in {raw}")
+        _check_labels(labels_of, table)
     is_background = {name: name.casefold() == "background" for name in name_of.values()}
     names = ("background", *dict.fromkeys(name for name in name_of.values() if not is_background[name]))
-    if drawings and not 2 <= len(names) <= _MAX_CLASSES:
-        raise ValueError(
-            f"the segments have {len(names)} classes with background; 2 to {_MAX_CLASSES} are possible"
+    if drawings and not 2 <= len(names) <= MAX_CLASSES:
+        raise UserError(
+            f"the segments have {len(names)} classes with background; 2 to {MAX_CLASSES} are possible"
         )
     return names, {label: 0 if is_background[name] else names.index(name) for label, name in name_of.items()}
 
 
-def _check_labels(first_with: Mapping[str, Path], labels_of: Mapping[str, set[str]], table: Path) -> None:
-    """A ValueError if raters seem to call one structure by different labels."""
+def _check_labels(labels_of: Mapping[str, set[str]], table: Path) -> None:
+    """A UserError if raters seem to call one structure by different labels."""
     remedy = (
         f"correct the labels, or write {table} with columns label and name: labels of one name are one class"
     )
-    spellings = two_spellings(sorted(first_with))
-    if spellings:
-        files = " and ".join(f"{label!r} ({first_with[label]})" for label in spellings)
-        raise ValueError(f"the segment labels {files} differ only in their spelling: {remedy}")
     raters = sorted(labels_of, key=natural_order)
     for number, rater in enumerate(raters):
         for other in raters[number + 1 :]:
             only = [sorted(labels_of[a] - labels_of[b]) for a, b in ((rater, other), (other, rater))]
             if all(only):
-                raise ValueError(
+                raise UserError(
                     f"rater {rater!r} never draws {only[1][0]!r} of rater {other!r}, who never draws "
                     f"{only[0][0]!r}: the raters seem to use different labels; {remedy}"
                 )

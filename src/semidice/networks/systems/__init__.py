@@ -17,6 +17,7 @@ from typing import Any
 
 from torch import nn
 
+from ...errors import UserError
 from ..build import build_model
 from .learned_reliability import LearnedReliability, rater_confusion
 from .mc_dropout import MCDropout
@@ -49,9 +50,9 @@ def build_network(
     """
     raters = num_raters or 1
     if name in ("multi_head", "mrnet", "learned_reliability") and num_raters is None:
-        raise ValueError(f"system {name} needs the number of raters of the dataset, which is unknown")
+        raise UserError(f"system {name} needs the number of raters of the dataset, which is unknown")
     if name in ("mrnet", "learned_reliability") and raters < 2:
-        raise ValueError(
+        raise UserError(
             f"system {name} learns from differences between raters: it needs a dataset with two or more"
         )
     # the heads are channels of one convolution

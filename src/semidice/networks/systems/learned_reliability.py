@@ -23,6 +23,7 @@ import torch
 from jaxtyping import Bool, Float, Float32
 from torch import Tensor, nn
 
+from ...errors import UserError
 from ...losses.segmentation import SegmentationLoss
 from .system import System, TrainingLabels, rater_losses, rater_shares
 
@@ -83,7 +84,7 @@ def rater_confusion(network: nn.Module) -> Float32[Tensor, "R C C"]:
     network: of a run with `system.name: learned_reliability`. Raters in the order of the dataset.
     """
     if not isinstance(network, LearnedReliability):
-        raise ValueError(
+        raise UserError(
             "only the system learned_reliability has confusion matrices of raters; "
             f"got a {type(network).__name__}: train with --set system.name=learned_reliability"
         )

@@ -43,7 +43,8 @@ class MCDropout(System):
     def losses(
         self, output: Tensor, labels: TrainingLabels, loss: SegmentationLoss
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        return loss(output, labels.target, labels.valid, parts=True)  # type: ignore[no-any-return]
+        terms = loss.terms(output, labels.target, labels.valid)
+        return loss.total(terms), {name: term.detach() for name, term in terms.items()}
 
     def probability(self, image: Float[Tensor, "N channels H W"]) -> Float32[Tensor, "N C H W"]:
         levels = self.trunk.encode(image)

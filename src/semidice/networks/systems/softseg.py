@@ -17,8 +17,9 @@ change. Every image with a positive output has a voxel of probability one, with 
 from jaxtyping import Float, Float32
 from torch import Tensor, nn
 
+from ...errors import UserError
 from ...losses.segmentation import SegmentationLoss
-from ...overlap.stats import sum_across_processes
+from ...overlap import sum_across_processes
 from .system import System, TrainingLabels
 
 # an image whose maximum is below has no foreground; dividing by less would make gradients overflow
@@ -77,7 +78,7 @@ def start_positive(network: nn.Module, num_classes: int) -> None:
         if isinstance(layer, nn.Conv2d) and layer.out_channels == num_classes and layer.bias is not None
     ]
     if not parameters:
-        raise ValueError(
+        raise UserError(
             "system softseg needs a network whose last layer is a convolution with a bias and "
             f"{num_classes} outputs, which must start positive; {type(network).__name__} has none"
         )

@@ -1,7 +1,7 @@
 """The interface of a system: a network that defines its own losses and its own probability.
 
     output = system(image)  or  system(image, present) if it needs raters     under the recipe's precision
-    total, parts = system.losses(output, labels, loss)                        in float32
+    total, terms = system.losses(output, labels, loss)                        in float32
     prob = system.probability(image)                                          in eval mode, without gradients
 
 The system `standard` is not a `System` but a plain network of `build_model`: its loss is the recipe's, its
@@ -18,8 +18,9 @@ import torch
 from jaxtyping import Bool, Float, Float32
 from torch import Tensor, nn
 
+from ...errors import UserError
 from ...losses.segmentation import SegmentationLoss
-from ...overlap.stats import sum_across_processes
+from ...overlap import sum_across_processes
 from ..small_unet import SmallUNet
 
 # the values of `precision.dtype` in a recipe
@@ -37,7 +38,7 @@ class TrainingLabels(NamedTuple):
     def of_raters(self) -> tuple[Float32[Tensor, "N R C *space"], Bool[Tensor, "N R"]]:
         """The masks of the raters, and which of them annotated; a ValueError if the batch has no raters."""
         if self.raters is None or self.present is None:
-            raise ValueError("this system needs the mask of each rater: make batches with with_raters=True")
+            raise UserError("this system needs the mask of each rater: make batches with with_raters=True")
         return self.raters, self.present
 
 
@@ -71,7 +72,7 @@ def network_probability(
     them, mirrored back; d axes cost 2^d predictions, one after the other.
     """
     if dtype not in DTYPES:
-        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}; got {dtype!r}")
+        raise UserError(f"dtype must be one of {', '.join(DTYPES)}; got {dtype!r}")
     network.eval()
     return _mean_over_flips(
         lambda mirrored: _unflipped_probability(network, mirrored, dtype=dtype),
@@ -116,9 +117,9 @@ def rater_losses(
     totals, terms = [], []
     for rater in range(logits.shape[1]):
         annotated = valid & present[:, rater].view(-1, *space)
-        total, parts = loss(logits[:, rater], raters[:, rater], annotated, parts=True)
-        totals.append(share[rater] * total)
-        terms.append({name: share[rater] * part for name, part in parts.items()})
+        parts = loss.terms(logits[:, rater], raters[:, rater], annotated)
+        totals.append(share[rater] * loss.total(parts))
+        terms.append({name: share[rater] * part.detach() for name, part in parts.items()})
     sums = {name: reduce(torch.add, [part[name] for part in terms]) for name in terms[0]}
     return reduce(torch.add, totals), sums
 
@@ -166,7 +167,7 @@ def _check_parts(network: nn.Module) -> None:
     from segmentation_models_pytorch.base import SegmentationModel
 
     if not isinstance(network, SegmentationModel) or type(network).forward is not SegmentationModel.forward:
-        raise ValueError(
+        raise UserError(
             "this system needs an architecture with an encoder, a decoder and a last layer that can be run "
             f"one by one, such as unet; got {type(network).__name__}"
         )

@@ -9,13 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from ...metrics.cases import CaseTable
-from ...metrics.pairing import PairedScores
-from ...metrics.registry import PER_SLICE, display_scale, higher_is_better, score_name, spoken_name
-from ...metrics.statistics import Comparison, compare_scores
-from ...metrics.tables import number_text, p_text
+from ...errors import UserError
+from ...metrics.registry import ScoreKey
+from ...statistics.cases import MAIN_CLASSES, CaseTable, keys_of, rows_of
+from ...statistics.compare import Comparison, compare_scores
+from ...statistics.pairing import PairedScores, paired
+from ...statistics.tables import interval_text, number_text, p_text
 from ..verdict import verdict
 
 # the paper's columns come first; other metrics follow in the order of the table
@@ -54,18 +53,17 @@ class Score:
     comparison: Comparison
 
     @property
-    def metric(self) -> str:
-        return self.paired.metric
+    def key(self) -> ScoreKey:
+        return self.paired.key
 
     @property
     def is_main(self) -> bool:
         """Whether it is a score over all classes, not of a single class."""
-        return self.paired.class_name in ("mean", "all")
+        return self.paired.class_name in MAIN_CLASSES
 
     @property
     def name(self) -> str:
-        name = spoken_name(self.metric)
-        return name if self.is_main else f"{name}, {self.paired.class_name}"
+        return str(self.key) if self.is_main else f"{self.key}, {self.paired.class_name}"
 
     @property
     def file_name(self) -> str:
@@ -83,41 +81,43 @@ def compare_all(
     """Every score that all methods have in two cases or more, and a sentence on each score left out."""
     scores: list[Score] = []
     notices = []
-    ordered = sorted(table.metrics, key=_place)
-    for done, metric in enumerate(ordered):
-        on_metric(done, len(table.metrics))
-        of_metric = table.select(metric=metric)
-        missing = [method for method in methods if method not in of_metric.methods]
+    ordered = sorted(keys_of(table), key=_place)
+    for done, key in enumerate(ordered):
+        on_metric(done, len(ordered))
+        of_metric = rows_of(table, key)
+        scored = set(of_metric["method"])
+        missing = [method for method in methods if method not in scored]
         if missing:
-            notices.append(f"{metric} is left out: {', '.join(missing)} was not scored by it.")
+            notices.append(f"{key} is left out: {', '.join(missing)} was not scored by it.")
             continue
         try:
-            higher_is_better(metric)
+            key.heading()
         except ValueError:
-            notices.append(f"{metric} is left out: its name does not say whether higher is better.")
+            notices.append(f"{key} is left out: its name does not say whether higher is better.")
             continue
-        scored_classes = set(of_metric.columns["class"].tolist())
-        main_class = "mean" if "mean" in scored_classes else "all"
-        for class_name in (main_class, *(class_names[1:] if len(class_names) > 2 else ())):
-            if class_name not in scored_classes:
+        scored_classes = set(of_metric["class"])
+        for class_name in (None, *(class_names[1:] if len(class_names) > 2 else ())):
+            if (
+                not scored_classes & {*MAIN_CLASSES}
+                if class_name is None
+                else class_name not in scored_classes
+            ):
                 continue
-            paired = table.paired(metric, class_name=class_name, methods=methods, missing="drop")
-            if len(paired.cases) < 2:
-                notices.append(f"{metric} of {class_name} is left out: fewer than two cases have it.")
+            found = paired(table, key, class_name, methods=methods, drop=True)
+            if len(found.cases) < 2:
+                notices.append(f"{key} of {found.class_name} is left out: fewer than two cases have it.")
                 continue
-            comparison = compare_scores(paired, num_resamples=num_resamples, level=LEVEL)
-            scores.append(Score(paired, comparison))
+            scores.append(Score(found, compare_scores(found, num_resamples=num_resamples)))
     if not any(score.is_main for score in scores):
-        raise ValueError(
+        raise UserError(
             f"nothing to report: no metric has scores of {', '.join(methods)} in two cases or more; the "
-            f"table has {', '.join(table.metrics)}"
+            f"table has {', '.join(map(str, ordered))}"
         )
     return scores, notices
 
 
-def _place(metric: str) -> tuple[bool, int]:
-    name = score_name(metric)
-    return metric.endswith(PER_SLICE), _ORDER.index(name) if name in _ORDER else len(_ORDER)
+def _place(key: ScoreKey) -> tuple[bool, int]:
+    return key.per == "slice", _ORDER.index(key.metric) if key.metric in _ORDER else len(_ORDER)
 
 
 def abbreviations_in(texts: Sequence[str]) -> dict[str, str]:
@@ -130,39 +130,37 @@ def abbreviations_in(texts: Sequence[str]) -> dict[str, str]:
     return {name: meaning for name, meaning in _ABBREVIATIONS.items() if name in words}
 
 
-def answer_of(score: Score, raters: Mapping[tuple[str, str], float]) -> dict[str, Any]:
+def answer_of(score: Score, raters: Mapping[tuple[ScoreKey, str], float]) -> dict[str, Any]:
     """For the template: the method with the best mean, and its lead over the second and the worst method.
 
     raters: their own scores by metric and class, to stand next to the mean.
     """
     comparison = score.comparison
-    mean = comparison.mean if comparison.higher_is_better else -comparison.mean
-    ranked = [int(number) for number in np.argsort(-mean, kind="stable")]
-    scale = display_scale(score.metric)
-    first = ranked[0]
+    ranked = list(
+        comparison.means.sort_values("mean", ascending=not score.key.higher_is_better, kind="stable").index
+    )
+    scale, first = score.key.scale, ranked[0]
     others = dict.fromkeys((ranked[1], ranked[-1])) if len(ranked) > 1 else ()
     leads = []
-    corrected = comparison.corrected()
     for other in others:
-        p = float(corrected.p[first, other])
-        low, high = (float(part[first, other]) * scale for part in (corrected.low, corrected.high))
+        pair = comparison.pairs.loc[(first, other)]
         leads.append(
             {
-                "over": comparison.methods[other],
-                "difference": number_text(float(comparison.difference[first, other]) * scale, signed=True),
-                "interval": f"[{number_text(low, signed=True)}, {number_text(high, signed=True)}]",
-                "p": f"p {p_text(p)}" if p < 0.001 else f"p = {p_text(p)}",
-                "significant": bool(comparison.superior(level=LEVEL)[first, other]),
+                "over": other,
+                "difference": number_text(pair.difference * scale, signed=True),
+                "interval": interval_text(score.key, pair.low, pair.high, signed=True),
+                "p": f"p {p_text(pair.p)}" if pair.p < 0.001 else f"p = {p_text(pair.p)}",
+                "significant": bool(pair.better),
             }
         )
-    own = raters.get((score.metric, score.paired.class_name))
-    low, high = (float(part[first]) * scale for part in (comparison.mean_low, comparison.mean_high))
-    spread = float(comparison.seed_spread[first]) * scale
+    own = raters.get((score.key, score.paired.class_name))
+    leader = comparison.means.loc[first]
+    spread = leader.spread * scale
     return {
         "heading": comparison.heading,
-        "leader": comparison.methods[first],
-        "mean": number_text(float(comparison.mean[first]) * scale),
-        "interval": f"[{number_text(low)}, {number_text(high)}]",
+        "leader": first,
+        "mean": number_text(leader["mean"] * scale),
+        "interval": interval_text(score.key, leader.low, leader.high),
         "spread": "" if math.isnan(spread) else f"± {number_text(spread)} over {len(comparison.seeds)} seeds",
         "raters": None if own is None else number_text(own * scale),
         "leads": leads,
@@ -171,4 +169,4 @@ def answer_of(score: Score, raters: Mapping[tuple[str, str], float]) -> dict[str
 
 def headline(scores: Sequence[Score]) -> str:
     """The answer in one or two sentences, from the best sets of the main scores."""
-    return verdict({score.name: score.comparison for score in scores if score.is_main}, level=LEVEL)
+    return verdict({score.name: score.comparison for score in scores if score.is_main})

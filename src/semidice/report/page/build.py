@@ -7,7 +7,7 @@ report_files/means.*     the summary table as .csv, .md and .tex; the same for e
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from importlib import resources
 from itertools import chain
@@ -22,12 +22,13 @@ from rich.console import Console
 from ... import __version__
 from ...console import counting_bar, say
 from ...data.dataset import Dataset
-from ...locks import FolderLock
-from ...metrics.cases import CaseTable, write_cases
-from ...metrics.registry import PER_SLICE, display_scale, meaning, spoken_name
-from ...metrics.tables import Table, means_table, number_text, p_text, pairs_table
+from ...errors import UserError
+from ...locks import locked
 from ...paths import ReportFolder, write_text
 from ...runs.run import TrainedRun
+from ...statistics.cases import CaseTable, write_cases
+from ...statistics.resampling import ALPHA
+from ...statistics.tables import Table, means_table, number_text, p_text, pairs_table
 from ..case_figures import draw_case_scores, draw_reliability, draw_significance
 from ..curves import draw_curves
 from ..decision_figures import draw_rules, draw_volumes
@@ -37,7 +38,7 @@ from ..rules import COMMAND as RULES_COMMAND
 from ..rules import PLAIN, RuleDifference, RuleScore, differences, rules_sentences, rules_table
 from ..volumes import COMMAND as VOLUMES_COMMAND
 from ..volumes import volumes_sentence, volumes_table
-from .answer import LEVEL, Score, abbreviations_in, answer_of, headline
+from .answer import Score, abbreviations_in, answer_of, headline
 from .content import DEFAULT_OPTIONS, OnStep, PageContent, PageOptions, gather_content, main_cases
 from .records import embedded_json, page_records
 from .runs import SeedRuns, check_comparable, find_runs
@@ -72,12 +73,13 @@ def run_report(
     found = find_runs(paths)
     where = dataset or found.dataset
     if where is None:
-        raise ValueError(
+        raise UserError(
             "there is no run that tells which dataset the scores are of: name it with --dataset"
             if paths or case_tables
             else "name a run folder, or tables of scores with --cases and their dataset with --dataset"
         )
     prepared = Dataset(where)
+    prepared.check_files()
     others = read_other_methods(case_tables, prepared, found.runs)
     for table in found.tables:
         others |= compared_methods(table, prepared, [*found.runs, *others])
@@ -122,14 +124,14 @@ def build_page(
     on_step(name of the step, done, total) is called during the work.
     """
     if out.suffix.lower() not in (".html", ".htm"):
-        raise ValueError(f"the report is a page: give it a name that ends in .html; got {out}")
+        raise UserError(f"the report is a page: give it a name that ends in .html; got {out}")
     others = others or {}
     if not runs and not others:
-        raise ValueError("a report needs one method or more: a finished run or a case table; got none")
+        raise UserError("a report needs one method or more: a finished run or a case table; got none")
     seeds = seeds or {}
     check_comparable(runs, dataset, seeds)
     folder = ReportFolder.of(out)
-    with FolderLock(folder, "semidice report"):
+    with locked(folder, "semidice report"):
         content = gather_content(
             runs, others, dataset, options, seeds=seeds, notices=notices, on_step=on_step
         )
@@ -163,17 +165,17 @@ def _write_report(
 def _tables(content: PageContent) -> dict[str, Table]:
     """All tables by the name of their files."""
     main = [score.comparison for score in content.main_scores]
-    tables = {"means": means_table(main, level=LEVEL, raters=content.raters)}
+    tables = {"means": means_table(main, raters=content.raters)}
     of_classes = [score.comparison for score in content.scores if not score.is_main]
     if of_classes:
         tables["means_by_class"] = means_table(
-            of_classes, level=LEVEL, raters=content.raters, title="Mean over cases, each class"
+            of_classes, raters=content.raters, title="Mean over cases, each class"
         )
     if len(content.methods) > 1:
         for score in content.scores:
-            tables[f"pairs_{score.file_name}"] = pairs_table(score.comparison, level=LEVEL)
+            tables[f"pairs_{score.file_name}"] = pairs_table(score.comparison)
     for rule_score in content.rules:
-        tables[f"decisions_{rule_score.metric}"] = rules_table(rule_score, level=LEVEL)
+        tables[f"decisions_{rule_score.key.file_name}"] = rules_table(rule_score)
     if content.volumes:
         tables["volumes"] = volumes_table(content.volumes)
     return tables
@@ -184,10 +186,12 @@ def _write_figures(content: PageContent, folder: Path, on_step: OnStep) -> list[
     label_of = _figure_labels(content.methods)
     labels = tuple(label_of.values())
     for score in content.main_scores:
-        paired, comparison = score.paired._replace(methods=labels), replace(score.comparison, methods=labels)
+        paired = score.paired._replace(methods=labels)
         drawings[f"cases_{score.file_name}"] = partial(draw_case_scores, paired)
         if len(labels) > 1:
-            drawings[f"significance_{score.file_name}"] = partial(draw_significance, comparison, level=LEVEL)
+            drawings[f"significance_{score.file_name}"] = partial(
+                draw_significance, score.comparison, labels=labels
+            )
     # a diagram has six lines at most
     methods = list(content.bins)
     for first in range(0, len(methods), len(COLOURS)):
@@ -215,11 +219,11 @@ def _decision_drawings(content: PageContent, label_of: Mapping[str, str]) -> dic
     drawings: dict[str, Callable[[], Figure]] = {}
     for score in content.rules:
         labelled = RuleScore(
-            score.metric,
+            score.key,
             {label_of[method]: comparison for method, comparison in score.comparisons.items()},
             {label_of[method]: best for method, best in score.best.items()},
         )
-        drawings[f"decisions_{score.metric}"] = partial(draw_rules, labelled, level=LEVEL)
+        drawings[f"decisions_{score.key.file_name}"] = partial(draw_rules, labelled)
     classes = dict.fromkeys(each.class_name for of_method in content.volumes.values() for each in of_method)
     for number, class_name in enumerate(classes, start=1):
         of_class = {
@@ -254,7 +258,7 @@ def _render(content: PageContent, tables: Mapping[str, Table], **names: str) -> 
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     records = page_records(content)
-    metrics = dict.fromkeys(score.metric for score in content.scores)
+    keys = dict.fromkeys(score.key for score in content.scores)
     return environment.from_string(_asset("template.html")).render(
         **names,
         version=__version__,
@@ -267,7 +271,7 @@ def _render(content: PageContent, tables: Mapping[str, Table], **names: str) -> 
         num_patients=len({case["patient"] for case in records["cases"]}),
         folds=sorted({case["fold"] for case in records["cases"]}),
         num_pictures=len(content.pictures),
-        unit=content.scores[0].comparison.unit,
+        unit="patient" if content.scores[0].comparison.by_patient else "case",
         manifest=content.dataset.manifest,
         headline=headline(content.scores),
         abbreviations=abbreviations_in([*content.methods, *chain(*content.options.values())]),
@@ -281,7 +285,7 @@ def _render(content: PageContent, tables: Mapping[str, Table], **names: str) -> 
         curves=list(content.curves),
         options=content.options,
         runs=content.runs,
-        meanings={spoken_name(metric): words for metric in metrics if (words := meaning(metric))},
+        meanings={str(key): words for key in keys if (words := key.meaning)},
         units=_units_text(content),
         decisions=[_rules_of(score, content.methods) for score in content.rules],
         decisions_command=RULES_COMMAND,
@@ -292,7 +296,7 @@ def _render(content: PageContent, tables: Mapping[str, Table], **names: str) -> 
         volumes_command=VOLUMES_COMMAND,
         notices=content.notices,
         raters=content.raters,
-        level=LEVEL,
+        level=ALPHA,
     )
 
 
@@ -300,7 +304,7 @@ def _units_text(content: PageContent) -> str:
     """What a case is, if volumes were cut into slices."""
     if not content.dataset.has_slices:
         return ""
-    per_slice = [score.metric.endswith(PER_SLICE) for score in content.scores]
+    per_slice = [score.key.per == "slice" for score in content.scores]
     if all(per_slice):
         return "A case is one slice of a volume: all scores are per slice."
     also = " Scores named per slice are of each slice on its own." if any(per_slice) else ""
@@ -309,19 +313,17 @@ def _units_text(content: PageContent) -> str:
 
 def _matrix(score: Score) -> list[list[dict[str, Any] | None]]:
     """Row method minus column method; None on the diagonal."""
-    comparison = score.comparison
-    superior = comparison.superior(level=LEVEL)
-    scale = display_scale(score.metric)
-    numbers = range(len(comparison.methods))
+    pairs, methods = score.comparison.pairs, score.comparison.methods
 
-    def cell(row: int, column: int) -> dict[str, Any]:
+    def cell(row: str, column: str) -> dict[str, Any]:
+        pair, is_worse = pairs.loc[(row, column)], pairs.loc[(column, row)].better
         return {
-            "difference": number_text(float(comparison.difference[row, column]) * scale, signed=True),
-            "p": p_text(float(comparison.p_holm[row, column])),
-            "kind": "better" if superior[row, column] else "worse" if superior[column, row] else "",
+            "difference": number_text(pair.difference * score.key.scale, signed=True),
+            "p": p_text(pair.p),
+            "kind": "better" if pair.better else "worse" if is_worse else "",
         }
 
-    return [[None if row == column else cell(row, column) for column in numbers] for row in numbers]
+    return [[None if row == column else cell(row, column) for column in methods] for row in methods]
 
 
 def _rules_of(score: RuleScore, methods: Sequence[str]) -> dict[str, Any]:
@@ -341,13 +343,13 @@ def _rules_of(score: RuleScore, methods: Sequence[str]) -> dict[str, Any]:
 
     rows = []
     for method in score.comparisons:
-        of_rules = differences(score, method, level=LEVEL)
+        of_rules = differences(score, method)
         cells = [cell(of_rules[rule]) if rule in of_rules else None for rule in score.rules]
         rows.append({"number": methods.index(method), "method": method, "cells": cells})
     first = next(iter(score.comparisons.values()))
     return {
         "heading": score.heading,
-        "sentences": rules_sentences(score, level=LEVEL),
+        "sentences": rules_sentences(score),
         "rules": score.rules,
         "rows": rows,
         "num_cases": first.num_cases,

@@ -12,19 +12,20 @@ import numpy as np
 import torch
 
 from ...data.dataset import Dataset, ScoredUnit
+from ...errors import UserError
 from ...labels.raters import read_raters
 from ...metrics.bins import CalibrationBins, calibration_bins
-from ...metrics.cases import SEED, CaseTable, mean_over_seeds, of_seeds
-from ...metrics.pairing import shared_seeds
-from ...metrics.registry import PER_SLICE
+from ...metrics.registry import ScoreKey
 from ...runs.predictions import read_case
 from ...runs.run import TrainedRun
+from ...statistics.cases import MAIN_CLASSES, CaseTable, keys_of, rows_of
+from ...statistics.pairing import mean_over_seeds, shared_seeds
 from ..curves import Curve, read_curves
 from ..images import MAX_CHARACTERS, Picture, PictureLayout, make_pictures, picture_of_scan, shown_case
 from ..rules import RuleScore, compare_rules, read_rules
 from ..verdict import listed, raters_of, raters_warning, seeds_sentences
 from ..volumes import ClassVolumes, read_volumes
-from .answer import LEVEL, Score, compare_all
+from .answer import Score, compare_all
 from .runs import SeedRuns, differing_options, joined_cases
 
 # in the smallest images, one voxel in another bin changes the error by less than this
@@ -51,7 +52,7 @@ class PageOptions:
 
     def __post_init__(self) -> None:
         if self.max_cases < 0:
-            raise ValueError(f"max_cases must be 0 or more; got {self.max_cases}")
+            raise UserError(f"max_cases must be 0 or more; got {self.max_cases}")
 
 
 DEFAULT_OPTIONS = PageOptions()
@@ -73,7 +74,7 @@ class PageContent:
     table_of_seeds: CaseTable
     runs: tuple[str, ...]
     scores: Sequence[Score]
-    raters: Mapping[tuple[str, str], float]
+    raters: Mapping[tuple[ScoreKey, str], float]
     bins: Mapping[str, CalibrationBins]
     curves: Mapping[str, Mapping[str, Curve]]
     options: Mapping[str, Sequence[str]]
@@ -143,7 +144,7 @@ def gather_content(
     folders = {method: run.folder for method, run in runs.items()}
     rule_tables, without_rules = read_rules(folders, dataset)
     shown_table, of_first_seed = _first_seed(table_of_seeds)
-    raters = raters_of(dataset, set(table.columns["case"].tolist()), table.metrics)
+    raters = raters_of(dataset, set(table["case"]), keys_of(table))
     warning = raters_warning([score.comparison for score in scores if score.is_main], raters)
     units, predictions = _predicted_units(dataset, table, stored)
     cases = sorted({number for unit in units.values() for number in unit.cases})
@@ -164,7 +165,7 @@ def gather_content(
         options=differing_options(runs),
         layout=layout,
         pictures=pictures,
-        rules=compare_rules(rule_tables, num_resamples=options.num_resamples, level=LEVEL),
+        rules=compare_rules(rule_tables, num_resamples=options.num_resamples),
         volumes={name: found for name, each in folders.items() if (found := read_volumes(each, dataset))},
         notices=(
             *([warning] if warning else []),
@@ -182,23 +183,22 @@ def _predicted_units(
     dataset: Dataset, table: CaseTable, stored: Mapping[str, TrainedRun]
 ) -> tuple[dict[str, ScoredUnit], StoredPredictions]:
     """The scans and slices of the table by their names, and the predictions that the runs stored for them."""
-    folds = zip(*(table.columns[name].tolist() for name in ("case", "method", "fold")), strict=True)
-    fold_of_unit = {case: fold for case, method, fold in folds if method in stored}
+    predicted = table[table["method"].isin(list(stored))]
+    fold_of_unit = dict(zip(predicted["case"], predicted["fold"].tolist(), strict=True))
     units = _units_of(dataset, fold_of_unit)
     return units, StoredPredictions.of_units(dataset, stored, units, fold_of_unit)
 
 
 def _first_seed(table: CaseTable) -> tuple[CaseTable, list[str]]:
     """The scores of the trainings that the page shows in detail, without seeds, and a sentence on them."""
-    seeds = shared_seeds(table.columns["method"], table.seeds).seeds
+    seeds = shared_seeds(table).seeds
     if not seeds:
         return table, []
-    columns = of_seeds(table, seeds[:1]).columns
     sentence = (
         f"Scores are means over the seeds {listed([str(seed) for seed in seeds])}. Calibration, decisions, "
         f"volumes, curves and images are of seed {seeds[0]}."
     )
-    shown = CaseTable({name: column for name, column in columns.items() if name != SEED})
+    shown = table[table["seed"].isin([-1, seeds[0]])]
     return shown, [sentence] if len(seeds) > 1 else []
 
 
@@ -248,17 +248,15 @@ def count_bins(
     table: scores of the same predictions; a ValueError if one has another calibration error.
     """
     dataset = predictions.dataset
-    names = set(table.columns["case"].tolist())
+    names = set(table["case"])
     # a scan is compared as one, if the table has it, so that no voxel counts twice
     units = [
         each
         for scan in dataset.units(numbers, "scan")
         for each in ([scan] if scan.name in names else dataset.units(scan.cases, "slice"))
     ]
-    errors = {
-        **case_values(table, f"calibration_error{PER_SLICE}", "all"),
-        **case_values(table, "calibration_error", "all"),
-    }
+    per_slice, per_scan = (ScoreKey("calibration_error", per=per) for per in ("slice", "scan"))
+    errors = {**case_values(table, per_slice, "all"), **case_values(table, per_scan, "all")}
     total: dict[str, CalibrationBins] = {}
     done = 0
     for unit in units:
@@ -278,7 +276,7 @@ def count_bins(
         for method, bins in of_unit.items():
             scored, stored = errors.get((unit.name, method)), float(bins.error())
             if scored is not None and abs(scored - stored) > _TOLERANCE:
-                raise ValueError(
+                raise UserError(
                     f"{method} has calibration_error {scored:.6f} of case {unit.name} in its table, but its "
                     f"stored prediction has {stored:.6f}: the dataset or the prediction has changed since; "
                     f"run `semidice evaluate {predictions.runs[method].folder.path}`"
@@ -289,10 +287,8 @@ def count_bins(
 
 def main_cases(table: CaseTable) -> list[str]:
     """Names of the cases, sorted; without single slices if there are scores of scans."""
-    per_slice = np.char.endswith(table.columns["metric"], PER_SLICE)
-    rows = per_slice if per_slice.all() else ~per_slice
-    names: list[str] = np.unique(table.columns["case"][rows]).tolist()
-    return names
+    of_scans = table[table["per"] == "scan"]
+    return sorted((of_scans if len(of_scans) else table)["case"].unique())
 
 
 def _units_of(dataset: Dataset, cases: Collection[str]) -> dict[str, ScoredUnit]:
@@ -311,7 +307,7 @@ def choose_pictures(scores: Sequence[Score], names: Sequence[str], *, max_cases:
     All are ranked by the first score. names: of the cases with a prediction. Cases without a score come last.
     """
     first = scores[0]
-    values = first.paired.values if first.comparison.higher_is_better else -first.paired.values
+    values = first.paired.values if first.key.higher_is_better else -first.paired.values
     cases = first.paired.cases
     mean, spread = values.mean(1), np.ptp(values, axis=1)
     rankings = [np.argsort(mean, kind="stable"), np.argsort(-mean, kind="stable")]
@@ -322,8 +318,8 @@ def choose_pictures(scores: Sequence[Score], names: Sequence[str], *, max_cases:
     return [name for name in chosen if name in set(names)][:max_cases]
 
 
-def case_values(table: CaseTable, metric: str, class_name: str) -> dict[tuple[str, str], float]:
-    """The scores of one metric and class by case and method."""
-    rows = table.select(metric=metric, class_name=class_name).columns
-    keys = zip(rows["case"].tolist(), rows["method"].tolist(), strict=True)
-    return dict(zip(keys, rows["value"].tolist(), strict=True))
+def case_values(table: CaseTable, key: ScoreKey, class_name: str) -> dict[tuple[str, str], float]:
+    """The scores of one metric and class by case and method; all and mean stand for each other."""
+    rows = rows_of(table, key)
+    rows = rows[rows["class"].isin(MAIN_CLASSES if class_name in MAIN_CLASSES else [class_name])]
+    return dict(zip(zip(rows["case"], rows["method"], strict=True), rows["value"].tolist(), strict=True))

@@ -11,7 +11,6 @@ import matplotlib
 import numpy as np
 
 from ...metrics.bins import CalibrationBins
-from ...metrics.registry import display_scale
 from ..curves import Curve
 from ..figures import line_style, marker_of
 from ..volumes import ClassVolumes, coverage, level_text
@@ -37,7 +36,7 @@ def page_records(content: PageContent) -> dict[str, Any]:
     return {
         "methods": [_style_record(*each) for each in enumerate(methods)],
         "scores": [
-            _score_record(score, content.raters.get((score.metric, score.paired.class_name)))
+            _score_record(score, content.raters.get((score.key, score.paired.class_name)))
             for score in content.scores
         ],
         "cases": cases,
@@ -68,20 +67,19 @@ def embedded_json(records: dict[str, Any]) -> str:
 
 
 def _case_records(content: PageContent) -> list[dict[str, Any]]:
-    columns = content.table.columns
-    cases, first_rows = np.unique(columns["case"], return_index=True)
-    values = [case_values(content.table, score.metric, score.paired.class_name) for score in content.scores]
+    cases = content.table.drop_duplicates("case").sort_values("case")
+    values = [case_values(content.table, score.key, score.paired.class_name) for score in content.scores]
     return [
         {
-            "name": str(case),
-            "patient": str(columns["patient"][row]),
-            "fold": int(columns["fold"][row]),
+            "name": row.case,
+            "patient": row.patient,
+            "fold": int(row.fold),
             "values": [
-                [_finite(of_score.get((str(case), method))) for method in content.methods]
+                [_finite(of_score.get((row.case, method))) for method in content.methods]
                 for of_score in values
             ],
         }
-        for case, row in zip(cases, first_rows, strict=True)
+        for row in cases.itertuples()
     ]
 
 
@@ -89,8 +87,8 @@ def _score_record(score: Score, raters: float | None) -> dict[str, Any]:
     return {
         "name": score.name,
         "heading": score.comparison.heading,
-        "scale": display_scale(score.metric),
-        "higher_is_better": score.comparison.higher_is_better,
+        "scale": score.key.scale,
+        "higher_is_better": score.key.higher_is_better,
         "is_main": score.is_main,
         "raters": raters,
         "seeds": [

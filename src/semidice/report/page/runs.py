@@ -5,15 +5,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
-import numpy as np
-
 from ...data.dataset import Dataset
 from ...data.folds import read_folds
-from ...metrics.cases import CaseTable, concatenate, read_cases, with_seed
+from ...errors import UserError
 from ...paths import ComparisonFolder, MethodFolder, RunFolder, method_path, run_name
 from ...recipes import flat_options
 from ...runs.run import TrainedRun, open_run
-from ...runs.scoring import named_units
+from ...statistics.cases import CaseTable, concatenate, read_cases
 
 # options that may differ between runs of the same method
 _NOT_SHOWN = ("name", "data.dataset")
@@ -61,14 +59,14 @@ def find_runs(paths: Sequence[Path]) -> FoundRuns:
             elif folder.cases.is_file():
                 runs.append(open_run(folder))
             elif folder.path == path:
-                raise ValueError(f"{path} is not finished: continue with `semidice train --resume`")
+                raise UserError(f"{path} is not finished: continue with `semidice train --resume`")
             else:
                 notices.append(f"The run {run_name(folder.path)} is not finished and is left out.")
     folder_names = [run_name(run.folder.path) for run in runs] + [path.name for path in seeds]
     shared = set.intersection(*(set(of_method) for of_method in seeds.values())) if seeds else set()
     runs += [of_method[min(shared or of_method)] for of_method in seeds.values()]
     if paths and not runs and not tables:
-        raise ValueError(
+        raise UserError(
             f"no run in {', '.join(map(str, paths))} is finished, so there are no scores to report: "
             "continue with `semidice train --resume`"
         )
@@ -90,13 +88,13 @@ def _run_folders(path: Path) -> list[RunFolder]:
     if RunFolder(path).recipe.is_file():
         return [RunFolder(path)]
     if not path.is_dir():
-        raise ValueError(f"there is no folder {path}: name a run folder, or a folder of run folders")
+        raise UserError(f"there is no folder {path}: name a run folder, or a folder of run folders")
     folders = list(MethodFolder(path).seeds().values())
     for folder in sorted(path.iterdir()) if not folders else ():
         is_run = RunFolder(folder).recipe.is_file()
         folders += [RunFolder(folder)] if is_run else MethodFolder(folder).seeds().values()
     if not folders and not _is_comparison(path):
-        raise ValueError(
+        raise UserError(
             f"{path} is neither a run folder nor a folder of run folders: neither it nor a folder in it has "
             f"a {RunFolder(path).recipe.name}"
         )
@@ -111,7 +109,7 @@ def _method_names(runs: Sequence[TrainedRun], folder_names: Sequence[str]) -> li
     ]
     for name in unique:
         if unique.count(name) > 1:
-            raise ValueError(f"two runs are called {name}: rename one of the recipes, or one of the folders")
+            raise UserError(f"two runs are called {name}: rename one of the recipes, or one of the folders")
     return unique
 
 
@@ -119,7 +117,7 @@ def _shared_dataset(runs: Sequence[TrainedRun]) -> Path:
     first = runs[0].recipe.data.dataset
     for run in runs:
         if run.recipe.data.dataset != first:
-            raise ValueError(
+            raise UserError(
                 f"{runs[0].folder.path} was trained on {first}, but {run.folder.path} on "
                 f"{run.recipe.data.dataset}: only runs on the same dataset can be compared"
             )
@@ -155,7 +153,7 @@ def check_comparable(
     for method, fold_of_case in folds.items():
         for case, expected, fold in zip(dataset.cases, folds[first], fold_of_case, strict=True):
             if fold != expected:
-                raise ValueError(
+                raise UserError(
                     f"{first} and {method} have different folds: case {case.name} was validated in fold "
                     f"{expected} and in fold {fold}, so their networks have learned from different cases; "
                     "train with the same data.num_folds and data.fold_seed"
@@ -174,12 +172,12 @@ def joined_cases(
         if method not in seeds:
             tables.append(_cases_of(run, method, dataset))
         for seed, of_seed in seeds.get(method, {}).items():
-            tables.append(with_seed(_cases_of(of_seed, method, dataset), seed))
+            tables.append(_cases_of(of_seed, method, dataset).assign(seed=seed))
     return concatenate([*tables, *others.values()])
 
 
 def _cases_of(run: TrainedRun, method: str, dataset: Dataset) -> CaseTable:
-    table = named_units(read_cases(run.folder.cases), dataset)
+    table = read_cases(run.folder.cases)
     if len(table) == 0:
-        raise ValueError(f"{run.folder.cases} has no scores: run `semidice evaluate {run.folder.path}`")
-    return CaseTable({**table.columns, "method": np.full(len(table), method)})
+        raise UserError(f"{run.folder.cases} has no scores: run `semidice evaluate {run.folder.path}`")
+    return table.assign(method=method)

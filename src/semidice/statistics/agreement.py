@@ -1,0 +1,117 @@
+"""Agreement of raters over many cases: `labels.rater_agreement` of each case as rows of a case table.
+
+`raters_own_scores` scores the raters like methods: how well a method can be expected to do.
+Voxels that nobody drew change no Dice score, so a case is reduced to the voxels that somebody drew.
+"""
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Float32, Shaped
+from torch import Tensor
+
+from ..arrays import one_hot
+from ..labels.makers import rater_agreement
+from ..labels.raters import read_raters
+from ..metrics.registry import SCORES, ScoredBatch
+from ..metrics.scores import counted_classes, foreground_mean
+from .cases import CaseTable, case_table
+
+# scores of overlap that raters can have too; voxels that nobody drew change none of them
+OVERLAP_SCORES = ("dice_score", "iou_score", "binarized_dice_score", "soft_dice_score", "rater_dice_score")
+
+
+def drawn_voxels(masks: Shaped[np.ndarray, "R *space"]) -> Shaped[np.ndarray, "R V"]:
+    """The values of all raters at the voxels that any of them drew.
+
+    >>> drawn_voxels(np.array([[[0, 2], [0, 1]], [[0, 2], [0, 0]]]))
+    array([[2, 1],
+           [2, 0]])
+    """
+    drawn: np.ndarray = masks[:, masks.any(axis=0)]
+    return drawn
+
+
+def rater_agreement_table(
+    cases: Iterable[tuple[str, str, Tensor | Sequence[Tensor | None]]],
+    *,
+    num_classes: int | None = None,
+    rater_names: Iterable[str] | None = None,
+) -> CaseTable:
+    """Dice of each rater against the majority, one row per case and rater: the paper's Table "ratio".
+
+    cases: (case, patient, masks (R, *space)) one after the other. In a list of masks, None stands for a rater
+    who did not look at the case. The paper's figure is the mean of the column `value`.
+
+    >>> masks = torch.tensor([[True, True, False], [True, True, False], [False, True, True]])
+    >>> rater_agreement_table([("case1", "patient1", masks)])["value"].tolist()
+    [1.0, 1.0, 0.5]
+    """
+    names = None if rater_names is None else tuple(rater_names)
+    rows: list[dict[str, object]] = []
+    for case, patient, masks in cases:
+        drawn = {number: mask for number, mask in enumerate(masks) if mask is not None}
+        agreement = rater_agreement(
+            np.stack([np.asarray(mask) for mask in drawn.values()]), num_classes=num_classes
+        )
+        raters = [f"rater {number + 1}" if names is None else names[number] for number in drawn]
+        rows += agreement_rows(case, patient, raters, agreement.majority)
+    return case_table(rows)
+
+
+def agreement_rows(
+    case: str, patient: str, raters: Sequence[str], dice: Float32[Tensor, " R"]
+) -> list[dict[str, object]]:
+    """Rows of the case table for the raters of one case; a rater with NaN has no row."""
+    return [
+        {"case": case, "patient": patient, "method": rater, "metric": "dice_score", "value": value}
+        for rater, value in zip(raters, dice.tolist(), strict=True)
+        if not math.isnan(value)
+    ]
+
+
+def raters_own_scores(
+    cases: Iterable[np.ndarray],
+    *,
+    class_names: Sequence[str],
+    metrics: Collection[str],
+    drawn: Sequence[bool] | None = None,
+) -> dict[tuple[str, str], float]:
+    """Mean score of a rater over raters and cases, by metric and class as in a case table.
+
+    Each rater is scored as if it were a prediction: by `dice_score` against the majority of all raters, by
+    `binarized_dice_score` against their mean, by `rater_dice_score` against the other raters. cases: class
+    maps (R, *space) of the raters who looked at a case; a case with one rater is left out. metrics: those
+    that are not in `OVERLAP_SCORES` are left out. drawn: as in `ScoredBatch`.
+
+    >>> masks = np.array([[1, 1, 0], [1, 1, 0], [0, 1, 1]])
+    >>> raters_own_scores([masks], class_names=["background", "lesion"], metrics=["dice_score"])
+    {('dice_score', 'lesion'): 0.833..., ('dice_score', 'mean'): 0.833...}
+    """
+    scores: dict[tuple[str, str], list[float]] = {}
+    for masks in cases:
+        if len(masks) < 2:
+            continue
+        # one voxel of background, because a case may be empty
+        voxels = torch.from_numpy(np.pad(drawn_voxels(masks), ((0, 0), (0, 1)))).long()
+        raters = read_raters(voxels, len(class_names), None, batched=False)
+        prob = one_hot(voxels, len(class_names)).float()
+        majority, soft = raters.majority().expand_as(voxels), raters.mean().expand_as(prob)
+        for name in OVERLAP_SCORES:
+            if name not in metrics:
+                continue
+            if name == "rater_dice_score":
+                # without the classes that nobody ever drew
+                classes = torch.tensor([0, *counted_classes(len(class_names), drawn)])
+                kept = torch.searchsorted(classes, voxels.contiguous())
+                pairwise: Tensor = rater_agreement(kept, num_classes=len(classes)).pairwise
+                others = pairwise[~torch.eye(len(voxels), dtype=torch.bool)]
+                scores.setdefault((name, "all"), []).append(float(others.mean()))
+                continue
+            of_raters = SCORES[name](ScoredBatch(prob, majority, soft)).double()
+            for class_name, value in zip(class_names[1:], of_raters[:, 1:].mean(0).tolist(), strict=True):
+                scores.setdefault((name, class_name), []).append(value)
+            scores.setdefault((name, "mean"), []).append(float(foreground_mean(of_raters, drawn).mean()))
+    return {key: math.fsum(values) / len(values) for key, values in scores.items()}

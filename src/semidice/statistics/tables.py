@@ -1,0 +1,366 @@
+"""Tables of a comparison for the terminal, Markdown, LaTeX and CSV, with the best set marked.
+
+Shares are shown in percent, other scores in their own unit. The CSV has the plain numbers, one row per mean
+or pair. Left out: the statistics (`compare`).
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import pandas as pd
+
+from ..errors import UserError
+from ..metrics.registry import ScoreKey
+from ..paths import write_text
+from .cells import escaped_row
+from .compare import Comparison, holm
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+
+# name of the row with the raters' own scores
+RATERS = "raters"
+# of the pair after Holm's correction, alone, and alone by flipped signs
+_P_HEADER = {"p": "corrected p", "p_single": "single p", "p_flips": "perm. p"}
+_LATEX = str.maketrans(
+    {sign: f"\\{sign}" for sign in "&%$#_{}"}
+    | {"\\": r"\textbackslash ", "~": r"\textasciitilde ", "^": r"\textasciicircum "}
+    | {"−": "$-$", "<": "$<$", ">": "$>$", "↑": r"$\uparrow$", "↓": r"$\downarrow$"}
+)
+
+
+class Cell(NamedTuple):
+    """The text of a cell, and whether it is marked as best."""
+
+    text: str
+    best: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table to show, and the records that it is made from."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    note: str
+    records: tuple[dict[str, object], ...]
+
+    def markdown(self) -> str:
+        """The table in GitHub's Markdown; best cells are bold, and no name is read as HTML."""
+
+        def line(cells: Sequence[str]) -> str:
+            texts = (re.sub(r"<(?=\S)", "&lt;", cell).replace("|", r"\|") for cell in cells)
+            return f"| {' | '.join(texts)} |"
+
+        rule = line(["---", *["---:"] * (len(self.header) - 1)])
+        body = [line([f"**{cell.text}**" if cell.best else cell.text for cell in row]) for row in self.rows]
+        return "\n".join([line(self.header), rule, *body, "", self.note]) + "\n"
+
+    def latex(self) -> str:
+        """A tabular with rules of booktabs, the only package it needs; best cells are bold."""
+
+        def line(cells: Sequence[Cell]) -> str:
+            texts = [(cell.text.translate(_LATEX), cell.best) for cell in cells]
+            return " & ".join(rf"\textbf{{{text}}}" if best else text for text, best in texts) + r" \\"
+
+        lines = [
+            f"% {self.title}. {self.note}",
+            rf"\begin{{tabular}}{{l{'r' * (len(self.header) - 1)}}}",
+            r"\toprule",
+            line([Cell(name) for name in self.header]),
+            r"\midrule",
+            *map(line, self.rows),
+            r"\bottomrule",
+            r"\end{tabular}",
+        ]
+        return "\n".join(lines) + "\n"
+
+    def csv(self) -> str:
+        """The records with all digits, one line each."""
+        rows = [dict(zip(record, escaped_row(record.values()), strict=True)) for record in self.records]
+        table = pd.DataFrame(rows, dtype=object)
+        # None is an empty cell, nan is a value
+        texts = table.where(table.map(lambda value: value is not None), "")
+        text: str = texts.to_csv(index=False, lineterminator="\n", na_rep="nan")
+        return text
+
+    def write(self, path: Path) -> list[Path]:
+        """Write the table as CSV, Markdown and LaTeX; path: without a suffix. The files that were written."""
+        texts = {".csv": self.csv(), ".md": self.markdown(), ".tex": self.latex()}
+        files = {path.with_name(f"{path.name}{suffix}"): text for suffix, text in texts.items()}
+        for file, text in files.items():
+            write_text(file, text)
+        return list(files)
+
+    def rich(self) -> "_TerminalTable":
+        """For `rich.print`: best cells are bold, green, and marked with a star.
+
+        Columns that do not fit are shown in further tables, each with the names of the methods.
+        """
+        try:
+            import rich.table  # noqa: F401
+        except ImportError:
+            raise ImportError("tables in the terminal need rich: pip install 'semidice[train]'") from None
+        return _TerminalTable(self)
+
+
+@dataclass(frozen=True)
+class _TerminalTable:
+    """One table, or several below each other if the terminal is narrow."""
+
+    table: Table
+
+    def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> Iterator["RichTable | Text"]:
+        from rich.measure import Measurement
+        from rich.text import Text
+
+        header = self.table.header
+        # names of methods: the first column, and that of the second method of a pair
+        names = [number for number, name in enumerate(header) if number == 0 or name == "minus"]
+        parts: list[list[int]] = [[]]
+        for number in range(len(header)):
+            if number in names:
+                continue
+            wider = self._part(sorted([*names, *parts[-1], number]))
+            # a measure is never above the width of its options
+            width = Measurement.get(console, options.update_width(10_000), wider).minimum
+            if parts[-1] and width > options.max_width:
+                parts.append([])
+            parts[-1].append(number)
+        for number, part in enumerate(parts):
+            table = self._part(sorted([*names, *part]))
+            table.title = self.table.title if number == 0 else None
+            yield table
+        yield Text(self.table.note, "table.caption")
+
+    def _part(self, columns: Sequence[int]) -> "RichTable":
+        from rich import box
+        from rich.table import Table as RichTable
+        from rich.text import Text
+
+        table = RichTable(box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
+        # a star marks the best
+        texts = [[f"{text} ★" if best else text for text, best in row] for row in self.table.rows]
+        for number in columns:
+            name = self.table.header[number]
+            # on a narrow terminal names of methods are wrapped, and numbers are not
+            holds_names = number == 0 or name == "minus"
+            longest = max((len(row[number]) for row in texts), default=0)
+            heading = _narrow(name)
+            longest_line = max(map(len, heading.split("\n")))
+            table.add_column(
+                Text(heading),
+                justify="left" if holds_names else "right",
+                no_wrap=not holds_names,
+                overflow="fold",
+                min_width=min(longest, 13) if holds_names else max(longest, longest_line),
+            )
+        for row, cells in zip(self.table.rows, texts, strict=True):
+            # in Text, brackets such as "[0.1, 0.2]" are not markup
+            shown = (Text(cells[number], "bold green" if row[number].best else "") for number in columns)
+            table.add_row(*shown)
+        return table
+
+
+def means_table(
+    comparisons: Sequence[Comparison],
+    *,
+    intervals: bool = True,
+    raters: Mapping[tuple[ScoreKey, str], float] | None = None,
+    title: str = "Mean over cases",
+) -> Table:
+    """The mean of each method and compared metric; of several methods the best set of each metric is marked.
+
+    raters: their own scores by score and class (`agreement.raters_own_scores`), for the last row.
+
+    All comparisons have the same methods. intervals: whether to show the confidence intervals. With several
+    seeds, the standard deviation of the mean over seeds follows as ± SD.
+    """
+    if not comparisons or any(each.methods != comparisons[0].methods for each in comparisons):
+        raise UserError(
+            "means_table needs one or more comparisons, all of the same methods in the same order"
+        )
+    methods = comparisons[0].methods
+    has_seeds = any(each.seeds for each in comparisons)
+    rows = [[Cell(name)] for name in (*methods, *([RATERS] if raters else []))]
+    records: list[dict[str, object]] = []
+    for each in comparisons:
+        for cells, mean in zip(rows, each.means.itertuples(), strict=False):
+            # one method is not compared with anything
+            best = bool(mean.best) if len(methods) > 1 else None
+            text = number_text(mean.mean * each.key.scale)
+            if intervals:
+                text += f" {interval_text(each.key, mean.low, mean.high)}"
+            cells.append(Cell(text + _spread_text(each.key, mean.spread), bool(best)))
+            numbers = {name: float(getattr(mean, name)) for name in ("mean", "low", "high")}
+            records.append({"method": mean.Index, **_score_cells(each), **numbers, "best": best})
+            if has_seeds:
+                records[-1] |= _seed_cells(each, mean.spread)
+        if raters:
+            own = raters.get((each.key, each.class_name))
+            rows[-1].append(Cell("–" if own is None else number_text(own * each.key.scale)))
+    header = ("method", *(each.heading for each in comparisons))
+    note = f"Marked: not significantly worse than any other {_test(comparisons)}"
+    if len(methods) == 1:
+        note = f"Mean over {_cases(comparisons)}."
+    note += _seeds_note(comparisons)
+    if raters:
+        note += f" {RATERS}: their own agreement, each rater scored like a method."
+    return Table(title, header, tuple(map(tuple, rows)), note, tuple(records))
+
+
+def pairs_table(comparison: Comparison) -> Table:
+    """Difference of each pair of methods with its interval and p-values; significant ones are marked.
+
+    The interval belongs to the first p. The CSV also has the interval of a single pair.
+    """
+    key = comparison.key
+    rows: list[tuple[Cell, ...]] = []
+    records: list[dict[str, object]] = []
+    for first, second in combinations(comparison.methods, 2):
+        pair = comparison.pairs.loc[(first, second)]
+        marked = bool(pair.better or comparison.pairs.loc[(second, first)].better)
+        text = number_text(pair.difference * key.scale, signed=True)
+        text += f" {interval_text(key, pair.low, pair.high, signed=True)}{_spread_text(key, pair.spread)}"
+        p_values = (Cell(p_text(pair[name])) for name in _P_HEADER)
+        rows.append((Cell(first), Cell(second), Cell(text, marked), *p_values))
+        names = ["difference", "low", "high", "p", "low_single", "high_single", "p_single", "p_flips"]
+        numbers = {name: float(pair[name]) for name in names}
+        which = {**_score_cells(comparison), "first": first, "second": second}
+        records.append({**which, **numbers, "significant": marked})
+        if comparison.seeds:
+            records[-1] |= _seed_cells(comparison, pair.spread)
+    if not records:
+        raise UserError(f"pairs_table needs two or more methods; got {', '.join(comparison.methods)}")
+    header = ("method", "minus", "difference (%)" if key.scale == 100 else "difference", *_P_HEADER.values())
+    title = f"Pairs of methods: {comparison.heading}"
+    note = f"Marked: the difference is significant {_test([comparison])}"
+    if comparison.num_pairs > 1:
+        note += (
+            f" Intervals and the corrected p are after correction for {comparison.num_pairs} comparisons; "
+            "the other p are of one comparison alone."
+        )
+    note += _seeds_note([comparison])
+    return Table(title, header, tuple(rows), note, tuple(records))
+
+
+def baseline_table(comparisons: Sequence[Comparison], baseline: str, *, title: str) -> Table:
+    """The mean of each method and metric, its difference to a baseline, and the p-value of the difference.
+
+    The p-values are corrected for the number of methods, because only the baseline is compared with the
+    others. Marked: significantly better than the baseline. The baseline comes first.
+    """
+    others = [name for name in comparisons[0].methods if name != baseline]
+    rows = [[Cell(name)] for name in (baseline, *others)]
+    header, records = ["method"], []
+    for each in comparisons:
+        header += [each.heading, f"minus {baseline}", "p"]
+        pairs = each.pairs.xs(baseline, level="second").loc[others]
+        corrected = holm(pairs["p_single"].to_numpy())
+        differences = zip([0.0, *pairs["difference"]], [1.0, *corrected], strict=True)
+        for cells, method, (difference, p) in zip(rows, (baseline, *others), differences, strict=True):
+            mean = float(each.means.loc[method, "mean"])
+            is_better = p < each.alpha and (difference > 0) == each.key.higher_is_better
+            texts = ("–", "–")
+            if method != baseline:
+                texts = number_text(difference * each.key.scale, signed=True), p_text(p)
+            cells += [Cell(number_text(mean * each.key.scale)), Cell(texts[0], is_better), Cell(texts[1])]
+            numbers = {"mean": mean, "difference": float(difference), "p": float(p)}
+            records.append({"method": method, **_score_cells(each), **numbers})
+    test = _test(comparisons).replace("pairs", "methods")
+    note = f"Marked: significantly better than {baseline} {test}"
+    return Table(title, tuple(header), tuple(map(tuple, rows)), note, tuple(records))
+
+
+def interval_text(key: ScoreKey, low: float, high: float, *, signed: bool = False) -> str:
+    """The interval of a score as it is shown.
+
+    >>> interval_text(ScoreKey("dice_score"), 0.812, 0.856)
+    '[81.20, 85.60]'
+    """
+    return f"[{', '.join(number_text(end * key.scale, signed=signed) for end in (low, high))}]"
+
+
+def p_text(p: float) -> str:
+    """A p-value with three decimals.
+
+    >>> p_text(0.00009), p_text(0.0312), p_text(1.0)
+    ('< 0.001', '0.031', '1.000')
+    """
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def number_text(value: float, *, signed: bool = False) -> str:
+    """A number with two decimals and a minus sign, not a hyphen.
+
+    >>> number_text(-1.5), number_text(0.256, signed=True), number_text(-0.001, signed=True)
+    ('−1.50', '+0.26', '0.00')
+    """
+    text = f"{value:{'+' if signed else ''}.2f}".replace("-", "−").replace("inf", "∞")
+    # a number that is rounded to 0 has no sign
+    return "0.00" if text in ("+0.00", "−0.00") else text
+
+
+def _narrow(name: str, width: int = 12) -> str:
+    """A heading in lines of about `width` characters, broken after underscores and spaces.
+
+    >>> _narrow("binarized_dice_score (%)").split("\\n")
+    ['binarized_', 'dice_score ', '(%)']
+    """
+    lines = [""]
+    for part in re.findall(r"[^_ ]*[_ ]?", name):
+        if lines[-1] and len(lines[-1]) + len(part.rstrip()) > width:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(lines)
+
+
+def _spread_text(key: ScoreKey, spread: float) -> str:
+    """± SD over seeds; empty if it is not known."""
+    return "" if math.isnan(spread) else f" ± {number_text(spread * key.scale)}"
+
+
+def _score_cells(comparison: Comparison) -> dict[str, object]:
+    """Cells of a CSV on the score."""
+    of_class = {"class": comparison.class_name, "num_cases": comparison.num_cases}
+    return {**comparison.key._asdict(), **of_class}
+
+
+def _seed_cells(comparison: Comparison, spread: float) -> dict[str, object]:
+    """Cells of a CSV on seeds."""
+    return {"num_seeds": max(1, len(comparison.seeds)), "seed_spread": float(spread)}
+
+
+def _seeds_note(comparisons: Sequence[Comparison]) -> str:
+    """What ± means; empty without several seeds."""
+    counts = sorted({len(each.seeds) for each in comparisons if each.seeds})
+    if not counts:
+        return ""
+    covered = "patients and seeds" if all(each.covers_seeds for each in comparisons) else "patients alone"
+    return (
+        f" Scores are means over {' or '.join(map(str, counts))} seeds; ±: standard deviation over them. "
+        f"Intervals cover the draw of {covered}."
+    )
+
+
+def _cases(comparisons: Sequence[Comparison]) -> str:
+    first = comparisons[0]
+    counts = sorted({each.num_cases for each in comparisons})
+    cases = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    return f"{cases} cases of {first.num_patients} patients" if first.by_patient else f"{cases} cases"
+
+
+def _test(comparisons: Sequence[Comparison]) -> str:
+    dropped = max(each.scores.num_dropped for each in comparisons)
+    left_out = f" Up to {dropped} cases without a score were left out." if dropped else ""
+    test = f"p < {comparisons[0].alpha:g}, paired bootstrap and permutation"
+    return f"({test} over {_cases(comparisons)}, Holm-corrected over pairs).{left_out}"
