@@ -24,7 +24,7 @@ from doc_tables import write_between_markers
 from rich.progress import track
 
 from semidice.data.batches.augment import AugmentOptions
-from semidice.data.batches.feed import Batches, Feed
+from semidice.data.batches.feed import Batches, BatchOptions, Feed
 from semidice.data.batches.label_making import LabelOptions
 from semidice.data.batches.storage import Storage
 from semidice.data.dataset import Dataset
@@ -136,10 +136,8 @@ def batches_of(dataset: Dataset, device: str, augment: AugmentOptions | None, *,
     return Batches(
         Storage(dataset, device, resident=resident),
         range(len(dataset)),
-        batch_size=BATCH,
-        label=LabelOptions(maker="mean"),
-        augment=augment,
-        seed=0,
+        dataset.mean_std(range(len(dataset))),
+        BatchOptions(BATCH, LabelOptions(maker="mean"), augment),
         workers=WORKERS,
     )
 

@@ -33,7 +33,7 @@ from doc_tables import write_between_markers
 from rich.progress import track
 
 from semidice.data.batches.augment import AugmentOptions
-from semidice.data.batches.feed import Batches, whole_cases
+from semidice.data.batches.feed import Batches, BatchOptions, whole_cases
 from semidice.data.batches.label_making import LabelOptions
 from semidice.data.batches.storage import Storage
 from semidice.data.dataset import Dataset
@@ -125,16 +125,15 @@ def batches_of(dataset: Dataset, method: str) -> Iterator[object]:
         write_folds(Path(folder) / "folds.json", dataset, split_dataset(dataset))
         folds = read_folds(Path(folder) / "folds.json", dataset)
     training, held_out = fold_cases(folds, 0)
-    storage = Storage(dataset, "cpu", mean_std=dataset.mean_std(training), resident=method == "resident")
-    for _ in whole_cases(storage, held_out[:: max(1, len(held_out) // 64)], batch_size=BATCH):
+    storage, mean_std = Storage(dataset, "cpu", resident=method == "resident"), dataset.mean_std(training)
+    for _ in whole_cases(storage, held_out[:: max(1, len(held_out) // 64)], mean_std, batch_size=BATCH):
         pass
+    augment = AugmentOptions(crop=(256, 256), foreground=0.5) if method == "on foreground" else None
     batches = Batches(
         storage,
         training,
-        batch_size=BATCH,
-        label=LabelOptions(maker="mean"),
-        augment=AugmentOptions(crop=(256, 256), foreground=0.5) if method == "on foreground" else None,
-        seed=0,
+        mean_std,
+        BatchOptions(BATCH, LabelOptions(maker="mean"), augment),
         workers=WORKERS,
     )
     for feed in batches.feeds(0, 1_000_000):

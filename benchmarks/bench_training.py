@@ -25,7 +25,7 @@ from lightning_fabric import Fabric
 from timing import seconds_of
 
 import semidice
-from semidice.data.batches.feed import Batches
+from semidice.data.batches.feed import Batches, BatchOptions
 from semidice.data.batches.storage import Storage
 from semidice.data.dataset import Dataset
 from semidice.data.phantom import PhantomOptions
@@ -82,10 +82,8 @@ class Ours:
         self.batches = Batches(
             Storage(dataset, fabric.device),
             range(len(dataset)),
-            batch_size=recipe.batch_size,
-            label=recipe.label,
-            augment=recipe.augment,
-            seed=0,
+            dataset.mean_std(range(len(dataset))),
+            BatchOptions(recipe.batch_size, recipe.label, recipe.augment),
         )
         network: Any = torch.compile(model) if recipe.precision.compile else model
         self.step = TrainingStep(

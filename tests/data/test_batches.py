@@ -11,7 +11,7 @@ from start import refused
 
 from semidice.data.batches import storage as storage_module
 from semidice.data.batches.augment import AugmentOptions
-from semidice.data.batches.feed import Batches, Feed, whole_cases
+from semidice.data.batches.feed import Batches, BatchOptions, Feed, Share, whole_cases
 from semidice.data.batches.label_making import LabelOptions, make_labels
 from semidice.data.batches.storage import Storage, centred, common_space, inside
 from semidice.data.dataset import Dataset
@@ -43,16 +43,15 @@ def square_dataset(tmp_path_factory):
     return make_prepared(tmp_path_factory.mktemp("data") / "set", num_cases=10, size=(64, 64), num_raters=4)
 
 
-def make_batches(dataset, cases=None, **changes):
-    options = {
-        "batch_size": 4,
-        "label": LabelOptions(),
-        "augment": ALL_AUGMENTATIONS,
-        "seed": 7,
-        **changes,
-    }
-    storage = Storage(dataset, options.pop("device", "cpu"), resident=options.pop("resident", True))
-    return Batches(storage, range(len(dataset)) if cases is None else cases, **options)
+def mean_std_of(dataset):
+    return MeanStd(dataset.manifest.mean, dataset.manifest.std)
+
+
+def make_batches(dataset, cases=None, *, device="cpu", resident=True, workers=0, share=None, **changes):
+    options = BatchOptions(**{"batch_size": 4, "augment": ALL_AUGMENTATIONS, "seed": 7} | changes)
+    storage = Storage(dataset, device, resident=resident)
+    cases = range(len(dataset)) if cases is None else cases
+    return Batches(storage, cases, mean_std_of(dataset), options, share or Share(), workers)
 
 
 def make(batches, step):
@@ -178,7 +177,7 @@ def test_the_parts_of_all_processes_form_the_batch_of_a_single_process(dataset, 
     options = {"label": LabelOptions(maker="random"), **options}
     single = make_batches(dataset, **options)
     per_process = [
-        make_batches(dataset, rank=rank, world_size=world_size, **options) for rank in range(world_size)
+        make_batches(dataset, share=Share(rank, world_size), **options) for rank in range(world_size)
     ]
     for step in range(5):
         parts_by_rank = [make(batches, step) for batches in per_process]
@@ -193,7 +192,7 @@ def test_the_parts_of_all_processes_form_the_batch_of_a_single_process(dataset, 
 def test_the_parts_of_a_piece_form_the_piece_of_a_single_process(dataset):
     single = make(make_batches(dataset, batch_size=8), 0).image.chunk(2)
     parts = [
-        make(make_batches(dataset, batch_size=8, rank=rank, world_size=2, pieces=2), 0).image.chunk(2)
+        make(make_batches(dataset, batch_size=8, share=Share(rank, 2, pieces=2)), 0).image.chunk(2)
         for rank in range(2)
     ]
     for piece, *halves in zip(single, *parts, strict=True):
@@ -295,7 +294,7 @@ def test_volumes_and_slices_of_volumes_are_batched(tmp_path):
 def test_whole_cases_come_in_order_with_every_voxel_and_rater(dataset, resident):
     cases = [13, 0, 5, 4, 7]
     batches = make_batches(dataset, resident=resident)
-    found = list(whole_cases(batches.storage, cases, batch_size=2))
+    found = list(whole_cases(batches.storage, cases, mean_std_of(dataset), batch_size=2))
     assert len(found) == 3
     numbers = []
     for batch in found:
@@ -319,17 +318,17 @@ def test_whole_cases_come_in_order_with_every_voxel_and_rater(dataset, resident)
 
 def test_images_are_normalised_with_the_given_mean_and_std(dataset):
     mean_std = MeanStd(mean=(0.2, 0.7), std=(0.5, 2.0))
-    (batch,) = whole_cases(Storage(dataset, "cpu", mean_std=mean_std), [2], batch_size=1)
+    (batch,) = whole_cases(Storage(dataset, "cpu"), [2], mean_std, batch_size=1)
     expected = (dataset.image(2) - np.array([[[0.2]], [[0.7]]])) / np.array([[[0.5]], [[2.0]]])
     np.testing.assert_allclose(batch.image[0], expected, atol=1e-6)
 
 
 def test_whole_cases_are_padded_no_more_than_needed(dataset):
     storage = Storage(dataset, "cpu", resident=False)
-    (batch,) = whole_cases(storage, [1, 4], batch_size=2)
+    (batch,) = whole_cases(storage, [1, 4], mean_std_of(dataset), batch_size=2)
     assert tuple(batch.valid.shape[1:]) == (64, 32)
     assert batch.valid.sum() == 2 * 40 * 17
-    assert list(whole_cases(storage, [], batch_size=2)) == []
+    assert list(whole_cases(storage, [], mean_std_of(dataset), batch_size=2)) == []
 
 
 @pytest.mark.parametrize("maker", ["random", "staple", "dice_weighted"])
@@ -337,7 +336,8 @@ def test_labels_of_whole_cases_equal_the_labels_of_training(dataset, maker):
     options = LabelOptions(maker=maker, smoothing="spatial")
     batches = make_batches(dataset, augment=None, batch_size=14, label=options)
     trained = make(batches, 0)
-    (whole_batch,) = whole_cases(batches.storage, trained.case.tolist(), batch_size=14)
+    cases = trained.case.tolist()
+    (whole_batch,) = whole_cases(batches.storage, cases, mean_std_of(dataset), batch_size=14)
     label = batches.labels(whole_batch)
     for number, whole, expected in zip(trained.case.tolist(), label, trained.target, strict=True):
         shape = dataset.cases[number].shape
@@ -349,7 +349,8 @@ def test_labels_of_whole_cases_equal_the_labels_of_training(dataset, maker):
 def test_labels_are_made_directly_if_the_maker_has_no_table(tmp_path):
     dataset = make_prepared(tmp_path / "set", num_cases=4, size=(16, 20), num_raters=6, num_classes=4)
     batch = make(make_batches(dataset, augment=None, label=LabelOptions(maker="dice_weighted")), 0)
-    (whole_batch,) = whole_cases(Storage(dataset, "cpu", resident=False), batch.case.tolist(), batch_size=4)
+    storage = Storage(dataset, "cpu", resident=False)
+    (whole_batch,) = whole_cases(storage, batch.case.tolist(), mean_std_of(dataset), batch_size=4)
     expected = make_labels(
         whole_batch.masks, whole_batch.present, LabelOptions(maker="dice_weighted"), num_classes=4
     )
@@ -385,10 +386,8 @@ def test_inside_and_common_space():
     [
         ({"cases": []}, ["cases", "0 to 9"]),
         ({"cases": [3, 10]}, ["cases", "0 to 9"]),
-        ({"batch_size": 6, "world_size": 4}, ["batch_size", "multiple", "6"]),
-        ({"batch_size": 0}, ["batch_size", "0"]),
-        ({"batch_size": 4, "world_size": 2, "pieces": 4}, ["batch_size", "optimiser.accumulate 4"]),
-        ({"rank": 2, "world_size": 2}, ["rank", "0 to 1"]),
+        ({"batch_size": 6, "share": Share(0, 4)}, ["batch_size", "multiple", "6"]),
+        ({"batch_size": 4, "share": Share(0, 2, pieces=4)}, ["batch_size", "optimiser.accumulate 4"]),
         ({"augment": AugmentOptions(crop=(32, 32, 32))}, ["augment.crop", "2 spatial axes"]),
     ],
 )

@@ -14,7 +14,7 @@ from trained import normalised
 
 from semidice.arrays import one_hot
 from semidice.data.batches.augment import AugmentOptions
-from semidice.data.batches.feed import Batches
+from semidice.data.batches.feed import Batches, BatchOptions
 from semidice.data.batches.label_making import LabelOptions
 from semidice.data.batches.storage import Storage
 from semidice.data.dataset import Dataset
@@ -230,7 +230,8 @@ class TestBatchesWithRaters:
         options = {"augment": AugmentOptions(scale=(0.8, 1.25)), "with_raters": True} | options
         options = {"label": LabelOptions()} | options
         storage = Storage(Dataset(dataset), "cpu")
-        batches = Batches(storage, range(12), batch_size=12, seed=0, **options)
+        mean_std = storage.dataset.mean_std(range(12))
+        batches = Batches(storage, range(12), mean_std, BatchOptions(12, **options))
         return batches.make(batches.feed(0))
 
     def test_raters_move_with_the_image_stay_hard_and_their_majority_is_the_label(self, dataset):
@@ -731,9 +732,7 @@ class TestRefusals:
             recipe_for(dataset, name, teacher={"run": "somewhere"})
         student = recipe_for(dataset, "standard", teacher={"run": str(folder.path)})
         fold = fold_of(student, tmp_path / "student")
-        batches = Batches(
-            Storage(fold.dataset, "cpu"), range(12), batch_size=4, label=LabelOptions(), augment=None, seed=0
-        )
+        batches = Batches(Storage(fold.dataset, "cpu"), range(12), fold.mean_std, BatchOptions(4))
         with pytest.raises(ValueError, match=rf"has system\.name {name}, which has no logits"):
             load_teacher(fold, batches, torch.device("cpu"))
 

@@ -463,7 +463,7 @@ def test_predicting_a_case_of_the_dataset_gives_the_same_as_validation(dataset, 
     predict(run, [tmp_path / f"{case.name}.png"], tmp_path / "out", fold=0)
     trained = open_run(run)
     fold = FoldRun(trained, dataset, 0, read_folds(run.folds, dataset))
-    (batch,) = whole_cases(fold.storage("cpu"), [1], batch_size=1)
+    (batch,) = whole_cases(fold.storage("cpu"), [1], fold.mean_std, batch_size=1)
     network = trained.network(0, device="cpu")
     prob = network_probability(network, batch.image, dtype="fp32")[0, 1].numpy()
     picture = np.array(Image.open(tmp_path / "out" / f"{case.name}_prob.png"))
@@ -479,8 +479,9 @@ def test_an_input_is_normalised_to_the_same_bits_as_in_training(tmp_path, dtype)
     case = InputCase("volume", (tmp_path / "volume.nii",))
     image = InputImage(case, stored, Grid((8, 32, 32)), 0)
     for fold in range(4):
-        (batch,) = whole_cases(FoldRun(run, dataset, fold, folds).storage("cpu"), range(8), batch_size=8)
-        assert torch.equal(image.normalised(slice(None), run.facts.mean_std(fold)), batch.image)
+        trained = FoldRun(run, dataset, fold, folds)
+        (batch,) = whole_cases(trained.storage("cpu"), range(8), trained.mean_std, batch_size=8)
+        assert torch.equal(image.normalised(slice(None), trained.mean_std), batch.image)
 
 
 def prepared_folder(root: Path, images: dict[str, np.ndarray], save) -> Dataset:

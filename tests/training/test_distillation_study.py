@@ -83,8 +83,8 @@ def test_kde_lowers_the_calibration_error_of_an_overconfident_teacher(ablation, 
     for fold in range(2):
         network = Overconfident(open_run(run).network(fold, device="cpu"))
         cases = [case for case, case_fold in enumerate(fold_of_case) if case_fold == fold]
-        storage = FoldRun(open_run(run), opened, fold, fold_of_case).storage("cpu")
-        (batch,) = whole_cases(storage, cases, batch_size=len(cases))
+        trained = FoldRun(open_run(run), opened, fold, fold_of_case)
+        (batch,) = whole_cases(trained.storage("cpu"), cases, trained.mean_std, batch_size=len(cases))
         target = majority_label(batch.masks.bool(), present=batch.present, batched=True)
         for calibration in errors:
             options = TeacherCalibration(calibration)

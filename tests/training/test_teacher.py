@@ -10,7 +10,7 @@ from scipy.optimize import minimize_scalar
 from start import refused
 from trained import make_run, normalised
 
-from semidice.data.batches.feed import Batches
+from semidice.data.batches.feed import Batches, BatchOptions
 from semidice.data.dataset import Dataset
 from semidice.data.folds import read_folds
 from semidice.networks.checkpoint import Checkpoint, checkpoint_tensors, write_checkpoint
@@ -55,10 +55,8 @@ def temperature_of(student):
     batches = Batches(
         student.storage("cpu"),
         student.training_cases,
-        batch_size=4,
-        label=student.recipe.label,
-        augment=None,
-        seed=0,
+        student.mean_std,
+        BatchOptions(4, student.recipe.label),
     )
     return load_teacher(student, batches, torch.device("cpu")).temperature
 

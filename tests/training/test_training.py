@@ -14,7 +14,7 @@ from trained import SMALL, assert_same_fold, normalised, recipe_for, run_recipe,
 
 from semidice import DiceLoss
 from semidice.data.batches.augment import AugmentOptions
-from semidice.data.batches.feed import Batches
+from semidice.data.batches.feed import Batches, BatchOptions
 from semidice.data.batches.label_making import LabelOptions
 from semidice.data.batches.storage import Storage
 from semidice.data.dataset import Dataset
@@ -262,14 +262,9 @@ def test_the_rates_of_encoder_and_decoder_follow_one_schedule(dataset, fabric, t
 def test_hard_labels_stay_hard_in_training_so_that_both_dice_losses_are_equal(dataset, maker):
     """The paper's soft Dice loss and DML1 are the same function of hard labels."""
     options = AugmentOptions(scale=(0.5, 2.0), rotate_degrees=30)
-    batches = Batches(
-        Storage(Dataset(dataset), "cpu"),
-        range(12),
-        batch_size=12,
-        label=LabelOptions(maker=maker),
-        augment=options,
-        seed=0,
-    )
+    storage = Storage(Dataset(dataset), "cpu")
+    chosen = BatchOptions(12, LabelOptions(maker=maker), options)
+    batches = Batches(storage, range(12), storage.dataset.mean_std(range(12)), chosen)
     logits = torch.randn(12, 2, 32, 32, generator=torch.Generator().manual_seed(0))
     for step in range(3):
         batch = batches.make(batches.feed(step))

@@ -16,10 +16,11 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float32
+import torch
+from jaxtyping import Float32, Shaped
 from torch import Tensor
 
 from ..errors import UserError
@@ -149,11 +150,23 @@ def pooled_mean_std(scans: Sequence[Scan]) -> MeanStd:
     return MeanStd(tuple(means), tuple(deviations))
 
 
-def scale_and_shift(
-    unit: Float32[Tensor, "*units"], mean: Float32[Tensor, "*any"], std: Float32[Tensor, "*any"]
-) -> tuple[Tensor, Tensor]:
-    """Factors a and b with a * stored + b = (intensity - mean) / std; intensity = unit * stored.
+class Normaliser:
+    """(intensity - mean) / std of stored images: the same bits in training and in every prediction.
 
-    unit is a tensor: torch divides a number by a tensor in two steps, which can change the last bit.
+    mean, std: of each channel, on the device.
     """
-    return unit / std, -mean / std
+
+    def __init__(
+        self, mean_std: MeanStd, dtype: np.dtype[Any], num_axes: int, device: torch.device | str
+    ) -> None:
+        self.mean, self.std = (
+            torch.tensor(numbers, dtype=torch.float32, device=device) for numbers in mean_std
+        )
+        # a tensor: torch divides a number by a tensor in two steps, which can change the last bit
+        unit = torch.tensor(INTENSITY_UNITS[dtype.name], device=device)
+        factors = unit / self.std, -self.mean / self.std
+        self._scale, self._shift = (factor.view(-1, *[1] * num_axes) for factor in factors)
+
+    def __call__(self, stored: Shaped[Tensor, "N channels *space"]) -> Float32[Tensor, "N channels *space"]:
+        """Outside of a case, the result has no meaning."""
+        return stored.float().mul_(self._scale).add_(self._shift)

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ..data.convert import convert_image
 from ..data.geometry import Grid
-from ..data.intensities import INTENSITY_UNITS, MeanStd, scale_and_shift
+from ..data.intensities import MeanStd, Normaliser
 from ..data.sources.dicom import find_files
 from ..data.sources.dicom_files import is_dicom, read_series
 from ..data.sources.files import (
@@ -83,10 +83,8 @@ class InputImage:
 
     def normalised(self, slices: slice, mean_std: MeanStd) -> Float32[Tensor, "S channels h w"]:
         """Some of the slices, normalised like training images, to the bit."""
-        unit = torch.tensor(INTENSITY_UNITS[self.stored.dtype.name])
-        mean, std = (torch.tensor(numbers).view(-1, 1, 1) for numbers in mean_std)
-        scale, shift = scale_and_shift(unit, mean, std)
-        return torch.from_numpy(self.stored[slices].astype(np.float32)) * scale + shift
+        normalised = Normaliser(mean_std, self.stored.dtype, self.stored.ndim - 2, "cpu")
+        return normalised(torch.from_numpy(self.stored[slices]))
 
     def on_file_grid(self, prob: Float32[np.ndarray, "S C H W"]) -> Float32[np.ndarray, "C *space"]:
         """The slices, stacked along their axis in the file."""

@@ -182,8 +182,13 @@ class FoldRun:
         return fold_cases(self.fold_of_case, self.fold)[1]
 
     def storage(self, device: torch.device | str, *, load: bool = True) -> Storage:
-        """All cases of the dataset, normalised as the network of this fold needs them."""
-        return shared_storage(self.dataset, device, self.run.facts.mean_std(self.fold), load=load)
+        """All cases of the dataset, as they are stored."""
+        return shared_storage(self.dataset, device, load=load)
+
+    @property
+    def mean_std(self) -> MeanStd:
+        """Of the training cases; images are normalised with them."""
+        return self.run.facts.mean_std(self.fold)
 
 
 def mirrored_axes(recipe: Recipe, num_axes: int, *, flips: bool | None = None) -> tuple[int, ...]:

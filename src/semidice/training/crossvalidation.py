@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from .. import __version__
 from ..data.batches.feed import whole_cases
-from ..data.batches.storage import centred, shared_storage
+from ..data.batches.storage import shared_storage
 from ..data.dataset import Dataset, ScoredUnit, open_dataset
 from ..data.folds import read_folds, split_dataset, write_folds
 from ..errors import UserError
@@ -274,11 +274,11 @@ def predict_cases(
     axes = mirrored_axes(recipe, len(dataset.cases[0].shape), flips=flips)
     network = run.network(fold, device=device) if network is None else network.eval()
     predictor = Predictor(network, dtype=recipe.precision.dtype, flips=axes)
-    storage = shared_storage(dataset, device, run.facts.mean_std(fold), load=False)
-    for batch in whole_cases(storage, cases, batch_size=recipe.batch_size):
+    storage = shared_storage(dataset, device, load=False)
+    for batch in whole_cases(storage, cases, run.facts.mean_std(fold), batch_size=recipe.batch_size):
         probs = predictor(batch.image).cpu()
-        for number, prob in zip(batch.case.tolist(), probs, strict=True):
-            yield number, prob[(slice(None), *centred(dataset.cases[number].shape, prob.shape[1:]))]
+        for number, prob, place in zip(batch.case.tolist(), probs, batch.places, strict=True):
+            yield number, prob[(slice(None), *place)]
 
 
 def _own_units(fold_run: FoldRun, fabric: Fabric) -> list[ScoredUnit]:

@@ -17,7 +17,7 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from ..arrays import NotFiniteError
-from ..data.batches.feed import Batches, CaseBatch, whole_cases
+from ..data.batches.feed import Batches, BatchOptions, CaseBatch, Share, whole_cases
 from ..data.dataset import ScoredUnit
 from ..errors import UserError
 from ..labels.raters import read_raters
@@ -115,15 +115,16 @@ class _FoldTrainer:
         self.batches = Batches(
             storage,
             fold_run.training_cases,
-            batch_size=recipe.batch_size,
-            label=recipe.label,
-            augment=recipe.augment,
-            seed=step_seed(recipe.seed, fold_run.fold, 0) % 2**32,
-            rank=fabric.global_rank,
-            world_size=fabric.world_size,
+            fold_run.mean_std,
+            BatchOptions(
+                batch_size=recipe.batch_size,
+                label=recipe.label,
+                augment=recipe.augment,
+                seed=step_seed(recipe.seed, fold_run.fold, 0) % 2**32,
+                with_raters=isinstance(self.model, System) and self.model.needs_raters,
+            ),
+            Share(fabric.global_rank, fabric.world_size, pieces=recipe.optimiser.accumulate),
             workers=recipe.workers,
-            pieces=recipe.optimiser.accumulate,
-            with_raters=isinstance(self.model, System) and self.model.needs_raters,
         )
         self.steps_per_epoch = self.batches.steps_per_epoch
         self.num_steps = recipe.schedule.epochs * self.steps_per_epoch
@@ -284,7 +285,8 @@ class _FoldTrainer:
     def _predictions(self, cases: Sequence[int]) -> Iterator[tuple[CaseBatch, Tensor]]:
         """Batches and their probabilities. The device computes one batch ahead of the one that is scored."""
         previous: tuple[CaseBatch, Tensor] | None = None
-        for batch in whole_cases(self.batches.storage, cases, batch_size=self.recipe.batch_size):
+        storage, mean_std = self.batches.storage, self.fold_run.mean_std
+        for batch in whole_cases(storage, cases, mean_std, batch_size=self.recipe.batch_size):
             prob = self.predictor(batch.image)
             if previous is not None:
                 yield previous

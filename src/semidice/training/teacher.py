@@ -95,6 +95,7 @@ def _fit_to_held_out_cases(scaling: TemperatureScaling, teacher: FoldRun, batche
     """Fit to the validation cases of one fold of the teacher, with the labels of the student."""
     network = teacher.run.network(teacher.fold, device=batches.device)
     storage = teacher.storage(batches.device, load=False)
-    for batch in whole_cases(storage, teacher.validation_cases, batch_size=batches.batch_size):
+    cases = teacher.validation_cases
+    for batch in whole_cases(storage, cases, teacher.mean_std, batch_size=batches.batch_size):
         target = batches.labels(batch)
         scaling.partial_fit(network(batch.image).float(), target, valid=batch.valid)

@@ -7,13 +7,16 @@ any number of processes, and for a resumed run. `make` has static shapes, looks 
 for the device, so it can be part of a CUDA graph. If the dataset is not in the memory of the device (see
 `Storage`), a feed also carries the stored images and masks, which threads read ahead. Threads suffice,
 because reading releases the interpreter; another process would have to send what it read, which takes longer
-than reading. Memory then does not depend on the size of the dataset, but for what the manifest says of it.
+than reading. Memory then does not depend on the size of the dataset, but for what the manifest says of it
+(and 1 KB per case if windows look for the foreground).
 """
 
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import NamedTuple, TypeVar
 
@@ -24,6 +27,7 @@ from torch import Tensor
 
 from ...arrays import one_hot
 from ...errors import UserError
+from ..intensities import MeanStd
 from .augment import (
     AugmentOptions,
     augment_image,
@@ -81,8 +85,8 @@ class Batch(NamedTuple):
 class CaseBatch(NamedTuple):
     """Whole cases for prediction and scoring: normalised images and the masks of all raters.
 
-    `space` may be larger than a case, which then lies in its middle (`storage.centred`). Outside of a case,
-    images and masks are 0 and no voxel is valid. `case` stays on the CPU, which reads it.
+    `space` may be larger than a case, which then lies in its middle, at its entry of `places`. Outside of a
+    case, images and masks are 0 and no voxel is valid. `case` stays on the CPU, which reads it.
     """
 
     image: Float32[Tensor, "N channels *space"]
@@ -90,62 +94,87 @@ class CaseBatch(NamedTuple):
     present: Bool[Tensor, "N R"]
     valid: Bool[Tensor, "N *space"]
     case: Int64[Tensor, " N"]
+    places: tuple[tuple[slice, ...], ...]
+
+
+@dataclass(frozen=True)
+class BatchOptions:
+    """What a batch holds, and the seed that draws it.
+
+    batch_size: of all processes together. with_raters: whether a batch also has the masks of all raters.
+    """
+
+    batch_size: int
+    label: LabelOptions = field(default_factory=LabelOptions)
+    augment: AugmentOptions | None = None
+    seed: int = 0
+    with_raters: bool = False
+
+
+@dataclass(frozen=True)
+class Share:
+    """The part of each batch that one of several processes makes.
+
+    pieces: in which a step works on the batch, one after the other. Each process takes a contiguous share of
+    every piece, so that the processes together work on the pieces of a single process.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    pieces: int = 1
+
+    def rows(self, batch_size: int) -> Int64[np.ndarray, " rows"]:
+        """The rows of the batch that are of this process."""
+        if batch_size < 1 or batch_size % (self.pieces * self.world_size):
+            in_pieces = "" if self.pieces == 1 else f" times optimiser.accumulate {self.pieces}"
+            raise UserError(
+                f"batch_size counts the cases of all {self.world_size} processes together and must be a "
+                f"multiple of their number{in_pieces}; got {batch_size}"
+            )
+        rows: np.ndarray = np.arange(batch_size).reshape(self.pieces, self.world_size, -1)[:, self.rank]
+        return rows.ravel()
+
+
+ONE_PROCESS = Share()
 
 
 class Batches:
     """Endless training batches of the cases numbered `cases`.
 
-    batch_size: of all processes together. An epoch has as many full batches as the cases fill; if there are
-    fewer cases than a batch holds, they are repeated.
-    pieces: in which a step works on the batch, one after the other. Each process takes a contiguous share of
-    every piece, so that the processes together work on the pieces of a single process.
+    An epoch has as many full batches as the cases fill; if there are fewer cases than a batch holds, they are
+    repeated.
+    mean_std: of the training cases, to normalise images with.
     workers: threads that read ahead if the dataset is not resident; 0 reads each feed when it is needed.
-    with_raters: whether a batch also has the masks of all raters.
     """
 
     def __init__(
         self,
         storage: Storage,
         cases: Sequence[int],
-        *,
-        batch_size: int,
-        label: LabelOptions,
-        augment: AugmentOptions | None,
-        seed: int,
-        rank: int = 0,
-        world_size: int = 1,
-        pieces: int = 1,
+        mean_std: MeanStd,
+        options: BatchOptions,
+        share: Share = ONE_PROCESS,
         workers: int = 0,
-        with_raters: bool = False,
     ) -> None:
         self.storage, self.dataset, self.device = storage, storage.dataset, storage.device
         last = len(self.dataset) - 1
         if not cases or not 0 <= min(cases) <= max(cases) <= last:
             raise UserError(f"cases must be numbers from 0 to {last}, at least one; got {list(cases)}")
-        if batch_size < 1 or batch_size % (pieces * world_size):
-            in_pieces = "" if pieces == 1 else f" times optimiser.accumulate {pieces}"
-            raise UserError(
-                f"batch_size counts the cases of all {world_size} processes together and must be a multiple "
-                f"of their number{in_pieces}; got {batch_size}"
-            )
-        if not 0 <= rank < world_size:
-            raise UserError(f"rank must be from 0 to {world_size - 1}; got {rank}")
-        self.cases, self.batch_size, self.augment, self.seed = tuple(cases), batch_size, augment, seed
-        self.workers, self.with_raters, self.label = workers, with_raters, label
+        self.cases, self.options, self.workers = tuple(cases), options, workers
+        self.batch_size, augment = options.batch_size, options.augment
         self.out_size = storage.space if augment is None or augment.crop is None else augment.crop
         if len(self.out_size) != len(storage.space):
             raise UserError(
                 f"augment.crop {self.out_size} does not fit images with {len(storage.space)} spatial axes"
             )
-        self.steps_per_epoch = max(1, len(self.cases) // batch_size)
-        # rows of the batch that are of this process
-        self._share = np.arange(batch_size).reshape(pieces, world_size, -1)[:, rank].ravel()
+        self.steps_per_epoch = max(1, len(self.cases) // self.batch_size)
+        self._rows = share.rows(self.batch_size)
         self._sizes = storage.sizes.cpu().numpy()
-        self._tables = LabelTables(self.dataset, self.cases, label, device=self.device)
+        self._normalised = storage.normaliser(mean_std)
+        self._tables = LabelTables(self.dataset, self.cases, options.label, device=self.device)
         self._drawn: tuple[int, np.ndarray, np.ndarray] | None = None
-        self._looks_for_foreground = augment is not None and augment.foreground > 0
-        # of a dataset that is not resident, they are found in the masks that a feed carries
-        self._marked = self._all_marked() if self._looks_for_foreground and storage.resident else None
+        # voxels that some rater marked, as positions in the flattened case
+        self._marked: dict[int, Int32[np.ndarray, " marked"]] = {}
 
     def feed(self, step: int) -> Feed:
         """The feed of step number `step`, on the CPU; several threads may call this at once."""
@@ -153,20 +182,17 @@ class Batches:
         order, raters = self._epoch(epoch)
         # processes draw for the whole batch and take their share, so together they see what one would see
         batch = order[step_in_epoch * self.batch_size : (step_in_epoch + 1) * self.batch_size]
-        case = batch[self._share]
-        image, packed = (None, None) if self.storage.resident else self.storage.read(case.tolist())
+        case = batch[self._rows]
+        image, packed = self.storage.read(case.tolist())
         params = np.zeros((len(batch), 0), dtype=np.float32)
-        if self.augment is not None:
-            params = draw_augmentation(
-                self.augment,
-                self._rng(1, step),
-                self._sizes[batch],
-                self.out_size,
-                foreground=self._foreground_voxels(step, batch, packed),
-            )
+        augment = self.options.augment
+        if augment is not None:
+            voxels = self._foreground_voxels(step, batch) if augment.foreground > 0 else None
+            sizes = self._sizes[batch]
+            params = draw_augmentation(augment, self._rng(1, step), sizes, self.out_size, foreground=voxels)
         return Feed(
             case=torch.from_numpy(case),
-            params=torch.from_numpy(params[self._share]),
+            params=torch.from_numpy(params[self._rows]),
             rater=torch.from_numpy(raters[case]),
             image=image,
             packed=packed,
@@ -175,36 +201,34 @@ class Batches:
     def feeds(self, start: int, stop: int) -> Iterator[Feed]:
         """The feeds of steps start to stop - 1, read ahead, and in pinned memory for a GPU."""
         workers = 0 if self.storage.resident else self.workers
-        feed_bytes = len(self._share) * self.storage.bytes_per_case()
+        feed_bytes = len(self._rows) * self.storage.bytes_per_case()
         num_ahead = min(2 * workers, max(2, _MAX_AHEAD_BYTES // feed_bytes))
         yield from read_ahead(self._pinned_feed, range(start, stop), workers, num_ahead)
 
     @torch.no_grad()
     def make(self, feed: Feed) -> Batch:
         """The batch of a feed that is on the device."""
-        storage, case = self.storage, feed.case
+        storage, case, options = self.storage, feed.case, self.options
         stored, packed = storage.stored(case, feed.image, feed.packed)
         valid = storage.valid(case)
         masks = storage.masks(packed)
         label = self._tables(masks, case, rater=feed.rater)
-        image = storage.normalised(stored)
-        if self.augment is None:
+        image = self._normalised(stored)
+        if options.augment is None:
             image = image.mul_(valid.unsqueeze(1)) if storage.is_padded else image
         else:
-            sizes, options = storage.sizes[case], self.augment
             grid, valid = sampling_grid(
-                feed.params, sizes, options, space=storage.space, out_size=self.out_size
+                feed.params, storage.sizes[case], options.augment, space=storage.space, out_size=self.out_size
             )
-            image = augment_image(
-                image, grid, valid, feed.params, options, mean=storage.mean, std=storage.std
-            )
-            label = resample_label(label, grid, hard=self.label.is_hard)
-            if self.with_raters:
+            mean, std = self._normalised.mean, self._normalised.std
+            image = augment_image(image, grid, valid, feed.params, options.augment, mean=mean, std=std)
+            label = resample_label(label, grid, hard=options.label.is_hard)
+            if options.with_raters:
                 masks = resample(masks.float(), grid, hard=True)
         # without padding, smoothing need not know where an image ends
-        is_whole = self.augment is None and not storage.is_padded
-        label = smooth_in_space(label, self.label, None if is_whole else valid)
-        if not self.with_raters:
+        is_whole = options.augment is None and not storage.is_padded
+        label = smooth_in_space(label, options.label, None if is_whole else valid)
+        if not options.with_raters:
             return Batch(image, label, valid, case)
         raters = one_hot(masks.flatten(0, 1), label.shape[1]).float().unflatten(0, masks.shape[:2])
         return Batch(image, label, valid, case, raters, self._tables.present[case])
@@ -218,7 +242,7 @@ class Batches:
         rater = self._epoch(0)[1][batch.case.cpu().numpy()]
         case = batch.case.to(self.device)
         label = self._tables(batch.masks, case, rater=torch.from_numpy(rater).to(self.device))
-        return smooth_in_space(label, self.label, batch.valid)
+        return smooth_in_space(label, self.options.label, batch.valid)
 
     def _pinned_feed(self, step: int) -> Feed:
         feed = self.feed(step)
@@ -236,47 +260,32 @@ class Batches:
             self._drawn = drawn = (epoch, order, self._raters(epoch))
         return drawn[1], drawn[2]
 
-    def _foreground_voxels(
-        self, step: int, batch: np.ndarray, packed: Tensor | None
-    ) -> Int64[np.ndarray, "N axes"] | None:
-        """A random voxel of each case which some rater marked; None if windows do not look for them.
-
-        packed: the masks of this process's share, unless the dataset is resident. Other cases have -1 then.
-        """
-        if not self._looks_for_foreground:
-            return None
+    def _foreground_voxels(self, step: int, batch: Int64[np.ndarray, " N"]) -> Int64[np.ndarray, "N axes"]:
+        """A random voxel of each case that some rater marked; -1 without one, or if not of this process."""
         chosen = self._rng(3, step).integers(_NUM_MARKED, size=len(batch))
-        if self._marked is not None:
-            known: np.ndarray = self._marked[batch, chosen].astype(np.int64)
-            return known
-        assert packed is not None
         voxels = np.full((len(batch), len(self.out_size)), -1)
-        for row, masks in zip(self._share, packed.numpy(), strict=True):
-            voxels[row] = self._marked_voxels(int(batch[row]), masks)[chosen[row]]
+        for row in self._rows:
+            number = int(batch[row])
+            marked = self._marked_voxels(number)
+            if len(marked):
+                voxels[row] = np.unravel_index(marked[chosen[row]], self.dataset.cases[number].shape)
         return voxels
 
-    def _all_marked(self) -> Int32[np.ndarray, "cases marked axes"]:
-        """`_marked_voxels` of all cases."""
-        marked = np.full((len(self.dataset), _NUM_MARKED, len(self.out_size)), -1, dtype=np.int32)
-        for number in self.cases:
-            marked[number] = self._marked_voxels(number, self.dataset.stored("masks", number))
-        return marked
-
-    def _marked_voxels(
-        self, number: int, packed: UInt8[np.ndarray, "R planes *packed"]
-    ) -> Int64[np.ndarray, "marked axes"]:
-        """Some voxels of a case, with repetition, that a rater marked; -1 for a case without such a voxel."""
-        is_marked = np.unpackbits(np.bitwise_or.reduce(packed, axis=(0, 1)), axis=-1)
-        voxels = np.flatnonzero(is_marked)
-        if not len(voxels):
-            return np.full((_NUM_MARKED, is_marked.ndim), -1)
-        rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((self.seed, 4, number))))
-        drawn = voxels[rng.integers(len(voxels), size=_NUM_MARKED)]
-        return np.stack(np.unravel_index(drawn, is_marked.shape), axis=1)
+    def _marked_voxels(self, number: int) -> Int32[np.ndarray, " marked"]:
+        """Some voxels of a case, with repetition, that a rater marked; found once, when first needed."""
+        if number not in self._marked:
+            packed = np.bitwise_or.reduce(self.dataset.stored("masks", number), axis=(0, 1))
+            width = self.dataset.cases[number].shape[-1]
+            voxels = np.flatnonzero(np.unpackbits(packed, axis=-1, count=width))
+            chosen = self._rng(4, number).integers(len(voxels), size=_NUM_MARKED) if len(voxels) else slice(0)
+            self._marked[number] = voxels[chosen].astype(np.int32)
+        return self._marked[number]
 
     def _rng(self, purpose: int, number: int) -> np.random.Generator:
         """A separate random generator for each purpose and each epoch or step."""
-        return np.random.Generator(np.random.Philox(np.random.SeedSequence((self.seed, purpose, number))))
+        return np.random.Generator(
+            np.random.Philox(np.random.SeedSequence((self.options.seed, purpose, number)))
+        )
 
     def _raters(self, epoch: int) -> Int64[np.ndarray, " cases"]:
         """One of the raters of the label, with equal chances; 0 if the label does not need one."""
@@ -291,36 +300,41 @@ class Batches:
 
 
 @torch.no_grad()
-def whole_cases(storage: Storage, cases: Sequence[int], *, batch_size: int) -> Iterator[CaseBatch]:
+def whole_cases(
+    storage: Storage, cases: Sequence[int], mean_std: MeanStd, *, batch_size: int
+) -> Iterator[CaseBatch]:
     """The cases numbered `cases` in that order, `batch_size` at a time; the last batch may be smaller.
 
-    All images are padded on all sides to the common size of these cases.
+    mean_std: to normalise images with. All images are padded on all sides to the common size of these cases.
     """
-    present = torch.from_numpy(storage.dataset.present).to(storage.device)
+    present, normalised = torch.from_numpy(storage.dataset.present), storage.normaliser(mean_std)
     shapes = [storage.dataset.cases[number].shape for number in cases]
     space = common_space(shapes) if shapes else storage.space
     groups = [list(cases[start : start + batch_size]) for start in range(0, len(cases), batch_size)]
-    read = storage.read if not storage.resident else lambda _: (None, None)
-    for numbers, parts in zip(groups, read_ahead(read, groups, 0 if storage.resident else 1), strict=True):
-        case = torch.tensor(numbers).to(storage.device, non_blocking=True)
-        image, packed = (None if part is None else part.to(storage.device) for part in parts)
-        stored, packed = storage.stored(case, image, packed)
-        valid = torch.ones(len(numbers), 1, *storage.space, dtype=torch.bool, device=storage.device)
+    all_parts = read_ahead(storage.read, groups, 0 if storage.resident else 1)
+    for numbers, parts in zip(groups, all_parts, strict=True):
+        case = torch.tensor(numbers)
+        on_device = case.to(storage.device, non_blocking=True)
+        stored, packed = storage.stored(
+            on_device, *(None if part is None else part.to(storage.device) for part in parts)
+        )
+        sizes = [storage.dataset.cases[number].shape for number in numbers]
+        whole = partial(_centred, shapes=sizes, space=space)
         yield CaseBatch(
-            image=_centred(storage, storage.normalised(stored), numbers, space),
-            masks=_centred(storage, storage.masks(packed), numbers, space),
-            present=present[case],
-            valid=_centred(storage, valid, numbers, space)[:, 0],
-            case=torch.tensor(numbers),
+            image=whole(normalised(stored)),
+            masks=whole(storage.masks(packed)),
+            present=present[case].to(storage.device),
+            valid=whole(storage.valid(on_device).unsqueeze(1))[:, 0],
+            case=case,
+            places=tuple(centred(size, space) for size in sizes),
         )
 
 
 def _centred(
-    storage: Storage, tensor: Shaped[Tensor, "N any *stored"], cases: Sequence[int], space: Sequence[int]
+    tensor: Shaped[Tensor, "N any *stored"], shapes: Sequence[tuple[int, ...]], space: tuple[int, ...]
 ) -> Tensor:
-    """Cases moved from the corner to the middle; 0 around them."""
-    shapes = [storage.dataset.cases[number].shape for number in cases]
-    if all(shape == space == storage.space for shape in shapes):
+    """Cases of these shapes moved from the corner to the middle of `space`; 0 around them."""
+    if all(shape == space == tensor.shape[2:] for shape in shapes):
         return tensor
     moved = tensor.new_zeros(*tensor.shape[:2], *space)
     for target, source, shape in zip(moved, tensor, shapes, strict=True):

@@ -5,19 +5,18 @@ zero. Images and masks stay as they are stored on disk: one or two bytes per vox
 rater. Only the cases of one batch become floats, on the device.
 """
 
-import copy
 import math
 from collections.abc import Sequence
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float32, Int64, Integer, Shaped, UInt8
+from jaxtyping import Bool, Int64, Integer, Shaped, UInt8
 from torch import Tensor
 
 from ...arrays import SIZE_MULTIPLE
 from ...errors import UserError
 from ..dataset import Dataset
-from ..intensities import INTENSITY_UNITS, MeanStd, scale_and_shift
+from ..intensities import MeanStd, Normaliser
 from ..manifest import Kind
 from ..packing import num_planes, unpack_classes
 
@@ -53,21 +52,13 @@ def inside(sizes: Integer[Tensor, "N axes"], space: Sequence[int]) -> Bool[Tenso
 
 
 class Storage:
-    """The cases of a dataset for a device; `Batches` and `whole_cases` take images and masks from it.
+    """The cases of a dataset for a device, as they are stored; this module alone knows their layout there.
 
     resident: whether all cases are in the memory of the device; None: if they need at most half of its free
     memory. If they are not, `read` reads them from the files; several threads may call it at once.
-    mean_std: to normalise the images with; None takes those of the whole dataset.
     """
 
-    def __init__(
-        self,
-        dataset: Dataset,
-        device: torch.device | str,
-        *,
-        mean_std: MeanStd | None = None,
-        resident: bool | None = None,
-    ) -> None:
+    def __init__(self, dataset: Dataset, device: torch.device | str, *, resident: bool | None = None) -> None:
         self.dataset, self.device = dataset, torch.device(device)
         shapes = [scan.shape for scan in dataset.manifest.scans]
         if len({len(shape) for shape in shapes}) != 1:
@@ -80,8 +71,7 @@ class Storage:
         num_raters, planes = len(dataset.manifest.raters), num_planes(dataset.num_classes)
         self._image_shape = (dataset.num_channels, *self.space)
         self._packed_shape = (num_raters, planes, *self.space[:-1], self.space[-1] // 8)
-        self.dtype: torch.dtype = getattr(torch, dataset.image_dtype)
-        self._normalise_with(mean_std or MeanStd(dataset.manifest.mean, dataset.manifest.std))
+        self._dtype: torch.dtype = getattr(torch, dataset.image_dtype)
         total = len(dataset) * self.bytes_per_case()
         self.resident = total <= free_memory(self.device) // 2 if resident is None else resident
         self.images: Tensor | None = None
@@ -89,50 +79,27 @@ class Storage:
         if self.resident:
             self._load()
 
-    def with_mean_std(self, mean_std: MeanStd) -> "Storage":
-        """The same cases in the same memory, normalised with other numbers."""
-        other = copy.copy(self)
-        other._normalise_with(mean_std)
-        return other
-
-    def _normalise_with(self, mean_std: MeanStd) -> None:
-        self.mean, self.std = (
-            torch.tensor(numbers, dtype=torch.float32, device=self.device) for numbers in mean_std
-        )
-        unit = torch.tensor(INTENSITY_UNITS[self.dataset.image_dtype], device=self.device)
-        ones = [1] * len(self.space)
-        self.scale, self.shift = (part.view(-1, *ones) for part in scale_and_shift(unit, self.mean, self.std))
+    def normaliser(self, mean_std: MeanStd) -> Normaliser:
+        """Makes the input of a network of the stored images."""
+        return Normaliser(mean_std, np.dtype(self.dataset.image_dtype), len(self.space), self.device)
 
     def bytes_per_case(self) -> int:
         """Memory of one stored case."""
-        return math.prod(self._image_shape) * self.dtype.itemsize + math.prod(self._packed_shape)
+        return math.prod(self._image_shape) * self._dtype.itemsize + math.prod(self._packed_shape)
 
-    def read(
-        self, cases: Sequence[int]
-    ) -> tuple[Shaped[Tensor, "N channels *space"], UInt8[Tensor, "N R planes *packed"]]:
-        """Stored images and packed masks of the cases with these numbers, from their files."""
-        is_padded = any(self.dataset.cases[number].shape != self.space for number in cases)
-        make = torch.zeros if is_padded else torch.empty
-        images = make(len(cases), *self._image_shape, dtype=self.dtype)
-        packed = make(len(cases), *self._packed_shape, dtype=torch.uint8)
-        for row, number in enumerate(cases):
-            self._copy("images", number, images[row].numpy())
-            self._copy("masks", number, packed[row].numpy())
-        return images, packed
+    def read(self, cases: Sequence[int]) -> tuple[Tensor | None, Tensor | None]:
+        """Stored images and packed masks of the cases, from their files; None for both if resident."""
+        return (None, None) if self.resident else self._read(cases)
 
     def stored(
         self, case: Int64[Tensor, " N"], image: Tensor | None, packed: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Stored images and packed masks of the cases: from memory if resident, else `image` and `packed`."""
+    ) -> tuple[Shaped[Tensor, "N channels *space"], UInt8[Tensor, "N R planes *packed"]]:
+        """Stored images and packed masks of the cases: from memory if resident, else what `read` gave."""
         if self.images is not None and self.packed is not None:
             return self.images.index_select(0, case), self.packed.index_select(0, case)
         if image is None or packed is None:
             raise UserError("the dataset is not resident, so a feed must contain its images and masks")
         return image, packed
-
-    def normalised(self, image: Shaped[Tensor, "N channels *space"]) -> Float32[Tensor, "N channels *space"]:
-        """(intensity - mean) / std of stored images; outside of a case the value has no meaning."""
-        return image.float().mul_(self.scale).add_(self.shift)
 
     def masks(self, packed: UInt8[Tensor, "N R planes *packed"]) -> UInt8[Tensor, "N R *space"]:
         """Class maps of all raters."""
@@ -151,15 +118,25 @@ class Storage:
 
     def _load(self) -> None:
         num_cases = len(self.dataset)
-        self.images = torch.empty(num_cases, *self._image_shape, dtype=self.dtype, device=self.device)
+        self.images = torch.empty(num_cases, *self._image_shape, dtype=self._dtype, device=self.device)
         self.packed = torch.empty(num_cases, *self._packed_shape, dtype=torch.uint8, device=self.device)
         # some cases at a time, so that the host does not need memory for the whole dataset
         num_at_once = max(1, 2**26 // self.bytes_per_case())
         for start in range(0, num_cases, num_at_once):
             rows = range(start, min(start + num_at_once, num_cases))
-            images, packed = self.read(rows)
+            images, packed = self._read(rows)
             self.images[rows.start : rows.stop].copy_(images)
             self.packed[rows.start : rows.stop].copy_(packed)
+
+    def _read(self, cases: Sequence[int]) -> tuple[Tensor, Tensor]:
+        is_padded = any(self.dataset.cases[number].shape != self.space for number in cases)
+        make = torch.zeros if is_padded else torch.empty
+        images = make(len(cases), *self._image_shape, dtype=self._dtype)
+        packed = make(len(cases), *self._packed_shape, dtype=torch.uint8)
+        for row, number in enumerate(cases):
+            self._copy("images", number, images[row].numpy())
+            self._copy("masks", number, packed[row].numpy())
+        return images, packed
 
     def _copy(self, kind: Kind, number: int, out: np.ndarray) -> None:
         """Read a stored array into the corner of `out`."""
@@ -170,20 +147,16 @@ class Storage:
             out[tuple(map(slice, shape))] = self.dataset.stored(kind, number)
 
 
-def shared_storage(
-    dataset: Dataset, device: torch.device | str, mean_std: MeanStd, *, load: bool = True
-) -> Storage:
+def shared_storage(dataset: Dataset, device: torch.device | str, *, load: bool = True) -> Storage:
     """A storage of the cases that are loaded once for all folds, as long as the dataset is open.
 
     load: False takes the cases from their files, unless they are loaded.
     """
     name = str(torch.device(device))
-    if name not in dataset.loaded:
-        storage = Storage(dataset, device, mean_std=mean_std, resident=None if load else False)
-        if load:
-            dataset.loaded[name] = storage
-        return storage
-    return dataset.loaded[name].with_mean_std(mean_std)
+    storage = dataset.loaded.get(name) or Storage(dataset, device, resident=None if load else False)
+    if load:
+        dataset.loaded[name] = storage
+    return storage
 
 
 def free_memory(device: torch.device) -> int:
