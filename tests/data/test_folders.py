@@ -86,6 +86,25 @@ def test_nnunet_has_a_file_for_each_channel_and_one_label(tmp_path, suffix, num_
     np.testing.assert_array_equal(arrays.masks[0], load(tmp_path / "labelsTr" / f"brain_003{suffix}"))
 
 
+def test_masks_of_several_raters_of_nnunet_replace_its_label(tmp_path):
+    make_nnunet(tmp_path)
+    for rater, number in (("Ada", 1), ("Ada", 2), ("Bob", 2), *(("Bob", number) for number in range(3, 6))):
+        path = tmp_path / "ratersTr" / rater / f"brain_00{number}.nii.gz"
+        # not the label: each rater draws the other class
+        write_nifti(path, (3 - load(tmp_path / "labelsTr" / path.name)) % 3)
+    dataset = find_only_dataset("nnunet", tmp_path)
+    assert dataset.raters == ("Ada", "Bob")
+    assert "labelsTr is not read" in dataset.notes[0]
+    assert [sorted(scan.masks) for scan in dataset.scans] == [["Ada"], ["Ada", "Bob"], *[["Bob"]] * 3]
+    expected = (3 - load(tmp_path / "labelsTr" / "brain_001.nii.gz")) % 3
+    np.testing.assert_array_equal(read_scan(dataset, dataset.scans[0]).masks[0], expected)
+    (tmp_path / "ratersTr" / "Bob" / "brain_005.nii.gz").unlink()
+    assert "brain_005" in " ".join(find_problems("nnunet", tmp_path))
+    shutil.rmtree(tmp_path / "ratersTr")
+    (tmp_path / "ratersTr").mkdir()
+    refused(lambda: find_datasets("nnunet", tmp_path), "ratersTr holds no folder")
+
+
 def load(path: Path) -> np.ndarray:
     """The file as nibabel, or Pillow, reads it."""
     if ".nii" in path.name:

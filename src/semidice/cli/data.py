@@ -52,8 +52,8 @@ def prepare(
     Your own folder contains images/CASE and raters/NAME/CASE, or masks/CASE, as PNG, TIFF or NIfTI; several
     channels may be files images/CASE_0000, CASE_0001, ... A file cases.csv with columns case and patient is
     optional. A raw nnU-Net dataset needs no changes: one file imagesTr/CASE_0000 per channel, and
-    labelsTr/CASE; a task of the Decathlon is read in the same way. dicom finds CT or MR series, and a DICOM
-    segmentation (SEG) of each rater, in any folders.
+    labelsTr/CASE, or ratersTr/NAME/CASE of several raters; a task of the Decathlon is read in the same way.
+    dicom finds CT or MR series, and a DICOM segmentation (SEG) of each rater, in any folders.
     After an interrupt, the same command continues.
 
     Example: **semidice prepare folder my_scans data --size 256x256**

@@ -52,12 +52,7 @@ def find_folder(raw: Path, *, on_file: OnFile) -> list[RawDataset]:
         raise UserError(f"{raw} must hold {images} and {raters}/NAME (or {masks}); it holds {content}")
     if is_folder(raters) and is_folder(masks):
         raise UserError(f"{raw} holds both raters and masks: masks is for a single rater; remove one of them")
-    folders = {"masks": masks}
-    if is_folder(raters):
-        folders = {path.name: path for path in visible(raters) if is_folder(path)}
-        if not folders:
-            raise UserError(f"{raters} holds no folder: put the masks into {raters}/NAME/CASE.png")
-        check_spellings(folders, f"the raters in {raters}")
+    folders = rater_folders(raters) if is_folder(raters) else {"masks": masks}
     _check_tables(raw)
     cases, file_problems = files_by_case(images, folders)
     with_patients, table_problems = _with_patients(cases, raw / "cases.csv")
@@ -85,6 +80,15 @@ def find_folder(raw: Path, *, on_file: OnFile) -> list[RawDataset]:
             notes=tuple(filter(None, [patient_note(scans)])),
         )
     ]
+
+
+def rater_folders(raters: Path) -> dict[str, Path]:
+    """The folder of each rater below `raters`."""
+    folders = {path.name: path for path in visible(raters) if is_folder(path)}
+    if not folders:
+        raise UserError(f"{raters} holds no folder: put the masks into {raters}/NAME/CASE.png")
+    check_spellings(folders, f"the raters in {raters}")
+    return folders
 
 
 def slicing_options(num_axes: int, *, is_nifti: bool) -> PrepareOptions:

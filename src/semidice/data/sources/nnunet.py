@@ -5,6 +5,8 @@
          imagesTr/CASE_0000.nii.gz         nnU-Net: one file per channel, CASE_0001.nii.gz is the second
          imagesTr/CASE.nii.gz              Decathlon: all channels in one file, as the last axis
          labelsTr/CASE.nii.gz
+         ratersTr/NAME/CASE.nii.gz         optional: one folder per rater, whose masks replace labelsTr; no
+                                           file: the rater did not look at the case
 
 nnU-Net may use any file format that is read here. It has the colours of a picture together in CASE_0000.
 Left out: regions and ignored voxels, because a prepared mask has one class for each voxel; files that
@@ -18,7 +20,7 @@ from typing import Any
 from ...errors import UserError, read_json, reading
 from ..manifest import MAX_CLASSES
 from .files import NIFTI_SUFFIXES, SUFFIXES, channel_of, read_header, stem_of
-from .folder import files_by_case, slicing_options, space_and_channels
+from .folder import files_by_case, rater_folders, slicing_options, space_and_channels
 from .raw import ALL_CHANNELS, CaseFiles, RawDataset, is_folder, match, patient_note, visible
 from .scan import read_scan
 
@@ -51,8 +53,9 @@ def find_nnunet(raw: Path) -> list[RawDataset]:
     value_of = _classes(path, labels)
     stems = {folder: {stem_of(file) for file in visible(raw / folder)} for folder in ("imagesTr", "labelsTr")}
     is_numbered = not stems["labelsTr"] & stems["imagesTr"] and any(map(channel_of, stems["imagesTr"]))
-    folders = raw / "imagesTr", {"reference": raw / "labelsTr"}
-    cases, file_problems = files_by_case(*folders, (ending,), is_numbered=is_numbered)
+    has_raters = is_folder(raw / "ratersTr")
+    folders = rater_folders(raw / "ratersTr") if has_raters else {"reference": raw / "labelsTr"}
+    cases, file_problems = files_by_case(raw / "imagesTr", folders, (ending,), is_numbered=is_numbered)
     for case in cases:
         if list(case.channels) == [0] and _holds_all(case, len(channels)):
             case.channels = {ALL_CHANNELS: case.channels[0]}
@@ -60,19 +63,21 @@ def find_nnunet(raw: Path) -> list[RawDataset]:
     # in the Decathlon, the axis after those of space may have a length of 1
     is_task = "channel_names" not in header and not is_numbered
     num_axes = 3 if is_task else space_and_channels(scans)[0]
+    note = "the masks are those of ratersTr, and labelsTr is not read" if has_raters else ""
     return [
         RawDataset(
             source="nnunet",
             root=raw,
             read=read_scan,
             class_names=tuple(value_of),
+            raters=tuple(folders),
             channels=tuple(channels.values()),
             scans=scans,
             options=slicing_options(num_axes, is_nifti=ending in NIFTI_SUFFIXES),
             class_of={value: index for index, value in enumerate(value_of.values())},
             problems=(*file_problems, *problems),
             num_axes=num_axes,
-            notes=tuple(filter(None, [patient_note(scans)])),
+            notes=tuple(filter(None, [note, patient_note(scans)])),
         )
     ]
 
