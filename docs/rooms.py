@@ -59,7 +59,7 @@ ROOMS: dict[str, Room] = {
     ),
     "prediction": Room(
         "masks and volumes of new images",
-        "Predicts new images: reads inputs, windows, writes masks and volumes.",
+        "Predicts new images: reads inputs, writes masks and volumes.",
         "an input format: `prediction/inputs.py`",
     ),
     "runs": Room(
@@ -75,7 +75,7 @@ ROOMS: dict[str, Room] = {
     ),
     "networks": Room(
         "networks, systems",
-        "Builds networks and comparison systems, loads and stores weights.",
+        "Builds networks and comparison systems, stores weights, predicts batches and windows.",
         "a network: `networks/build.py`; a system: `networks/systems`",
     ),
     "data": Room(

@@ -16,7 +16,7 @@ import semidice
 from semidice.cli import app
 from semidice.integrations import onnx as export
 from semidice.networks.checkpoint import checkpoint_tensors, write_checkpoint
-from semidice.networks.systems import network_probability
+from semidice.networks.predictor import network_probability
 from semidice.recipes import Recipe, write_recipe
 from semidice.runs.run import open_run
 

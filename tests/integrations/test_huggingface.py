@@ -18,7 +18,7 @@ from trained import make_run, normalised
 
 from semidice import DiceLoss, SegmentationLoss
 from semidice.data.folds import read_folds
-from semidice.networks.systems import network_probability
+from semidice.networks.predictor import network_probability
 from semidice.runs.run import open_run
 
 pytestmark = pytest.mark.integrations

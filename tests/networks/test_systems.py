@@ -21,13 +21,8 @@ from semidice.data.dataset import Dataset
 from semidice.data.folds import read_folds
 from semidice.data.phantom import make_phantom
 from semidice.losses.segmentation import SegmentationLoss
-from semidice.networks.systems import (
-    System,
-    TrainingLabels,
-    build_network,
-    network_probability,
-    rater_confusion,
-)
+from semidice.networks.predictor import network_probability
+from semidice.networks.systems import System, TrainingLabels, build_network, rater_confusion
 from semidice.networks.systems.mrnet import RaterConvLSTM, draw_weights, fused_label
 from semidice.networks.systems.softseg import SoftSeg, adaptive_wing_loss, normalised_relu
 from semidice.networks.systems.system import Trunk, rater_losses

@@ -15,8 +15,9 @@ from typer.testing import CliRunner
 
 from semidice.cli import app
 from semidice.data.folds import read_folds
-from semidice.networks.systems import build_network, network_probability
-from semidice.prediction.windows import windowed_probability
+from semidice.networks.predictor import network_probability
+from semidice.networks.systems import build_network
+from semidice.networks.windows import windowed_probability
 from semidice.recipes import Recipe, SystemOptions, read_recipe, write_recipe
 from semidice.runs.predictions import read_prediction
 from semidice.runs.run import mirrored_axes, open_run

@@ -31,11 +31,11 @@ from semidice.data.manifest import PrepareOptions
 from semidice.data.prepare import prepare_dataset
 from semidice.data.resample import resize_image, resize_probability
 from semidice.data.sources import find_datasets
-from semidice.networks.systems import network_probability
+from semidice.networks.predictor import network_probability
+from semidice.networks.windows import windowed_probability
 from semidice.prediction.command import PredictOptions, run_predict
 from semidice.prediction.inputs import InputCase, InputImage, find_inputs, read_input
 from semidice.prediction.outputs import VOLUME_COLUMNS, OutputFolder
-from semidice.prediction.windows import windowed_probability
 from semidice.recipes import Recipe
 from semidice.runs.predictions import read_prediction, write_prediction
 from semidice.runs.run import DatasetFacts, FoldRun, open_run

@@ -16,7 +16,7 @@ from semidice.data.folds import read_folds, split_folds, write_folds
 from semidice.data.manifest import PrepareOptions
 from semidice.networks.build import build_model
 from semidice.networks.checkpoint import checkpoint_tensors, write_checkpoint
-from semidice.networks.systems import network_probability
+from semidice.networks.predictor import network_probability
 from semidice.paths import RunFolder
 from semidice.recipes import Recipe, write_recipe
 from semidice.runs.predictions import read_prediction, write_prediction

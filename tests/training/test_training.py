@@ -20,8 +20,8 @@ from semidice.data.batches.storage import Storage
 from semidice.data.dataset import Dataset
 from semidice.data.folds import read_folds
 from semidice.networks.build import build_model
+from semidice.networks.predictor import network_probability
 from semidice.networks.small_unet import SmallUNet
-from semidice.networks.systems import network_probability
 from semidice.recipes.options import OptimiserOptions
 from semidice.runs.predictions import read_prediction
 from semidice.runs.run import open_run

@@ -20,9 +20,9 @@ from ..arrays import as_fine, check_choice, describe, downsample_target, read_ta
 from ..errors import UserError, given
 from ..extras import need
 from ..losses.segmentation import SegmentationLoss
-from ..networks.systems import network_probability
+from ..networks.predictor import network_probability
+from ..networks.windows import windowed_probability
 from ..paths import RunFolder
-from ..prediction.windows import windowed_probability
 from ..recipes import Recipe
 from ..runs.run import DatasetFacts, TrainedRun, mirrored_axes, open_run
 

@@ -25,7 +25,7 @@ from ..data.geometry import Grid
 from ..data.intensities import INTENSITY_UNITS
 from ..errors import UserError
 from ..extras import need
-from ..networks.systems import network_probability
+from ..networks.predictor import network_probability
 from ..paths import atomic_write
 from ..prediction.command import Ensemble, PredictOptions
 from ..prediction.inputs import InputCase, InputImage

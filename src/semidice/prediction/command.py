@@ -33,7 +33,8 @@ from ..decisions.masks import decide_classes
 from ..decisions.volumes import check_level
 from ..errors import UserError, given, listing
 from ..locks import locked
-from ..networks.systems import network_probability
+from ..networks.predictor import network_probability
+from ..networks.windows import windowed_probability
 from ..paths import PredictionFolder, file_hash
 from ..recipes.options import FITTED, checked_rule
 from ..runs.calibration import KeptCalibrator, kept_calibrator
@@ -41,7 +42,6 @@ from ..runs.decision_file import ALL_FOLDS, current_fits
 from ..runs.run import TrainedRun, manifest_digest, mirrored_axes, open_run
 from .inputs import InputCase, InputImage, find_inputs, read_input
 from .outputs import IntervalOptions, OutputFolder
-from .windows import windowed_probability
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class PredictOptions:
     fold: use the network of one fold; None averages all finished folds. flips: mean over mirrored images;
     None takes `validation.flips` of the recipe. decide: the rule that makes masks; None takes that of the
     recipe. interval: level of the intervals of volumes, such as 0.9; None for none. uncertainty: write a map.
-    window, batch_size: see `windows.windowed_probability`. slice_axis: of volumes; None takes the
+    window, batch_size: see `networks.windows`. slice_axis: of volumes; None takes the
     axis of the dataset. calibrate: use the calibrator that `semidice calibrate` kept with the run, if there
     is one. device: None takes a GPU if there is one. overwrite: predict finished inputs again.
     """

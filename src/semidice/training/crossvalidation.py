@@ -28,7 +28,7 @@ from ..data.folds import read_folds, split_dataset, write_folds
 from ..errors import UserError
 from ..locks import locked
 from ..networks.checkpoint import CheckpointWriter
-from ..networks.graphs import Predictor
+from ..networks.predictor import Predictor
 from ..paths import RunFolder, run_name, write_text
 from ..recipes import Recipe, differing_keys, read_recipe, with_stored_choices, write_recipe
 from ..runs.predictions import write_prediction
@@ -275,10 +275,8 @@ def predict_cases(
     network = run.network(fold, device=device) if network is None else network.eval()
     predictor = Predictor(network, dtype=recipe.precision.dtype, flips=axes)
     storage = shared_storage(dataset, device, load=False)
-    for batch in whole_cases(storage, cases, run.facts.mean_std(fold), batch_size=recipe.batch_size):
-        probs = predictor(batch.image).cpu()
-        for number, prob, place in zip(batch.case.tolist(), probs, batch.places, strict=True):
-            yield number, prob[(slice(None), *place)]
+    mean_std = run.facts.mean_std(fold)
+    return predictor.cases(whole_cases(storage, cases, mean_std, batch_size=recipe.batch_size))
 
 
 def _own_units(fold_run: FoldRun, fabric: Fabric) -> list[ScoredUnit]:

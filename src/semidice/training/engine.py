@@ -23,7 +23,7 @@ from ..errors import UserError
 from ..labels.raters import read_raters
 from ..metrics.registry import ScoredBatch
 from ..networks.checkpoint import Checkpoint, CheckpointWriter
-from ..networks.graphs import Predictor
+from ..networks.predictor import Predictor
 from ..networks.systems import System
 from ..runs.run import FoldRun
 from ..runs.scoring import scan_slices, volume_of

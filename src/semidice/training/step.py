@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ..data.batches.feed import Batches, Feed
 from ..losses.distillation import DistillationLoss, Teacher
 from ..losses.segmentation import SegmentationLoss
-from ..networks.graphs import recording
+from ..networks.predictor import recording
 from ..networks.systems import DTYPES, System, TrainingLabels
 from ..recipes import Recipe
 

@@ -24,9 +24,9 @@ from .mc_dropout import MCDropout
 from .mrnet import MRNet
 from .multi_head import MultiHead
 from .softseg import SoftSeg
-from .system import DTYPES, System, TrainingLabels, network_probability
+from .system import DTYPES, System, TrainingLabels
 
-__all__ = ["DTYPES", "System", "TrainingLabels", "build_network", "network_probability", "rater_confusion"]
+__all__ = ["DTYPES", "System", "TrainingLabels", "build_network", "rater_confusion"]
 
 
 def build_network(

@@ -10,7 +10,7 @@ Systems that work inside a network take it apart with `Trunk`.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import reduce
 from typing import Any, ClassVar, NamedTuple
 
@@ -56,48 +56,6 @@ class System(nn.Module, ABC):
     @abstractmethod
     def probability(self, image: Float[Tensor, "N channels *space"]) -> Float32[Tensor, "N C *space"]:
         """Class probabilities of normalised images; they depend on weights, seed and image alone."""
-
-
-def network_probability(
-    network: nn.Module,
-    image: Float[Tensor, "N channels *space"],
-    *,
-    dtype: str,
-    flips: Sequence[int] = (),
-) -> Float32[Tensor, "N C *space"]:
-    """Class probabilities of normalised images: `System.probability`, or the softmax of the logits.
-
-    The network is left in eval mode. dtype: of the network, fp32, bf16 or fp16; the softmax is in float32.
-    flips: axes of space, 0, 1, ... The result is the mean over the image mirrored along each combination of
-    them, mirrored back; d axes cost 2^d predictions, one after the other.
-    """
-    if dtype not in DTYPES:
-        raise UserError(f"dtype must be one of {', '.join(DTYPES)}; got {dtype!r}")
-    network.eval()
-    return _mean_over_flips(
-        lambda mirrored: _unflipped_probability(network, mirrored, dtype=dtype),
-        image,
-        [axis + 2 for axis in flips],
-    )
-
-
-def _mean_over_flips(predictor: Callable[[Tensor], Tensor], image: Tensor, axes: Sequence[int]) -> Tensor:
-    if not axes:
-        return predictor(image)
-    first, *others = axes
-    prob = _mean_over_flips(predictor, image, others)
-    mirrored = _mean_over_flips(predictor, image.flip(first), others).flip(first)
-    # in pairs: a sum of two does not depend on their order, so a mirrored image gives the same bits
-    return (prob + mirrored) / 2
-
-
-def _unflipped_probability(network: nn.Module, image: Tensor, *, dtype: str) -> Tensor:
-    precision = DTYPES[dtype]
-    with torch.no_grad(), torch.autocast(image.device.type, precision, enabled=precision != torch.float32):
-        if isinstance(network, System):
-            return network.probability(image)
-        logits = network(image)
-    return logits.float().softmax(1)  # type: ignore[no-any-return]
 
 
 def rater_losses(

@@ -5,8 +5,8 @@ import torch
 
 from semidice.networks.build import build_model
 from semidice.networks.checkpoint import Checkpoint, CheckpointWriter
-from semidice.networks.graphs import Predictor, recording
-from semidice.networks.systems import build_network, network_probability
+from semidice.networks.predictor import Predictor, network_probability, recording
+from semidice.networks.systems import build_network
 
 
 def small_network(device="cpu"):
