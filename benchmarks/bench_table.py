@@ -112,7 +112,7 @@ def make_task(path: Path, num_cases: int, num_raters: int, *, size: int) -> None
         return
     print(f"writing {path}: {num_cases} phantoms of {size} x {size}, {num_raters} raters", flush=True)
     options = PhantomOptions(num_cases=num_cases, size=(size, size), num_raters=num_raters)
-    (raw,) = find_datasets("phantom", path.parent, phantom=options)
+    (raw,) = find_datasets("phantom", options)
     path.parent.mkdir(parents=True, exist_ok=True)
     prepare_dataset(raw, path, workers=1)
 

@@ -49,7 +49,7 @@ PRECISIONS: dict[str, dict[str, Any]] = {
 def make_dataset(folder: Path, num_cases: int, size: int) -> Dataset:
     """Phantom slices, prepared as by `semidice prepare`."""
     options = PhantomOptions(num_cases=num_cases, size=(size, size))
-    (raw,) = find_datasets("phantom", folder, phantom=options)
+    (raw,) = find_datasets("phantom", options)
     prepare_dataset(raw, folder / "data", workers=1)
     return Dataset(folder / "data")
 

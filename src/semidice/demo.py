@@ -49,7 +49,7 @@ def run_demo(out: Path, console: Console, *, num_cases: int, epochs: int, num_fo
         out.mkdir(parents=True, exist_ok=True)
     folder = DemoFolder(out)
     if not DatasetFolder(folder.dataset).manifest.exists():
-        (raw,) = find_datasets("phantom", out, phantom=replace(PHANTOM, num_cases=num_cases))
+        (raw,) = find_datasets("phantom", replace(PHANTOM, num_cases=num_cases))
         prepare_dataset(raw, folder.dataset, workers=1)
     dataset = Dataset(folder.dataset)
     overrides = [

@@ -151,6 +151,7 @@ class DatasetFolder(Folder):
 
     manifest = _File("manifest.json")  # what was prepared, from which files, with which options
     entries = _File(".scans")  # SCAN.json for each finished scan, until all are finished
+    identity = _File(".scans/identity")  # the options of these scans
 
     def array(self, kind: str, scan: str) -> Path:
         """kind: images, masks or truth."""

@@ -115,9 +115,9 @@ def load(path: Path) -> np.ndarray:
 
 def test_each_channel_of_nnunet_is_scaled_by_its_own_intensities(tmp_path):
     raw = find_only_dataset("nnunet", make_nnunet(tmp_path / "raw", num_cases=2))
-    prepared = prepare_dataset(raw, tmp_path / "data", workers=1)
-    assert prepared.manifest.channels == ("T1", "FLAIR")
-    for number, scan in enumerate(prepared.manifest.scans, 1):
+    manifest = prepare_dataset(raw, tmp_path / "data", workers=1)
+    assert manifest.channels == ("T1", "FLAIR")
+    for number, scan in enumerate(manifest.scans, 1):
         stored = np.load(tmp_path / "data" / "images" / f"{scan.name}.npy") / 32767
         assert stored.shape == (DEPTH, 2, *SIZE)
         assert set(scan.inputs) == {
@@ -210,8 +210,8 @@ def test_nnunet_cases_that_contain_a_removed_ignore_label_are_left_out(tmp_path)
         if label != path:
             write_nifti(label, np.minimum(load(label), 1))
     raw = find_only_dataset("nnunet", tmp_path / "raw")
-    prepared = prepare_dataset(raw, tmp_path / "data", workers=1, skip_bad=True)
-    (problem,) = prepared.manifest.left_out
+    manifest = prepare_dataset(raw, tmp_path / "data", workers=1, skip_bad=True)
+    (problem,) = manifest.left_out
     assert "brain_002.nii.gz" in problem
     assert "0, 1" in problem
 

@@ -21,9 +21,9 @@ from raw_trees import (
 )
 from start import refused
 
-from semidice.data.prepare import PrepareError
 from semidice.data.sources import find_datasets
 from semidice.data.sources.files import mask_values, read_header, read_image, read_mask
+from semidice.errors import UserError
 
 IMAGE, MASKS = ellipsoids(0, SIZE)
 MASK = MASKS[0]
@@ -137,16 +137,16 @@ def test_one_image_under_two_patients_is_a_problem_and_under_one_patient_it_is_n
     copy = (tmp_path / "raw/images/case1.png").read_bytes()
     (tmp_path / "raw/images/case2.png").write_bytes(copy)
     raw = find_only_dataset("folder", tmp_path / "raw")
-    with pytest.raises(PrepareError) as error:
+    with pytest.raises(UserError) as error:
         prepare(raw, tmp_path / "out")
-    (problem,) = error.value.problems
+    problem, _ = str(error.value).splitlines()
     assert "case1.png" in problem
     assert "case2.png" in problem
     assert "leak" in problem
-    assert len(prepare(raw, tmp_path / "out", skip_bad=True).manifest.scans) == 5
-    assert prepare(raw, tmp_path / "out").already
+    assert len(prepare(raw, tmp_path / "out", skip_bad=True).scans) == 5
+    prepare(raw, tmp_path / "out")
     of_one = replace(raw, scans=tuple(replace(scan, patient="p") for scan in raw.scans))
-    assert len(prepare(of_one, tmp_path / "one").manifest.scans) == 6
+    assert len(prepare(of_one, tmp_path / "one").scans) == 6
 
 
 @pytest.mark.parametrize(("code", "is_refused"), [("scanner", True), ("mni", False)])
@@ -171,7 +171,7 @@ def test_scans_of_several_orientations_and_classes_that_nobody_drew_are_named(tm
     turned = AFFINE[[0, 2, 1, 3]]
     for path in raw.rglob("case2.nii.gz"):
         write_nifti(path, np.asanyarray(nibabel.load(path).dataobj), turned)
-    manifest = prepare(find_only_dataset("folder", raw), tmp_path / "out").manifest
+    manifest = prepare(find_only_dataset("folder", raw), tmp_path / "out")
     assert [scan.orientation for scan in manifest.scans] == ["RAS", "RSA", "RAS"]
     never, orientations = manifest.warnings
     assert "nobody drew cyst" in never

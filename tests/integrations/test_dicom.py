@@ -150,11 +150,10 @@ def test_segmentations_equal_the_drawn_masks_and_patients_and_raters_are_named(t
     del index.SOPClassUID, index.SOPInstanceUID
     save(index, raw / "DICOMDIR")
     console = new_console()
-    (prepared,) = run_prepare("dicom", raw, tmp_path / "out", workers=1, console=console)
+    (manifest,) = run_prepare("dicom", raw, tmp_path / "out", workers=1, console=console)
     printed = console.file.getvalue()
     assert "raters are named by ContentCreatorName: Ada Dr, Bob Dr" in printed
     assert "left out, because they have no mask: 1 scan" in printed
-    manifest = prepared.manifest
     assert manifest.class_names == ("background", "part 1", "part 2")
     assert manifest.channels == ("CT",)
     assert sorted(scan.patient for scan in manifest.scans) == ["P1", "P1", "P2"]

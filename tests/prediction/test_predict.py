@@ -491,7 +491,8 @@ def prepared_folder(root: Path, images: dict[str, np.ndarray], save) -> Dataset:
             (root / "raw" / kind).mkdir(parents=True, exist_ok=True)
             save(root / "raw" / kind / name, content)
     (raw,) = find_datasets("folder", root / "raw")
-    return Dataset(prepare_dataset(raw, root / "data", workers=1).path)
+    prepare_dataset(raw, root / "data", workers=1)
+    return Dataset(root / "data")
 
 
 def test_copies_of_a_nifti_in_other_types_have_the_same_prediction(tmp_path):
@@ -681,7 +682,8 @@ def two_channels(tmp_path_factory):
     root = tmp_path_factory.mktemp("nnunet")
     make_nnunet(root / "raw", num_cases=4, size=(32, 40))
     (raw,) = find_datasets("nnunet", root / "raw")
-    dataset = Dataset(prepare_dataset(raw, root / "data", workers=1).path)
+    prepare_dataset(raw, root / "data", workers=1)
+    dataset = Dataset(root / "data")
     return make_run(root / "run", dataset, scored=False), dataset, root / "raw"
 
 

@@ -2,7 +2,6 @@
 
 import hashlib
 from dataclasses import replace
-from pathlib import Path
 
 from raw_trees import make_folder
 
@@ -14,16 +13,16 @@ PHANTOM = PhantomOptions(num_cases=6, size=(24, 32), num_raters=3)
 
 
 def file_hashes(folder):
-    """SHA-256 of every file of the folder, by relative path."""
+    """SHA-256 of every file of the folder but its lock, by relative path."""
     return {
         path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in folder.rglob("*")
-        if path.is_file()
+        if path.is_file() and path.name != ".lock"
     }
 
 
 def phantom_dataset():
-    (raw,) = find_datasets("phantom", Path("raw"), phantom=PHANTOM)
+    (raw,) = find_datasets("phantom", PHANTOM)
     return raw
 
 

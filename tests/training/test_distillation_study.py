@@ -31,7 +31,7 @@ STUDENTS = [f"small_{name}" for name in ("hard", "ce", "dml", "temperature", "kd
 def dataset(tmp_path_factory):
     path = tmp_path_factory.mktemp("data") / "phantom"
     options = replace(PHANTOM, num_cases=40)
-    (raw,) = find_datasets("phantom", path.parent, phantom=options)
+    (raw,) = find_datasets("phantom", options)
     prepare_dataset(raw, path, workers=1)
     return path
 

@@ -61,13 +61,16 @@ def prepare(
     from ..data.phantom import PhantomOptions
     from ..data.prepare import run_prepare
 
-    phantom = None
     image_size = _size(size)
+    expected = ["OUT_DIR"] if source == "phantom" else ["RAW_DIR", "OUT_DIR"]
+    if len(paths) != len(expected):
+        raise UserError(
+            f"{source} needs {' '.join(expected)}; got {len(paths)} folders: {' '.join(map(str, paths))}"
+        )
+    raw: Path | PhantomOptions = paths[0]
     if source == "phantom":
         phantom_size = image_size if isinstance(image_size, tuple) else (64, 64)
-        phantom = PhantomOptions(cases, phantom_size, raters, classes, seed)
-        image_size = None
-    raw, out = _folders(source, paths)
+        raw, image_size = PhantomOptions(cases, phantom_size, raters, classes, seed), None
     if slices not in (None, "none", "all", "foreground"):
         raise UserError(f"--slices must be one of none, all, foreground; got {slices!r}")
     chosen: dict[str, Any] = {
@@ -82,24 +85,13 @@ def prepare(
     run_prepare(
         source,
         raw,
-        out,
+        paths[-1],
         console=new_console(),
         tasks=task or (),
-        phantom=phantom,
         overrides=overrides,
         skip_bad=skip_bad,
         workers=workers,
     )
-
-
-def _folders(source: str, paths: list[Path]) -> tuple[Path, Path]:
-    """RAW_DIR and OUT_DIR; they are the same for phantoms."""
-    expected = ["OUT_DIR"] if source == "phantom" else ["RAW_DIR", "OUT_DIR"]
-    if len(paths) != len(expected):
-        raise UserError(
-            f"{source} needs {' '.join(expected)}; got {len(paths)} folders: {' '.join(map(str, paths))}"
-        )
-    return paths[0], paths[-1]
 
 
 def _size(text: str | None) -> tuple[int, int] | Literal["raw"] | None:

@@ -7,14 +7,15 @@
 Sizes change as in `data.resample`. A volume that is not cut into slices keeps its size.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float32, Int16, UInt8
+from jaxtyping import Int16, UInt8
 
 from .geometry import Grid
 from .intensities import Limits, intensity_limits, stored_image
-from .manifest import PrepareOptions
+from .manifest import Kind, PrepareOptions
 from .packing import pack_classes
 from .resample import resize_classes, resize_probability
 from .sources.raw import RawDataset, ScanArrays
@@ -24,12 +25,11 @@ from .sources.raw import RawDataset, ScanArrays
 class StoredScan:
     """The arrays of a scan's S cases, as described in `paths.DatasetFolder`, and entries of the manifest.
 
-    grid: of a case. thickness_mm: the distance of slices. drawn: the classes in the masks.
+    arrays: empty if no slice became a case. grid: of a case. thickness_mm: the distance of slices.
+    drawn: the classes in the masks.
     """
 
-    images: UInt8[np.ndarray, "S channels *space"] | Int16[np.ndarray, "S channels *space"]
-    masks: UInt8[np.ndarray, "S R B *packed"]
-    truth: Float32[np.ndarray, "S C *space"] | None
+    arrays: Mapping[Kind, np.ndarray]
     slices: tuple[int, ...] | None
     grid: Grid
     thickness_mm: float | None
@@ -53,20 +53,20 @@ def convert_image(
     return np.stack([stored_image(case, limits, size, keep_bytes=keep_bytes) for case in cases]), limits
 
 
-def convert_scan(scan: ScanArrays, dataset: RawDataset) -> StoredScan | None:
-    """The arrays to store; None if only slices with foreground are wanted and there is none.
+def convert_scan(scan: ScanArrays, dataset: RawDataset) -> StoredScan:
+    """The arrays to store; raters of the dataset who did not look at the scan get zeros.
 
-    Raters of the dataset who did not look at the scan get zeros.
+    There is no array if only slices with foreground are wanted and there is none.
     """
     options, num_classes = dataset.options, len(dataset.class_names)
-    slices = None
+    slices, grid, thickness = None, scan.grid, None
     if scan.image.ndim == 4 and options.slices != "none":
         by_slice = np.moveaxis(scan.masks, 1 + options.slice_axis, 0)
         slices = tuple(n for n, drawn in enumerate(by_slice) if options.slices == "all" or drawn.any())
+        grid, thickness = grid.slice_of(options.slice_axis)
     if slices == ():
         # an image without contrast is an error nevertheless
-        intensity_limits(scan.image, options)
-        return None
+        return StoredScan({}, slices, grid, thickness, tuple(intensity_limits(scan.image, options)), ())
     images, limits = convert_image(scan.image, options, slices=slices)
     size, shape = _new_size(scan.image, options, slices), images.shape[2:]
     masks = np.zeros((len(images), len(dataset.raters), *shape), dtype=np.uint8)
@@ -75,23 +75,15 @@ def convert_scan(scan: ScanArrays, dataset: RawDataset) -> StoredScan | None:
         masks[case, rows] = (
             classes if size is None else resize_classes(classes, size, num_classes=num_classes)
         )
-    truth = None
+    packed = pack_classes(masks, num_classes=num_classes, num_space_axes=len(shape))
+    arrays: dict[Kind, np.ndarray] = {"images": images, "masks": packed}
     if scan.truth is not None:
         probs = _cases(scan.truth, slices, options)
-        truth = np.stack([prob if size is None else resize_probability(prob, size) for prob in probs])
+        arrays["truth"] = np.stack([p if size is None else resize_probability(p, size) for p in probs])
     seen = np.zeros(256, dtype=bool)
     seen[masks] = True
-    grid, thickness = (scan.grid, None) if slices is None else scan.grid.slice_of(options.slice_axis)
-    return StoredScan(
-        images=images,
-        masks=pack_classes(masks, num_classes=num_classes, num_space_axes=len(shape)),
-        truth=truth,
-        slices=slices,
-        grid=grid.resized(shape),
-        thickness_mm=thickness,
-        limits=limits,
-        drawn=tuple(np.flatnonzero(seen).tolist()),
-    )
+    drawn = tuple(np.flatnonzero(seen).tolist())
+    return StoredScan(arrays, slices, grid.resized(shape), thickness, limits, drawn)
 
 
 def _new_size(

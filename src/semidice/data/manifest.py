@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from ..errors import UserError, read_record
+from ..errors import UserError, listing, read_record
 from ..paths import DatasetFolder, check_name
 
 Kind = Literal["images", "masks", "truth"]
@@ -141,6 +141,9 @@ class Manifest(Record):
     )
     made_with: dict[str, Any] | None = Field(default=None, description="options of a phantom")
     left_out: tuple[str, ...] = Field(default=(), description="problems of scans that were left out")
+    without_foreground: tuple[str, ...] = Field(
+        default=(), description="scans that were left out because no slice has foreground"
+    )
     scans: tuple[Scan, ...] = Field(min_length=1)
 
     @property
@@ -151,6 +154,12 @@ class Manifest(Record):
         never = [name for number, name in enumerate(self.class_names) if number not in set().union(*drawn)]
         if never and len(drawn) == len(self.scans):
             found.append(f"nobody drew {', '.join(never)} in any case: means over classes leave it out")
+        no_size = [scan.name for scan in self.scans if scan.affine is not None and scan.spacing_mm is None]
+        if no_size:
+            found.append(
+                f"the header of {listing(no_size, 'scan')} has no voxel size: distances and volumes will be "
+                "in voxels; to have mm and ml, write the size into the header and prepare again"
+            )
         orientations = {scan.orientation: scan.name for scan in self.scans if scan.orientation != "?"}
         if len(orientations) > 1:
             kinds = ", ".join(f"{kind or 'none'} ({name})" for kind, name in sorted(orientations.items()))

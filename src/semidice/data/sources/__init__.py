@@ -21,82 +21,82 @@ from .folder import OnFile, find_folder
 from .nnunet import find_nnunet
 from .raw import RawDataset, RawScan, ScanArrays, is_folder
 
-# the files that each source looks for in the raw folder
-SOURCES = {
-    "qubiq": "DATASET/caseNN/image.nii.gz and taskNN_segNN.nii.gz, such as brain-growth/Training/case01",
-    "lits": "volume-N.nii and segmentation-N.nii, or .nii.gz",
-    "kits": "case_NNNNN/imaging.nii.gz and segmentation.nii.gz",
-    "nnunet": "dataset.json, imagesTr/CASE_0000.nii.gz (one file per channel; in the Decathlon CASE.nii.gz) "
-    "and labelsTr/CASE.nii.gz",
-    "folder": "images/CASE (or one file per channel, images/CASE_0000) and raters/NAME/CASE or masks/CASE, "
-    "as PNG, TIFF or NIfTI",
-    "dicom": "DICOM files of CT or MR series, and a DICOM segmentation (SEG) of each rater, in any folders",
-    "phantom": "no files: it makes its slices",
+Finder = Callable[[Path, OnFile], list[RawDataset]]
+# for each source that has files: what finds its datasets, and the files that it looks for in the raw folder
+SOURCES: dict[str, tuple[Finder, str]] = {
+    "qubiq": (
+        lambda raw, _: find_qubiq(raw),
+        "DATASET/caseNN/image.nii.gz and taskNN_segNN.nii.gz, such as brain-growth/Training/case01",
+    ),
+    "lits": (lambda raw, _: find_lits(raw), "volume-N.nii and segmentation-N.nii, or .nii.gz"),
+    "kits": (lambda raw, _: find_kits(raw), "case_NNNNN/imaging.nii.gz and segmentation.nii.gz"),
+    "nnunet": (
+        lambda raw, _: find_nnunet(raw),
+        "dataset.json, imagesTr/CASE_0000.nii.gz (one file per channel; in the Decathlon CASE.nii.gz) and "
+        "labelsTr/CASE.nii.gz",
+    ),
+    "folder": (
+        find_folder,
+        "images/CASE (or one file per channel, images/CASE_0000) and raters/NAME/CASE or masks/CASE, as PNG, "
+        "TIFF or NIfTI",
+    ),
+    "dicom": (
+        find_dicom,
+        "DICOM files of CT or MR series, and a DICOM segmentation (SEG) of each rater, in any folders",
+    ),
 }
 
 
 def find_datasets(
     source: str,
-    raw: Path,
+    raw: Path | PhantomOptions,
     *,
     tasks: Sequence[str] = (),
-    phantom: PhantomOptions | None = None,
     on_file: OnFile = lambda _, __: None,
 ) -> list[RawDataset]:
     """The datasets of a source in the folder `raw`; a UserError if there is no scan.
 
+    raw: the source phantom has no files, and takes its options.
     tasks: names of the QUBIQ datasets to keep; all if empty.
-    phantom: options of the source phantom, which does not look at `raw`.
     on_file(done, total) is called for each mask of a user's folder and each DICOM file, because reading them
     all takes time.
     """
-    finders: dict[str, Callable[[Path], list[RawDataset]]] = {
-        "qubiq": find_qubiq,
-        "lits": find_lits,
-        "kits": find_kits,
-        "nnunet": find_nnunet,
-        "folder": partial(find_folder, on_file=on_file),
-        "dicom": partial(find_dicom, on_file=on_file),
-        "phantom": partial(_find_phantom, phantom=phantom or PhantomOptions()),
-    }
-    if source not in finders:
-        raise UserError(f"there is no source {source!r}{nearest(source, finders)}")
-    if phantom is not None and source != "phantom":
-        raise UserError(f"options of a phantom need the source phantom; got source {source}")
-    if source != "phantom" and not is_folder(raw):
-        raise UserError(f"there is no folder {raw}: source {source} looks in it for {SOURCES[source]}")
-    datasets = finders[source](raw)
+    if isinstance(raw, PhantomOptions):
+        return [_phantom(raw)]
+    if source not in SOURCES:
+        raise UserError(f"there is no source {source!r}{nearest(source, [*SOURCES, 'phantom'])}")
+    find, files = SOURCES[source]
+    if not is_folder(raw):
+        raise UserError(f"there is no folder {raw}: source {source} looks in it for {files}")
+    datasets = find(raw, on_file)
     if not any(dataset.scans or dataset.problems for dataset in datasets):
         unlabelled = sum(dataset.num_unlabelled for dataset in datasets)
         found = f"; {unlabelled} cases were found, but none has a mask" if unlabelled else ""
-        raise UserError(f"no scan found in {raw}: source {source} looks for {SOURCES[source]}{found}")
+        raise UserError(f"no scan found in {raw}: source {source} looks for {files}{found}")
     names = [dataset.name for dataset in datasets]
-    if tasks and names == [""]:
-        raise UserError(f"source {source} has no tasks: leave out --task; got {', '.join(tasks)}")
     missing = [task for task in tasks if task not in names]
     if missing:
-        raise UserError(f"there is no task {', '.join(missing)}; choose from {', '.join(names)}")
+        there = f"choose from {', '.join(names)}" if any(names) else "leave out --task"
+        raise UserError(f"source {source} has no task {', '.join(missing)}: {there}")
     return [dataset for dataset in datasets if not tasks or dataset.name in tasks]
 
 
-def _find_phantom(raw: Path, *, phantom: PhantomOptions) -> list[RawDataset]:
+def _phantom(phantom: PhantomOptions) -> RawDataset:
     lesions = tuple(f"lesion_{number}" for number in range(1, phantom.num_classes - 1))
     names = ("lesion",) if phantom.num_classes == 2 else ("organ", *lesions)
     cases = [f"case{number:04d}" for number in range(phantom.num_cases)]
-    return [
-        RawDataset(
-            source="phantom",
-            root=raw,
-            read=partial(_read_phantom, phantom),
-            class_names=("background", *names),
-            raters=tuple(f"rater_{number}" for number in range(1, phantom.num_raters + 1)),
-            channels=("CT",),
-            scans=tuple(RawScan(case, case, (), {}) for case in cases),
-            # intensities are in about [0, 1]; the window keeps the noise outside
-            options=PrepareOptions(window=(-0.2, 1.2)),
-            made_with=asdict(phantom) | {"size": list(phantom.size)},
-        )
-    ]
+    return RawDataset(
+        source="phantom",
+        root=Path(),
+        read=partial(_read_phantom, phantom),
+        class_names=("background", *names),
+        raters=tuple(f"rater_{number}" for number in range(1, phantom.num_raters + 1)),
+        channels=("CT",),
+        scans=tuple(RawScan(case, case, (), {}) for case in cases),
+        # intensities are in about [0, 1]; the window keeps the noise outside
+        options=PrepareOptions(window=(-0.2, 1.2)),
+        made_with=asdict(phantom) | {"size": list(phantom.size)},
+    )
 
 
 def _read_phantom(phantom: PhantomOptions, dataset: RawDataset, scan: RawScan) -> ScanArrays:

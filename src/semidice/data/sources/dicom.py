@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from ...errors import UserError
 from ...extras import need
-from ..manifest import MAX_CLASSES
+from ..manifest import MAX_CLASSES, PrepareOptions
 from .dicom_files import (
     IMAGE_CLASSES,
     SEGMENTATION_CLASS,
@@ -31,7 +31,7 @@ from .dicom_files import (
     reading,
     segment_labels,
 )
-from .folder import OnFile, slicing_options, table_rows
+from .folder import OnFile, table_rows
 from .raw import (
     RawDataset,
     RawScan,
@@ -121,7 +121,7 @@ _RATER_NAMES: dict[str, Callable[[Segmentation], str]] = {
 }
 
 
-def find_dicom(raw: Path, *, on_file: OnFile) -> list[RawDataset]:
+def find_dicom(raw: Path, on_file: OnFile) -> list[RawDataset]:
     """The dataset in a folder of DICOM files; on_file(done, total) is called for each file."""
     need("pydicom", "source dicom")
     found = find_files(raw, on_file=on_file)
@@ -176,7 +176,7 @@ def find_dicom(raw: Path, *, on_file: OnFile) -> list[RawDataset]:
             raters=raters,
             channels=tuple(modalities) or ("CT",),
             scans=tuple(sorted(scans, key=lambda scan: natural_order(scan.name))),
-            options=slicing_options(3, is_nifti=True),
+            options=PrepareOptions(slices="all"),
             problems=tuple(problems),
             num_unlabelled=num_unlabelled,
             num_axes=3,

@@ -44,7 +44,7 @@ _MAX_SEEN = 32
 _OTHER_IMAGES = (".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".jp2", ".dcm", ".mha", ".mhd", ".nrrd", ".npy")
 
 
-def find_folder(raw: Path, *, on_file: OnFile) -> list[RawDataset]:
+def find_folder(raw: Path, on_file: OnFile) -> list[RawDataset]:
     """The dataset in a user's folder; on_file(done, total) is called for each mask that is read."""
     images, raters, masks = raw / "images", raw / "raters", raw / "masks"
     if not is_folder(images) or not (is_folder(raters) or is_folder(masks)):
@@ -60,10 +60,10 @@ def find_folder(raw: Path, *, on_file: OnFile) -> list[RawDataset]:
     problems = (*file_problems, *problems, *table_problems)
     if not scans and not problems:
         raise UserError(f"{images} holds no image: use files {', '.join(SUFFIXES)}")
-    is_nifti = _is_nifti(scans)
+    _check_format(scans)
     table = raw / "classes.csv"
     names, class_of = _declared_classes(table) if table.exists() else _seen_classes(scans, on_file)
-    num_axes, channels = space_and_channels(scans)
+    num_axes, channels, options = layout_of(scans)
     return [
         RawDataset(
             source="folder",
@@ -73,7 +73,7 @@ def find_folder(raw: Path, *, on_file: OnFile) -> list[RawDataset]:
             raters=tuple(folders),
             channels=channels,
             scans=scans,
-            options=slicing_options(num_axes, is_nifti=is_nifti),
+            options=options,
             class_of=class_of,
             problems=problems,
             num_axes=num_axes,
@@ -89,13 +89,6 @@ def rater_folders(raters: Path) -> dict[str, Path]:
         raise UserError(f"{raters} holds no folder: put the masks into {raters}/NAME/CASE.png")
     check_spellings(folders, f"the raters in {raters}")
     return folders
-
-
-def slicing_options(num_axes: int, *, is_nifti: bool) -> PrepareOptions:
-    """Volumes become slices along the axis that counts slices in their format: the last in NIfTI."""
-    if num_axes == 2:
-        return PrepareOptions()
-    return PrepareOptions(slices="all", slice_axis=2 if is_nifti else 0)
 
 
 def files_by_case(
@@ -148,33 +141,48 @@ def _files_by_name(folder: Path, suffixes: Sequence[str]) -> tuple[dict[str, lis
     return files, problems
 
 
-def space_and_channels(scans: Sequence[RawScan]) -> tuple[int, tuple[str, ...]]:
-    """Number of spatial axes, and names of the channels, by the headers of the files that can be read."""
+def layout_of(
+    scans: Sequence[RawScan], *, num_axes: int | None = None
+) -> tuple[int, tuple[str, ...], PrepareOptions]:
+    """Number of spatial axes, names of the channels, and options, by the headers that can be read.
+
+    Volumes become slices along the axis that counts slices in their format: the last in NIfTI. 8-bit pictures
+    keep their bits if all images are such. num_axes: if it is known.
+    """
     axes_of: list[int] = []
     channels_of: list[int] = []
-    num_volumes = 0
-    has_channel_files = any(len(scan.image) > 1 for scan in scans)
+    num_volumes, keep_bytes = 0, bool(scans)
     for scan in scans:
         try:
-            image, mask = read_header(scan.image[0]), read_header(next(iter(scan.masks.values())))
+            image, *others = map(read_header, scan.image)
+            mask = read_header(next(iter(scan.masks.values())))
         except UserError:
             # reported when the scan is read
             continue
+        keep_bytes &= all(header.is_byte_picture for header in (image, *others))
         is_multichannel = len(image.space) == len(mask.space) + 1 and image.space[:-1] == mask.space
         axes_of.append(len(mask.space))
         num_volumes += len(mask.shape) > 2
         in_file = image.space[-1] if is_multichannel else image.colours
-        channels_of.append(len(scan.image) if len(scan.image) > 1 else in_file)
+        channels_of.append(len(scan.image) if others else in_file)
     # what most scans have; a scan that differs is reported when it is read
-    num_axes, num_channels = usual_number(axes_of) or 2, usual_number(channels_of) or 1
-    if num_axes < 3 and any(axes > 2 for axes in axes_of) and num_volumes == len(axes_of):
+    num_axes = num_axes or max(usual_number(axes_of), 2)
+    if num_axes == 2 and any(axes > 2 for axes in axes_of) and num_volumes == len(axes_of):
         # volumes of one slice, which look like images, among others
         num_axes = 3
     if num_axes > 3:
         raise UserError(f"masks must have 2 axes, or 3 for volumes; got {num_axes} in {scans[0].masks}")
-    names = {1: ("intensity",)} | ({} if has_channel_files else {3: ("red", "green", "blue")})
-    numbered = tuple(f"channel_{number}" for number in range(1, num_channels + 1))
-    return max(num_axes, 2), names.get(num_channels, numbered)
+    num_channels = usual_number(channels_of) or 1
+    names = tuple(f"channel_{number}" for number in range(1, num_channels + 1))
+    if num_channels == 1:
+        names = ("intensity",)
+    elif num_channels == 3 and all(len(scan.image) == 1 for scan in scans):
+        names = ("red", "green", "blue")
+    options = PrepareOptions(keep_bytes=keep_bytes)
+    if num_axes == 3:
+        is_nifti = any(suffix_of(scan.image[0]) in NIFTI_SUFFIXES for scan in scans)
+        options = PrepareOptions(keep_bytes=keep_bytes, slices="all", slice_axis=2 if is_nifti else 0)
+    return num_axes, names, options
 
 
 def _check_tables(raw: Path) -> None:
@@ -308,15 +316,13 @@ def _seen_classes(scans: Sequence[RawScan], on_file: OnFile) -> tuple[tuple[str,
     return names, {value: value for value in range(highest + 1)}
 
 
-def _is_nifti(scans: Sequence[RawScan]) -> bool:
-    """Whether the files are NIfTI; a UserError if only some are."""
-    by_format: dict[bool, Path] = {}
-    for scan in scans:
-        for path in (*scan.image, *scan.masks.values()):
-            by_format.setdefault(suffix_of(path) in NIFTI_SUFFIXES, path)
+def _check_format(scans: Sequence[RawScan]) -> None:
+    """A UserError if some files are NIfTI, and some are not."""
+    files = [path for scan in scans for path in scan.files]
+    # the first of each
+    by_format = {suffix_of(path) in NIFTI_SUFFIXES: path for path in reversed(files)}
     if len(by_format) == 2:
         raise UserError(
             f"NIfTI and pictures are mixed, such as {by_format[True]} and {by_format[False]}: "
             "the order of their axes differs; save all files in one format"
         )
-    return True in by_format

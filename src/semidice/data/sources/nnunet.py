@@ -19,8 +19,8 @@ from typing import Any
 
 from ...errors import UserError, read_json, reading
 from ..manifest import MAX_CLASSES
-from .files import NIFTI_SUFFIXES, SUFFIXES, channel_of, read_header, stem_of
-from .folder import files_by_case, rater_folders, slicing_options, space_and_channels
+from .files import SUFFIXES, channel_of, read_header, stem_of
+from .folder import files_by_case, layout_of, rater_folders
 from .raw import ALL_CHANNELS, CaseFiles, RawDataset, is_folder, match, patient_note, visible
 from .scan import read_scan
 
@@ -62,7 +62,7 @@ def find_nnunet(raw: Path) -> list[RawDataset]:
     scans, problems, _ = match(cases, num_channels=len(channels))
     # in the Decathlon, the axis after those of space may have a length of 1
     is_task = "channel_names" not in header and not is_numbered
-    num_axes = 3 if is_task else space_and_channels(scans)[0]
+    num_axes, _, options = layout_of(scans, num_axes=3 if is_task else None)
     note = "the masks are those of ratersTr, and labelsTr is not read" if has_raters else ""
     return [
         RawDataset(
@@ -73,7 +73,7 @@ def find_nnunet(raw: Path) -> list[RawDataset]:
             raters=tuple(folders),
             channels=tuple(channels.values()),
             scans=scans,
-            options=slicing_options(num_axes, is_nifti=ending in NIFTI_SUFFIXES),
+            options=options,
             class_of={value: index for index, value in enumerate(value_of.values())},
             problems=(*file_problems, *problems),
             num_axes=num_axes,

@@ -39,6 +39,10 @@ class RawScan:
     image: tuple[Path, ...]
     masks: Mapping[str, Path]
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return (*self.image, *self.masks.values())
+
 
 @dataclass(frozen=True, eq=False)
 class ScanArrays:
@@ -89,6 +93,10 @@ class RawDataset:
     num_axes: int = 2
     made_with: Mapping[str, Any] | None = None
     notes: tuple[str, ...] = ()
+
+    def relative(self, path: Path) -> str:
+        """The path of a file in the raw folder."""
+        return path.relative_to(self.root).as_posix()
 
 
 @dataclass

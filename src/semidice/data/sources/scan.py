@@ -43,7 +43,7 @@ def scan_arrays(
         grid=image.grid,
         affine=image.affine,
         orientation=image.orientation,
-        inputs={path.relative_to(dataset.root).as_posix(): digest for path, digest in digests.items()},
+        inputs={dataset.relative(path): digest for path, digest in digests.items()},
     )
 
 
