@@ -157,9 +157,7 @@ def decisions(study: Study, out: Path) -> CaseTable:
 
 def _runs(method: str, out: Path) -> list[tuple[str, int | None, RunFolder]]:
     seeds = MethodFolder(out / method).seeds()
-    if not seeds:
-        return [(method, None, RunFolder(out / method))]
-    return [(method, seed, run) for seed, run in seeds.items()]
+    return [(method, seed if len(seeds) > 1 else None, run) for seed, run in seeds.items()]
 
 
 def _decided(method: str, seed: int | None, run: RunFolder) -> CaseTable:

@@ -57,7 +57,7 @@ def test_a_teacher_is_placed_before_its_student_and_is_found_by_name(grid, datas
     assert [variant.name for variant in variants] == ["uniform", "student", "majority"]
     student = variants[1]
     assert student.teacher == "uniform"
-    assert student.recipe.teacher.run == tmp_path / "out" / "uniform"
+    assert student.recipe.teacher.run == tmp_path / "out" / "uniform" / "seed_0"
     assert student.recipe.data.dataset == dataset
     assert variants[2].recipe.loss.form == "relaxed"
 
@@ -142,7 +142,7 @@ def compare_again(out, dataset, tmp_path, console, **options):
 
 def set_teacher(out, old_run, new_run):
     """Replace the teacher's path in the student's recipe; older versions of semidice wrote absolute paths."""
-    recipe = out / "student" / "recipe.yaml"
+    recipe = out / "student" / "seed_0" / "recipe.yaml"
     text = recipe.read_text()
     assert f"run: {old_run}\n" in text
     recipe.write_text(text.replace(f"run: {old_run}\n", f"run: {new_run}\n"))
@@ -154,7 +154,7 @@ def test_a_moved_comparison_trains_nothing_again_and_gives_the_same_result(
     _, out, _ = compared
     moved = copy_comparison(compared, tmp_path / "laptop" / "results")
     data = shutil.copytree(dataset, tmp_path / "laptop" / "data")
-    assert str(out) not in (moved / "student" / "recipe.yaml").read_text()
+    assert str(out) not in (moved / "student" / "seed_0" / "recipe.yaml").read_text()
     before = trained_files(moved)
     assert len(before) > 12
     compare_again(moved, data, tmp_path, console)
@@ -162,8 +162,8 @@ def test_a_moved_comparison_trains_nothing_again_and_gives_the_same_result(
     assert (moved / "means.csv").read_text() == (out / "means.csv").read_text()
     moved_cases, expected_cases = (read_cases(path / "cases.parquet") for path in (moved, out))
     assert list(moved_cases.pipe(rows_of)) == list(expected_cases.pipe(rows_of))
-    student = read_recipe(moved / "student" / "recipe.yaml")
-    assert (student.teacher.run, student.data.dataset) == (moved / "uniform", data)
+    student = read_recipe(moved / "student" / "seed_0" / "recipe.yaml")
+    assert (student.teacher.run, student.data.dataset) == (moved / "uniform" / "seed_0", data)
     page = run_report([moved], tmp_path / "report.html", console, PageOptions(figures=False)).page
     assert "student" in page.read_text()
 
@@ -171,9 +171,9 @@ def test_a_moved_comparison_trains_nothing_again_and_gives_the_same_result(
 def test_a_moved_student_with_an_unfinished_fold_gives_the_same_result(compared, dataset, tmp_path, console):
     _, out, _ = compared
     moved = copy_comparison(compared, tmp_path / "moved")
-    shutil.rmtree(moved / "student" / "fold_1")
+    shutil.rmtree(moved / "student" / "seed_0" / "fold_1")
     compare_again(moved, dataset, tmp_path, console)
-    weights = "student/fold_1/last.safetensors"
+    weights = "student/seed_0/fold_1/last.safetensors"
     assert (moved / weights).read_bytes() == (out / weights).read_bytes()
     assert (moved / "means.csv").read_text() == (out / "means.csv").read_text()
 
@@ -183,12 +183,16 @@ def test_an_absolute_teacher_path_is_accepted_and_replaced_by_a_relative_one(
     teacher_path, compared, dataset, tmp_path, console
 ):
     out = copy_comparison(compared, tmp_path / "out")
-    run = out / "uniform" if teacher_path == "existing" else tmp_path / "cluster" / "uniform"
-    set_teacher(out, "../uniform", run)
+    run = (
+        out / "uniform" / "seed_0"
+        if teacher_path == "existing"
+        else tmp_path / "cluster" / "uniform" / "seed_0"
+    )
+    set_teacher(out, "../../uniform/seed_0", run)
     before = trained_files(out)
     compare_again(out, dataset, tmp_path, console)
     assert trained_files(out) == before
-    assert "run: ../uniform\n" in (out / "student" / "recipe.yaml").read_text()
+    assert "run: ../../uniform/seed_0\n" in (out / "student" / "seed_0" / "recipe.yaml").read_text()
 
 
 @pytest.mark.parametrize("teacher_path", ["existing", "another name"])
@@ -197,29 +201,35 @@ def test_a_different_teacher_is_refused_with_its_path_and_no_file_changes(
 ):
     _, original, _ = compared
     out = copy_comparison(compared, tmp_path / "out")
-    run = original / "uniform" if teacher_path == "existing" else tmp_path / "cluster" / "majority"
-    set_teacher(out, "../uniform", run)
+    run = (
+        original / "uniform" / "seed_0"
+        if teacher_path == "existing"
+        else tmp_path / "cluster" / "majority" / "seed_0"
+    )
+    set_teacher(out, "../../uniform/seed_0", run)
     before = trained_files(out)
     with pytest.raises(CompareError, match=rf"student: .* teacher\.run; if {run}"):
         compare_again(out, dataset, tmp_path, console)
     assert trained_files(out) == before
-    assert f"run: {run}\n" in (out / "student" / "recipe.yaml").read_text()
+    assert f"run: {run}\n" in (out / "student" / "seed_0" / "recipe.yaml").read_text()
 
 
 def test_a_missing_teacher_is_named_by_its_path(compared, dataset, tmp_path):
     from semidice.training.crossvalidation import cross_validate, start_run
 
-    student = shutil.copytree(compared[1] / "student", tmp_path / "alone")
+    student = shutil.copytree(compared[1] / "student", tmp_path / "alone" / "student") / "seed_0"
     shutil.rmtree(student / "fold_1")
     recipe = read_recipe(student / "recipe.yaml")
     fabric = Fabric(accelerator="cpu", devices=1)
-    with pytest.raises(ValueError, match=rf"no teacher run in {tmp_path / 'uniform'}.*teacher\.run"):
+    with pytest.raises(
+        ValueError, match=rf"no teacher run in {tmp_path / 'alone' / 'uniform' / 'seed_0'}.*teacher\.run"
+    ):
         cross_validate(start_run(recipe, student, resume=True), fabric)
     # set the option that the message names
     corrected = read_recipe(student / "recipe.yaml", [f"teacher.run={compared[1] / 'uniform'}"])
     table = cross_validate(start_run(corrected, student, resume=True), fabric)
     assert list(table.pipe(rows_of)) == list(
-        read_cases(compared[1] / "student" / "cases.parquet").pipe(rows_of)
+        read_cases(compared[1] / "student" / "seed_0" / "cases.parquet").pipe(rows_of)
     )
 
 
@@ -315,7 +325,7 @@ def test_a_table_of_another_dataset_and_a_method_that_is_there_twice_are_errors(
 def test_each_run_is_compared_by_each_rule_without_another_training(compared, dataset, tmp_path, console):
     out = copy_comparison(compared, tmp_path / "out")
     weights = {path: path.read_bytes() for path in out.rglob("*.safetensors")}
-    own = {path: path.read_bytes() for path in out.glob("*/cases.parquet")}
+    own = {path: path.read_bytes() for path in out.glob("*/seed_0/cases.parquet")}
     comparisons = compare_again(
         out, dataset, tmp_path, console, rules=["dice", "threshold:0.4", "fitted"], interval=0.5
     )
@@ -328,10 +338,10 @@ def test_each_run_is_compared_by_each_rule_without_another_training(compared, da
     assert {path: path.read_bytes() for path in weights} == weights
     assert {path: path.read_bytes() for path in own} == own
     for name in ("uniform", "student", "majority"):
-        table = read_cases(out / name / "decisions.parquet")
+        table = read_cases(out / name / "seed_0" / "decisions.parquet")
         assert set(table["method"]) == set(rules)
-        plain = read_cases(out / name / "cases.parquet").pipe(select, metric="dice_score")
+        plain = read_cases(out / name / "seed_0" / "cases.parquet").pipe(select, metric="dice_score")
         argmax = table.pipe(select, method="argmax", metric="dice_score")
         np.testing.assert_array_equal(argmax["value"], plain["value"])
-        assert (out / name / "volumes.csv").is_file()
-        assert (out / name / "decision.json").is_file()
+        assert (out / name / "seed_0" / "volumes.csv").is_file()
+        assert (out / name / "seed_0" / "decision.json").is_file()

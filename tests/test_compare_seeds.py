@@ -91,7 +91,7 @@ class TestVariants:
         assert len(variants_of(tmp_path, dataset, seeds=3)) == 6
         plain = variants_of(tmp_path, dataset, seeds=1)
         assert plain == variants_of(tmp_path, dataset, GRID.replace("seeds: 2\n", ""))
-        assert [each.folder.name for each in plain] == ["uniform", "student"]
+        assert [each.folder for each in plain] == [tmp_path / "out" / name for name in NAMES[:2]]
 
     def test_seeds_start_with_that_of_the_recipe(self, dataset, tmp_path):
         variants = variants_of(tmp_path, dataset, overrides=["seed=5"])
@@ -100,11 +100,11 @@ class TestVariants:
         with pytest.raises(ValueError, match="different ones: a 0, b 3"):
             variants_of(tmp_path, dataset, text)
 
-    def test_a_run_with_one_seed_is_not_overwritten(self, dataset, tmp_path):
+    def test_a_run_of_train_is_not_mixed_with_those_of_a_grid(self, dataset, tmp_path):
         run = tmp_path / "out" / "uniform"
         run.mkdir(parents=True)
         (run / "recipe.yaml").write_text("name: uniform\n")
-        with pytest.raises(ValueError, match=r"a run with one seed: .*seed_0"):
+        with pytest.raises(ValueError, match="uniform is a run of `semidice train`: choose another folder"):
             variants_of(tmp_path, dataset)
 
 
@@ -120,7 +120,7 @@ def test_the_first_seed_is_the_run_of_a_comparison_without_seeds(compared, datas
     variants = variants_of(tmp_path, dataset, seeds=1)
     run_compare(variants, tmp_path / "out", new_console(), accelerator="cpu")
     for method in ("uniform", "student"):
-        plain, seeded = tmp_path / "out" / method, compared[0] / method / "seed_0"
+        plain, seeded = (root / method / "seed_0" for root in (tmp_path / "out", compared[0]))
         assert list(map(repr, read_cases(plain / "cases.parquet").pipe(rows_of))) == list(
             map(repr, read_cases(seeded / "cases.parquet").pipe(rows_of))
         )

@@ -1,6 +1,6 @@
 """`semidice compare`: variants are trained over the same folds, then all finished ones are compared.
 
-    OUT/NAME/           the run of a variant; with several seeds, its runs are OUT/NAME/seed_K
+    OUT/NAME/seed_K/    the run of a variant; K is its option `seed`
         cases.parquet   scores of every case by every method
         means.*, pairs_METRIC.*   tables as Markdown, LaTeX and CSV
         jobs.csv        seconds of each phase of each fold

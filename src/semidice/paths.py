@@ -246,7 +246,7 @@ class RunFolder(Folder):
 
 
 class MethodFolder(Folder):
-    """The runs of one method that was trained with several seeds: METHOD/seed_K."""
+    """The runs of one method of a grid, one for each seed: METHOD/seed_K."""
 
     def seed(self, seed: int) -> RunFolder:
         return RunFolder(self.path / f"seed_{seed}")
@@ -257,12 +257,21 @@ class MethodFolder(Folder):
         return {seed: found[seed] for seed in sorted(found) if found[seed].recipe.is_file()}
 
 
+def find_run(path: Path) -> RunFolder:
+    """The run in a folder; that of the folder of a method is its only one, and a UserError names several."""
+    runs = {} if RunFolder(path).recipe.is_file() else MethodFolder(path).seeds()
+    if len(runs) > 1:
+        names = ", ".join(str(run.path) for run in runs.values())
+        raise UserError(f"{path} has the runs of several seeds: name one of {names}")
+    return next(iter(runs.values()), RunFolder(path))
+
+
 def _is_seed(path: Path) -> bool:
     return re.fullmatch(r"seed_(0|[1-9]\d{0,18})", path.name) is not None
 
 
 def run_name(path: Path) -> str:
-    """The name of a run folder, with that of its method if the method has several seeds.
+    """The name of a run folder, with that of its method if it is the run of a seed.
 
     >>> run_name(Path("runs/uniform")), run_name(Path("runs/uniform/seed_0"))
     ('uniform', 'uniform/seed_0')
@@ -271,7 +280,7 @@ def run_name(path: Path) -> str:
 
 
 def method_path(path: Path) -> Path:
-    """The folder of the method that a run folder belongs to: its parent if the method has several seeds."""
+    """The folder of the method that a run folder belongs to: its parent if it is the run of a seed."""
     return path.parent if _is_seed(path) else path
 
 
@@ -295,7 +304,7 @@ class ComparisonFolder(Folder):
 
 
 class ReproductionFolder(Folder):
-    """What `semidice reproduce` writes; runs are in DATASET/METHOD."""
+    """What `semidice reproduce` writes; runs are in DATASET/METHOD/seed_0."""
 
     rater_cases = _File("rater_agreement_cases.parquet")  # Dice of each rater on each case
 
@@ -313,7 +322,7 @@ class ReproductionFolder(Folder):
         return self.path / f"{name}_conclusions"
 
     def runs(self, dataset: str) -> Path:
-        """The runs on one dataset, each in a folder METHOD."""
+        """The runs on one dataset, each in a folder METHOD/seed_0."""
         return self.path / dataset
 
 

@@ -51,17 +51,7 @@ def test_options_of_one_variant_do_not_change_another(variants_of):
     assert (first.model.options, second.model.options) == ({"channels": [4]}, {"channels": [8, 16]})
 
 
-def simple_order(teachers):
-    """The first variant whose teacher is done, again and again."""
-    ordered, waiting = [], list(teachers)
-    while waiting:
-        ready = [name for name in waiting if teachers[name] in (None, *ordered)]
-        ordered.append(ready[0])
-        waiting.remove(ready[0])
-    return ordered
-
-
-def test_teachers_come_first_and_the_order_is_kept_otherwise(variants_of):
+def test_a_teacher_comes_before_its_first_student_and_the_order_is_kept_otherwise(variants_of):
     rng = np.random.default_rng(0)
     for _ in range(10):
         teachers = {}
@@ -71,4 +61,27 @@ def test_teachers_come_first_and_the_order_is_kept_otherwise(variants_of):
             teachers[f"v{number}"] = f"v{rng.integers(number)}" if has_teacher else None
         lines = ["recipe: quick", "variants:"]
         lines += [f"  {name}: {{{f'teacher.run: {of}' if of else ''}}}" for name, of in teachers.items()]
-        assert [each.name for each in variants_of(lines, accelerator="cpu")] == simple_order(teachers)
+        names = [each.name for each in variants_of(lines, accelerator="cpu")]
+        assert sorted(names) == sorted(teachers)
+        place = {name: number for number, name in enumerate(names)}
+        assert all(place[of] < place[name] for name, of in teachers.items() if of)
+        # without its students, the order is that of the file
+        alone = [name for name in teachers if teachers[name] is None and name not in teachers.values()]
+        assert [name for name in names if name in alone] == alone
+
+
+def test_variants_that_teach_each_other_are_refused(variants_of):
+    lines = ["recipe: quick", "variants: {a: {}, b: {teacher.run: c}, c: {teacher.run: b}}"]
+    with pytest.raises(ValueError, match="no variant of b, c can be trained first"):
+        variants_of(lines)
+
+
+def test_grids_share_a_method_only_with_equal_options(variants_of, tmp_path):
+    (tmp_path / "second.yaml").write_text("recipe: quick\nvariants: {a: {}, c: {seed: 1}}")
+    first, second = str(tmp_path / "grid.yaml"), str(tmp_path / "second.yaml")
+    (tmp_path / "grid.yaml").write_text("recipe: quick\nvariants: {a: {}, b: {}}")
+    both = read_variants([first, second], dataset=tmp_path, out=tmp_path)
+    assert [each.name for each in both] == ["a", "b", "c"]
+    (tmp_path / "grid.yaml").write_text("recipe: quick\nvariants: {a: {seed: 2}}")
+    with pytest.raises(ValueError, match="two variants with different options are called a"):
+        read_variants([first, second], dataset=tmp_path, out=tmp_path)

@@ -367,7 +367,7 @@ def recipe_of(name, dataset, tmp_path):
 def test_recipes_of_methods_have_the_options_of_the_paper(tmp_path):
     recipe = recipe_of("unet_resnet18_distillation_sdl", "lits", tmp_path)
     assert (recipe.loss.form, recipe.teacher.calibration) == ("relaxed", "none")
-    assert recipe.teacher.run == tmp_path / "out" / "lits" / "unet_resnet50_hard"
+    assert recipe.teacher.run == tmp_path / "out" / "lits" / "unet_resnet50_hard" / "seed_0"
     assert recipe.schedule.epochs == 60
     recipe = recipe_of("unet_resnet18_distillation_h5e-5", "kits", tmp_path)
     assert (recipe.teacher.bandwidth, recipe.teacher.calibration) == (5e-5, "kde")
@@ -524,7 +524,7 @@ def test_both_protocols_have_the_same_methods_in_different_folders(data, tmp_pat
     folders = [variant.folder for variant in (*text.values(), *authors.values())]
     assert len(set(folders)) == 2 * len(text)
     for (dataset, method), variant in authors.items():
-        assert variant.folder == tmp_path / "authors" / dataset / method
+        assert variant.folder == tmp_path / "authors" / dataset / method / "seed_0"
         if variant.teacher is not None:
             assert variant.recipe.teacher.run == authors[dataset, variant.teacher].folder
 
@@ -575,7 +575,9 @@ def test_both_protocols_run_in_one_folder_and_keep_their_results(data, tmp_path)
         assert ("trainings to run" in printed) == (protocol not in tables)
         assert tables.setdefault(protocol, ours) == ours
     assert tables["text"] != tables["authors"]
-    smoothing = read_recipe(tmp_path / "authors" / "kidney" / "smoothing" / "recipe.yaml").label.smoothing
+    smoothing = read_recipe(
+        tmp_path / "authors" / "kidney" / "smoothing" / "seed_0" / "recipe.yaml"
+    ).label.smoothing
     assert smoothing == "boundary"
 
 
@@ -754,7 +756,7 @@ def test_every_value_is_a_mean_of_the_case_tables(reproduced):
             for run in record["runs"].split():
                 # the paper scores volumes slice by slice
                 per = "slice" if run.startswith(("lits/", "kits/")) else "scan"
-                table = read_cases(out / run / "cases.parquet")
+                table = read_cases(out / run / "seed_0" / "cases.parquet")
                 table = table.pipe(select, metric=METRICS[record["metric"]], per=per)
                 kind = "mean" if "mean" in set(table["class"]) else "all"
                 values = table.pipe(select, class_name=kind)["value"]
@@ -803,7 +805,7 @@ def test_rater_agreement_is_the_mean_dice_with_the_majority(reproduced, data):
 def test_a_second_run_trains_nothing_and_writes_the_same_table(reproduced, data, tmp_path):
     _, out, _ = reproduced
     before = (out / "distillation_terms.csv").read_text()
-    log = out / "lits" / "unet_resnet18_hard" / "fold_0" / "log.jsonl"
+    log = out / "lits" / "unet_resnet18_hard" / "seed_0" / "fold_0" / "log.jsonl"
     stamp = log.stat().st_mtime_ns
     _, printed = reproduce("distillation_terms", data, out)
     assert (out / "distillation_terms.csv").read_text() == before
@@ -816,8 +818,8 @@ def test_a_run_in_a_moved_folder_trains_nothing_and_writes_the_same_table(reprod
     moved = tmp_path / "moved"
     for dataset in ("lits", "kits"):
         shutil.copytree(out / dataset, moved / dataset)
-    student = moved / "lits" / "unet_resnet18_distillation" / "recipe.yaml"
-    assert read_recipe(student).teacher.run == moved / "lits" / "unet_resnet50_hard"
+    student = moved / "lits" / "unet_resnet18_distillation" / "seed_0" / "recipe.yaml"
+    assert read_recipe(student).teacher.run == moved / "lits" / "unet_resnet50_hard" / "seed_0"
     weights = sorted(moved.rglob("*.safetensors"))
     stamps = [path.stat().st_mtime_ns for path in weights]
     _, printed = reproduce("distillation_terms", data, moved)
@@ -960,15 +962,15 @@ def test_some_tasks_and_some_folds_can_be_run(data, tmp_path):
     assert "qubiq (1 of 7 tasks)" in printed
     # fewer folds than before: the other finished folds are left out
     results, _ = reproduce("ce_against_dml", data, tmp_path / "out", tasks=["kidney"], folds=1)
-    table = read_cases(tmp_path / "out" / "kidney" / "ce" / "cases.parquet")
+    table = read_cases(tmp_path / "out" / "kidney" / "ce" / "seed_0" / "cases.parquet")
     table = table.pipe(select, metric="dice_score", fold=0)
     ours = results["ce_against_dml"].value(RowKey("qubiq", "dice"), "ce")
     assert ours == pytest.approx(100 * table.pipe(select, class_name="mean")["value"].mean())
 
 
 def test_a_method_that_fails_is_reported_and_the_others_are_in_the_table(data, tmp_path):
-    (tmp_path / "out" / "kidney" / "ce").mkdir(parents=True)
-    (tmp_path / "out" / "kidney" / "ce" / "notes.txt").write_text("mine")
+    (tmp_path / "out" / "kidney" / "ce" / "seed_0").mkdir(parents=True)
+    (tmp_path / "out" / "kidney" / "ce" / "seed_0" / "notes.txt").write_text("mine")
     console = new_console()
     with pytest.raises(ReproduceError, match=r"kidney/ce: .*is not a run folder"):
         run_reproduce(

@@ -91,7 +91,7 @@ class FullMemoryJob(FoldJob):
     """The first process that works on it finds the memory of its GPU full."""
 
     def run(self, worker):
-        pids = self.folder.parent / "pids"
+        pids = self.folder.parent.parent / "pids"
         with pids.open("a") as file:
             print(os.getpid(), file=file)
         if len(pids.read_text().split()) == 1:

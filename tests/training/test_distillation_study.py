@@ -18,7 +18,7 @@ from semidice.demo import PHANTOM
 from semidice.labels.makers import majority_label
 from semidice.losses import Teacher, TeacherCalibration
 from semidice.metrics import ScoreKey, calibration_bins
-from semidice.paths import RunFolder
+from semidice.paths import MethodFolder
 from semidice.recipes.grid import read_variants
 from semidice.runs.run import FoldRun, open_run
 from semidice.statistics import paired, read_cases
@@ -77,7 +77,7 @@ def test_kde_lowers_the_calibration_error_of_an_overconfident_teacher(ablation, 
     """Measured on validation cases in batches of eight; keys are labelled by majority vote."""
     out, _ = ablation
     opened = Dataset(dataset)
-    run = RunFolder(out / "teacher")
+    run = MethodFolder(out / "teacher").seed(0)
     fold_of_case = read_folds(run.folds, opened)
     errors = {"none": [], "kde": []}
     for fold in range(2):

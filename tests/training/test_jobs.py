@@ -11,7 +11,7 @@ from start import PATIENCE_S, refused, semidice
 
 from semidice.compare import run_compare
 from semidice.locks import locked
-from semidice.paths import ComparisonFolder, FoldFolder, RunFolder
+from semidice.paths import ComparisonFolder, FoldFolder, MethodFolder, RunFolder
 from semidice.recipes.grid import Variant
 from semidice.training.grid import check_engine, job_lines
 from semidice.training.jobs import MAX_ATTEMPTS, Report, Schedule, fold_jobs, run_jobs
@@ -48,7 +48,7 @@ def assert_same_tables(first, second):
         assert (first / name).read_bytes() == (second / name).read_bytes(), name
     for run in ("teacher", "student"):
         for fold in (0, 1):
-            logs = [RunFolder(out / run).fold(fold).log.read_text() for out in (first, second)]
+            logs = [MethodFolder(out / run).seed(0).fold(fold).log.read_text() for out in (first, second)]
             assert logs[0] == logs[1]
 
 
@@ -94,13 +94,13 @@ def test_students_start_when_all_folds_of_their_teacher_are_finished(dataset, gr
 
 def test_a_failed_teacher_stops_its_students_and_no_other_run(dataset, grid, tmp_path):
     variants = variants_of(grid, dataset, tmp_path)
-    other = Variant(variants[0].recipe.model_copy(update={"name": "other"}), tmp_path / "other")
+    other = Variant(variants[0].recipe.model_copy(update={"name": "other"}), tmp_path / "other", "other")
     pool = Recorder(size=1, failing=[("teacher", 0)])
     errors = run_jobs(fold_jobs([*variants, other]), pool, NoView())
     assert pool.order == [("teacher", 0), ("other", 0), ("other", 1)]
     assert errors == {
-        str(tmp_path / "teacher"): "fold 0: wrong",
-        str(tmp_path / "student"): "its teacher teacher failed",
+        str(tmp_path / "teacher" / "seed_0"): "fold 0: wrong",
+        str(tmp_path / "student" / "seed_0"): "its teacher teacher/seed_0 failed",
     }
 
 
@@ -124,7 +124,7 @@ def test_the_jobs_of_a_large_grid_are_each_run_once(dataset, grid, tmp_path):
                 run = tmp_path / f"teacher{number}"
                 names["teacher"] = variant.recipe.teacher.model_copy(update={"run": run})
             recipe = variant.recipe.model_copy(update=names)
-            variants.append(Variant(recipe, tmp_path / recipe.name, variant.teacher and f"teacher{number}"))
+            variants.append(Variant(recipe, tmp_path / recipe.name, recipe.name))
     lines = [line for line in job_lines(variants, ["semidice", "compare"]) if not line.startswith("#")]
     pool = Recorder(size=64)
     run_jobs(fold_jobs(variants), pool, NoView())
@@ -222,13 +222,13 @@ def test_a_job_that_found_the_memory_full_is_continued_by_a_new_process_beside_f
 
 def test_a_wrong_variant_fails_with_its_error_and_stops_its_student(dataset, grid, tmp_path):
     out = tmp_path / "out"
-    (out / "teacher").mkdir(parents=True)
-    (out / "teacher" / "foreign.txt").touch()
+    (out / "teacher" / "seed_0").mkdir(parents=True)
+    (out / "teacher" / "seed_0" / "foreign.txt").touch()
     variants = variants_of(grid, dataset, out)
     refused(
         lambda: run_compare(variants, out, QUIET, accelerator="cpu", on="local:1"),
         "2 of 2 variants failed",
-        "teacher exists and is not a run folder: it has foreign.txt",
+        "teacher/seed_0 exists and is not a run folder: it has foreign.txt",
         "student: its teacher teacher failed",
     )
 

@@ -129,7 +129,7 @@ def write_recipe(recipe: Recipe, path: Path) -> None:
     run = Path(os.path.abspath(path)).parent
     if recipe.teacher is not None:
         teacher = recipe.teacher.run
-        if teacher.parent == run.parent or method_path(teacher).parent == method_path(run).parent:
+        if method_path(teacher).parent == method_path(run).parent:
             options["teacher"]["run"] = Path(os.path.relpath(teacher, run)).as_posix()
     heading = f"# Resolved by semidice {__version__}: every option, defaults included.\n"
     write_text(path, heading + yaml_text(options))

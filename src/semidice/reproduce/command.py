@@ -1,6 +1,6 @@
 """`semidice reproduce TABLE --data DIR`: run the missing trainings of a table and compare it with the paper.
 
-    OUT/DATASET/METHOD/                   the runs, shared by all tables
+    OUT/DATASET/METHOD/seed_0/            the runs, shared by all tables
         TABLE.md, .csv, .tex              the numbers; the Markdown file also has the conclusions
         TABLE_conclusions.md, .csv, .tex  which of the paper's conclusions hold
         rater_agreement_cases.parquet     Dice of each rater on each case

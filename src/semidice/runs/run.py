@@ -28,7 +28,7 @@ from ..data.manifest import Manifest, PrepareOptions
 from ..errors import UserError, read_record
 from ..networks.checkpoint import Checkpoint
 from ..networks.systems import build_network
-from ..paths import FoldFolder, RunFolder, write_text
+from ..paths import FoldFolder, RunFolder, find_run, write_text
 from ..recipes import Recipe, read_recipe
 from ..recipes.options import flattened
 
@@ -218,8 +218,8 @@ def volume_problem(dataset: Dataset) -> str | None:
 
 
 def open_run(run: Path | RunFolder) -> TrainedRun:
-    """The run in a folder; a ValueError names the file that is missing or wrong."""
-    folder = run if isinstance(run, RunFolder) else RunFolder(Path(run))
+    """The run in a folder, see `find_run`; a UserError names the file that is missing or wrong."""
+    folder = run if isinstance(run, RunFolder) else find_run(Path(run))
     for path in (folder.recipe, folder.dataset):
         if not path.is_file():
             reason = f"it has no {path.name}" if folder.path.is_dir() else "there is no such folder"

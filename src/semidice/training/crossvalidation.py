@@ -29,7 +29,7 @@ from ..errors import UserError
 from ..locks import locked
 from ..networks.checkpoint import CheckpointWriter
 from ..networks.predictor import Predictor
-from ..paths import RunFolder, run_name, write_text
+from ..paths import RunFolder, find_run, run_name, write_text
 from ..recipes import Recipe, differing_keys, read_recipe, with_stored_choices, write_recipe
 from ..runs.predictions import write_prediction
 from ..runs.run import (
@@ -109,7 +109,7 @@ def _teacher_has_moved(stored: Recipe, recipe: Recipe) -> bool:
     """Whether the stored teacher folder no longer exists and the new one is a run of the same name."""
     if stored.teacher is None or recipe.teacher is None:
         return False
-    old, new = stored.teacher.run, recipe.teacher.run
+    old, new = stored.teacher.run, find_run(recipe.teacher.run).path
     # os.path.exists returns False for a path that cannot be read here; Path.exists would raise
     return run_name(old) == run_name(new) and not os.path.exists(old) and RunFolder(new).recipe.is_file()
 

@@ -26,7 +26,7 @@ from ..data.dataset import open_dataset
 from ..data.folds import read_folds
 from ..errors import UserError, described
 from ..locks import locked
-from ..paths import RunFolder
+from ..paths import RunFolder, find_run, run_name
 from ..recipes import Recipe
 from ..recipes.grid import Variant
 from ..runs.run import FoldRun, open_run
@@ -165,7 +165,7 @@ class FoldJob:
     def _check_teacher(self) -> None:
         """A ValueError if the teacher is not finished: its temperature is fitted to all of its folds."""
         teacher = self.recipe.teacher
-        if teacher is None or not RunFolder(teacher.run).recipe.is_file():
+        if teacher is None or not find_run(teacher.run).recipe.is_file():
             return
         missing = open_run(teacher.run).missing_folds
         if missing:
@@ -264,7 +264,7 @@ class Schedule:
         self.errors.setdefault(group, error)
         self._ready = deque(job for job in self._ready if job.group != group)
         for student in {job.group for job in self._waiting.pop(group, ())}:
-            self._give_up(student, f"its teacher {Path(group).name} failed")
+            self._give_up(student, f"its teacher {run_name(Path(group))} failed")
 
 
 @runtime_checkable

@@ -15,7 +15,7 @@ from ..data.batches.feed import Batches, whole_cases
 from ..data.folds import read_folds
 from ..errors import UserError
 from ..losses.distillation import Teacher
-from ..paths import RunFolder
+from ..paths import find_run
 from ..runs.run import FoldRun, TrainedRun, open_run
 
 
@@ -29,7 +29,7 @@ def load_teacher(
     options = fold_run.recipe.teacher
     if options is None:
         return None
-    if not RunFolder(options.run).recipe.is_file():
+    if not find_run(options.run).recipe.is_file():
         raise UserError(
             f"there is no teacher run in {options.run}: train it first, or give its folder with "
             "--set teacher.run=..."

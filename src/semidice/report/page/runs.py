@@ -53,9 +53,10 @@ def find_runs(paths: Sequence[Path]) -> FoundRuns:
         if _is_comparison(path):
             tables.append(ComparisonFolder(path).cases)
         for folder in _run_folders(path):
-            if folder.cases.is_file() and folder.path != path and method_path(folder.path) != folder.path:
+            method = MethodFolder(method_path(folder.path))
+            if folder.cases.is_file() and folder.path != path and len(method.seeds()) > 1:
                 run = open_run(folder)
-                seeds.setdefault(method_path(folder.path), {})[run.recipe.seed] = run
+                seeds.setdefault(method.path, {})[run.recipe.seed] = run
             elif folder.cases.is_file():
                 runs.append(open_run(folder))
             elif folder.path == path:
