@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -87,7 +88,7 @@ def speed_table() -> Iterator[str]:
         yield f"| {name} | {seconds:.2f} | {megabytes:.0f} |"
     yield ("\n| 10 000 resamples, 1 000 cases, 10 methods, 45 pairs | seconds |\n| --- | ---: |")
     scores = paired_scores(1000, 10)
-    drawn = {"cases": scores._replace(patients=scores.cases), "500 patients": scores}
+    drawn = {"cases": replace(scores, patients=scores.cases), "500 patients": scores}
     for name, of_unit in drawn.items():
         start = time.perf_counter()
         compare_scores(of_unit)

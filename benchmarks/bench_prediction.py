@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,7 @@ def compare_kinds(table: CaseTable, metric: str, folds: Sequence[int]) -> Compar
     scores = paired(table, metric, methods=[*single, *means], drop=True)
     of_single = scores.values[:, : len(single)].reshape(-1, 2, len(folds)).mean(2)
     values = np.concatenate([of_single, scores.values[:, len(single) :]], 1)
-    return compare_scores(scores._replace(methods=KINDS, values=values))
+    return compare_scores(replace(scores, methods=KINDS, values=values))
 
 
 def record_of(comparison: Comparison) -> dict[str, Any]:
@@ -117,7 +118,7 @@ def record_of(comparison: Comparison) -> dict[str, Any]:
         "means": (100 * comparison.means["mean"]).to_dict(),
         "gains": gains,
         "unit": "patient" if comparison.by_patient else "case",
-        "num_dropped": comparison.scores.num_dropped,
+        "num_dropped": comparison.num_dropped,
     }
 
 

@@ -228,8 +228,8 @@ def compared(table: Any, metric: str, **options: Any) -> Any:
     options |= {"alpha": options.pop("level")} if "level" in options else {}
     key = import_module("semidice.metrics").ScoreKey(*_key(metric))
     result = package.compare_scores(package.paired(table, key, drop=True), **options)
-    names = ("num_cases", "num_patients", "seeds", "seed_means", "covers_seeds", "best")
-    found = {name: getattr(result, name) for name in names} | {"num_dropped": result.scores.num_dropped}
+    names = ("num_cases", "num_patients", "num_dropped", "seeds", "seed_means", "covers_seeds", "best")
+    found = {name: getattr(result, name) for name in names}
     # f55cdaf asked for the best set at 0.05, whatever the level of the intervals
     worse = result.pairs["difference"] * (1 if key.higher_is_better else -1) < 0
     beaten = set(result.pairs.index.get_level_values("first")[worse & (result.pairs["p"] < 0.05)])

@@ -285,10 +285,10 @@ def _show_and_write(
     if warning:
         console.print(warning, style="yellow", highlight=False, markup=False, soft_wrap=True)
     say(console, verdict(comparisons))
-    console.print(means.rich())
+    console.print(means)
     if show_pairs:
         for of_metric in pairs.values():
-            console.print(of_metric.rich())
+            console.print(of_metric)
     elif pairs:
         say(
             console, "differences of all pairs, with intervals and p-values: --pairs, or the files pairs_*.md"

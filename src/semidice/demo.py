@@ -69,7 +69,7 @@ def run_demo(out: Path, console: Console, *, num_cases: int, epochs: int, num_fo
     write_cases(table, folder.cases)
     comparisons = comparisons_of(table, [*variants[0].recipe.validation.metrics, "truth_error"])
     title = f"Mean over {len(dataset)} cases, each predicted by a network that never saw it"
-    console.print(means_table(list(comparisons.values()), intervals=False, title=title).rich())
+    console.print(means_table(list(comparisons.values()), intervals=False, title=title))
     for comparison in comparisons.values():
         say(console, _difference_text(comparison))
     for name, run in outcome.runs.items():

@@ -78,21 +78,21 @@ WRONG = {
     "a column that lacks": ([{"case": "a", "metric": "x", "value": 1}], ["lacks", "method"]),
     "a column that is misspelt": ([GOOD | {"pateint": "p"}], ["pateint", "patient"]),
     "a share in percent": ([GOOD, GOOD | {"case": "b", "value": 87}], ["case b", "87", "by 100"]),
-    "a value in words": ([GOOD, GOOD | {"value": "high"}], ["value", "'high'", "row 1"]),
+    "a value in words": ([GOOD, GOOD | {"value": "high"}], ["value", "'high'"]),
     "half a fold": ([GOOD | {"fold": 0.5}], ["fold", "0.5", "row 0"]),
     "a seed of -2": ([GOOD | {"seed": -2}], ["seed", "-2"]),
-    "an empty case": ([GOOD, GOOD | {"case": ""}], ["case", "empty in row 1"]),
+    "an empty case": ([GOOD, GOOD | {"case": ""}], ["case", "empty", "row 1"]),
     "a case in numbers": ([GOOD | {"case": 1.5}], ["case", "strings"]),
-    "a score twice": ([GOOD, GOOD | {"value": 0.6}], ["rows 0 and 1", "twice", "case a"]),
+    "a score twice": ([GOOD, GOOD | {"value": 0.6}], ["row 1", "twice", "case a"]),
     "a case of two patients": (
         [GOOD | {"patient": "p"}, GOOD | {"method": "b", "patient": "q"}],
-        ["case a", "p and q", "rows 0 and 1"],
+        ["case a", "patient q", "row 1"],
     ),
     "a case in two folds": (
         [GOOD | {"fold": n, "seed": n} for n in (0, 1)],
-        ["two values of fold", "0 and 1"],
+        ["fold 1", "another fold"],
     ),
-    "a metric that names a folder": ([GOOD | {"metric": "a/b"}], ["'a/b'", "slash", "row 0"]),
+    "a metric that names a folder": ([GOOD | {"metric": "a/b"}], ["a/b", "slash", "row 0"]),
     "a level of its own": ([GOOD | {"per": "volume"}], ["scan or slice", "volume"]),
 }
 
@@ -176,5 +176,5 @@ def test_parts_of_a_table_can_be_joined_again_but_not_twice():
     table = small_table()
     parts = [part for _, part in table.groupby("method")]
     pd.testing.assert_frame_equal(in_order(concatenate(parts)), in_order(table))
-    with pytest.raises(ValueError, match="same thing twice"):
+    with pytest.raises(ValueError, match="scored twice"):
         concatenate([table, parts[0]])

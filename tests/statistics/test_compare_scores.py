@@ -1,5 +1,6 @@
 """The paired test compared with SciPy, plain loops and closed forms; level and power by simulation (slow)."""
 
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -416,7 +417,7 @@ def clustered(rng):
 
 def test_patients_are_resampled_if_a_patient_has_several_cases():
     scores = clustered(np.random.default_rng(23))
-    of_patients, of_cases = compare_scores(scores), compare_scores(scores._replace(patients=scores.cases))
+    of_patients, of_cases = compare_scores(scores), compare_scores(replace(scores, patients=scores.cases))
     assert (of_patients.by_patient, of_cases.by_patient) == (True, False)
     widths = [each.pairs["high"].iloc[0] - each.pairs["low"].iloc[0] for each in (of_cases, of_patients)]
     assert widths[0] < 0.8 * widths[1]
@@ -425,7 +426,7 @@ def test_patients_are_resampled_if_a_patient_has_several_cases():
 def test_equal_methods_on_clustered_cases_are_seldom_called_different_unless_cases_are_resampled():
     rng = np.random.default_rng(24)
     trials = [clustered(rng) for _ in range(300)]
-    alone = [each._replace(patients=each.cases) for each in trials]
+    alone = [replace(each, patients=each.cases) for each in trials]
     patients, cases = (
         np.mean([compare_scores(each, num_resamples=200).pairs["p"].iloc[0] < 0.05 for each in part])
         for part in (trials, alone)

@@ -216,7 +216,7 @@ def test_a_case_that_one_seed_has_no_score_of_is_dropped_for_all():
     values[1, 4, 0] = np.nan
     with pytest.raises(ValueError, match="first for case case04 and method a"):
         compare_cases(table_of(values), "dice_score")
-    assert compare_cases(table_of(values), "dice_score", drop=True).scores.num_dropped == 1
+    assert compare_cases(table_of(values), "dice_score", drop=True).num_dropped == 1
     averaged = mean_over_seeds(table_of(values))
     assert averaged["value"].isna().sum() == 1
     assert set(averaged["seed"]) == {-1}

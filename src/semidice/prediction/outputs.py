@@ -43,7 +43,7 @@ from ..decisions.volumes import volume_interval, voxel_ml
 from ..errors import UserError, listing, read_json
 from ..paths import PredictionFolder, atomic_write, file_hash, write_text
 from ..runs.scoring import ONE_ML
-from ..statistics.cells import escaped_row, unescaped_cell
+from ..statistics.cases import escaped_cell, unescaped_cell
 from .dicom_outputs import write_segmentations
 from .inputs import InputCase, InputImage
 
@@ -201,7 +201,7 @@ class OutputFolder:
                 for row in self.volumes[case]:
                     cells = [row[name] for name in VOLUME_COLUMNS]
                     # the other columns are numbers
-                    rows.writerow((*escaped_row(cells[:2]), *cells[2:]))
+                    rows.writerow((*map(escaped_cell, cells[:2]), *cells[2:]))
         self._write_settings()
 
 

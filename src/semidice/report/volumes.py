@@ -24,7 +24,7 @@ from jaxtyping import Float
 from ..data.dataset import Dataset
 from ..errors import UserError, read_json, reading
 from ..paths import RunFolder
-from ..statistics.cells import unescaped_cell
+from ..statistics.cases import unescaped_cell
 from ..statistics.tables import Cell, Table, number_text
 from .other_methods import check_cases
 from .verdict import listed

@@ -212,7 +212,7 @@ def _show_and_write(
     conclusions = conclusions_table(table, values, datasets)
     if ran:
         say(console, ran)
-    console.print(numbers.rich())
+    console.print(numbers)
     _print_conclusions(conclusions, console)
     folder = ReproductionFolder(out)
     numbers.write(folder.table(table.name))
@@ -252,7 +252,7 @@ def _print_list(plan: Plan, console: Console, accelerator: str) -> None:
     )
     header = ("table", "datasets found", "trainings", "with data", "finished", "left", "time")
     cells = tuple(tuple(map(Cell, row)) for row in rows)
-    console.print(Table("Tables of the paper", header, cells, note, ({},)).rich())
+    console.print(Table("Tables of the paper", header, cells, note, ({},)))
 
 
 def _list_row(

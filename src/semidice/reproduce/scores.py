@@ -84,7 +84,7 @@ def row_scores(row: Row, runs: Runs) -> PairedScores | None:
             family = dataset.partition("_task")[0]
             cases = tuple(f"{dataset}/{case}" for case in part.cases)
             patients = tuple(f"{family}/{patient}" for patient in part.patients)
-            parts.append(part._replace(cases=cases, patients=patients))
+            parts.append(replace(part, cases=cases, patients=patients))
     return _pooled(parts) if parts else None
 
 
@@ -112,7 +112,8 @@ def _pooled(parts: Sequence[PairedScores]) -> PairedScores:
         means.mean(0) + (part.values - mean) * (total / (len(parts) * len(part.cases)))
         for part, mean in zip(parts, means, strict=True)
     ]
-    return parts[0]._replace(
+    return replace(
+        parts[0],
         cases=tuple(case for part in parts for case in part.cases),
         patients=tuple(patient for part in parts for patient in part.patients),
         values=np.concatenate(stretched),

@@ -41,8 +41,8 @@ from ..statistics.cases import (
     with_scores,
     write_cases,
 )
-from ..statistics.compare import compare_cases, possible_means, several_per_patient
-from ..statistics.resampling import paired_test
+from ..statistics.compare import compare_cases, compare_scores
+from ..statistics.pairing import paired
 from ..statistics.tables import baseline_table
 from .decisions import mask_metrics, mask_scores, rule_names
 from .prediction_files import PredictionFiles
@@ -292,7 +292,7 @@ def scores_table(table: CaseTable, *, title: str) -> Table:
         classes = sorted(rows_of(table, key)["class"].unique(), key=lambda name: (name == "mean", name))
         # with two classes, the mean over the foreground is the score of the only foreground class
         for class_name in classes[-1:] if len(classes) == 3 else classes:
-            rows.add_row(*_score_cells(rows_of(table, key, class_name), key, class_name))
+            rows.add_row(*_score_cells(table, key, class_name))
     return rows
 
 
@@ -300,28 +300,19 @@ def rules_table(table: CaseTable, baseline: str, *, title: str) -> RenderableTyp
     """One row per method: the mean of each score, its difference to the baseline, and the p-value."""
     methods = [baseline, *(method for method in methods_of(table) if method != baseline)]
     comparisons = [compare_cases(table, key, methods=methods, drop=True) for key in keys_of(table)]
-    return baseline_table(comparisons, baseline, title=title).rich()
+    return baseline_table(comparisons, baseline, title=title)
 
 
-def _score_cells(rows: CaseTable, key: ScoreKey, class_name: str) -> tuple[str, ...]:
-    scale = key.scale
-    values = rows["value"].to_numpy()
-    scored = ~np.isnan(values)
-    name = key.heading()
-    count = str(int(scored.sum()))
-    if scored.sum() < 2:
-        only = f"{values[scored].mean() * scale:.3f}" if scored.any() else "-"
+def _score_cells(table: CaseTable, key: ScoreKey, class_name: str) -> tuple[str, ...]:
+    scores = paired(table, key, class_name, drop=True)
+    name, count = key.heading(), str(scores.num_cases)
+    if scores.num_cases < 2:
+        only = f"{scores.values[0, 0] * key.scale:.3f}" if scores.num_cases else "-"
         return name, class_name, only, "-", count
-    patients, cases = (rows[column][scored].tolist() for column in ("patient", "case"))
-    by_patient = several_per_patient(patients, cases)
-    estimate = paired_test(values[scored][:, None], groups=patients if by_patient else None)
-    mean = float(estimate.value[0]) * scale
-    ends = np.clip([estimate.low[0], estimate.high[0]], *possible_means(key, values[scored]))
-    low, high = (float(end) * scale for end in ends)
+    mean, low, high = compare_scores(scores).means.iloc[0][["mean", "low", "high"]] * key.scale
     # if almost all cases have the same score, resamples without spread give no finite interval
-    if not np.isfinite([low, high]).all():
-        return name, class_name, f"{mean:.3f}", "-", count
-    return name, class_name, f"{mean:.3f}", f"{low:.3f} to {high:.3f}", count
+    interval = f"{low:.3f} to {high:.3f}" if np.isfinite([low, high]).all() else "-"
+    return name, class_name, f"{mean:.3f}", interval, count
 
 
 def open_dataset(run: TrainedRun, path: Path | None, console: Console) -> Dataset:

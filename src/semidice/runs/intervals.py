@@ -24,7 +24,7 @@ from ..decisions.conformal import ConformalInterval, Intervals, fit_conformal
 from ..decisions.volumes import rater_volumes_ml, volume_interval, volume_ml, voxel_ml
 from ..locks import locked
 from ..paths import atomic_write
-from ..statistics.cells import escaped_row
+from ..statistics.cases import escaped_cell
 from .decision_file import ALL_FOLDS, store_interval
 from .decisions import check_can_fit
 from .run import TrainedRun
@@ -162,7 +162,7 @@ def write_volumes(
                 numbers = [column[case, number] for column in columns] + volumes.raters[case, number].tolist()
                 names = volumes.cases[case], volumes.patients[case], volumes.folds[case], class_name
                 shown = ("" if np.isnan(n) else f"{n:.6g}" for n in numbers)
-                rows.writerow((*escaped_row(names), volumes.unit, f"{level:g}", *shown))
+                rows.writerow((*map(escaped_cell, names), volumes.unit, f"{level:g}", *shown))
 
 
 def intervals_table(

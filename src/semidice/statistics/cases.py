@@ -6,18 +6,18 @@ suffix of a file, .parquet or .csv, tells its format; both keep every bit of a v
 scores (`collect`), and pairing them (`pairing`).
 """
 
+import re
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
 
-from ..errors import UserError, listing, nearest, reading
+from ..errors import UserError, given, listing, nearest, reading
 from ..metrics.registry import ScoreKey, default_unit
 from ..paths import atomic_write
-from .cells import escaped_cell, unescaped_cell
 
 COLUMNS = {
     "case": "one image or volume; unique within its dataset",
@@ -37,12 +37,15 @@ NEEDED = ("case", "method", "metric", "value")
 CaseTable: TypeAlias = pd.DataFrame
 # classes of a score over all classes
 MAIN_CLASSES = ("mean", "all")
-_KEY = ["case", "method", "seed", "class", "metric", "unit", "per"]
-_ORDER = ["metric", "unit", "per", "class", "method", "seed", "case"]
-_WHOLE = ("fold", "seed")
-_TEXTS = [name for name in COLUMNS if name not in (*_WHOLE, "value")]
+_SCORE = list(ScoreKey._fields)
+_KEY = ["case", "method", "seed", "class", *_SCORE]
+_ORDER = [*_SCORE, "class", "method", "seed", "case"]
+_NUMBERS = ("fold", "seed", "value")
+_TEXTS = [name for name in COLUMNS if name not in _NUMBERS]
 _DEFAULTS = {"fold": -1, "seed": -1, "class": "mean", "per": "scan", "dataset": ""}
 _ARE_WRITTEN_AS_NAN = ("", "nan", "NaN", "NA", "N/A", "null", "None")
+# what a spreadsheet would run as a formula, also where it is escaped already
+_FORMULA = re.compile(r"'*[=+\-@\t\r\n]")
 
 
 def case_table(rows: Any, source: str = "case table") -> CaseTable:
@@ -57,22 +60,15 @@ def case_table(rows: Any, source: str = "case table") -> CaseTable:
     is_empty = not isinstance(rows, pd.DataFrame) and not len(rows)
     table = pd.DataFrame(rows, columns=list(COLUMNS) if is_empty else None).reset_index(drop=True)
     _check_columns(table, source)
-    for name in _TEXTS:
-        if name in table:
-            table[name] = _texts(table[name], name, source)
-    if "patient" not in table:
-        table["patient"] = table["case"]
-    if "unit" not in table:
-        table["unit"] = table["metric"].map({name: default_unit(name) for name in table["metric"].unique()})
-        table["unit"] = table["unit"].astype("str")
-    for name, default in _DEFAULTS.items():
+    for name in COLUMNS:
         if name not in table:
-            table[name] = default
-    for name in (*_WHOLE, "value"):
-        table[name] = _numbers(table[name], name, source)
+            table[name] = table["case"] if name == "patient" else _DEFAULTS.get(name)
+            if name == "unit":
+                units = {metric: default_unit(metric) for metric in table["metric"].unique()}
+                table[name] = table["metric"].map(units)
+        table[name] = (_numbers if name in _NUMBERS else _texts)(table, name, source)
     table = table[list(COLUMNS)]
-    _check_unique(table, source)
-    _check_values(table, source)
+    _check_rows(table, source)
     return table
 
 
@@ -91,20 +87,19 @@ def in_order(table: CaseTable) -> CaseTable:
 
 def with_scores(table: CaseTable, scores: CaseTable) -> CaseTable:
     """The table with these scores added, sorted; they replace all rows of the same method and score."""
-    columns = ["method", "metric", "unit", "per"]
+    columns = ["method", *_SCORE]
     replaced = pd.MultiIndex.from_frame(table[columns]).isin(pd.MultiIndex.from_frame(scores[columns]))
     return in_order(concatenate([table[~replaced], scores]))
 
 
 def keys_of(table: CaseTable) -> list[ScoreKey]:
     """The scores in a table, in order of appearance."""
-    found = table[["metric", "unit", "per"]].drop_duplicates()
-    return [ScoreKey(*row) for row in found.itertuples(index=False)]
+    return [ScoreKey(*row) for row in table[_SCORE].drop_duplicates().itertuples(index=False)]
 
 
 def rows_of(table: CaseTable, key: ScoreKey, class_name: str | None = None) -> CaseTable:
     """The rows of a score, of all classes or of one."""
-    kept = (table["metric"] == key.metric) & (table["unit"] == key.unit) & (table["per"] == key.per)
+    kept = (table[_SCORE] == list(key)).all(axis=1)
     return table[kept if class_name is None else kept & (table["class"] == class_name)]
 
 
@@ -121,9 +116,10 @@ def find_keys(table: CaseTable, metric: str) -> list[ScoreKey]:
 def write_cases(table: CaseTable, path: str | Path) -> None:
     """Write the sorted table to a .parquet or .csv file, which appears only when it is complete."""
     path = Path(path)
-    suffix, table = _suffix(path), in_order(case_table(table))
+    check_suffix(path)
+    table = in_order(case_table(table))
     with atomic_write(path) as temp_path:
-        if suffix == ".csv":
+        if path.suffix == ".csv":
             for name in _TEXTS:
                 table[name] = table[name].map({text: escaped_cell(text) for text in table[name].unique()})
             table.to_csv(temp_path, index=False, na_rep="nan", lineterminator="\n")
@@ -136,142 +132,115 @@ def write_cases(table: CaseTable, path: str | Path) -> None:
 def read_cases(path: str | Path) -> CaseTable:
     """The table in a .parquet or .csv file; a UserError names the file and the row of an error."""
     path = Path(path)
-    if _suffix(path) == ".csv":
+    check_suffix(path)
+    if path.suffix == ".parquet":
+        with reading(path):
+            table = pd.read_parquet(path)
+    else:
         with reading(path, "save it as CSV in UTF-8"), warnings.catch_warnings():
             # rows with more cells than the header
             warnings.simplefilter("error", pd.errors.ParserWarning)
             table = pd.read_csv(path, dtype=str, keep_default_na=False, index_col=False, encoding="utf-8")
         for name in table:
-            texts = table[name].unique()
-            table[name] = table[name].map({text: unescaped_cell(str(text)) for text in texts})
-    else:
-        with reading(path):
-            table = pd.read_parquet(path)
+            table[name] = table[name].map({text: unescaped_cell(str(text)) for text in table[name].unique()})
     return case_table(table, str(path))
 
 
 def check_suffix(path: Path | None) -> None:
-    """A UserError if a table cannot be written to the path, before the work for it is done."""
-    if path is not None:
-        _suffix(path)
-
-
-def _suffix(path: Path) -> str:
-    if path.suffix not in (".parquet", ".csv"):
+    """A UserError if a file of this name is no case table, before the work for it is done."""
+    if path is not None and path.suffix not in (".parquet", ".csv"):
         raise UserError(f"a case table is a .parquet or a .csv file; got {path}")
-    return path.suffix
+
+
+def escaped_cell(cell: Any) -> Any:
+    """A cell of a CSV: a name that a spreadsheet would compute gets an apostrophe in front.
+
+    >>> escaped_cell("=1+1"), escaped_cell("tumour"), escaped_cell(-1)
+    ("'=1+1", 'tumour', -1)
+    """
+    return f"'{cell}" if isinstance(cell, str) and _FORMULA.match(cell) else cell
+
+
+def unescaped_cell(cell: str) -> str:
+    """The name in a cell of `escaped_cell`.
+
+    >>> unescaped_cell("'=1+1"), unescaped_cell("'s-Hertogenbosch")
+    ('=1+1', "'s-Hertogenbosch")
+    """
+    return cell[1:] if cell.startswith("'") and _FORMULA.match(cell) else cell
+
+
+def _refuse(table: CaseTable, wrong: Any, source: str, names: Sequence[str], problem: str) -> None:
+    """A UserError with some cells of the first row that is wrong, if there is one."""
+    if np.any(wrong):
+        row = int(np.argmax(wrong))
+        cells = ", ".join(f"{name} {table[name].iloc[row]}" for name in names)
+        raise UserError(f"{source}, row {row}, {cells}: {problem}")
 
 
 def _check_columns(table: CaseTable, source: str) -> None:
     missing = [name for name in NEEDED if name not in table]
     unknown = [str(name) for name in table if name not in COLUMNS]
     if missing or unknown:
-        hint = nearest(unknown[0], list(COLUMNS)) if unknown else ""
         raise UserError(
             f"{source} must have the columns {', '.join(NEEDED)}, and may have "
             f"{', '.join(name for name in COLUMNS if name not in NEEDED)}"
             + (f"; it lacks {listing(missing, 'column')}" if missing else "")
-            + (f"; it also has {listing(unknown, 'column')}{hint}: rename or drop it" if unknown else "")
+            + (f"; rename or drop {listing(unknown, 'column')}" if unknown else "")
+            + (nearest(unknown[0], list(COLUMNS)) if unknown else "")
         )
     twice = table.columns[table.columns.duplicated()]
     if len(twice):
         raise UserError(f"{source} has two columns {twice[0]}: drop one")
 
 
-def _texts(column: pd.Series, name: str, source: str) -> pd.Series:
+def _texts(table: CaseTable, name: str, source: str) -> pd.Series:
+    column = table[name]
     if pd.api.types.is_integer_dtype(column):
         column = column.map(str)
-    empty = column.isna() if name in ("unit", "dataset") else column.isna() | (column == "")
-    if empty.any():
-        raise UserError(f"{source}: column {name} is empty in row {int(np.argmax(empty))}")
-    if not column.map(type).eq(str).all() if column.dtype == object else not _is_text(column):
+    may_be_empty = name in ("unit", "dataset")
+    _refuse(table, column.isna() | ((column == "") & (not may_be_empty)), source, [name], "the cell is empty")
+    is_text = isinstance(column.dtype, pd.StringDtype | pd.CategoricalDtype) or not len(column)
+    if not (is_text or (column.dtype == object and column.map(type).eq(str).all())):
         raise UserError(f"{source}: column {name} must be strings; got {column.dtype}: use .astype(str)")
     column = column.astype("str")
     if name == "metric":
-        wrong = column[column.str.contains(r"[/\\\x00-\x1f]", regex=True)]
-        if len(wrong):
-            raise UserError(
-                f"{source}: the metric {wrong.iloc[0]!r} names files, so it must not have a slash, a "
-                f"backslash or a control character: rename it in row {wrong.index[0]}"
-            )
-    if name == "per" and not column.isin(["scan", "slice"]).all():
-        wrong = column[~column.isin(["scan", "slice"])]
-        raise UserError(f"{source}: per must be scan or slice; got {wrong.iloc[0]!r} in row {wrong.index[0]}")
+        is_path = column.str.contains(r"[/\\\x00-\x1f]", regex=True)
+        _refuse(table, is_path, source, [name], "it names files: write it without a slash or a line break")
+    if name == "per":
+        _refuse(table, ~column.isin(["scan", "slice"]), source, [name], "it must be scan or slice")
     return column
 
 
-def _is_text(column: pd.Series) -> bool:
-    return isinstance(column.dtype, pd.StringDtype | pd.CategoricalDtype) or not len(column)
-
-
-def _numbers(column: pd.Series, name: str, source: str) -> pd.Series:
+def _numbers(table: CaseTable, name: str, source: str) -> pd.Series:
     """Float64 values, or whole numbers of -1 or more."""
+    column = table[name]
     if name == "value" and not pd.api.types.is_numeric_dtype(column):
         # as numpy reads it: the nearest float64 of a text
         column = column.where(~column.isin(_ARE_WRITTEN_AS_NAN), "nan")
-    if column.isna().any() and not pd.api.types.is_float_dtype(column):
-        row = int(np.argmax(column.isna()))
-        raise UserError(f"{source}: {name} is empty in row {row}: write NaN for a value that is not defined")
-    try:
+    is_empty = column.isna() & (not pd.api.types.is_float_dtype(column))
+    _refuse(table, is_empty, source, [name], "write NaN for a value that is not defined")
+    with given(f"{source}: column {name}"):
         numbers = column.to_numpy(object).astype(np.float64)
-    except (TypeError, ValueError):
-        row, cell = next((row, cell) for row, cell in enumerate(column) if not _is_number(cell))
-        raise UserError(f"{source}: {name} must be a number; got {cell!r} in row {row}") from None
     if name == "value":
         return pd.Series(numbers)
     wrong = ~(numbers >= -1) | (numbers != np.floor(numbers))
-    if wrong.any():
-        row = int(wrong.argmax())
-        meaning = "no folds" if name == "fold" else "one training"
-        raise UserError(
-            f"{source}: {name} must be -1 ({meaning}) or a whole number above it; got {numbers[row]:g} "
-            f"in row {row}"
-        )
+    _refuse(table, wrong, source, [name], f"it must be -1 (no {name}) or a whole number above it")
     return pd.Series(numbers.astype(np.int64))
 
 
-def _is_number(cell: Any) -> bool:
-    try:
-        float(cell)
-    except (TypeError, ValueError):
-        return False
-    return True
-
-
-def _check_unique(table: CaseTable, source: str) -> None:
-    """Raise if a score occurs twice, a case has two patients, or a case of a method has two folds."""
-    twice = table.duplicated(_KEY)
-    if twice.any():
-        second = int(np.argmax(twice))
-        same = (table[_KEY] == table.loc[second, _KEY]).all(axis=1)
-        which = ", ".join(f"{name} {table.loc[second, name]}" for name in _KEY)
-        raise UserError(
-            f"{source}: rows {int(np.argmax(same))} and {second} score the same thing twice: {which}"
-        )
+def _check_rows(table: CaseTable, source: str) -> None:
+    """Raise for a score that occurs twice, a case of two patients or folds, a share that is not 0 to 1."""
+    _refuse(table, table.duplicated(_KEY), source, _KEY, "the same is scored twice: drop one of the rows")
     for key, single in ((["case"], "patient"), (["case", "method"], "fold")):
         pairs = table.drop_duplicates([*key, single])
-        several = pairs[pairs.duplicated(key)]
-        if len(several):
-            second = several.index[0]
-            first = pairs.index[(pairs[key] == pairs.loc[second, key]).all(axis=1)][0]
-            which = ", ".join(f"{name} {table.loc[second, name]}" for name in key)
-            values = f"{table.loc[first, single]} and {table.loc[second, single]}"
-            raise UserError(
-                f"{source}: {which} has two values of {single}, {values}, in rows {first} and {second}"
-            )
-
-
-def _check_values(table: CaseTable, source: str) -> None:
-    """Raise if a share such as Dice is not between 0 and 1; NaN stands for one that is not defined."""
+        problem = f"an earlier row has another {single} of the same {' and '.join(key)}"
+        wrong = pairs.index[pairs.duplicated(key)]
+        _refuse(table, table.index.isin(wrong[:1]), source, [*key, single], problem)
     value = table["value"]
     # the mean of many float32 numbers may be above 1 by a rounding error
     outside = (value < -1e-6) | (value > 1 + 1e-6)
-    wrong = outside & table["unit"].str.startswith("share") if outside.any() else outside
-    if wrong.any():
-        row = int(np.argmax(wrong))
-        first = table.loc[row]
-        raise UserError(
-            f"{source}: {first['metric']} of case {first['case']} and method {first['method']} is "
-            f"{first['value']:g} in row {row}; a share must be 0 to 1, or NaN if it is not defined: divide "
-            "percentages by 100"
-        )
+    if outside.any():
+        problem = "a share must be 0 to 1, or NaN if it is not defined: divide percentages by 100"
+        wrong = outside & table["unit"].str.startswith("share")
+        _refuse(table, wrong, source, ["metric", "case", "method", "value"], problem)

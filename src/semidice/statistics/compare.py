@@ -23,22 +23,11 @@ from ..metrics.registry import ScoreKey
 from .cases import CaseTable
 from .pairing import PairedScores, paired
 from .resampling import ALPHA, ROUNDING, Estimate, Resamples
-from .seeds import SeedVariance, seed_variance, with_seed_variance
+from .seeds import seed_variance, with_seed_variance
 
 
-def several_per_patient(patients: Sequence[str] | np.ndarray, cases: Sequence[str] | np.ndarray) -> bool:
-    """Whether to resample patients with all their cases, because a patient has several.
-
-    Not where all cases are of one patient, because one patient cannot be resampled.
-
-    >>> several_per_patient(["p", "p", "q"], ["a", "b", "c"]), several_per_patient(["p", "p"], ["a", "b"])
-    (True, False)
-    """
-    return 1 < len(set(patients)) < len(set(cases))
-
-
-@dataclass(frozen=True)
-class Comparison:
+@dataclass(frozen=True, kw_only=True)
+class Comparison(PairedScores):
     """The mean of each method and the difference of each pair, for one metric and class.
 
     means: one row per method, with columns mean, low, high (the interval), spread (standard deviation over
@@ -46,55 +35,14 @@ class Comparison:
     pairs: one row per ordered pair, the first method minus the second, so `pairs.loc["DML1", "SDL"]`:
     difference; low, high and p after Holm's correction for all pairs; low_single, high_single and p_single of
     this pair alone; p_flips, by flipped signs alone; spread, over the seeds; better, whether the first is
-    significantly better. by_patient: whether patients were resampled. covers_seeds: whether intervals and p
-    cover the draw of the seeds; p_flips never does.
+    significantly better. covers_seeds: whether intervals and p cover the draw of the seeds; p_flips never
+    does.
     """
 
-    scores: PairedScores
     means: pd.DataFrame
     pairs: pd.DataFrame
-    by_patient: bool
     alpha: float
     covers_seeds: bool
-
-    @property
-    def key(self) -> ScoreKey:
-        return self.scores.key
-
-    @property
-    def class_name(self) -> str:
-        return self.scores.class_name
-
-    @property
-    def methods(self) -> tuple[str, ...]:
-        return self.scores.methods
-
-    @property
-    def num_cases(self) -> int:
-        return len(self.scores.cases)
-
-    @property
-    def num_patients(self) -> int:
-        return len(set(self.scores.patients))
-
-    @property
-    def num_pairs(self) -> int:
-        return len(self.pairs) // 2
-
-    @property
-    def seeds(self) -> tuple[int, ...]:
-        """The seeds that the scores are means over; empty without several."""
-        return self.scores.of_seeds.seeds if self.scores.of_seeds else ()
-
-    @property
-    def seed_means(self) -> np.ndarray:
-        """The mean over cases of each seed, (seeds, methods); NaN for a method with one training."""
-        return _seed_means(self.scores)
-
-    @property
-    def heading(self) -> str:
-        """Metric, class, unit and direction, as the head of a column."""
-        return self.key.heading(self.class_name)
 
     @property
     def best(self) -> tuple[str, ...]:
@@ -139,120 +87,65 @@ def compare_scores(
 
     baseline: compare each method with this one only, so that the correction is over fewer pairs. alpha: level
     of the tests, and 1 minus the coverage of the intervals. cover_seeds: whether intervals and p cover the
-    draw of the training seeds, or patients alone, given these trainings; without several seeds there is no
-    difference.
+    draw of the training seeds, or patients alone, given these trainings.
     """
-    higher_is_better = scores.key.higher_is_better
-    pairs = _pairs(scores.methods, baseline)
-    num_pairs = len(pairs)
-    contrasts = _contrasts(pairs, len(scores.methods))
-    by_patient = several_per_patient(scores.patients, scores.cases)
-    groups = scores.patients if by_patient else None
-    variance = _seed_variance(scores, contrasts, groups) if cover_seeds else None
+    if baseline not in (None, *scores.methods):
+        raise UserError(f"baseline must be one of {', '.join(scores.methods)}; got {baseline!r}")
+    pairs = [pair for pair in combinations(scores.methods, 2) if baseline is None or baseline in pair]
+    contrasts = _contrasts(scores.methods, pairs)
+    groups = scores.patients if scores.by_patient else None
     resamples = Resamples.of(_differences(scores.values, contrasts), groups, num_resamples, seed)
+    variance = None
+    if cover_seeds and scores.of_seeds is not None:
+        of_seeds = np.stack([_differences(values, contrasts) for values in scores.of_seeds])
+        variance = seed_variance(of_seeds, scores.folds, groups)
 
     def estimated(level: float) -> Estimate:
         estimate = resamples.estimate(level)
         return estimate if variance is None else with_seed_variance(estimate, variance, level)
 
+    single = estimated(alpha)
+    of_methods = Estimate(*(part[len(pairs) :] for part in single))
+    p_single = single.p[: len(pairs)]
+    p = holm(p_single)
+    level = agreeing_level(p_single, p, alpha)
+    corrected = single if level == alpha else estimated(level)
     # the interval of few cases may extend beyond the possible means
     lowest, highest = possible_means(scores.key, scores.values)
-    most = highest - lowest
-    every = estimated(alpha)
-    of_methods = _within(_part(every, slice(num_pairs, None)), lowest, highest)
-    single = _part(every, slice(num_pairs))
-    p_holm = holm(single.p)
-    corrected_level = agreeing_level(single.p, p_holm, alpha)
-    wider = single if corrected_level == alpha else _part(estimated(corrected_level), slice(num_pairs))
-    single, corrected = (
-        _agreeing(_within(each, -most, most), alpha) for each in (single, wider._replace(p=p_holm))
+    spread = _spread(scores, contrasts)
+    forward = pd.DataFrame(
+        {
+            "difference": single.value[: len(pairs)],
+            **_agreeing(corrected, p, alpha, highest - lowest, ""),
+            "p": p,
+            **_agreeing(single, p_single, alpha, highest - lowest, "_single"),
+            "p_single": p_single,
+            "p_flips": single.p_flips[: len(pairs)],
+            "spread": spread[: len(pairs)],
+        }
     )
-    columns = {
-        "difference": corrected.value,
-        "low": corrected.low,
-        "high": corrected.high,
-        "p": corrected.p,
-        "low_single": single.low,
-        "high_single": single.high,
-        "p_single": single.p,
-        "p_flips": single.p_flips,
-        "spread": _pair_spread(scores, pairs),
-    }
-    of_pairs = _pair_frame(scores.methods, pairs, columns)
-    gain = of_pairs["difference"] if higher_is_better else -of_pairs["difference"]
+    of_pairs = _both_ways(forward, pairs)
+    gain = of_pairs["difference"] if scores.key.higher_is_better else -of_pairs["difference"]
     of_pairs["better"] = (gain > 0) & (of_pairs["p"] < alpha)
     beaten = set(of_pairs.index.get_level_values("second")[of_pairs["better"]])
     means = pd.DataFrame(
         {
             "mean": of_methods.value,
-            "low": of_methods.low,
-            "high": of_methods.high,
-            "spread": _spread(_seed_means(scores)),
+            "low": np.clip(of_methods.low, lowest, highest),
+            "high": np.clip(of_methods.high, lowest, highest),
+            "spread": spread[len(pairs) :],
             "best": [method not in beaten for method in scores.methods],
         },
         index=pd.Index(scores.methods, name="method"),
     )
-    return Comparison(scores, means, of_pairs, by_patient, alpha, variance is not None)
+    found = {"means": means, "pairs": of_pairs, "alpha": alpha, "covers_seeds": variance is not None}
+    return Comparison(**vars(scores), **found)
 
 
-def _pair_frame(
-    methods: Sequence[str], pairs: Sequence[tuple[int, int]], columns: dict[str, np.ndarray]
-) -> pd.DataFrame:
-    """One row per ordered pair, from the numbers of each pair (i, j), i < j."""
-    forward = pd.DataFrame(columns)
-    backward = forward.assign(
-        **{name: 0 - forward[name] for name in ("difference",)},
-        **{f"low{end}": 0 - forward[f"high{end}"] for end in ("", "_single")},
-        **{f"high{end}": 0 - forward[f"low{end}"] for end in ("", "_single")},
-    )
-    names = [(methods[i], methods[j]) for i, j in pairs]
-    index = pd.MultiIndex.from_tuples([*names, *((j, i) for i, j in names)], names=["first", "second"])
-    return pd.concat([forward, backward]).set_axis(index)
-
-
-def _seed_variance(
-    scores: PairedScores, contrasts: np.ndarray, groups: Sequence[str] | None
-) -> SeedVariance | None:
-    """Of each contrast; None without several seeds."""
-    if scores.of_seeds is None:
-        return None
-    per_seed = np.stack([_differences(values, contrasts) for values in scores.of_seeds.values])
-    return seed_variance(per_seed, scores.of_seeds.folds, groups)
-
-
-def _seed_means(scores: PairedScores) -> np.ndarray:
-    if scores.of_seeds is None:
-        return np.empty((0, len(scores.methods)))
-    return np.where(scores.of_seeds.trained, scores.of_seeds.values.mean(1), np.nan)
-
-
-def _spread(means: np.ndarray) -> np.ndarray:
-    """Standard deviation over the seeds (rows); NaN without seeds."""
-    return means.std(0, ddof=1) if len(means) > 1 else np.full(means.shape[1], np.nan)
-
-
-def _pair_spread(scores: PairedScores, pairs: Sequence[tuple[int, int]]) -> np.ndarray:
-    """Standard deviation over the seeds of each difference; NaN if neither method has several."""
-    means = _seed_means(scores)
-    unknown = np.isnan(_spread(means))
-    # a method with one training adds nothing that is known
-    known = np.where(np.isnan(means), 0, means)
-    first, second = np.array(pairs, dtype=int).reshape(-1, 2).T
-    return np.where(unknown[first] & unknown[second], np.nan, _spread(known[:, first] - known[:, second]))
-
-
-def _part(estimate: Estimate, columns: slice) -> Estimate:
-    return Estimate(*(part[columns] for part in estimate))
-
-
-def _pairs(methods: Sequence[str], baseline: str | None) -> list[tuple[int, int]]:
-    """The pairs of methods that are compared: all, or those with the baseline."""
-    pairs = list(combinations(range(len(methods)), 2))
-    if baseline is None:
-        return pairs
-    if baseline not in methods:
-        raise UserError(f"baseline must be one of {', '.join(methods)}; got {baseline!r}")
-    return [pair for pair in pairs if methods.index(baseline) in pair]
+def _contrasts(methods: Sequence[str], pairs: Sequence[tuple[str, str]]) -> np.ndarray:
+    """One row per pair, the first method minus the second; then one row per method."""
+    of_method = dict(zip(methods, np.eye(len(methods)), strict=True))
+    return np.stack([*(of_method[first] - of_method[second] for first, second in pairs), *of_method.values()])
 
 
 def _differences(values: np.ndarray, contrasts: np.ndarray) -> np.ndarray:
@@ -262,6 +155,27 @@ def _differences(values: np.ndarray, contrasts: np.ndarray) -> np.ndarray:
     rounding = ROUNDING * (np.abs(values) @ np.abs(contrasts).T)
     per_case[np.abs(per_case) <= rounding] = 0
     return per_case
+
+
+def _spread(scores: PairedScores, contrasts: np.ndarray) -> np.ndarray:
+    """Standard deviation over the seeds of each contrast; NaN if none of its methods has several."""
+    if not scores.seeds:
+        return np.full(len(contrasts), np.nan)
+    # a method with one training adds nothing that is known
+    of_seeds = np.nan_to_num(scores.seed_means) @ contrasts.T
+    has_seeds = np.abs(contrasts) @ np.array(scores.trained, float) > 0
+    return np.where(has_seeds, of_seeds.std(0, ddof=1), np.nan)
+
+
+def _both_ways(forward: pd.DataFrame, pairs: Sequence[tuple[str, str]]) -> pd.DataFrame:
+    """One row per ordered pair, from the numbers of the pairs one way."""
+    backward = forward.copy()
+    backward["difference"] = 0 - forward["difference"]
+    for end in ("", "_single"):
+        backward[f"low{end}"], backward[f"high{end}"] = 0 - forward[f"high{end}"], 0 - forward[f"low{end}"]
+    names = [*pairs, *((second, first) for first, second in pairs)]
+    index = pd.MultiIndex.from_tuples(names, names=["first", "second"])
+    return pd.concat([forward, backward]).set_axis(index)
 
 
 def possible_means(key: ScoreKey, values: np.ndarray) -> tuple[float, float]:
@@ -274,34 +188,21 @@ def possible_means(key: ScoreKey, values: np.ndarray) -> tuple[float, float]:
     return (0.0, 1.0) if is_share else (-np.inf, np.inf)
 
 
-def _contrasts(pairs: Sequence[tuple[int, int]], num_methods: int) -> np.ndarray:
-    """One row per pair, the first method minus the second; then one row per method."""
-    contrasts = np.zeros((len(pairs) + num_methods, num_methods))
-    for row, (first, second) in enumerate(pairs):
-        contrasts[row, first], contrasts[row, second] = 1, -1
-    contrasts[len(pairs) :] = np.eye(num_methods)
-    return contrasts
-
-
-def _within(estimate: Estimate, lowest: float, highest: float) -> Estimate:
-    return estimate._replace(
-        low=np.clip(estimate.low, lowest, highest), high=np.clip(estimate.high, lowest, highest)
-    )
-
-
-def _agreeing(estimate: Estimate, alpha: float) -> Estimate:
-    """The estimate whose interval contains 0 if and only if p is not below alpha.
+def _agreeing(
+    estimate: Estimate, p: np.ndarray, alpha: float, most: float, end: str
+) -> dict[str, np.ndarray]:
+    """Columns low and high of the pairs: an interval that contains 0 if and only if p is not below alpha.
 
     With few cases, p cannot be below alpha, however far the cases are from 0: the interval of the
     resamples is too narrow, and is extended to 0. An interpolated end on the wrong side of 0 is moved to 0.
+    most: the largest possible difference.
     """
-    low, high = estimate.low, estimate.high
-    found = estimate.p < alpha
-    above, below = found & (estimate.value > 0), found & (estimate.value < 0)
-    tiny = np.finfo(np.float64).tiny
-    low = np.where(found, np.where(above, np.maximum(low, tiny), low), np.minimum(low, 0))
-    high = np.where(found, np.where(below, np.minimum(high, -tiny), high), np.maximum(high, 0))
-    return estimate._replace(low=low, high=high)
+    value, *ends = (part[: len(p)] for part in (estimate.value, estimate.low, estimate.high))
+    low, high = (np.clip(part, -most, most) for part in ends)
+    found, tiny = p < alpha, np.finfo(np.float64).tiny
+    low = np.where(found, np.where(value > 0, np.maximum(low, tiny), low), np.minimum(low, 0))
+    high = np.where(found, np.where(value < 0, np.minimum(high, -tiny), high), np.maximum(high, 0))
+    return {f"low{end}": low, f"high{end}": high}
 
 
 def agreeing_level(p: np.ndarray, p_holm: np.ndarray, alpha: float) -> float:

@@ -6,6 +6,7 @@ is compared with these means. Left out: the statistics (`compare`) and their spr
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -16,19 +17,8 @@ from ..metrics.registry import ScoreKey
 from .cases import MAIN_CLASSES, CaseTable, find_keys, in_order, keys_of, methods_of, rows_of
 
 
-class SeedScores(NamedTuple):
-    """The scores of each training, where there are two seeds or more."""
-
-    seeds: tuple[int, ...]
-    # float64 (seeds, cases, methods); a method with one training has the same scores for every seed
-    values: np.ndarray
-    # whether each method has several seeds
-    trained: tuple[bool, ...]
-    # fold of each case; -1 for all cases if methods with several seeds disagree
-    folds: tuple[int, ...]
-
-
-class PairedScores(NamedTuple):
+@dataclass(frozen=True)
+class PairedScores:
     """Scores of one metric and class, one row per case and one column per method, without gaps."""
 
     key: ScoreKey
@@ -40,8 +30,42 @@ class PairedScores(NamedTuple):
     values: np.ndarray
     # cases left out because a method has no score for them
     num_dropped: int = 0
-    # of each training; None without seeds, or if the methods have one seed in common
-    of_seeds: SeedScores | None = None
+    # the seeds that the scores are means over; empty without several
+    seeds: tuple[int, ...] = ()
+    # float64 (seeds, cases, methods); a method with one training has the same scores for every seed
+    of_seeds: np.ndarray | None = None
+    # whether each method has several trainings
+    trained: tuple[bool, ...] = ()
+    # fold of each case; -1 for all cases if methods with several seeds disagree
+    folds: tuple[int, ...] = ()
+
+    @property
+    def num_cases(self) -> int:
+        return len(self.cases)
+
+    @property
+    def num_patients(self) -> int:
+        return len(set(self.patients))
+
+    @property
+    def by_patient(self) -> bool:
+        """Whether to resample patients with all their cases, because a patient has several.
+
+        Not where all cases are of one patient, because one patient cannot be resampled.
+        """
+        return 1 < self.num_patients < self.num_cases
+
+    @property
+    def seed_means(self) -> np.ndarray:
+        """The mean over cases of each seed, (seeds, methods); NaN for a method with one training."""
+        if self.of_seeds is None:
+            return np.empty((0, len(self.methods)))
+        return np.where(self.trained, self.of_seeds.mean(1), np.nan)
+
+    @property
+    def heading(self) -> str:
+        """Metric, class, unit and direction, as the head of a column."""
+        return self.key.heading(self.class_name)
 
 
 class SharedSeeds(NamedTuple):
@@ -63,13 +87,11 @@ def paired(
 
     score: a name of one score alone stands for its key. class_name: None is the mean over the classes, or the
     score itself if it has no classes. methods: all if empty. drop: a case without a score of every method,
-    or with NaN, is dropped for all methods; otherwise it is an error. The score of a method with several
-    seeds is the mean over the seeds that all such methods have.
+    or with NaN, is dropped for all methods; otherwise it is an error.
     """
     key = _key_of(table, score)
     of_metric = rows_of(table, key)
-    classes = MAIN_CLASSES if class_name is None else (class_name,)
-    rows = of_metric[of_metric["class"].isin(classes)]
+    rows = of_metric[of_metric["class"].isin(MAIN_CLASSES if class_name is None else [class_name])]
     methods = tuple(methods or methods_of(rows))
     unknown = [method for method in methods if method not in set(rows["method"])]
     if not len(rows) or unknown:
@@ -77,36 +99,48 @@ def paired(
             f"the case table has no {key}"
             + (f" of class {class_name!r}" if class_name else "")
             + (f" for {', '.join(unknown)}" if unknown else "")
-            + f"; it has metrics {', '.join(map(str, keys_of(table)))}, methods "
-            + ", ".join(methods_of(table))
-            + f", and {key} for classes {', '.join(of_metric['class'].unique())}" * bool(len(of_metric))
+            + f"; it has methods {', '.join(methods_of(table))}, and {key} for classes "
+            + (", ".join(of_metric["class"].unique()) or "none")
         )
     rows = rows[rows["method"].isin(methods)]
-    shared = shared_seeds(rows).seeds or (-1,)
-    cases = pd.Index(sorted(rows["case"].unique()))
-    trained = tuple(bool((rows["seed"][rows["method"] == method] != -1).any()) for method in methods)
-    wide = rows.set_index(["seed", "case", "method"])["value"].unstack("method").reindex(columns=methods)
-    of_seeds = np.full((len(shared), len(cases), len(methods)), np.nan)
-    for number, seed in enumerate(shared):
-        for column, has_seeds in enumerate(trained):
-            own = seed if has_seeds else -1
-            if own in wide.index.levels[0]:
-                of_seeds[number, :, column] = wide.iloc[:, column].xs(own).reindex(cases)
-    complete = _complete(of_seeds, cases, methods, key, drop)
-    of_seeds = of_seeds[:, complete]
-    # the mean of equal numbers may differ in its last digit
-    values = np.where(trained, of_seeds.mean(0), of_seeds[0])
-    patients = rows.drop_duplicates("case").set_index("case")["patient"].reindex(cases)[complete]
-    folds = _shared_folds(rows, cases)[complete]
+    seeds = shared_seeds(rows).seeds or (-1,)
+    seeded = rows[rows["seed"] != -1]
+    trained = tuple(method in set(seeded["method"]) for method in methods)
+    wide = rows.pivot(index="case", columns=["method", "seed"], values="value").sort_index()
+    columns = [
+        [(method, seed if own else -1) for method, own in zip(methods, trained, strict=True)]
+        for seed in seeds
+    ]
+    of_seeds = np.stack(
+        [wide.reindex(columns=pd.MultiIndex.from_tuples(each)).to_numpy() for each in columns]
+    )
+    gaps = np.isnan(of_seeds).any(0)
+    complete = ~gaps.any(1)
+    if not drop and not complete.all():
+        case, column = np.argwhere(gaps)[0]
+        raise UserError(
+            f"{key} is missing or NaN in {int((~complete).sum())} of {len(wide)} cases, first for case "
+            f"{wide.index[case]} and method {methods[column]}: score it, or pass drop=True to leave such "
+            "cases out for every method"
+        )
+    cases, of_seeds = wide.index[complete], of_seeds[:, complete]
+    folds = seeded[["case", "fold"]].drop_duplicates()
+    one_fold = not folds["case"].duplicated().any()
+    folds = (folds if one_fold else folds[:0]).set_index("case")["fold"].reindex(cases, fill_value=-1)
+    several = len(seeds) > 1
     return PairedScores(
         key,
         class_name or str(rows["class"].iloc[0]),
-        tuple(cases[complete]),
-        tuple(patients),
+        tuple(cases),
+        tuple(rows.drop_duplicates("case").set_index("case")["patient"].reindex(cases)),
         methods,
-        values,
+        # the mean of equal numbers may differ in its last digit
+        np.where(trained, of_seeds.mean(0), of_seeds[0]),
         int((~complete).sum()),
-        SeedScores(shared, of_seeds, trained, tuple(folds.tolist())) if len(shared) > 1 else None,
+        seeds=seeds if several else (),
+        of_seeds=of_seeds if several else None,
+        trained=trained,
+        folds=tuple(folds.tolist()),
     )
 
 
@@ -129,19 +163,17 @@ def shared_seeds(table: CaseTable) -> SharedSeeds:
     >>> shared_seeds(pd.DataFrame({"method": ["a", "a", "b", "tool"], "seed": [0, 1, 0, -1]}))
     SharedSeeds(seeds=(0,), lacking={1: ('b',)})
     """
-    trainings = table.loc[table["seed"] != -1, ["method", "seed"]].drop_duplicates()
-    of_method = {name: set(map(int, own)) for name, own in trainings.groupby("method", sort=False)["seed"]}
-    every = sorted(set().union(*of_method.values()))
-    shared = tuple(seed for seed in every if all(seed in own for own in of_method.values()))
-    if every and not shared:
-        has = "; ".join(f"{name} has {', '.join(map(str, sorted(own)))}" for name, own in of_method.items())
-        raise UserError(f"no seed is common to all methods: {has}; train the methods with the same seeds")
+    trainings = table[table["seed"] != -1].groupby("method", sort=False)["seed"]
+    of_method = {str(name): set(map(int, seeds.unique())) for name, seeds in trainings}
     lacking = {
         seed: tuple(name for name, own in of_method.items() if seed not in own)
-        for seed in every
-        if seed not in shared
+        for seed in sorted(set().union(*of_method.values()))
     }
-    return SharedSeeds(shared, lacking)
+    shared = tuple(seed for seed, names in lacking.items() if not names)
+    if of_method and not shared:
+        has = "; ".join(f"{name} has {', '.join(map(str, sorted(own)))}" for name, own in of_method.items())
+        raise UserError(f"no seed is common to all methods: {has}; train the methods with the same seeds")
+    return SharedSeeds(shared, {seed: names for seed, names in lacking.items() if names})
 
 
 def mean_over_seeds(table: CaseTable) -> CaseTable:
@@ -159,28 +191,3 @@ def mean_over_seeds(table: CaseTable) -> CaseTable:
     is_complete = count == np.where(first["seed"] == -1, 1, len(shared))
     means = first.assign(value=groups["value"].mean().where(is_complete), seed=-1).reset_index()
     return in_order(means[list(table)])
-
-
-def _complete(
-    of_seeds: np.ndarray, cases: pd.Index, methods: Sequence[str], key: ScoreKey, drop: bool
-) -> np.ndarray:
-    """Whether each case has all scores; a UserError if one has not, unless such cases are to be dropped."""
-    gaps = np.isnan(of_seeds).any(0)
-    if gaps.any() and not drop:
-        case, column = np.argwhere(gaps)[0]
-        raise UserError(
-            f"{key} is missing or NaN in {int(gaps.any(1).sum())} of {len(cases)} cases, first for case "
-            f"{cases[case]} and method {methods[column]}: score it, or pass drop=True to leave such cases "
-            "out for every method"
-        )
-    complete: np.ndarray = ~gaps.any(1)
-    return complete
-
-
-def _shared_folds(rows: CaseTable, cases: pd.Index) -> np.ndarray:
-    """The fold of each case in the methods with seeds; -1 for all cases if the methods disagree."""
-    folds = rows.loc[rows["seed"] != -1, ["case", "fold"]].drop_duplicates()
-    if folds["case"].duplicated().any():
-        return np.full(len(cases), -1)
-    found: np.ndarray = folds.set_index("case")["fold"].reindex(cases, fill_value=-1).to_numpy()
-    return found

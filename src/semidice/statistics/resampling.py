@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..arrays import check_number, check_whole_number, describe
+from ..arrays import check_number, check_whole_number
 
 ALPHA = 0.05
 # more would take hours and gigabytes, and change no digit that is printed
@@ -71,9 +71,9 @@ class Resamples:
     error: np.ndarray
     # t of each resample about the mean of the data
     ratio: np.ndarray
-    sums: np.ndarray
-    sizes: np.ndarray
-    # sums and sizes with flipped signs
+    # sums of the groups' differences, then their sizes
+    columns: np.ndarray
+    # sums over the groups of these columns, with flipped signs
     flipped: np.ndarray
 
     @classmethod
@@ -82,7 +82,14 @@ class Resamples:
     ) -> "Resamples":
         """Of `paired_test`."""
         sums, sizes = _group_sums(differences, groups)
-        _check_resampling(len(sizes), num_resamples, seed)
+        if len(sizes) < 2:
+            raise ValueError(f"a paired comparison needs two or more cases or patients; got {len(sizes)}")
+        check_whole_number(num_resamples=num_resamples, seed=seed)
+        if not 100 <= num_resamples <= MAX_RESAMPLES or seed < 0:
+            raise ValueError(
+                f"num_resamples must be 100 to {MAX_RESAMPLES}, and seed 0 or more; "
+                f"got {num_resamples} and {seed}"
+            )
         value = sums.sum(0) / sizes.sum()
         residual = sums - value * sizes[:, None]
         error = np.sqrt((residual**2).sum(0) * _small_sample(len(sizes))) / sizes.sum()
@@ -91,26 +98,55 @@ class Resamples:
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio = drawn / drawn_error
         ratio[(drawn_error == 0) & (drawn == 0)] = 0
-        flipped = _flip_signs(np.hstack([sums, sizes[:, None]]), num_resamples, seed)
-        return cls(value, error, ratio, sums, sizes, flipped)
+        columns = np.hstack([sums, sizes[:, None]])
+        return cls(value, error, ratio, columns, _flip_signs(columns, num_resamples, seed))
 
     def estimate(self, alpha: float) -> Estimate:
-        """The mean of each column with its interval at this level."""
+        """The mean of each column with its interval at this level, which spans those of both tests."""
         check_number(alpha=alpha)
         if not 0 < alpha < 1:
             raise ValueError(f"alpha must lie between 0 and 1; got {alpha}")
-        value, error = self.value, self.error
+        value, error, ratio = self.value, self.error, self.ratio
         with np.errstate(divide="ignore", invalid="ignore"):
             observed = value / error
-        low, high, p = _equal_tails(value, error, self.ratio, observed, alpha)
-        flipped_low, flipped_high = _permutation_interval(self.sums, self.sizes, self.flipped, alpha)
-        low, high = np.minimum(low, flipped_low), np.maximum(high, flipped_high)
-        p_flips = _permutation_p(self.sums, self.flipped[:, :-1])
+        beyond = np.where(observed > 0, (ratio >= observed).sum(0), (ratio <= observed).sum(0))
+        p = 2 * (beyond + 1) / (len(ratio) + 1)
+        # the order statistic at which p crosses alpha; the interval contains the mean
+        rank = min(len(ratio) - 1, int(np.ceil((1 - alpha / 2) * (len(ratio) + 1))) - 1)
+        ends = (np.maximum(0, np.partition(part, rank, axis=0)[rank]) for part in (ratio, -ratio))
+        # all differences are equal: the interval has no width, also if the ratio is infinite
+        below, above = (np.where(error == 0, 0.0, end) * error for end in ends)
+        low, high = self._flipped_interval(alpha)
+        total = np.abs(self.columns[:, :-1].sum(0))
+        # a sum of the same numbers in another order must count as equal
+        p_flips = (np.abs(self.flipped[:, :-1]) >= total * (1 - ROUNDING)).mean(0)
         p = np.maximum(p, p_flips)
-        # all differences are equal: there is no spread to resample
+        # no difference in any case: there is no spread to resample
         p = np.where((error == 0) & (value == 0), 1.0, p)
-        p = np.minimum(1.0, np.maximum(p, 2.0 ** (1 - len(self.sizes))))
-        return Estimate(value, low, high, p, p_flips)
+        p = np.minimum(1.0, np.maximum(p, 2.0 ** (1 - len(self.columns))))
+        return Estimate(value, np.minimum(low, value - below), np.maximum(high, value + above), p, p_flips)
+
+    def _flipped_interval(self, alpha: float) -> tuple[np.ndarray, np.ndarray]:
+        """All m for which flipping the signs of d_i - m gives p >= alpha.
+
+        Flipping a part of the cases makes |sum| at least as large as observed if and only if m lies between
+        the mean of that part and the mean of the rest. So p as a function of m counts these pairs of means.
+        """
+        *_, size = whole = self.columns.sum(0)
+        kept = (whole + self.flipped) / 2
+        with np.errstate(divide="ignore", invalid="ignore"):
+            part, rest = (each[:, :-1] / each[:, -1:] for each in (kept, whole - kept))
+        # if all signs or none are flipped, every m lies between
+        trivial = (kept[:, -1:] == 0) | (kept[:, -1:] == size)
+        below = np.where(trivial, -np.inf, np.minimum(part, rest))
+        above = np.where(trivial, np.inf, np.maximum(part, rest))
+        # with so few cases that no p is below alpha, the widest interval: all of these means
+        most = len(self.flipped) - 1
+        rank = min(most, max(int(trivial.sum()), int(np.ceil(alpha * len(self.flipped))) - 1))
+        low = np.partition(below, rank, axis=0)[rank]
+        high = np.partition(above, most - rank, axis=0)[most - rank]
+        slack = ROUNDING * np.abs(self.value)
+        return np.minimum(low, self.value) - slack, np.maximum(high, self.value) + slack
 
 
 def _flip_signs(columns: np.ndarray, num_resamples: int, seed: int) -> np.ndarray:
@@ -125,62 +161,6 @@ def _flip_signs(columns: np.ndarray, num_resamples: int, seed: int) -> np.ndarra
     for rows in _chunk_sizes(num_groups, num_resamples):
         chunks.append((rng.integers(0, 2, (rows, num_groups), dtype=np.int8) * 2.0 - 1) @ columns)
     return np.concatenate(chunks)
-
-
-def _permutation_p(sums: np.ndarray, flipped: np.ndarray) -> np.ndarray:
-    # a sum of the same numbers in another order must count as equal
-    share: np.ndarray = (np.abs(flipped) >= np.abs(sums.sum(0)) * (1 - ROUNDING)).mean(0)
-    return share
-
-
-def _permutation_interval(
-    sums: np.ndarray, sizes: np.ndarray, flipped: np.ndarray, alpha: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """All m for which flipping the signs of d_i - m gives p >= alpha.
-
-    Flipping a part of the cases makes |sum| at least as large as observed if and only if m lies between the
-    mean of that part and the mean of the rest. So p as a function of m counts these pairs of means.
-    """
-    total, size = sums.sum(0), sizes.sum()
-    kept, kept_size = (total + flipped[:, :-1]) / 2, (size + flipped[:, -1:]) / 2
-    with np.errstate(divide="ignore", invalid="ignore"):
-        part, rest = kept / kept_size, (total - kept) / (size - kept_size)
-    # if all signs or none are flipped, every m lies between
-    trivial = (kept_size == 0) | (kept_size == size)
-    value = total / size
-    below = np.where(trivial, -np.inf, np.minimum(part, rest))
-    above = np.where(trivial, np.inf, np.maximum(part, rest))
-    # with so few cases that no p is below alpha, the widest interval: all of these means
-    num_trivial = int(trivial.sum())
-    rank = min(len(flipped) - 1, max(num_trivial, int(np.ceil(alpha * len(flipped))) - 1))
-    low = np.partition(below, rank, axis=0)[rank]
-    high = np.partition(above, len(flipped) - 1 - rank, axis=0)[len(flipped) - 1 - rank]
-    slack = ROUNDING * np.abs(value)
-    return np.minimum(low, value) - slack, np.maximum(high, value) + slack
-
-
-def _equal_tails(
-    value: np.ndarray, error: np.ndarray, ratio: np.ndarray, observed: np.ndarray, alpha: float
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Studentised interval with alpha / 2 in each tail, and its p-value: twice the tail on the side of d."""
-    beyond = np.where(observed > 0, (ratio >= observed).sum(0), (ratio <= observed).sum(0))
-    p = np.minimum(1.0, 2 * (beyond + 1) / (len(ratio) + 1))
-    # the interval contains d
-    upper, lower = (np.maximum(0, _upper_end(part, alpha / 2)) for part in (ratio, -ratio))
-    return value - _times_error(upper, error), value + _times_error(lower, error), p
-
-
-def _upper_end(ratio: np.ndarray, alpha: float) -> np.ndarray:
-    """The order statistic at which p crosses alpha, so that interval and p agree."""
-    rank = min(len(ratio) - 1, int(np.ceil((1 - alpha) * (len(ratio) + 1))) - 1)
-    end: np.ndarray = np.partition(ratio, rank, axis=0)[rank]
-    return end
-
-
-def _times_error(ratio: np.ndarray, error: np.ndarray) -> np.ndarray:
-    # all differences are equal: the interval has no width, also if the ratio is infinite
-    product: np.ndarray = np.where(error == 0, 0.0, ratio) * error
-    return product
 
 
 def _resampled(
@@ -214,37 +194,22 @@ def _chunk_sizes(num_groups: int, num_resamples: int) -> Iterator[int]:
         yield min(step, num_resamples - start)
 
 
+def _small_sample(num_groups: int) -> float:
+    return num_groups / (num_groups - 1)
+
+
 def _group_sums(differences: np.ndarray, groups: Sequence[str] | None) -> tuple[np.ndarray, np.ndarray]:
     """Sum of each group's differences (groups, columns), and the number of its cases."""
-    if not isinstance(differences, np.ndarray) or differences.dtype.kind not in "fiu":
-        raise ValueError(
-            f"differences must be a numpy array of numbers (cases, columns); got {describe(differences)}: "
-            "use numpy.asarray"
-        )
+    differences = np.asarray(differences, np.float64)
     if differences.ndim != 2 or not np.isfinite(differences).all():
         raise ValueError(
-            f"differences must be finite numbers (cases, columns); got shape {differences.shape} "
-            f"with {int((~np.isfinite(differences)).sum())} that are not finite: leave such cases out"
+            f"differences must be finite numbers (cases, columns); got shape {differences.shape} with "
+            f"{int((~np.isfinite(differences)).sum())} that are not finite: leave such cases out"
         )
     if groups is None:
         return differences, np.ones(len(differences))
     if len(groups) != len(differences):
         raise ValueError(f"groups needs one name per case; got {len(groups)} for {len(differences)} cases")
     inverse = np.unique(np.array(groups), return_inverse=True)[1]
-    membership = np.zeros((inverse.max() + 1, len(inverse)))
-    membership[inverse, np.arange(len(inverse))] = 1
+    membership = (np.arange(inverse.max() + 1)[:, None] == inverse).astype(np.float64)
     return membership @ differences, membership.sum(1)
-
-
-def _small_sample(num_groups: int) -> float:
-    return num_groups / (num_groups - 1)
-
-
-def _check_resampling(num_groups: int, num_resamples: int, seed: int) -> None:
-    if num_groups < 2:
-        raise ValueError(f"a paired comparison needs two or more cases or patients; got {num_groups}")
-    check_whole_number(num_resamples=num_resamples, seed=seed)
-    if not 100 <= num_resamples <= MAX_RESAMPLES:
-        raise ValueError(f"num_resamples must be 100 to {MAX_RESAMPLES}; got {num_resamples}")
-    if seed < 0:
-        raise ValueError(f"seed must be 0 or more; got {seed}")

@@ -10,21 +10,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pandas as pd
+from rich import box
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.measure import Measurement
+from rich.table import Table as RichTable
+from rich.text import Text
 
 from ..errors import UserError
 from ..metrics.registry import ScoreKey
 from ..paths import write_text
-from .cells import escaped_row
+from .cases import escaped_cell
 from .compare import Comparison, holm
-
-if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions
-    from rich.table import Table as RichTable
-    from rich.text import Text
-
 
 # name of the row with the raters' own scores
 RATERS = "raters"
@@ -85,12 +84,10 @@ class Table:
         return "\n".join(lines) + "\n"
 
     def csv(self) -> str:
-        """The records with all digits, one line each."""
-        rows = [dict(zip(record, escaped_row(record.values()), strict=True)) for record in self.records]
-        table = pd.DataFrame(rows, dtype=object)
-        # None is an empty cell, nan is a value
-        texts = table.where(table.map(lambda value: value is not None), "")
-        text: str = texts.to_csv(index=False, lineterminator="\n", na_rep="nan")
+        """The records with all digits, one line each; None is an empty cell, nan is a value."""
+        cells = pd.DataFrame(self.records, dtype=object)
+        shown = cells.map(lambda cell: "" if cell is None else escaped_cell(cell))
+        text: str = shown.to_csv(index=False, lineterminator="\n", na_rep="nan")
         return text
 
     def write(self, path: Path) -> list[Path]:
@@ -101,73 +98,43 @@ class Table:
             write_text(file, text)
         return list(files)
 
-    def rich(self) -> "_TerminalTable":
-        """For `rich.print`: best cells are bold, green, and marked with a star.
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        """What `rich.print` shows: best cells are bold, green, and marked with a star.
 
-        Columns that do not fit are shown in further tables, each with the names of the methods.
+        Columns that do not fit follow in further tables, each with the names of the methods.
         """
-        try:
-            import rich.table  # noqa: F401
-        except ImportError:
-            raise ImportError("tables in the terminal need rich: pip install 'semidice[train]'") from None
-        return _TerminalTable(self)
-
-
-@dataclass(frozen=True)
-class _TerminalTable:
-    """One table, or several below each other if the terminal is narrow."""
-
-    table: Table
-
-    def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> Iterator["RichTable | Text"]:
-        from rich.measure import Measurement
-        from rich.text import Text
-
-        header = self.table.header
         # names of methods: the first column, and that of the second method of a pair
-        names = [number for number, name in enumerate(header) if number == 0 or name == "minus"]
-        parts: list[list[int]] = [[]]
-        for number in range(len(header)):
+        names = [number for number, name in enumerate(self.header) if number == 0 or name == "minus"]
+        shown: list[int] = []
+        title: str | None = self.title
+        for number in range(len(self.header)):
             if number in names:
                 continue
-            wider = self._part(sorted([*names, *parts[-1], number]))
+            wider = self._columns([*names, *shown, number])
             # a measure is never above the width of its options
             width = Measurement.get(console, options.update_width(10_000), wider).minimum
-            if parts[-1] and width > options.max_width:
-                parts.append([])
-            parts[-1].append(number)
-        for number, part in enumerate(parts):
-            table = self._part(sorted([*names, *part]))
-            table.title = self.table.title if number == 0 else None
-            yield table
-        yield Text(self.table.note, "table.caption")
+            if shown and width > options.max_width:
+                yield self._columns([*names, *shown], title)
+                title, shown = None, []
+            shown.append(number)
+        yield self._columns([*names, *shown], title)
+        yield Text(self.note, "table.caption")
 
-    def _part(self, columns: Sequence[int]) -> "RichTable":
-        from rich import box
-        from rich.table import Table as RichTable
-        from rich.text import Text
-
-        table = RichTable(box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
-        # a star marks the best
-        texts = [[f"{text} ★" if best else text for text, best in row] for row in self.table.rows]
-        for number in columns:
-            name = self.table.header[number]
-            # on a narrow terminal names of methods are wrapped, and numbers are not
-            holds_names = number == 0 or name == "minus"
-            longest = max((len(row[number]) for row in texts), default=0)
-            heading = _narrow(name)
-            longest_line = max(map(len, heading.split("\n")))
-            table.add_column(
-                Text(heading),
-                justify="left" if holds_names else "right",
-                no_wrap=not holds_names,
-                overflow="fold",
-                min_width=min(longest, 13) if holds_names else max(longest, longest_line),
-            )
-        for row, cells in zip(self.table.rows, texts, strict=True):
+    def _columns(self, numbers: Sequence[int], title: str | None = None) -> RichTable:
+        """These columns. On a narrow terminal, names of methods are wrapped, and numbers are not."""
+        table = RichTable(box=box.SIMPLE_HEAD, padding=0, pad_edge=False, title=title)
+        for number in sorted(numbers):
+            # broken after underscores and spaces
+            heading = re.sub("(.{4,11}[_ ])(?=.)", r"\1\n", self.header[number])
             # in Text, brackets such as "[0.1, 0.2]" are not markup
-            shown = (Text(cells[number], "bold green" if row[number].best else "") for number in columns)
-            table.add_row(*shown)
+            if number == 0 or self.header[number] == "minus":
+                longest = max((len(row[number].text) for row in self.rows), default=0)
+                table.add_column(Text(heading), overflow="fold", min_width=min(longest, 13))
+            else:
+                table.add_column(Text(heading, no_wrap=True), justify="right", no_wrap=True)
+        for row in self.rows:
+            cells = [row[number] for number in sorted(numbers)]
+            table.add_row(*(Text(f"{text} ★", "bold green") if best else Text(text) for text, best in cells))
         return table
 
 
@@ -244,9 +211,9 @@ def pairs_table(comparison: Comparison) -> Table:
     header = ("method", "minus", "difference (%)" if key.scale == 100 else "difference", *_P_HEADER.values())
     title = f"Pairs of methods: {comparison.heading}"
     note = f"Marked: the difference is significant {_test([comparison])}"
-    if comparison.num_pairs > 1:
+    if len(rows) > 1:
         note += (
-            f" Intervals and the corrected p are after correction for {comparison.num_pairs} comparisons; "
+            f" Intervals and the corrected p are after correction for {len(rows)} comparisons; "
             "the other p are of one comparison alone."
         )
     note += _seeds_note([comparison])
@@ -310,20 +277,6 @@ def number_text(value: float, *, signed: bool = False) -> str:
     return "0.00" if text in ("+0.00", "−0.00") else text
 
 
-def _narrow(name: str, width: int = 12) -> str:
-    """A heading in lines of about `width` characters, broken after underscores and spaces.
-
-    >>> _narrow("binarized_dice_score (%)").split("\\n")
-    ['binarized_', 'dice_score ', '(%)']
-    """
-    lines = [""]
-    for part in re.findall(r"[^_ ]*[_ ]?", name):
-        if lines[-1] and len(lines[-1]) + len(part.rstrip()) > width:
-            lines.append("")
-        lines[-1] += part
-    return "\n".join(lines)
-
-
 def _spread_text(key: ScoreKey, spread: float) -> str:
     """± SD over seeds; empty if it is not known."""
     return "" if math.isnan(spread) else f" ± {number_text(spread * key.scale)}"
@@ -360,7 +313,7 @@ def _cases(comparisons: Sequence[Comparison]) -> str:
 
 
 def _test(comparisons: Sequence[Comparison]) -> str:
-    dropped = max(each.scores.num_dropped for each in comparisons)
+    dropped = max(each.num_dropped for each in comparisons)
     left_out = f" Up to {dropped} cases without a score were left out." if dropped else ""
     test = f"p < {comparisons[0].alpha:g}, paired bootstrap and permutation"
     return f"({test} over {_cases(comparisons)}, Holm-corrected over pairs).{left_out}"

@@ -7,7 +7,7 @@ report_files/means.*     the summary table as .csv, .md and .tex; the same for e
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import resources
 from itertools import chain
@@ -186,7 +186,7 @@ def _write_figures(content: PageContent, folder: Path, on_step: OnStep) -> list[
     label_of = _figure_labels(content.methods)
     labels = tuple(label_of.values())
     for score in content.main_scores:
-        paired = score.paired._replace(methods=labels)
+        paired = replace(score.paired, methods=labels)
         drawings[f"cases_{score.file_name}"] = partial(draw_case_scores, paired)
         if len(labels) > 1:
             drawings[f"significance_{score.file_name}"] = partial(
