@@ -22,7 +22,7 @@ from semidice.data.dataset import Dataset
 from semidice.losses import SegmentationLoss
 from semidice.nnunet.collect import collect
 from semidice.nnunet.export import export
-from semidice.nnunet.folders import NnunetDataset, NnunetTraining, rater_segmentations, write_training
+from semidice.nnunet.folders import NnunetDataset, NnunetTraining, read_export, write_training
 from semidice.nnunet.options import RunOptions, TrainerOptions
 from semidice.nnunet.train import preprocess, train
 from semidice.runs.run import open_run
@@ -175,34 +175,14 @@ class TestBatches:
         assert seen_soft
         assert seen_outside
 
-    def test_coarse_targets_are_means_of_probabilities(self, images, monkeypatch):
-        from semidice.arrays import downsample_target
-
-        trainer = trainer_of(images, "2d", monkeypatch)
-        loader, _ = trainer.get_dataloaders()
-        batch = next(loader)
-        soft, valid = trainer.loss.label(*batch["target"])
-        outputs = trainer.network(batch["data"])
-        assert len(outputs) > 1
-        for output in outputs[1:]:
-            coarse, counted = downsample_target(soft, valid, output.shape)
-            factor = [fine // small for fine, small in zip(soft.shape[2:], output.shape[2:], strict=True)]
-            blocks = [(size // step, step) for size, step in zip(soft.shape[2:], factor, strict=True)]
-            (rows, row), (columns, column) = blocks
-            split = torch.where(valid.unsqueeze(1), soft, 0).view(len(soft), -1, rows, row, columns, column)
-            num_valid = valid.view(len(soft), 1, rows, row, columns, column).sum((3, 5))
-            torch.testing.assert_close(
-                coarse[counted.unsqueeze(1).expand_as(coarse)],
-                (split.sum((3, 5)) / num_valid.clamp(min=1))[counted.unsqueeze(1).expand_as(coarse)],
-            )
-        assert torch.isfinite(trainer.loss(outputs, batch["target"]))
-
     def test_preprocessed_raters_are_aligned_with_nnunets_label(self, volumes):
         """A rater's mask written as the label gives the same voxels as nnU-Net's own preprocessing."""
         import blosc2
 
+        from semidice.nnunet.raters import rater_segmentations
+
         folder = rater_segmentations(volumes.preprocessed, "nnUNetPlans_3d_fullres")
-        dataset = Dataset(Path(volumes.export_record().dataset))
+        dataset = Dataset(Path(read_export(volumes.raw).dataset))
         for number, case in enumerate(dataset.cases):
             both = blosc2.open(str(folder / f"{case.name}_seg.b2nd"))[:]
             present = dataset.present[number]
@@ -352,11 +332,11 @@ class TestCommands:
         assert self.train(volumes, "3d_cascade_fullres", ["0"], epochs=1, iterations=1).is_validated("0")
 
     def test_another_export_or_other_raters_are_not_taken_for_those_that_were_preprocessed(self, images):
-        record = images.raw / "semidice.json"
-        before = record.read_text()
-        record.write_text(before.replace(images.export_record().manifest_sha256, "0"))
+        header = images.raw / "dataset.json"
+        before = header.read_text()
+        header.write_text(before.replace(read_export(images.raw).manifest_sha256, "0"))
         refused(lambda: preprocess(images, ["2d"], CONSOLE), "exported again")
-        record.write_text(before)
+        header.write_text(before)
         (images.raters / "new").mkdir()
         refused(lambda: preprocess(images, ["2d"], CONSOLE), "other raters")
         (images.raters / "new").rmdir()

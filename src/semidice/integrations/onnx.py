@@ -83,7 +83,7 @@ def export_run(
         "channels": json.dumps(run.facts.channels),
         "input": "(N, channels, H, W): intensities in [0, 1], scaled as in the options `prepare`",
         "padding": f"inside: with the mean intensity, on all sides, to a multiple of {SIZE_MULTIPLE}",
-        "prepare": json.dumps(run.facts.options),
+        "prepare": run.facts.options.model_dump_json(),
     }
     networks = dict(zip(folds, model.networks, strict=True))
     options = PredictOptions(flips=flips, window=SIZE_MULTIPLE * 10**6)

@@ -18,14 +18,14 @@ from ..data.dataset import Dataset
 from ..data.folds import fold_cases, write_folds
 from ..errors import UserError, given, read_json, reading
 from ..locks import locked
-from ..paths import RunFolder
+from ..paths import RunFolder, file_hash
 from ..recipes import Recipe, read_recipe, write_recipe
 from ..runs.prediction_files import PredictionFiles
 from ..runs.predictions import write_prediction
 from ..runs.run import manifest_digest, write_dataset_facts
 from ..runs.scoring import score_fold
 from ..statistics.cases import concatenate, read_cases, write_cases
-from .folders import RECORD, NnunetTraining, read_training
+from .folders import OPTIONS, NnunetTraining, read_export, read_training
 
 
 def collect(
@@ -39,22 +39,18 @@ def collect(
 ) -> tuple[int, ...]:
     """Write the run folder; returns the folds that nnU-Net has finished.
 
-    out: may hold an earlier collection. dataset: folder of the exported one, if it was moved.
+    out: may hold an earlier collection. dataset: folder of the prepared one, if it was moved, or if nnU-Net's
+    dataset was not written by `export`.
     """
-    record = training.dataset.export_record()
-    opened = Dataset(dataset or Path(record.dataset))
-    if manifest_digest(opened.manifest) != record.manifest_sha256:
-        raise UserError(
-            f"{opened.folder.path} is not the dataset that {training.dataset.raw} was exported from, or it "
-            "was prepared again: export and train again, or name the right one with --dataset"
-        )
-    fold_of_case = read_splits(training.dataset.splits, opened)
-    finished = tuple(fold for fold in range(max(fold_of_case) + 1) if training.is_validated(fold))
+    splits = read_json(training.dataset.splits)
+    finished = tuple(fold for fold in range(len(splits)) if training.is_validated(fold))
     if not finished:
         raise UserError(
             f"{training.results} has no fold with validated cases: train it with `semidice nnunet train`, or "
             "with nnUNetv2_train and --npz"
         )
+    opened = _trained_on(training, dataset)
+    fold_of_case = read_splits(training.dataset.splits, opened)
     options = _recipe(training, opened, max(fold_of_case) + 1, finished)
     options["name"] = name or out.resolve().name
     if metrics:
@@ -85,6 +81,30 @@ def collect(
     return finished
 
 
+def _trained_on(training: NnunetTraining, folder: Path | None) -> Dataset:
+    """The prepared dataset with the cases and masks of the training; a UserError if it is another one."""
+    raw, export = training.dataset.raw, read_export(training.results)
+    if export is not None:
+        opened = Dataset(folder or Path(export.dataset))
+        is_same = manifest_digest(opened.manifest) == export.manifest_sha256
+    elif folder is not None:
+        opened = Dataset(folder)
+        inputs = [file for scan in opened.manifest.scans for file in scan.inputs.items()]
+        masks = [(raw / name, digest) for name, digest in inputs if not name.startswith("imagesTr/")]
+        is_same = all(path.is_file() and file_hash(path) == digest for path, digest in masks)
+    else:
+        raise UserError(
+            f"{raw} was not written by `semidice nnunet export`: run `semidice prepare nnunet {raw} data`, "
+            "and name the folder it makes with --dataset data"
+        )
+    if not is_same:
+        raise UserError(
+            f"{opened.folder.path} is not what {training.results} was trained on, or it was prepared again: "
+            "name the right one with --dataset, or train again"
+        )
+    return opened
+
+
 def read_splits(path: Path, dataset: Dataset) -> list[int]:
     """The fold in which nnU-Net holds out each case; a UserError if it is not a cross-validation."""
     splits = read_json(path)
@@ -92,10 +112,10 @@ def read_splits(path: Path, dataset: Dataset) -> list[int]:
         held_out = [set(map(str, split["val"])) for split in splits]
     fold_of_case = []
     for case in dataset.cases:
-        folds = [fold for fold, names in enumerate(held_out) if case.name in names]
+        folds = [fold for fold, names in enumerate(held_out) if case.scan.name in names]
         if len(folds) != 1:
             raise UserError(
-                f"{path} holds out case {case.name} in {len(folds)} folds; a cross-validation holds out "
+                f"{path} holds out case {case.scan.name} in {len(folds)} folds; a cross-validation holds out "
                 "every case in one"
             )
         fold_of_case += folds
@@ -139,13 +159,8 @@ def _recipe(
     }
     if len(finished) < num_folds:
         recipe["data"]["folds"] = finished
-    if (training.results / RECORD).is_file():
-        stored, manifest = read_training(training.results)
-        if manifest not in (None, manifest_digest(dataset.manifest)):
-            raise UserError(
-                f"{training.results} was trained on what {training.dataset.name} was before it was exported "
-                "again: train it again"
-            )
+    if (training.results / OPTIONS).is_file():
+        stored = read_training(training.results)
         recipe["label"] = {"maker": stored.label}
         if stored.uses_raters:
             recipe["loss"] = asdict(stored.loss_options())

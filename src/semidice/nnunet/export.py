@@ -7,6 +7,7 @@ needs Hounsfield units, which a prepared image has lost. The label of nnU-Net is
 
 import gzip
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +23,16 @@ from ..errors import UserError
 from ..labels.raters import read_raters
 from ..paths import atomic_write, check_name, write_text
 from ..runs.run import manifest_digest
-from .folders import RECORD, ExportRecord, NnunetDataset
+from .folders import Export, NnunetDataset
 
 
 def export(data: Path, target: NnunetDataset, console: Console) -> None:
     """Write imagesTr, labelsTr, ratersTr and dataset.json of a prepared dataset.
 
-    An export that was interrupted is written again, a finished one is not. Its record is written last.
+    An export that was interrupted is written again, a finished one is not: dataset.json is written last.
     """
-    dataset, record = Dataset(data), target.raw / RECORD
-    if record.is_file():
+    dataset, header = Dataset(data), target.raw / "dataset.json"
+    if header.is_file():
         raise UserError(f"{target.raw} is already exported: choose another name, or remove the folder")
     if dataset.has_slices:
         raise UserError(
@@ -51,24 +52,20 @@ def export(data: Path, target: NnunetDataset, console: Console) -> None:
             progress.advance(bar)
     # nnU-Net insists on the name background for class 0, and gives the name ignore a meaning
     classes = [f"class {name}" if name in ("background", "ignore") else name for name in manifest.class_names]
+    patients = {case.name: case.patient for case in dataset.cases}
+    exported = Export(str(dataset.folder.path.absolute()), manifest_digest(manifest), patients)
     description: dict[str, Any] = {
         # z-score of each image, whatever the modality
         "channel_names": {str(number): f"zscore_{name}" for number, name in enumerate(manifest.channels)},
         "labels": {name: number for number, name in enumerate(["background", *classes[1:]])},
         "numTraining": len(dataset),
         "file_ending": ending,
+        "semidice": asdict(exported),
     }
     if is_volume:
         # reads every affine; nnU-Net's default refuses those whose axes are not orthogonal
         description["overwrite_image_reader_writer"] = "NibabelIO"
-    write_text(target.raw / "dataset.json", json.dumps(description, indent=1) + "\n")
-    written = ExportRecord(
-        dataset=str(dataset.folder.path.absolute()),
-        manifest_sha256=manifest_digest(manifest),
-        raters=tuple(raters),
-        patients={case.name: case.patient for case in dataset.cases},
-    )
-    write_text(record, json.dumps(written.model_dump(), indent=1) + "\n")
+    write_text(header, json.dumps(description, indent=1) + "\n")
     say(console, f"wrote {len(dataset)} cases of {len(raters)} raters to {target.raw}")
     say(console, f"next: {target.command('preprocess')}")
 

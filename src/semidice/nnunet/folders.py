@@ -1,10 +1,10 @@
-"""The folders of nnU-Net, and the files that semidice adds to them.
+"""The folders of nnU-Net, and what semidice adds to them.
 
 RAW/DATASET/ratersTr/RATER/CASE.*    the mask of one rater; a case that the rater did not look at has none
-            semidice.json            where the dataset came from, and the patient of each case
-PREPROCESSED/DATASET/semidice.json   of the raw dataset that was preprocessed
-                     semidice_raters/CONFIGURATION/CASE_seg.b2nd   see `raters`
-RESULTS/DATASET/TRAINER__PLANS__CONFIGURATION/semidice.json   of the training: its options and its dataset
+            dataset.json             `export` adds the key semidice: the prepared dataset and the patients;
+                                     nnU-Net copies the file to what it preprocesses, and to its results
+PREPROCESSED/DATASET/semidice_raters/CONFIGURATION/CASE_seg.b2nd   see `raters`
+RESULTS/DATASET/TRAINER__PLANS__CONFIGURATION/semidice.json        the options of the training
 """
 
 import json
@@ -14,27 +14,31 @@ import shlex
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from pydantic import Field
-
-from ..data.manifest import Record
-from ..errors import UserError, read_record, reading
+from ..errors import UserError, reading
 from ..paths import write_text
 from .options import TrainerOptions
 
 # the folder in which nnU-Net looks for our trainers: its variable nnUNet_extTrainer
 TRAINERS = Path(__file__).parent / "trainers"
-RECORD = "semidice.json"
+OPTIONS = "semidice.json"
 _KINDS = ("raw", "preprocessed", "results")
-_DATASET_NAME = re.compile(r"Dataset\d{3}_[A-Za-z0-9_-]+")
 
 
-class ExportRecord(Record):
-    """The prepared dataset, and the patient of each case."""
+@dataclass(frozen=True)
+class Export:
+    """The prepared dataset that was exported, and the patient of each case."""
 
     dataset: str
     manifest_sha256: str
-    raters: tuple[str, ...] = Field(min_length=1)
-    patients: dict[str, str] = Field(min_length=1)
+    patients: dict[str, str]
+
+
+def read_export(folder: Path) -> Export | None:
+    """Of the dataset.json in a folder of nnU-Net; None for a dataset that semidice did not write."""
+    path = folder / "dataset.json"
+    with reading(path, "a raw dataset of nnU-Net is written by `semidice nnunet export`"):
+        record = json.loads(path.read_bytes()).get("semidice")
+        return None if record is None else Export(**record)
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,7 @@ class NnunetDataset:
     @classmethod
     def find(cls, name: str, work: Path | None) -> "NnunetDataset":
         """Folders in `work`, or in those of nnU-Net's environment variables if it is None."""
-        if not _DATASET_NAME.fullmatch(name):
+        if not re.fullmatch(r"Dataset\d{3}_[A-Za-z0-9_-]+", name):
             raise UserError(
                 f"nnU-Net needs a name such as Dataset101_Nodules, with three digits; got {name!r}"
             )
@@ -79,13 +83,9 @@ class NnunetDataset:
         """Environment variables for nnU-Net's commands, with the path of our trainers."""
         # nnU-Net's own spelling
         others = os.environ.get("nnUNet_extTrainer", "").split(os.pathsep)  # noqa: SIM112
-        trainers = dict.fromkeys([str(TRAINERS), *(path for path in others if path)])
+        trainers = dict.fromkeys([str(TRAINERS), *filter(None, others)])
         folders = {f"nnUNet_{kind}": str(getattr(self, kind).parent.absolute()) for kind in _KINDS}
         return {**folders, "nnUNet_extTrainer": os.pathsep.join(trainers)}
-
-    def export_record(self) -> ExportRecord:
-        """What `export` wrote; a UserError if this dataset was not made by it."""
-        return read_record(self.raw / RECORD, ExportRecord, "write the dataset with `semidice nnunet export`")
 
     def command(self, name: str, *arguments: object) -> str:
         """A command of `semidice nnunet` for this dataset, as it is typed."""
@@ -115,35 +115,30 @@ class NnunetTraining:
         return (self.validation(fold) / "summary.json").is_file()
 
 
-def rater_segmentations(preprocessed: Path, data_identifier: str) -> Path:
-    """The folder of `CASE_seg.b2nd` with all raters, for one preprocessed configuration."""
-    return preprocessed / "semidice_raters" / data_identifier
-
-
 def write_training(training: NnunetTraining, options: TrainerOptions) -> None:
     """Store the options with the results; a UserError if results were made with others or of other data."""
-    record, path = training.dataset.preprocessed / RECORD, training.results / RECORD
-    manifest = read_record(record, ExportRecord).manifest_sha256 if record.is_file() else None
-    if path.is_file() and any(training.results.glob("fold_*")):
-        stored, stored_manifest = read_training(training.results)
-        # the default name may also be given
-        if replace(stored, name=None) != replace(options, name=None):
-            raise UserError(
-                f"{training.trainer} has results with other options, see {path}: choose another name with "
-                "--name, or remove its results"
-            )
-        if None not in (manifest, stored_manifest) and stored_manifest != manifest:
-            raise UserError(
-                f"{training.results} was trained on what {training.dataset.name} was before it was exported "
-                "again: remove these results, or choose another name with --name"
-            )
-    write_text(path, json.dumps({**asdict(options), "manifest_sha256": manifest}, indent=1) + "\n")
+    path, results = training.results / OPTIONS, training.results
+    # the default name may also be given
+    if any(results.glob("fold_*")) and replace(read_training(results), name=None) != replace(
+        options, name=None
+    ):
+        raise UserError(
+            f"{training.trainer} has results with other options, see {path}: choose another name with "
+            "--name, or remove its results"
+        )
+    # nnU-Net writes it when an epoch begins
+    if (results / "dataset.json").is_file() and read_export(results) != read_export(
+        training.dataset.preprocessed
+    ):
+        raise UserError(
+            f"{results} was trained on what {training.dataset.name} was before it was exported again: remove "
+            "these results, or choose another name with --name"
+        )
+    write_text(path, json.dumps(asdict(options), indent=1) + "\n")
 
 
-def read_training(results: Path) -> tuple[TrainerOptions, str | None]:
-    """The stored options, and the manifest of the dataset if it was exported; a UserError names the file."""
-    path = results / RECORD
-    with reading(path, "start the training with `semidice nnunet train`"):
-        stored = json.loads(path.read_bytes())
-        manifest = stored.pop("manifest_sha256")
-        return TrainerOptions(**stored), manifest
+def read_training(results: Path) -> TrainerOptions:
+    """The stored options of a training; a UserError names the file."""
+    path, advice = results / OPTIONS, "start the training with `semidice nnunet train`"
+    with reading(path, advice):
+        return TrainerOptions(**json.loads(path.read_bytes()))

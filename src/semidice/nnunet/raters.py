@@ -26,9 +26,14 @@ from ..console import counting_bar, say
 from ..errors import UserError, read_json
 from ..paths import write_text
 from ..processes import end_with_parent
-from .folders import NnunetDataset, rater_segmentations
+from .folders import NnunetDataset
 
 _NAMES = "raters.json"
+
+
+def rater_segmentations(preprocessed: Path, data_identifier: str) -> Path:
+    """The folder of `CASE_seg.b2nd` with all raters, for one preprocessed configuration."""
+    return preprocessed / "semidice_raters" / data_identifier
 
 
 class RatersDataset(nnUNetDatasetBlosc2):  # type: ignore[misc]

@@ -18,11 +18,11 @@ from rich.console import Console
 
 from ..console import say
 from ..data.folds import fold_cases, split_folds
-from ..errors import UserError, read_json, read_record
+from ..errors import UserError, read_json
 from ..extras import need
-from ..paths import write_bytes, write_text
+from ..paths import write_text
 from ..processes import end_with_parent
-from .folders import RECORD, ExportRecord, NnunetDataset, NnunetTraining, write_training
+from .folders import NnunetDataset, NnunetTraining, read_export, write_training
 from .options import RunOptions, TrainerOptions
 
 _PLANNING = "experiment_planning.plan_and_preprocess_entrypoints"
@@ -46,7 +46,13 @@ def preprocess(
 
     from .raters import preprocess_raters
 
-    record = _same_export(dataset)
+    export, copy = read_export(dataset.raw), dataset.preprocessed / "dataset.json"
+    # finished work is skipped, and would be that of the other export
+    if copy.is_file() and read_export(dataset.preprocessed) != export:
+        raise UserError(
+            f"{dataset.preprocessed} was preprocessed from what {dataset.name} was before it was exported "
+            "again: remove this folder, and results of it"
+        )
     plans_file = dataset.preprocessed / f"{plans}.json"
     common = ["-d", str(int(dataset.name[7:10]))]
     num_cases = int(read_json(dataset.raw / "dataset.json")["numTraining"])
@@ -68,8 +74,8 @@ def preprocess(
             arguments = [*common, "-plans_name", plans, "-c", configuration, "-np", str(num_processes)]
             _run_nnunet(dataset, _PLANNING, "preprocess_entry", arguments)
         preprocess_raters(dataset, plans, configuration, num_processes, console)
-    if record is not None and not dataset.splits.is_file():
-        write_splits(dataset.splits, record.patients, num_folds)
+    if export is not None and not dataset.splits.is_file():
+        write_splits(dataset.splits, export.patients, num_folds)
         say(console, f"{num_folds} folds by patient: {dataset.splits}")
     say(console, f"next: {dataset.command('train', planned[0], 0)}")
 
@@ -112,24 +118,6 @@ def train(
     out = Path("runs") / training.trainer.partition("_")[2]
     chosen = (training.configuration, "--trainer", training.trainer, "-o", out)
     say(console, f"next: {dataset.command('collect', *chosen)}")
-
-
-def _same_export(dataset: NnunetDataset) -> ExportRecord | None:
-    """The record of the export, kept beside what is preprocessed of it; None for a dataset of the user.
-
-    A UserError if another export was preprocessed before: finished work would be skipped, and be its work.
-    """
-    path, kept = dataset.raw / RECORD, dataset.preprocessed / RECORD
-    if not path.is_file():
-        return None
-    record = dataset.export_record()
-    if kept.is_file() and read_record(kept, ExportRecord).manifest_sha256 != record.manifest_sha256:
-        raise UserError(
-            f"{dataset.preprocessed} was preprocessed from what {dataset.name} was before it was exported "
-            "again: remove this folder, and results of it"
-        )
-    write_bytes(kept, path.read_bytes())
-    return record
 
 
 def write_splits(path: Path, patients: dict[str, str], num_folds: int) -> None:

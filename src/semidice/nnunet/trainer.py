@@ -27,9 +27,9 @@ from ..losses.distillation import DistillationLoss, Teacher
 from ..losses.options import Over, TeacherCalibration
 from ..losses.segmentation import SegmentationLoss
 from ..paths import atomic_write
-from .folders import rater_segmentations, read_training
+from .folders import read_training
 from .options import TrainerOptions
-from .raters import RatersDataset, read_rater_names
+from .raters import RatersDataset, rater_segmentations, read_rater_names
 from .weights import read_nnunet_weights
 
 
@@ -102,7 +102,7 @@ class SemidiceTrainer(nnUNetTrainer):  # type: ignore[misc]
     def initialize(self) -> None:
         if self.was_initialized:
             return
-        self.semidice, _ = read_training(Path(self.output_folder_base))
+        self.semidice = read_training(Path(self.output_folder_base))
         self.num_epochs = self.semidice.epochs or self.num_epochs
         if self.semidice.iterations is not None:
             # nnU-Net's own ratio of steps of training and of online validation
