@@ -21,7 +21,7 @@ from pathlib import Path
 from lightning_fabric import Fabric
 from rich.console import Console
 
-from .console import say, training_bars
+from .console import Progress, say
 from .data.dataset import Dataset
 from .decisions.volumes import check_level
 from .errors import UserError, described, given, nearest
@@ -90,7 +90,7 @@ def run_variants(
     failed: errors of variants that are not to be trained, by their absolute folder.
     """
     outcome = Outcome()
-    with training_bars(console, names=[variant.name for variant in variants]) as progress:
+    with Progress(console) as progress:
         bars = {variant.name: RunBar(progress, variant.recipe, name=variant.name) for variant in variants}
         for variant in variants:
             bar = bars[variant.name]

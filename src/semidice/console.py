@@ -1,19 +1,22 @@
 """What commands print: plain lines, and progress with the remaining time.
 
-A terminal shows bars. Without one (a pipe, a file, a batch job) progress is printed as plain lines, at most
-one every `SECONDS_BETWEEN_LINES`.
+    with progress_bar(console, "scoring", "cases", total=100) as bar:
+        bar.done += 1
+
+A terminal shows bars, which disappear at the end. Elsewhere (a pipe, a file, a batch job) one that changed is
+printed as a plain line, every `SECONDS_BETWEEN_LINES`.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from threading import Event, Thread
-from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, Task, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TextColumn
+from rich.progress import Progress as Drawn
 from rich.table import Column
-from rich.text import Text
 
 SECONDS_BETWEEN_LINES = 30.0
 
@@ -21,67 +24,6 @@ SECONDS_BETWEEN_LINES = 30.0
 def new_console() -> Console:
     """The console of a command. It prints names as they are: `[x]` is no markup and `:b:` no emoji."""
     return Console(markup=False, emoji=False)
-
-
-def counting_bar(console: Console, *, doing: str, unit: str) -> Progress:
-    """A bar that counts `unit`s and disappears at the end; it shows `doing` and the task's description."""
-    if not _shows_bars(console):
-        return ProgressLines(console, lambda task: _counting_line(task, doing, unit))
-    return Progress(
-        TextColumn(f"{doing} {{task.description}}", markup=False),
-        BarColumn(),
-        TextColumn(f"{{task.completed:.0f}}/{{task.total}} {unit}"),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-    )
-
-
-def training_bars(console: Console, *, names: Sequence[str], transient: bool = False) -> Progress:
-    """Bars of trainings, one per task, each with a text about its state: the field `status`.
-
-    names: of all trainings.
-
-    Lines also have the field `left`, the remaining time. They are printed by `print_line`, and repeated only
-    while the field `repeats` is true.
-    """
-    if not _shows_bars(console):
-        return ProgressLines(
-            console, lambda task: "{}: {status}{left}".format(task.description, **task.fields)
-        )
-    # a narrow terminal cuts the status, and never the name, the bar or the remaining time
-    return Progress(
-        TextColumn(
-            "{task.description}",
-            markup=False,
-            table_column=Column(no_wrap=True, min_width=max(map(len, names))),
-        ),
-        BarColumn(bar_width=16),
-        TextColumn("{task.percentage:>3.0f}%"),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[status]}", markup=False, table_column=Column(no_wrap=True, ratio=1)),
-        console=console,
-        transient=transient,
-        expand=True,
-    )
-
-
-@contextmanager
-def waiting(console: Console, doing: str) -> Iterator[None]:
-    """Show `doing` while the block runs: a spinner, or a line from time to time."""
-    if _shows_bars(console):
-        with console.status(Text(doing)):
-            yield
-        return
-    with ProgressLines(console, lambda task: f"{doing}, {clock(task.elapsed or 0)} so far") as progress:
-        progress.add_task("")
-        yield
-
-
-def print_line(progress: Progress, task: TaskID, *, now: bool = False) -> None:
-    """Print the state of a task if progress is shown as lines and the last line is old enough, or `now`."""
-    if isinstance(progress, ProgressLines):
-        progress.print_line(task, now=now)
 
 
 def say(console: Console, text: str) -> None:
@@ -108,59 +50,115 @@ def clock(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
 
 
-class ProgressLines(Progress):
-    """Progress as plain lines: the task that was updated last, printed again when the last line is old.
+@dataclass
+class Bar:
+    """One piece of work, whose state is set as it goes on: a thread shows it.
 
-    line: the text of a task. A thread prints, so that there is a line even while one item takes long.
+    unit: what is counted; without one, the bar has a percentage. total: None if it is not known. status: a
+    few words. before: of what is done, what an earlier command did; the time left does not count it.
     """
 
-    def __init__(self, console: Console, line: Callable[[Task], str]) -> None:
-        # disabled: tasks are counted, and nothing is drawn
-        super().__init__(console=console, disable=True)
-        self._line = line
-        self._printed_at, self._current = time.monotonic(), TaskID(0)
-        self._stopped = Event()
-        self._thread = Thread(target=self._repeat, daemon=True)
+    name: str
+    unit: str = ""
+    total: float | None = None
+    done: float = 0
+    status: str = ""
+    before: float = 0
+    since: float = field(default_factory=time.monotonic)
 
-    def start(self) -> None:
+    def advance(self, by: float = 1) -> None:
+        self.done += by
+
+    def to(self, done: float, total: float | None) -> None:
+        self.done, self.total = done, total
+
+    @property
+    def count(self) -> str:
+        """How much is done."""
+        if not self.unit:
+            return f"{100 * self.done / self.total:.0f}%" if self.total else ""
+        of_total = "" if self.total is None else f"/{self.total:.0f}"
+        return f"{self.done:.0f}{of_total} {self.unit}"
+
+    @property
+    def left(self) -> str:
+        """The time left at the pace so far, or the time that passed if the pace is not known."""
+        seconds = time.monotonic() - self.since
+        if self.total is None or self.done <= self.before:
+            return f"{clock(seconds)} so far"
+        pace = seconds / (self.done - self.before)
+        return f"{clock(max(0, pace * (self.total - self.done)))} left"
+
+    @property
+    def line(self) -> str:
+        """The state as text."""
+        parts = (self.count if self.unit else "", self.status, self.left)
+        return f"{self.name}: {', '.join(part for part in parts if part)}"
+
+
+class Progress:
+    """Bars of one command, shown while the block of this context runs."""
+
+    def __init__(self, console: Console) -> None:
+        self.console, self.bars, self._stopped = console, list[Bar](), Event()
+        is_terminal = console.is_interactive or console.is_jupyter
+        self._thread = Thread(target=self._draw if is_terminal else self._print, daemon=True)
+
+    def __enter__(self) -> "Progress":
         self._thread.start()
+        return self
 
-    def stop(self) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stopped.set()
         self._thread.join()
 
-    def update(self, task_id: TaskID, **changes: Any) -> None:
-        self._current = task_id
-        super().update(task_id, **changes)
+    def bar(self, name: str, unit: str = "", *, total: float | None = None) -> Bar:
+        """A new bar below the others."""
+        self.bars.append(Bar(name, unit, total))
+        return self.bars[-1]
 
-    def print_line(self, task: TaskID, *, now: bool = False) -> None:
-        """Print the line of a task if it is due, or `now`."""
-        with self._lock:
-            if not now and self._seconds_left() > 0:
-                return
-            self._printed_at = time.monotonic()
-            text = self._line(self._tasks[task])
-        say(self.console, text)
+    def print_line(self, bar: Bar) -> None:
+        """Print the state at once, if there is no terminal that shows it."""
+        if not (self.console.is_interactive or self.console.is_jupyter):
+            say(self.console, bar.line)
 
-    def _seconds_left(self) -> float:
-        return self._printed_at + SECONDS_BETWEEN_LINES - time.monotonic()
+    def _draw(self) -> None:
+        # a narrow terminal cuts the status, and never the name, the bar or the remaining time
+        widths = {"name": Column(no_wrap=True), "status": Column(no_wrap=True, ratio=1)}
+        name, count, left, status = (
+            TextColumn(f"{{task.fields[{part}]}}", markup=False, table_column=widths.get(part))
+            for part in ("name", "count", "left", "status")
+        )
+        columns = (name, BarColumn(bar_width=16), count, left, status)
+        with Drawn(*columns, console=self.console, transient=True, expand=True, auto_refresh=False) as drawn:
+            is_last = False
+            while not is_last:
+                is_last = self._stopped.wait(0.1)
+                for number, bar in enumerate(list(self.bars)):
+                    state = {part: getattr(bar, part) for part in ("name", "count", "left", "status")}
+                    if number == len(drawn.tasks):
+                        drawn.add_task("", **state)
+                    task = drawn.tasks[number].id
+                    drawn.update(task, completed=bar.done, total=bar.total, **state)
+                drawn.refresh()
 
-    def _repeat(self) -> None:
-        while not self._stopped.wait(max(self._seconds_left(), min(1.0, SECONDS_BETWEEN_LINES))):
-            task = self._tasks.get(self._current)
-            if task is not None and task.fields.get("repeats", True):
-                self.print_line(self._current)
+    def _print(self) -> None:
+        states: list[tuple[object, ...]] = []
+        latest: list[Bar] = []
+        while not self._stopped.wait(SECONDS_BETWEEN_LINES):
+            bars, before = list(self.bars), states
+            states = [(bar.name, bar.done, bar.status) for bar in bars]
+            changed = [bar for bar, state in zip(bars, states, strict=True) if state not in before]
+            # a long item has lines too
+            latest = changed[-1:] or latest
+            for bar in latest:
+                say(self.console, bar.line)
 
 
-def _shows_bars(console: Console) -> bool:
-    return console.is_interactive or console.is_jupyter
-
-
-def _counting_line(task: Task, doing: str, unit: str) -> str:
-    text = " ".join(part for part in (doing, task.description) if part)
-    if task.total is None:
-        return f"{text}: {task.completed:.0f} {unit}" if task.completed else text
-    text += f": {task.completed:.0f}/{task.total:.0f} {unit}"
-    if not task.completed or not task.elapsed:
-        return text
-    return f"{text}, {clock(task.elapsed * (task.total / task.completed - 1))} left"
+@contextmanager
+def progress_bar(
+    console: Console, doing: str, unit: str = "", *, total: float | None = None
+) -> Iterator[Bar]:
+    """One bar while the block runs. doing: its name, such as `scoring`."""
+    with Progress(console) as progress:
+        yield progress.bar(doing, unit, total=total)

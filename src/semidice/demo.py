@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 
 from .compare import comparisons_of, run_variants
-from .console import say, waiting
+from .console import progress_bar, say
 from .data.dataset import Dataset
 from .data.phantom import PhantomOptions
 from .data.prepare import prepare_dataset
@@ -81,7 +81,7 @@ def run_demo(out: Path, console: Console, *, num_cases: int, epochs: int, num_fo
     save_figure(draw_overlays(_overlays(predictions)), folder.overlays)
     bins = count_bins(predictions, range(len(dataset)), table)
     save_figure(draw_reliability(bins), folder.reliability)
-    with waiting(console, "writing the report page"):
+    with progress_bar(console, "writing the report page"):
         build_page(outcome.runs, dataset, folder.report, PageOptions(figures=False))
     _print_files(folder, console)
 

@@ -22,7 +22,7 @@ import numpy as np
 from pydantic import ValidationError
 from rich.console import Console
 
-from ..console import counting_bar, say
+from ..console import progress_bar, say
 from ..errors import CannotWriteError, UserError, first_problem, listing, message, read_record, writing
 from ..locks import locked
 from ..paths import DatasetFolder, atomic_write, file_hash, leads_outside, write_text
@@ -56,17 +56,12 @@ def run_prepare(
     tasks: names of the QUBIQ datasets to prepare, all if empty. Other options: see `prepare_dataset`.
     """
     prepared, problems = [], []
-    with counting_bar(console, doing="preparing", unit="scans") as progress:
-        bar = progress.add_task(f"{source}: looking through its files", total=None)
-        datasets = find_datasets(
-            source,
-            raw_dir,
-            tasks=tasks,
-            on_file=lambda done, total: progress.update(bar, completed=done, total=total),
-        )
-        progress.reset(bar, total=sum(len(raw.scans) for raw in datasets))
+    with progress_bar(console, f"looking through the files of {source}", "files") as bar:
+        datasets = find_datasets(source, raw_dir, tasks=tasks, on_file=bar.to)
+    num_scans = sum(len(raw.scans) for raw in datasets)
+    with progress_bar(console, "preparing", "scans", total=num_scans) as bar:
         for raw in datasets:
-            progress.update(bar, description=raw.name or source)
+            bar.name = f"preparing {raw.name or source}"
             out = out_dir / raw.name
             already = DatasetFolder(out).manifest.is_file()
             try:
@@ -76,7 +71,7 @@ def run_prepare(
                     overrides=overrides,
                     skip_bad=skip_bad,
                     workers=workers,
-                    on_scan=lambda _: progress.advance(bar),
+                    on_scan=lambda _: bar.advance(),
                 )
             except CannotWriteError:
                 raise
@@ -84,12 +79,12 @@ def run_prepare(
                 problems.append(f"{raw.name}:\n{error}" if raw.name else str(error))
                 continue
             except KeyboardInterrupt:
-                say(progress.console, "stopped; the finished scans are kept: the same command continues")
+                say(console, "stopped; the finished scans are kept: the same command continues")
                 raise
             prepared.append(manifest)
             for line in _summary(manifest, raw, already=already):
-                say(progress.console, line)
-            say(progress.console, f"next: semidice check {out}")
+                say(console, line)
+            say(console, f"next: semidice check {out}")
     if problems:
         raise UserError("\n".join(problems))
     return prepared

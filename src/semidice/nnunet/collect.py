@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
-from ..console import counting_bar, say
+from ..console import progress_bar, say
 from ..data.dataset import Dataset
 from ..data.folds import fold_cases, write_folds
 from ..errors import UserError, given, read_json, reading
@@ -63,15 +63,14 @@ def collect(
         write_folds(folder.folds, opened, fold_of_case)
         write_dataset_facts(folder, opened, fold_of_case)
         write_recipe(recipe, folder.recipe)
-        with counting_bar(console, doing="collecting", unit="cases") as progress:
-            bar = progress.add_task("", total=len(opened))
+        with progress_bar(console, "collecting", "cases", total=len(opened)) as bar:
             for fold in finished:
                 cases = fold_cases(fold_of_case, fold)[1]
                 predicted = _predictions(training.validation(fold), opened, cases)
                 files, wanted = folder.fold(fold), recipe.validation.metrics
                 for number in cases:
                     write_prediction(files.prediction(opened.cases[number].name), predicted.read(number))
-                    progress.advance(bar)
+                    bar.advance()
                 table = score_fold(opened, cases, files, metrics=wanted, method=recipe.name, fold=fold)
                 write_cases(table, files.cases)
         tables = (read_cases(folder.fold(fold).cases) for fold in finished)

@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from rich.console import Console
 
-from ..console import counting_bar, say
+from ..console import progress_bar, say
 from ..data.dataset import Case, Dataset
 from ..errors import UserError
 from ..labels.raters import read_raters
@@ -45,11 +45,10 @@ def export(data: Path, target: NnunetDataset, console: Console) -> None:
         (target.raw / folder).mkdir(parents=True, exist_ok=True)
     is_volume = len(dataset.cases[0].shape) == 3
     ending = ".nii.gz" if is_volume else ".png"
-    with counting_bar(console, doing="exporting", unit="cases") as progress:
-        bar = progress.add_task("", total=len(dataset))
+    with progress_bar(console, "exporting", "cases", total=len(dataset)) as bar:
         for number in range(len(dataset)):
             _write_case(dataset, number, target, ending)
-            progress.advance(bar)
+            bar.advance()
     # nnU-Net insists on the name background for class 0, and gives the name ignore a meaning
     classes = [f"class {name}" if name in ("background", "ignore") else name for name in manifest.class_names]
     patients = {case.name: case.patient for case in dataset.cases}

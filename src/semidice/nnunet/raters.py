@@ -22,7 +22,7 @@ from nnunetv2.training.dataloading.nnunet_dataset import comp_blosc2_params, nnU
 from nnunetv2.utilities.plans_handling.plans_handler import ConfigurationManager, PlansManager
 from rich.console import Console
 
-from ..console import counting_bar, say
+from ..console import progress_bar, say
 from ..errors import UserError, read_json
 from ..paths import write_text
 from ..processes import end_with_parent
@@ -87,12 +87,11 @@ def preprocess_raters(
     work = partial(_preprocess_case, dataset, plans, configuration, raters, target)
     num_processes = max(1, min(num_processes, len(cases)))
     with (
-        counting_bar(console, doing=f"raters, {configuration}", unit="cases") as progress,
+        progress_bar(console, f"raters, {configuration}", "cases", total=len(cases)) as bar,
         get_context("spawn").Pool(num_processes, initializer=end_with_parent) as pool,
     ):
-        bar = progress.add_task("", total=len(cases))
         for _ in pool.imap_unordered(work, cases):
-            progress.advance(bar)
+            bar.advance()
     write_text(target / _NAMES, json.dumps(raters, indent=1) + "\n")
     say(console, f"{configuration}: {len(raters)} raters")
 

@@ -24,7 +24,7 @@ from jaxtyping import Float32
 from rich.console import Console
 from torch import nn
 
-from ..console import counting_bar, say
+from ..console import progress_bar, say
 from ..data.dataset import Dataset
 from ..data.folds import read_folds
 from ..data.resample import resize_probability
@@ -194,13 +194,12 @@ def _predict_all(
     facts, options = ensemble.run.facts, ensemble.options
     errors = []
     try:
-        with counting_bar(console, doing="predicting", unit="inputs") as progress:
-            bar = progress.add_task("", total=len(cases))
+        with progress_bar(console, "predicting", "inputs", total=len(cases)) as bar:
             for number, case in enumerate(cases):
-                progress.update(bar, completed=number, description=case.name)
+                bar.name, bar.done = f"predicting {case.name}", number
                 try:
                     image = read_input(case, facts, slice_axis=options.slice_axis)
-                    prob = ensemble.predict(image, lambda share: progress.advance(bar, share))
+                    prob = ensemble.predict(image, bar.advance)
                     classes = decide_classes(torch.from_numpy(prob)[None], decision)[0]
                     folder.write(image, prob, classes.numpy())
                 except torch.OutOfMemoryError:

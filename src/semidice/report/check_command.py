@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..console import counting_bar, say, waiting
+from ..console import progress_bar, say
 from ..errors import UserError
 from ..paths import DatasetFolder
 from ..runs.run import volume_problem
@@ -38,11 +38,8 @@ def run_check(folder: Path, *, sheet: Path | None = None, console: Console) -> C
         raise UserError(f"the contact sheet is a PNG: give it a name that ends in .png; got {sheet}")
     if sheet.resolve().is_relative_to(folder.resolve()):
         raise UserError(f"{sheet} is inside the dataset, which must not change: choose a path outside of it")
-    with counting_bar(console, doing="checking", unit="cases") as progress:
-        bar = progress.add_task("", total=None)
-        report = check_dataset(
-            folder, on_case=lambda done, total: progress.update(bar, completed=done, total=total)
-        )
+    with progress_bar(console, "checking", "cases") as bar:
+        report = check_dataset(folder, on_case=bar.to)
     console.print(summary_table(report))
     console.print(rater_table(report))
     _print_all(report.problems, "problem", "red", console)
@@ -50,7 +47,7 @@ def run_check(folder: Path, *, sheet: Path | None = None, console: Console) -> C
     dataset, agreement = report.dataset, report.case_agreement.numpy()
     shown_cases = choose_cases(agreement, report.readable)
     if shown_cases:
-        with waiting(console, "drawing the contact sheet"):
+        with progress_bar(console, "drawing the contact sheet"):
             panels = [case_panel(dataset, number, float(agreement[number])) for number in shown_cases]
             save_figure(draw_contact_sheet(panels, dataset.manifest.raters, num_cases=len(dataset)), sheet)
         say(console, f"wrote {sheet}")

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ..compare import run_variants
-from ..console import counting_bar, say, waiting
+from ..console import Progress, progress_bar, say
 from ..errors import UserError
 from ..paths import ComparisonFolder, ReproductionFolder, write_text
 from ..recipes.grid import Variant
@@ -143,7 +143,7 @@ def _run(
         else sum(folds_left(variant) for variants in runnable.values() for variant in variants)
     )
     if left:
-        with waiting(console, "measuring the time of a training step"):
+        with progress_bar(console, "measuring the time of a training step"):
             seconds = estimated_seconds(runnable, plan.datasets, StepTimes(fabric.device))
         say(console, f"{left} trainings to run, about {time_text(seconds)} on {fabric.device.type}")
     for dataset, variants in runnable.items():
@@ -163,14 +163,11 @@ def _agreement(
     datasets: Sequence[str], data: Path, out: Path, console: Console, failed: dict[str, str]
 ) -> TableValues:
     tables = {}
-    with counting_bar(console, doing="raters of", unit="cases") as progress:
+    with Progress(console) as progress:
         for name in datasets:
-            bar = progress.add_task(name, total=None)
+            bar = progress.bar(f"raters of {name}", "cases")
             try:
-                tables[name] = agreement_scores(
-                    data / name,
-                    on_case=lambda done, total, bar=bar: progress.update(bar, completed=done, total=total),  # type: ignore[misc]
-                )
+                tables[name] = agreement_scores(data / name, on_case=bar.to)
             except UserError as error:
                 failed[f"rater agreement of {name}"] = str(error)
     if tables:
@@ -242,7 +239,7 @@ def _print_list(plan: Plan, console: Console, accelerator: str) -> None:
         "cuda" if accelerator in ("auto", "cuda", "gpu") and torch.cuda.is_available() else "cpu"
     )
     times = StepTimes(device)
-    with waiting(console, "measuring the time of a training step"):
+    with progress_bar(console, "measuring the time of a training step"):
         rows = [_list_row(table.name, plan.of_table(table), plan, times) for table in plan.tables]
         if len(plan.tables) > 1:
             rows.append(_list_row("all, shared runs once", plan.variants, plan, times))

@@ -28,7 +28,7 @@ from ..calibration.calibrator import Calibrator
 from ..calibration.calibrators import CALIBRATORS, calibrator_name, load_calibrator
 from ..calibration.curves import MIN_STORED_PROB, interpolated
 from ..calibration.streams import UNITS
-from ..console import counting_bar, say, waiting
+from ..console import progress_bar, say
 from ..data.dataset import Dataset
 from ..data.folds import fold_cases, read_folds
 from ..errors import UserError, nearest, reading
@@ -149,8 +149,7 @@ def _fit_folds(
 ) -> dict[int, dict[str, Calibrator]]:
     """For each fold, calibrators that have seen its cases alone, against the mean of the raters."""
     parts = {fold: {name: CALIBRATORS[name]() for name in names} for fold in cases}
-    with counting_bar(console, doing="fitting", unit="cases") as progress:
-        bar = progress.add_task("", total=sum(map(len, cases.values())))
+    with progress_bar(console, "fitting", "cases", total=sum(map(len, cases.values()))) as bar:
         for fold, numbers in cases.items():
             for number in numbers:
                 prob = torch.from_numpy(read_case(trained.folder.fold(fold), dataset, number)).unsqueeze(0)
@@ -159,7 +158,7 @@ def _fit_folds(
                 label = read_raters(masks, dataset.num_classes, present, batched=True).mean()
                 for calibrator in parts[fold].values():
                     calibrator.partial_fit(_above_zero(prob), label)
-                progress.advance(bar)
+                bar.advance()
     return parts
 
 
@@ -183,11 +182,11 @@ def _score(
     metrics = [name for name in METRICS if name not in left_out]
     names = [UNCALIBRATED, *next(iter(parts.values()))]
     tables = []
-    with counting_bar(console, doing="scoring", unit="cases") as progress:
-        bar = progress.add_task("", total=len(names) * sum(map(len, cases.values())))
+    total = len(names) * sum(map(len, cases.values()))
+    with progress_bar(console, "scoring", "cases", total=total) as bar:
         for fold, numbers in cases.items():
             for name in names:
-                progress.update(bar, description=name)
+                bar.name = f"scoring {name}"
                 folder = trained.folder.fold(fold)
                 predictions: FoldFolder | Callable[[int], np.ndarray] = folder
                 if name != UNCALIBRATED:
@@ -202,7 +201,7 @@ def _score(
                     method=name,
                     fold=fold,
                     unit=trained.recipe.validation.unit,
-                    on_cases=lambda number: progress.advance(bar, number),
+                    on_cases=bar.advance,
                 )
                 tables.append(table)
     return concatenate(tables)
@@ -257,7 +256,10 @@ def kept_calibrator(trained: TrainedRun, console: Console) -> KeptCalibrator | N
     if not path.is_file():
         return None
     calibrator = load_calibrator(path)
-    with waiting(console, "reading the calibrator"), reading(path, "fit it again with `semidice calibrate`"):
+    with (
+        progress_bar(console, "reading the calibrator"),
+        reading(path, "fit it again with `semidice calibrate`"),
+    ):
         calibrate = probability_map(calibrator, len(trained.facts.class_names))
     return KeptCalibrator(calibrator_name(calibrator), file_hash(path), calibrate)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from ..console import counting_bar, say
+from ..console import progress_bar, say
 from ..data.dataset import Dataset, Unit
 from ..decisions.volumes import check_level
 from ..errors import UserError, given
@@ -81,13 +81,13 @@ def scored_rules(
 ) -> CaseTable:
     """`score_rules` behind a progress bar; the fitted rules are printed."""
     if FITTED in rules:
-        with counting_bar(console, doing="fitting the rule", unit="scans") as progress:
-            bar = progress.add_task("", total=run.num_predicted(dataset, run.recipe.validation.unit))
-            fitted = fitted_rules(run, dataset, on_scan=lambda: progress.advance(bar))
+        num_scans = run.num_predicted(dataset, run.recipe.validation.unit)
+        with progress_bar(console, "fitting the rule", "scans", total=num_scans) as bar:
+            fitted = fitted_rules(run, dataset, on_scan=bar.advance)
         of_folds = [f"fold {fold}: {fit.decision}" for fold, fit in fitted.items() if fold != ALL_FOLDS]
         say(console, f"fitted for {', '.join(of_folds)}; for new scans: {fitted[ALL_FOLDS].decision}")
-    with counting_bar(console, doing="scoring", unit="cases") as progress:
-        bar = progress.add_task("", total=len(rules) * run.num_predicted(dataset))
+    total = len(rules) * run.num_predicted(dataset)
+    with progress_bar(console, "scoring", "cases", total=total) as bar:
         return score_rules(
             run,
             dataset,
@@ -96,7 +96,7 @@ def scored_rules(
             unit=unit,
             tolerance=tolerance,
             device=device,
-            on_cases=lambda number: progress.advance(bar, number),
+            on_cases=bar.advance,
         )
 
 
@@ -117,9 +117,9 @@ def _write_rules(run: TrainedRun, table: CaseTable, out: Path | None, console: C
 
 def run_intervals(run: TrainedRun, dataset: Dataset, level: float, console: Console) -> None:
     """Print how many raters the intervals of the volumes cover, and write volumes.csv of the run."""
-    with counting_bar(console, doing="measuring volumes", unit="cases") as progress:
-        bar = progress.add_task("", total=run.num_predicted(dataset))
-        volumes = scan_volumes(run, dataset, level, on_cases=lambda number: progress.advance(bar, number))
+    total = run.num_predicted(dataset)
+    with progress_bar(console, "measuring volumes", "cases", total=total) as bar:
+        volumes = scan_volumes(run, dataset, level, on_cases=bar.advance)
     try:
         corrected = conformal_ends(volumes, fitted_intervals(run, dataset, volumes, level))
     # too few folds or patients; the intervals of nested raters need neither

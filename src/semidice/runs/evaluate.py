@@ -20,7 +20,7 @@ from rich import box
 from rich.console import Console, RenderableType
 from rich.table import Table
 
-from ..console import counting_bar, say
+from ..console import progress_bar, say
 from ..data.dataset import Dataset, Unit
 from ..data.folds import fold_cases, read_folds
 from ..decisions.decision import Decision
@@ -133,8 +133,7 @@ class _Part(NamedTuple):
 
 def _scored(dataset: Dataset, parts: Sequence[_Part], console: Console, **options: Any) -> list[CaseTable]:
     """The scores of each part, with one progress bar for all. options: of `score_fold`."""
-    with counting_bar(console, doing="scoring", unit="cases") as progress:
-        bar = progress.add_task("", total=sum(len(part.cases) for part in parts))
+    with progress_bar(console, "scoring", "cases", total=sum(len(part.cases) for part in parts)) as bar:
         return [
             score_fold(
                 dataset,
@@ -143,7 +142,7 @@ def _scored(dataset: Dataset, parts: Sequence[_Part], console: Console, **option
                 method=part.method,
                 fold=part.fold,
                 decision=part.decision,
-                on_cases=lambda number: progress.advance(bar, number),
+                on_cases=bar.advance,
                 **options,
             )
             for part in parts

@@ -2,17 +2,15 @@
 
 import json
 import os
-import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
 from lightning_fabric import Fabric
 from rich.console import Console
-from rich.progress import Progress
 from torch.distributed import is_torchelastic_launched
 
-from ..console import clock, print_line, say, training_bars
+from ..console import Progress, say
 from ..errors import UserError, reason
 from ..locks import locked
 from ..paths import RunFolder
@@ -49,7 +47,7 @@ def run_train(
         # only the first process prints
         console.quiet = console.quiet or not fabric.is_global_zero
         _print_choices(run.recipe, console)
-        progress = stack.enter_context(training_bars(console, names=[run.recipe.name], transient=True))
+        progress = stack.enter_context(Progress(console))
         bar = RunBar(progress, run.recipe)
         table = cross_validate(
             run,
@@ -89,14 +87,12 @@ def start_fabric(*, accelerator: str = "auto", devices: int | str = 1) -> Fabric
 class RunBar:
     """The progress of a run over the steps of all its folds, with losses, learning rate, Dice and speed.
 
-    Without a terminal: a line at the start, then one per epoch at most, and repeated lines while a fold is
-    predicted. name: None takes that of the recipe.
+    name: None takes that of the recipe.
     """
 
     def __init__(self, progress: Progress, recipe: Recipe, *, name: str | None = None) -> None:
         self.progress, self.folds = progress, recipe.data.fold_numbers
-        self.task = progress.add_task(name or recipe.name, total=None, status="", left="", repeats=False)
-        self.started_at: float | None = None
+        self.bar = progress.bar(name or recipe.name)
         # steps of each fold; those that a resumed fold had done before
         self.num_done: dict[int, int] = {}
         self.num_before: dict[int, int] = {}
@@ -105,21 +101,17 @@ class RunBar:
     def show_phase(self, fold: int, phase: FoldPhase) -> None:
         if phase == "finished":
             self.finished.add(fold)
-        repeats = phase == "predicting"
-        self.progress.update(self.task, status=f"fold {fold}: {phase}", left="", repeats=repeats)
-        is_first = phase == "training" and self.started_at is None
+        is_first = not self.bar.status
+        self.bar.status = f"fold {fold}: {phase}"
         if is_first:
-            self.started_at = time.monotonic()
-        print_line(self.progress, self.task, now=is_first)
+            self.progress.print_line(self.bar)
 
     def show_step(self, status: StepStatus) -> None:
         self.num_done[status.fold] = status.step
         self.num_before.setdefault(status.fold, status.step - 1)
         # folds that were finished before have no steps here
-        done = sum(self.num_done.values()) + len(self.finished - set(self.num_done)) * status.num_steps
-        total = len(self.folds) * status.num_steps
+        before = len(self.finished - set(self.num_done)) * status.num_steps
         dice = status.scores.get("dice_score")
-        left = self._time_left(done, total)
         # the first is the whole loss; the log has its terms
         loss = next((f"{name} {value:.3f}" for name, value in status.losses.items()), "loss ...")
         # the most important first: a narrow terminal cuts the end
@@ -130,24 +122,17 @@ class RunBar:
             *([] if status.rate is None else [f"lr {status.rate:.2g}"]),
             f"{status.images_per_second:.0f} images/s",
         ]
-        self.progress.update(self.task, completed=done, total=total, status="  ".join(parts), left=left)
-        if status.ends_epoch:
-            print_line(self.progress, self.task)
-
-    def _time_left(self, done: int, total: int) -> str:
-        """The time left for all folds at the pace so far."""
-        if self.started_at is None:
-            self.started_at = time.monotonic()
-        num_new = sum(self.num_done.values()) - sum(self.num_before.values())
-        seconds = (time.monotonic() - self.started_at) / num_new * (total - done)
-        return f"  {clock(seconds)} left"
+        self.bar.before = before + sum(self.num_before.values())
+        self.bar.to(before + sum(self.num_done.values()), len(self.folds) * status.num_steps)
+        self.bar.status = "  ".join(parts)
 
     def show_failed(self) -> None:
-        self._show_end("failed", completed=0)
+        self._show_end("failed", done=0)
 
     def show_finished(self) -> None:
-        self._show_end(f"{len(self.folds)} folds finished", completed=1)
+        self._show_end(f"{len(self.folds)} folds finished", done=1)
 
-    def _show_end(self, status: str, *, completed: int) -> None:
-        self.progress.update(self.task, total=1, completed=completed, status=status, left="", repeats=False)
-        print_line(self.progress, self.task, now=True)
+    def _show_end(self, status: str, *, done: int) -> None:
+        self.bar.status = status
+        self.bar.to(done, 1)
+        self.progress.print_line(self.bar)

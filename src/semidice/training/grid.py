@@ -13,9 +13,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
-from rich.progress import Progress
 
-from ..console import print_line, say, training_bars
+from ..console import Progress, say
 from ..errors import UserError
 from ..recipes.grid import Variant
 from .command import RunBar
@@ -66,9 +65,8 @@ def finish_folds(
     jobs = fold_jobs(variants, command=command)
     if not jobs:
         return {}
-    names = [_ALL, *(variant.name for variant in variants)]
     with (
-        training_bars(console, names=names) as progress,
+        Progress(console) as progress,
         opened_pool(on, accelerator=accelerator) as pool,
     ):
         return run_jobs(jobs, pool, JobsView(progress, variants))
@@ -79,7 +77,7 @@ class JobsView:
 
     def __init__(self, progress: Progress, variants: Sequence[Variant]) -> None:
         self.progress = progress
-        self.task = progress.add_task(_ALL, total=None, status="", left="", repeats=False)
+        self.bar = progress.bar(_ALL, "jobs")
         self.bars = {
             str(variant.folder.absolute()): RunBar(progress, variant.recipe, name=variant.name)
             for variant in variants
@@ -87,12 +85,9 @@ class JobsView:
 
     def show_schedule(self, schedule: Schedule) -> None:
         failed = f", {len(schedule.errors)} runs failed" if schedule.errors else ""
-        status = (
-            f"{schedule.num_finished}/{schedule.num_jobs} finished, {schedule.num_running} running{failed}"
-        )
-        completed, total = schedule.num_finished, schedule.num_jobs
-        self.progress.update(self.task, completed=completed, total=total, status=status)
-        print_line(self.progress, self.task, now=True)
+        self.bar.to(schedule.num_finished, schedule.num_jobs)
+        self.bar.status = f"{schedule.num_running} running{failed}"
+        self.progress.print_line(self.bar)
 
     def show(self, job: Any, report: Report) -> None:
         if not isinstance(job, FoldJob):
@@ -138,7 +133,7 @@ def run_job(variants: Sequence[Variant], job: str, console: Console, *, accelera
         raise UserError(f"--job {job}: expected NAME:FOLD; the jobs of this grid are {shown}")
     fold_job = FoldJob(name, chosen[0].recipe, chosen[0].folder, int(fold))
     worker = Worker(WorkerOptions(accelerator))
-    with training_bars(console, names=[name]) as progress:
+    with Progress(console) as progress:
         view = JobsView(progress, chosen)
         worker.send = lambda report: view.show(fold_job, report)
         fold_job.run(worker)

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from ... import __version__
-from ...console import counting_bar, say
+from ...console import progress_bar, say
 from ...data.dataset import Dataset
 from ...errors import UserError
 from ...locks import locked
@@ -83,8 +83,12 @@ def run_report(
     others = read_other_methods(case_tables, prepared, found.runs)
     for table in found.tables:
         others |= compared_methods(table, prepared, [*found.runs, *others])
-    with counting_bar(console, doing="report:", unit="done") as progress:
-        bar = progress.add_task("opening runs", total=1)
+    with progress_bar(console, "report", "done") as bar:
+
+        def show(step: str, done: int, total: int) -> None:
+            bar.status = step
+            bar.to(done, total)
+
         report = build_page(
             found.runs,
             prepared,
@@ -93,9 +97,7 @@ def run_report(
             others=others,
             seeds=found.seeds,
             notices=found.notices,
-            on_step=lambda step, done, total: progress.update(
-                bar, description=step, completed=done, total=total
-            ),
+            on_step=show,
         )
     for notice in report.notices:
         console.print(notice, style="yellow", highlight=False, markup=False, soft_wrap=True)
