@@ -29,7 +29,7 @@ from semidice.data.sources.files import mask_values, read_header, read_image, re
 from semidice.errors import UserError
 from semidice.networks.checkpoint import Checkpoint
 from semidice.paths import RunFolder
-from semidice.prediction.outputs import VOLUME_COLUMNS, read_volumes
+from semidice.prediction.outputs import Finished, OutputFolder
 from semidice.recipes import read_recipe
 from semidice.recipes.grid import read_variants
 from semidice.report.curves import read_log
@@ -61,8 +61,9 @@ def good(tmp_path_factory):
     rows = [CaseRow(f"c{n}", f"p{n}", 0, m, "mean", "dice_score", 0.5) for n in range(3) for m in "ab"]
     for suffix in (".csv", ".parquet"):
         write_cases(table_of(rows), good / f"cases{suffix}")
-    header, row = ",".join(VOLUME_COLUMNS), "a,b" + ",1" * (len(VOLUME_COLUMNS) - 2)
-    (good / "volumes.csv").write_text(f"{header}\n{row}\n")
+    folder = OutputFolder(good, ("background", "lesion"))
+    folder.record.inputs["a"] = Finished(sha256="0" * 64, volumes=({"case": "a", "class": "lesion"},))
+    folder.close()
     prob, target = torch.tensor([[0.6, 0.4], [0.3, 0.7], [0.1, 0.9]]), torch.tensor([0, 1, 0])
     for name, kind in CALIBRATORS.items():
         kind().fit(prob, target).save(good / f"{name}.safetensors")
@@ -127,7 +128,7 @@ READERS = {
     "raw/classes.csv": prepare,
     "cases.csv": read_cases,
     "cases.parquet": read_cases,
-    "volumes.csv": read_volumes,
+    "prediction.json": lambda path: OutputFolder(path.parent, ()).open({}, overwrite=True),
     **{f"{name}.safetensors": load_calibrator for name in CALIBRATORS},
 }
 

@@ -42,7 +42,8 @@ from semidice.data.prepare import prepare_dataset, run_prepare  # noqa: E402
 from semidice.data.sources import find_datasets  # noqa: E402
 from semidice.data.sources.dicom_files import read_series  # noqa: E402
 from semidice.data.sources.files import read_image  # noqa: E402
-from semidice.prediction.command import PredictOptions, run_predict  # noqa: E402
+from semidice.prediction.command import run_predict  # noqa: E402
+from semidice.prediction.options import PredictOptions  # noqa: E402
 
 RLE = "1.2.840.10008.1.2.5"
 

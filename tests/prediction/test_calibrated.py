@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 
 from semidice.calibration import CALIBRATORS, load_calibrator
 from semidice.cli import app
-from semidice.prediction.command import PredictOptions, run_predict
+from semidice.prediction.command import run_predict
+from semidice.prediction.options import PredictOptions
 from semidice.runs.calibration import run_calibrate
 
 
@@ -61,11 +62,11 @@ def test_the_mean_of_the_folds_is_calibrated_and_the_output_says_so(run, image, 
 def test_the_settings_name_the_calibrator_and_another_one_is_refused(run, image, tmp_path):
     out = tmp_path / "out"
     predict(run, image, out, calibrate=False)
-    assert json.loads((out / "prediction.json").read_text())["calibrator"] is None
+    assert json.loads((out / "prediction.json").read_text())["settings"]["calibrator"] is None
     with pytest.raises(ValueError, match=r"other settings \(calibrator\)"):
         predict(run, image, out)
     predict(run, image, out, overwrite=True)
-    stored = json.loads((out / "prediction.json").read_text())["calibrator"]
+    stored = json.loads((out / "prediction.json").read_text())["settings"]["calibrator"]
     assert stored["name"] == "beta"
     assert len(stored["sha256"]) == 64
     assert "are predicted already" in predict(run, image, out)

@@ -18,7 +18,8 @@ from typer.testing import CliRunner
 from semidice.cli import app
 from semidice.decisions import decide
 from semidice.decisions.conformal import ConformalInterval
-from semidice.prediction.command import PredictOptions, run_predict
+from semidice.prediction.command import run_predict
+from semidice.prediction.options import PredictOptions
 from semidice.prediction.outputs import uncertainty_of
 from semidice.runs.decide import run_decide
 from semidice.runs.decision_file import read_fits
@@ -111,7 +112,10 @@ def test_fitted_takes_the_rule_for_new_scans(run, scan, tmp_path):
     predict(run, scan, tmp_path / "out", decide="fitted")
     prob, mask = prob_and_mask(tmp_path / "out")
     np.testing.assert_array_equal(mask, prob > 0.3)
-    assert json.loads((tmp_path / "out" / "prediction.json").read_text())["decision"] == "threshold:0.3"
+    assert (
+        json.loads((tmp_path / "out" / "prediction.json").read_text())["settings"]["decision"]
+        == "threshold:0.3"
+    )
 
 
 def test_a_rule_that_was_fitted_to_other_predictions_is_not_used(run, scan, tmp_path):
@@ -163,7 +167,7 @@ def test_the_correction_of_evaluate_is_used_by_predict(run, scan, tmp_path):
     evaluate(run, interval=0.5)
     predict(run, scan, tmp_path / "out", interval=0.5)
     assert row_of(tmp_path / "out")["interval"] == "conformal 0.5"
-    settings = json.loads((tmp_path / "out" / "prediction.json").read_text())
+    settings = json.loads((tmp_path / "out" / "prediction.json").read_text())["settings"]
     assert settings["interval"] == {
         "level": 0.5,
         "correction": json.loads(run.decision.read_text())["intervals"]["0.5"]["all"],

@@ -176,7 +176,7 @@ def test_predict_mirrors_images_as_its_option_or_the_recipe_says(
     )
     other = expected_units(run, dataset, 1, [()] if is_mirrored else mirrors)
     assert np.abs(units - other).max() > 100
-    assert json.loads((tmp_path / "out" / "prediction.json").read_text())["flips"] is is_mirrored
+    assert json.loads((tmp_path / "out" / "prediction.json").read_text())["settings"]["flips"] is is_mirrored
 
 
 def test_predict_mirrors_only_the_axes_of_the_training(run, dataset, tmp_path):

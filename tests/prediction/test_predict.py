@@ -33,9 +33,10 @@ from semidice.data.resample import resize_image, resize_probability
 from semidice.data.sources import find_datasets
 from semidice.networks.predictor import network_probability
 from semidice.networks.windows import windowed_probability
-from semidice.prediction.command import PredictOptions, run_predict
+from semidice.prediction.command import run_predict
 from semidice.prediction.inputs import InputCase, InputImage, find_inputs, read_input
-from semidice.prediction.outputs import VOLUME_COLUMNS, OutputFolder
+from semidice.prediction.options import PredictOptions
+from semidice.prediction.outputs import OutputFolder
 from semidice.recipes import Recipe
 from semidice.runs.predictions import read_prediction, write_prediction
 from semidice.runs.run import DatasetFacts, FoldRun, open_run
@@ -616,14 +617,20 @@ def test_predictions_with_other_settings_are_not_mixed(run, tmp_path):
     assert "1 of 2 inputs are predicted already" in printed(console)
 
 
-def test_predictions_with_other_settings_do_not_count_as_finished_even_if_the_next_run_is_killed(tmp_path):
-    folder = OutputFolder(tmp_path, ("background", "lesion"))
-    folder.check_settings({"threshold": None}, overwrite=False)
-    folder.volumes = {"a": [dict.fromkeys(VOLUME_COLUMNS, "") | {"case": "a", "class": "lesion"}]}
-    folder.close()
-    assert OutputFolder(tmp_path, ("background", "lesion")).volumes == folder.volumes
-    folder.check_settings({"threshold": 0.3}, overwrite=True)
-    assert OutputFolder(tmp_path, ("background", "lesion")).volumes == {}
+def test_predictions_with_other_settings_do_not_count_as_finished_even_if_the_next_run_is_killed(
+    run, tmp_path
+):
+    source = write_nifti(tmp_path / "a.nii.gz", np.random.default_rng(0).uniform(0, 1, (32, 32)))
+    out = tmp_path / "out"
+    predict(run, [source], out)
+    (case,) = find_inputs([source], out, open_run(run).facts)
+    folder = OutputFolder(out, ("background", "class1"))
+    folder.open({"threshold": 0.3}, overwrite=True)
+    assert folder.remaining([case], overwrite=False) == [case]
+    # as after a kill: nothing but the settings was written
+    folder = OutputFolder(out, ("background", "class1"))
+    folder.open({"threshold": 0.3}, overwrite=False)
+    assert folder.remaining([case], overwrite=False) == [case]
 
 
 def test_a_foreign_volumes_file_is_not_overwritten(run, tmp_path):
@@ -657,7 +664,7 @@ def test_the_last_axis_of_an_input_is_its_channels(tmp_path):
     low, high = np.percentile(values, (0.5, 99.5), axis=(0, 1, 2))
     scaled = np.clip((values - low) / (high - low), 0, 1)
     np.testing.assert_allclose(image.stored / 32767, scaled.transpose(2, 3, 0, 1), atol=2e-5)
-    assert (image.size, image.grid.shape, image.slice_axis) == ((20, 24), (20, 24, 6), 2)
+    assert (image.space, image.grid.shape, image.slice_axis) == ((20, 24), (20, 24, 6), 2)
     mean_std = MeanStd(mean=(0.3, 0.4, 0.5), std=(0.1, 0.2, 0.3))
     normal = (scaled - np.array(mean_std.mean)) / np.array(mean_std.std)
     np.testing.assert_allclose(

@@ -27,8 +27,9 @@ from ..errors import UserError
 from ..extras import need
 from ..networks.predictor import network_probability
 from ..paths import atomic_write
-from ..prediction.command import Ensemble, PredictOptions
+from ..prediction.command import Ensemble
 from ..prediction.inputs import InputCase, InputImage
+from ..prediction.options import PredictOptions
 from ..runs.run import TrainedRun, mirrored_axes
 
 # the largest allowed difference of a probability between the file and `semidice predict`
@@ -87,7 +88,7 @@ def export_run(
     }
     networks = dict(zip(folds, model.networks, strict=True))
     options = PredictOptions(flips=flips, window=SIZE_MULTIPLE * 10**6)
-    ensemble = Ensemble(run, networks, torch.device("cpu"), options)
+    ensemble = Ensemble(run, networks, options, torch.device("cpu"))
     with atomic_write(out) as path:
         exported, differences = writers[out.suffix](program, path, facts), {}
         for name, stored in _images(run, size):

@@ -13,8 +13,7 @@ were trained on.
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ from ..decisions.masks import decide_classes
 from ..decisions.volumes import check_level
 from ..errors import UserError, given, listing
 from ..locks import locked
-from ..networks.predictor import network_probability
+from ..networks.predictor import Predictor
 from ..networks.windows import windowed_probability
 from ..paths import PredictionFolder, file_hash
 from ..recipes.options import FITTED, checked_rule
@@ -41,85 +40,62 @@ from ..runs.calibration import KeptCalibrator, kept_calibrator
 from ..runs.decision_file import ALL_FOLDS, current_fits
 from ..runs.run import TrainedRun, manifest_digest, mirrored_axes, open_run
 from .inputs import InputCase, InputImage, find_inputs, read_input
+from .options import PredictOptions
 from .outputs import IntervalOptions, OutputFolder
 
 
-@dataclass(frozen=True)
-class PredictOptions:
-    """How files are predicted.
-
-    fold: use the network of one fold; None averages all finished folds. flips: mean over mirrored images;
-    None takes `validation.flips` of the recipe. decide: the rule that makes masks; None takes that of the
-    recipe. interval: level of the intervals of volumes, such as 0.9; None for none. uncertainty: write a map.
-    window, batch_size: see `networks.windows`. slice_axis: of volumes; None takes the
-    axis of the dataset. calibrate: use the calibrator that `semidice calibrate` kept with the run, if there
-    is one. device: None takes a GPU if there is one. overwrite: predict finished inputs again.
-    """
-
-    fold: int | None = None
-    flips: bool | None = None
-    decide: str | None = None
-    interval: float | None = None
-    uncertainty: bool = False
-    window: int = 1024
-    batch_size: int = 8
-    slice_axis: int | None = None
-    calibrate: bool = True
-    device: str | None = None
-    overwrite: bool = False
-
-    def __post_init__(self) -> None:
-        if self.decide is not None:
-            with given("--decide"):
-                checked_rule(self.decide)
-        if self.interval is not None:
-            with given("--interval"):
-                check_level(self.interval)
-        _device(self.device)
-
-
-@dataclass(frozen=True)
 class Ensemble:
     """The networks of a run by their folds. Their probabilities are averaged."""
 
-    run: TrainedRun
-    networks: Mapping[int, nn.Module]
-    device: torch.device
-    options: PredictOptions
-    calibrator: KeptCalibrator | None = None
+    def __init__(
+        self,
+        run: TrainedRun,
+        networks: Mapping[int, nn.Module],
+        options: PredictOptions,
+        device: torch.device,
+        calibrator: KeptCalibrator | None = None,
+    ) -> None:
+        self.run, self.options, self.device, self.calibrator = run, options, device, calibrator
+        # half precision makes a GPU faster, but not a CPU
+        dtype = "fp32" if device.type == "cpu" else run.recipe.precision.dtype
+        flips = mirrored_axes(run.recipe, run.facts.num_axes, flips=options.flips)
+        self.predictors = {
+            fold: Predictor(network, dtype=dtype, flips=flips) for fold, network in networks.items()
+        }
 
     def predict(
         self, image: InputImage, on_work: Callable[[float], object]
     ) -> Float32[np.ndarray, "C *space"]:
         """Class probabilities on the grid of the input; on_work(share) is called after each part of it."""
         num_slices, batch_size = len(image.stored), self.options.batch_size
-        # half precision makes a GPU faster, but not a CPU
-        dtype = "fp32" if self.device.type == "cpu" else self.run.recipe.precision.dtype
-        axes = mirrored_axes(self.run.recipe, 2, flips=self.options.flips)
         # after resizing, an image has the size that the network was trained with
         window = self.options.window if self.run.facts.options.size is None else None
-        probs = np.empty((num_slices, len(self.run.facts.class_names), *image.size), dtype=np.float32)
+        probs = np.empty((num_slices, len(self.run.facts.class_names), *image.space), dtype=np.float32)
         for first in range(0, num_slices, batch_size):
             slices = slice(first, min(first + batch_size, num_slices))
-            part = (slices.stop - first) / num_slices / len(self.networks)
+            part = (slices.stop - first) / num_slices / len(self.predictors)
             total = torch.zeros(())
-            for fold, network in self.networks.items():
+            for fold, predictor in self.predictors.items():
                 total = total + windowed_probability(
-                    partial(network_probability, network, dtype=dtype, flips=axes),
+                    predictor,
                     image.normalised(slices, self.run.facts.mean_std(fold)),
                     device=self.device,
                     window=window,
                     batch_size=batch_size,
                     on_batch=lambda share, part=part: on_work(part * share),  # type: ignore[misc]
                 )
-            mean = total / len(self.networks)
+            mean = total / len(self.predictors)
             if not bool(torch.isfinite(mean).all()):
                 raise UserError(
                     f"{image.case.path}: the networks give NaN in {int((~torch.isfinite(mean)).sum())} "
                     "values: its intensities are far from those of the training, or the training diverged"
                 )
             prob = (mean if self.calibrator is None else self.calibrator.calibrate(mean)).numpy()
-            probs[slices] = prob if prob.shape[-2:] == image.size else resize_probability(prob, image.size)
+            if prob.shape[2:] != image.space:
+                # a dataset is resized along two axes
+                height, width = image.space
+                prob = resize_probability(prob, (height, width))
+            probs[slices] = prob
         return image.on_file_grid(probs)
 
 
@@ -127,7 +103,7 @@ def run_predict(
     run: Path, inputs: Sequence[Path], out: Path, options: PredictOptions, *, console: Console
 ) -> None:
     """Predict files, or folders of files, into `out`; a UserError lists the inputs that failed."""
-    trained = open_run(run)
+    trained, device = open_run(run), _device(options.device)
     cases = find_inputs(inputs, out, trained.facts)
     folds = chosen_folds(trained, options.fold, console)
     calibrator = kept_calibrator(trained, console) if options.calibrate else None
@@ -135,36 +111,24 @@ def run_predict(
     interval = _interval(trained, options, calibrator, console)
     settings = _settings(trained, folds, options, calibrator) | {
         "decision": str(decision),
-        "interval": interval and interval.settings(),
+        "interval": interval and asdict(interval),
     }
+    name = shlex.quote(str(trained.folder.path))
+    errors: list[str] = []
     with locked(PredictionFolder(out), "semidice predict"):
-        class_names = trained.facts.class_names
-        folder = OutputFolder(out, class_names, interval=interval, uncertainty=options.uncertainty)
-        folder.check_settings(settings, overwrite=options.overwrite)
-        finished = [] if options.overwrite else folder.finished(cases)
-        if finished:
-            say(console, f"{len(finished)} of {len(cases)} inputs are predicted already")
-        remaining = [case for case in cases if case not in finished]
-        if not remaining:
-            return
-        name = shlex.quote(str(trained.folder.path))
-        trained_on = _training_inputs(trained, folds, remaining)
-        if trained_on:
-            say(
-                console,
-                f"warning: the networks were trained on {listing(trained_on, 'input')}: their scores would "
-                f"be too good; `semidice evaluate {name}` scores held-out cases",
-            )
-        if calibrator is not None:
-            say(
-                console,
-                f"calibrating by {calibrator.name}, as kept with the run; --no-calibrate leaves it out",
-            )
-        device = _device(options.device)
-        networks = {fold: trained.network(fold, device=device) for fold in folds}
-        ensemble = Ensemble(trained, networks, device, options, calibrator)
-        errors = _predict_all(ensemble, decision, remaining, folder, console)
-        say(console, f"predicted {len(remaining) - len(errors)} of {len(remaining)} inputs into {out}")
+        folder = OutputFolder(out, trained.facts.class_names, interval, uncertainty=options.uncertainty)
+        folder.open(settings, overwrite=options.overwrite)
+        remaining = folder.remaining(cases, overwrite=options.overwrite)
+        if len(remaining) < len(cases):
+            say(console, f"{len(cases) - len(remaining)} of {len(cases)} inputs are predicted already")
+        if remaining:
+            _warn_of_training_inputs(trained, folds, remaining, console)
+            if calibrator is not None:
+                say(console, f"calibrating by {calibrator.name}; --no-calibrate leaves it out")
+            networks = {fold: trained.network(fold, device=device) for fold in folds}
+            ensemble = Ensemble(trained, networks, options, device, calibrator)
+            errors = _predict_all(ensemble, decision, remaining, folder, console)
+            say(console, f"predicted {len(remaining) - len(errors)} of {len(remaining)} inputs into {out}")
     if errors:
         heading = f"{len(errors)} of {len(remaining)} inputs could not be predicted:"
         raise UserError("\n".join([heading, *(f"  {error}" for error in errors)]))
@@ -222,7 +186,8 @@ def _decision(
     if options.decide is None and fitted is not None and calibrator is None:
         say(console, f"masks are by argmax; --decide fitted uses the fitted rule {fitted.decision}")
     if options.decide != FITTED:
-        return Decision.parse(options.decide or str(Decision()))
+        with given("--decide"):
+            return Decision.parse(checked_rule(options.decide or str(Decision())))
     if calibrator is not None:
         raise UserError(
             f"the rule of {run.folder.path} is fitted to its predictions as they are, but they would be "
@@ -242,26 +207,22 @@ def _interval(
     run: TrainedRun, options: PredictOptions, calibrator: KeptCalibrator | None, console: Console
 ) -> IntervalOptions | None:
     """The interval that the options ask for, corrected if the run has a correction of its level."""
-    level = options.interval
-    if level is None:
+    if options.interval is None:
         return None
-    if calibrator is not None:
-        say(
-            console,
-            "intervals of volumes are not corrected: corrections are fitted to predictions that are not "
-            "calibrated; --no-calibrate uses them",
-        )
-        return IntervalOptions(level)
-    fits = current_fits(run)
-    stored = None if fits is None else fits.intervals.get(f"{level:g}", {}).get(ALL_FOLDS)
-    if stored is not None:
-        return IntervalOptions(level, stored)
-    say(
-        console,
-        f"intervals of volumes are not corrected: `semidice evaluate {shlex.quote(str(run.folder.path))} "
-        f"--interval {level:g}` fits the correction",
+    with given("--interval"):
+        check_level(options.interval)
+    level, correction = f"{options.interval:g}", None
+    why = (
+        f"`semidice evaluate {shlex.quote(str(run.folder.path))} --interval {level}` fits the correction"
+        if calibrator is None
+        else "corrections are fitted to predictions that are not calibrated; --no-calibrate uses them"
     )
-    return IntervalOptions(level)
+    fits = current_fits(run) if calibrator is None else None
+    if fits is not None:
+        correction = fits.intervals.get(level, {}).get(ALL_FOLDS)
+    if correction is None:
+        say(console, f"intervals of volumes are not corrected: {why}")
+    return IntervalOptions(options.interval, correction)
 
 
 def chosen_folds(run: TrainedRun, fold: int | None, console: Console) -> tuple[int, ...]:
@@ -283,8 +244,10 @@ def chosen_folds(run: TrainedRun, fold: int | None, console: Console) -> tuple[i
     return finished
 
 
-def _training_inputs(run: TrainedRun, folds: Sequence[int], cases: Sequence[InputCase]) -> list[str]:
-    """Names of the inputs with a file that a network of these folds was trained on, by the SHA-256.
+def _warn_of_training_inputs(
+    run: TrainedRun, folds: Sequence[int], cases: Sequence[InputCase], console: Console
+) -> None:
+    """Name the inputs with a file that a network of these folds was trained on, by its SHA-256.
 
     None are named if the dataset of the run is not on this machine, or was prepared again.
     """
@@ -292,10 +255,10 @@ def _training_inputs(run: TrainedRun, folds: Sequence[int], cases: Sequence[Inpu
         dataset = Dataset(run.recipe.data.dataset)
         fold_of_case = read_folds(run.folder.folds, dataset)
     except UserError:
-        return []
+        return
     if manifest_digest(dataset.manifest) != run.facts.manifest_sha256:
-        return []
-    digests = {
+        return
+    trained_on = {
         digest
         for case, held_out in zip(dataset.cases, fold_of_case, strict=True)
         if any(fold != held_out for fold in folds)
@@ -305,9 +268,14 @@ def _training_inputs(run: TrainedRun, folds: Sequence[int], cases: Sequence[Inpu
     for case in cases:
         # a file that cannot be read is reported when it is predicted
         with suppress(OSError):
-            if any(file_hash(path) in digests for path in case.files):
+            if any(file_hash(path) in trained_on for path in case.files):
                 names.append(case.name)
-    return names
+    if names:
+        say(
+            console,
+            f"warning: the networks were trained on {listing(names, 'input')}: their scores would be too "
+            f"good; `semidice evaluate {shlex.quote(str(run.folder.path))}` scores held-out cases",
+        )
 
 
 def _settings(
@@ -318,8 +286,7 @@ def _settings(
         "method": run.recipe.name,
         "class_names": list(run.facts.class_names),
         "checkpoints": {str(fold): file_hash(run.checkpoint_path(fold)) for fold in folds},
-        # of slices, which have two axes
-        "flips": mirrored_axes(run.recipe, 2, flips=options.flips) != (),
+        "flips": mirrored_axes(run.recipe, run.facts.num_axes, flips=options.flips) != (),
         "uncertainty": options.uncertainty,
         "window": options.window,
         "slice_axis": options.slice_axis,

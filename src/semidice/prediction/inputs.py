@@ -66,8 +66,8 @@ class InputCase:
 class InputImage:
     """One input as slices for a network, and the position of the slices in its file.
 
-    stored: (S, channels, h, w), like the arrays of a prepared dataset. grid: of the file.
-    slice_axis: the axis of the file that counts slices; None for a single 2D image.
+    stored: (S, channels, *space), like the arrays of a prepared dataset. grid: of the file.
+    slice_axis: the axis of the file that counts slices; None if the file is a single image for the network.
     """
 
     case: InputCase
@@ -76,17 +76,16 @@ class InputImage:
     slice_axis: int | None
 
     @property
-    def size(self) -> tuple[int, int]:
-        """Rows and columns of a slice in the file."""
-        height, width = (side for axis, side in enumerate(self.grid.shape) if axis != self.slice_axis)
-        return height, width
+    def space(self) -> tuple[int, ...]:
+        """Lengths of the axes of a slice in the file."""
+        return tuple(side for axis, side in enumerate(self.grid.shape) if axis != self.slice_axis)
 
-    def normalised(self, slices: slice, mean_std: MeanStd) -> Float32[Tensor, "S channels h w"]:
+    def normalised(self, slices: slice, mean_std: MeanStd) -> Float32[Tensor, "S channels *space"]:
         """Some of the slices, normalised like training images, to the bit."""
         normalised = Normaliser(mean_std, self.stored.dtype, self.stored.ndim - 2, "cpu")
         return normalised(torch.from_numpy(self.stored[slices]))
 
-    def on_file_grid(self, prob: Float32[np.ndarray, "S C H W"]) -> Float32[np.ndarray, "C *space"]:
+    def on_file_grid(self, prob: Float32[np.ndarray, "S C *slice"]) -> Float32[np.ndarray, "C *space"]:
         """The slices, stacked along their axis in the file."""
         if self.slice_axis is None:
             image: np.ndarray = prob[0]
@@ -260,9 +259,9 @@ def _read_dicom(case: InputCase, facts: DatasetFacts) -> ImageFile:
 
 
 def _slice_axis(case: InputCase, image: ImageFile, facts: DatasetFacts, chosen: int | None) -> int | None:
-    """The axis that counts slices; None for a single 2D image."""
+    """The axis that counts slices; None if the file has as many axes as the network."""
     space = image.grid.shape
-    if len(space) == 2:
+    if len(space) == facts.num_axes:
         return None
     if chosen is not None:
         return chosen

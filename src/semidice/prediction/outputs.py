@@ -16,8 +16,8 @@ all        NAME_uncertainty         if asked for: entropy of the probabilities, 
 volumes.csv                         for each input and foreground class: the volume of the mask, the expected
                                     volume, sum p, and if asked for an interval from low to high. In ml if a
                                     voxel has three known sides, and always in voxels (pixels of a 2D image)
-prediction.json                     the run and options of all predictions in the folder, and the SHA-256 of
-                                    the files of each input
+prediction.json                     the run and options of all predictions in the folder, the SHA-256 of the
+                                    files of each input, and its volumes, of which volumes.csv is made
 """
 
 import csv
@@ -26,7 +26,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +35,16 @@ import numpy as np
 import torch
 from jaxtyping import Float32, UInt8
 from PIL import Image
+from pydantic import BaseModel, ConfigDict
 
 from ..data.sources.dicom_files import series_grid
 from ..data.sources.files import NIFTI_SUFFIXES, read_header, suffix_of
 from ..decisions.conformal import ConformalInterval, Intervals
 from ..decisions.volumes import volume_interval, voxel_ml
-from ..errors import UserError, listing, read_json
+from ..errors import UserError, listing, read_record
 from ..paths import PredictionFolder, atomic_write, file_hash, write_text
 from ..runs.scoring import ONE_ML
-from ..statistics.cases import escaped_cell, unescaped_cell
+from ..statistics.cases import escaped_cell
 from .dicom_outputs import write_segmentations
 from .inputs import InputCase, InputImage
 
@@ -70,17 +71,27 @@ class IntervalOptions:
         """As volumes.csv names them."""
         return f"{'nested' if self.correction is None else 'conformal'} {self.level:g}"
 
-    def settings(self) -> dict[str, Any]:
-        """As prediction.json holds them."""
-        if self.correction is None:
-            return {"level": self.level, "correction": None}
-        # lists, as JSON reads them
-        made = {**asdict(self.correction), "correction": list(self.correction.correction)}
-        return {"level": self.level, "correction": made}
+
+class Finished(BaseModel):
+    """An input that was predicted: the hash of its files, and its rows of volumes.csv."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    sha256: str
+    volumes: tuple[Row, ...]
+
+
+class PredictionRecord(BaseModel):
+    """The content of prediction.json."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    settings: dict[str, Any]
+    inputs: dict[str, Finished]
 
 
 class OutputFolder:
-    """The folder of predictions: file names, settings, and the rows of volumes.csv by case.
+    """The folder of predictions: names of its files, and what is finished in it.
 
     interval: of the volumes; None writes none. uncertainty: whether to write maps of it.
     """
@@ -89,16 +100,13 @@ class OutputFolder:
         self,
         path: Path,
         class_names: Sequence[str],
-        *,
         interval: IntervalOptions | None = None,
+        *,
         uncertainty: bool = False,
     ) -> None:
         self.folder, self.class_names = PredictionFolder(path), tuple(class_names)
         self.interval, self.uncertainty = interval, uncertainty
-        self.volumes = read_volumes(self.folder.volumes)
-        self.settings: dict[str, Any] = {}
-        # SHA-256 of the files of each input
-        self.inputs: dict[str, str] = {}
+        self.record = PredictionRecord(settings={}, inputs={})
 
     def files(self, case: InputCase) -> list[Path]:
         """The mask, the probabilities (a picture has one file per foreground class), and the uncertainty."""
@@ -117,48 +125,46 @@ class OutputFolder:
             names.append(f"uncertainty{'.nii.gz' if case.modality else suffix}")
         return [self.folder.path / f"{case.name}_{name}" for name in names]
 
-    def finished(self, cases: Sequence[InputCase]) -> list[InputCase]:
-        """The inputs whose results are all there; a UserError if they are those of other files."""
-        done = [
+    def open(self, settings: Mapping[str, Any], *, overwrite: bool) -> None:
+        """Write the settings; a UserError if the folder has predictions with others, unless `overwrite`."""
+        path, advice = self.folder.settings, "remove the file, or choose another folder with -o"
+        # as JSON reads them again: tuples are lists
+        self.record = PredictionRecord(settings=json.loads(json.dumps(settings)), inputs={})
+        if path.is_file():
+            earlier = read_record(path, PredictionRecord, advice)
+            now, then = self.record.settings, earlier.settings
+            different = [name for name in {**then, **now} if then.get(name) != now.get(name)]
+            if different and not overwrite:
+                raise UserError(
+                    f"{self.folder.path} has predictions with other settings ({', '.join(different)}): "
+                    "choose another folder with -o, or replace them with --overwrite"
+                )
+            # predictions with other settings must not count as done, even if this run is killed
+            self.record.inputs |= {} if different else earlier.inputs
+        elif self.folder.volumes.exists():
+            raise UserError(
+                f"{self.folder.volumes} was not written by `semidice predict`: choose another folder with -o"
+            )
+        self.close()
+
+    def remaining(self, cases: Sequence[InputCase], *, overwrite: bool) -> list[InputCase]:
+        """The inputs whose results are not all there; a UserError if results are those of other files."""
+        finished = [
             case
             for case in cases
-            if case.name in self.volumes
-            and case.name in self.inputs
-            and all(path.is_file() for path in self.files(case))
+            if case.name in self.record.inputs and all(path.is_file() for path in self.files(case))
         ]
-        changed = [str(case.path) for case in done if self.inputs[case.name] != input_hash(case)]
+        if overwrite:
+            return list(cases)
+        inputs = self.record.inputs
+        changed = [str(case.path) for case in finished if inputs[case.name].sha256 != input_hash(case)]
         if changed:
             raise UserError(
                 f"{self.folder.path} has results of other files with the names of "
                 f"{listing(changed, 'input')}, or these were changed since: choose another folder with -o, "
                 "or replace the results with --overwrite"
             )
-        return done
-
-    def check_settings(self, settings: Mapping[str, Any], *, overwrite: bool) -> None:
-        """Write the settings; a UserError if the folder has predictions with others, unless `overwrite`."""
-        path = self.folder.settings
-        previous = {}
-        if path.is_file():
-            previous = read_json(path, "remove the file, or choose another folder with -o")
-            previous = previous if isinstance(previous, dict) else {}
-            different = [name for name in settings if previous.get(name) != settings[name]]
-            if different and not overwrite:
-                raise UserError(
-                    f"{self.folder.path} has predictions with other settings ({', '.join(different)}): "
-                    "choose another folder with -o, or replace them with --overwrite"
-                )
-            if different:
-                # predictions with other settings must not count as done, even if this run is killed
-                previous = {}
-                self.volumes = {}
-                self.folder.volumes.unlink(missing_ok=True)
-        self.settings, self.inputs = dict(settings), dict(previous.get("inputs", {}))
-        self._write_settings()
-
-    def _write_settings(self) -> None:
-        record = self.settings | {"inputs": dict(sorted(self.inputs.items()))}
-        write_text(self.folder.settings, json.dumps(record, indent=1) + "\n")
+        return [case for case in cases if case not in finished]
 
     def write(
         self, image: InputImage, prob: Float32[np.ndarray, "C *space"], mask: UInt8[np.ndarray, "*space"]
@@ -184,25 +190,22 @@ class OutputFolder:
             _write_picture(mask_path, mask * np.uint8(255) if len(prob) == 2 else mask)
             if uncertainty_path is not None:
                 _write_picture(uncertainty_path, _in_16_bits(uncertainty_of(prob)))
-        self.volumes[case.name] = volumes_of(image, prob, mask, self.class_names, self.interval)
-        self.inputs[case.name] = input_hash(case)
+        rows = volumes_of(image, prob, mask, self.class_names, self.interval)
+        self.record.inputs[case.name] = Finished(sha256=input_hash(case), volumes=tuple(rows))
 
     def close(self) -> None:
-        """Write volumes.csv, sorted by case, and which files it is about."""
-        if not self.volumes:
-            return
+        """Write what is finished, and its volumes.csv, sorted by case."""
+        self.record.inputs = dict(sorted(self.record.inputs.items()))
+        write_text(self.folder.settings, json.dumps(self.record.model_dump(), indent=1) + "\n")
         with (
             atomic_write(self.folder.volumes) as temp_path,
             temp_path.open("w", newline="", encoding="utf-8") as file,
         ):
-            rows = csv.writer(file, lineterminator="\n")
-            rows.writerow(VOLUME_COLUMNS)
-            for case in sorted(self.volumes):
-                for row in self.volumes[case]:
-                    cells = [row[name] for name in VOLUME_COLUMNS]
-                    # the other columns are numbers
-                    rows.writerow((*map(escaped_cell, cells[:2]), *cells[2:]))
-        self._write_settings()
+            rows = csv.DictWriter(file, VOLUME_COLUMNS, extrasaction="ignore", lineterminator="\n")
+            rows.writeheader()
+            for finished in self.record.inputs.values():
+                for row in finished.volumes:
+                    rows.writerow({name: escaped_cell(cell) for name, cell in row.items()})
 
 
 def input_hash(case: InputCase) -> str:
@@ -268,28 +271,6 @@ def uncertainty_of(prob: Float32[np.ndarray, "C *space"]) -> Float32[np.ndarray,
 
 def _in_16_bits(share: Float32[np.ndarray, "*space"]) -> np.ndarray:
     return np.rint(share * np.float32(65535)).astype(np.uint16)
-
-
-def read_volumes(path: Path) -> dict[str, list[Row]]:
-    """The rows of a volumes.csv by case; empty if there is no such file."""
-    if not path.is_file():
-        return {}
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            header, *rows = [*csv.reader(file)] or [[]]
-    except (UnicodeDecodeError, csv.Error):
-        # not a table at all
-        header, rows = [], []
-    if tuple(header) != VOLUME_COLUMNS or any(len(row) != len(VOLUME_COLUMNS) for row in rows):
-        raise UserError(
-            f"{path} was not written by this version of semidice: its columns must be "
-            f"{', '.join(VOLUME_COLUMNS)}; move the file, or choose another folder with -o"
-        )
-    volumes: dict[str, list[Row]] = {}
-    for row in rows:
-        cells = (*map(unescaped_cell, row[:2]), *row[2:])
-        volumes.setdefault(cells[0], []).append(dict(zip(VOLUME_COLUMNS, cells, strict=True)))
-    return volumes
 
 
 def _write_nifti(path: Path, image: InputImage, values: np.ndarray, *, highest: int) -> None:
