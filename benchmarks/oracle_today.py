@@ -145,7 +145,7 @@ def mixture(prediction: Any, target: Any, valid: Any = None, *, terms: bool = Tr
 
 def distillation(prediction: Any, target: Any, valid: Any, teacher_prob: Any, **options: Any) -> Any:
     own = {name: options.pop(name) for name in ("terms", "label_weight")}
-    loss = semidice.DistillationLoss(**own, **options)
+    loss = semidice.DistillationLoss(semidice.SegmentationLoss(**options), **own)
     total = loss(prediction, target, teacher_prob, valid)
     return {"total": total, **loss.terms(prediction, target, teacher_prob, valid)}
 

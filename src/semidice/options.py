@@ -18,6 +18,7 @@ import math
 import textwrap
 from dataclasses import dataclass, fields
 from functools import cache
+from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -52,8 +53,23 @@ Count = Annotated[int, Bounds(at_least=1)]
 
 def check_options(record: Any) -> None:
     """A ValueError for the first field that is not one of its choices, or not within its bounds."""
-    for name, hint in get_type_hints(type(record), include_extras=True).items():
-        value = getattr(record, name)
+    for name, hint in _hints(record.__class__).items():
+        check_value(hint, **{name: getattr(record, name)})
+
+
+@cache
+def _hints(record: type) -> dict[str, Any]:
+    return get_type_hints(record, include_extras=True)
+
+
+def check_value(hint: Any, **named: object) -> None:
+    """A ValueError for the first named value that does not have the type: a Literal, or numbers in bounds.
+
+    >>> check_value(int, num_bins=2.5)
+    Traceback (most recent call last):
+    ValueError: num_bins must be a whole number; got 2.5
+    """
+    for name, value in named.items():
         problems = [_problem(member, value) for member in members(hint)]
         if all(problems):
             raise ValueError(f"{name} must be {problems[0]}; got {value!r}")
@@ -75,13 +91,14 @@ def _problem(hint: Any, value: Any) -> str | None:
     if get_origin(hint) is Literal:
         choices = get_args(hint)
         return None if value in choices else f"one of {', '.join(map(str, choices))}"
-    for bounds in getattr(hint, "__metadata__", ()):
-        if isinstance(bounds, Bounds):
-            is_whole = get_args(hint)[0] is int
-            kinds = int if is_whole else int | float
-            if not isinstance(value, kinds) or isinstance(value, bool) or not bounds.hold(value):
-                return f"a {'whole ' if is_whole else ''}number, {bounds}"
-    return None
+    kind, *metadata = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    if kind not in (int, float):
+        return None
+    bounds = next((each for each in metadata if isinstance(each, Bounds)), Bounds())
+    is_number = isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
+    if is_number and bounds.hold(value):
+        return None
+    return f"a {'whole' if kind is int else 'finite'} number{f', {bounds}' if str(bounds) else ''}"
 
 
 @cache

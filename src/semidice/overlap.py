@@ -27,45 +27,14 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.distributed.nn.functional import all_reduce
 
-from .arrays import Activation, check_choice, check_non_negative, check_prediction, one_hot, read_target
+from .arrays import Activation, check_prediction, one_hot, read_target
 from .losses.options import Form, LossOptions, Over
+from .options import Weight, check_value
 
 __all__ = ["OverlapStats", "overlap_stats", "tversky_index"]
 
 # -log of the index stops here: a class that is missed completely costs 16, not infinity
 MIN_INDEX = 1e-7
-
-
-def form_sums(x: Tensor, y: Tensor, form: Form) -> tuple[Tensor, Tensor, Tensor]:
-    """Sums of tp, fp and fn over all axes after the second, (N, C) each."""
-    space = tuple(range(2, x.ndim))
-    # Each temporary of the size of x is summed before the next one is computed, to save memory.
-    tp = (torch.minimum(x, y) if form == "min" else x * y).sum(space)
-    if form == "relaxed":
-        return tp, (x * (1 - y)).sum(space), (y * (1 - x)).sum(space)
-    if form == "squared":
-        return tp, (x * (x - y)).sum(space), (y * (y - x)).sum(space)
-    return tp, (x - y).relu_().sum(space), (y - x).relu_().sum(space)
-
-
-def form_gradient(
-    x: Tensor, y: Tensor, form: Form, grad_tp: Tensor, grad_fp: Tensor, grad_fn: Tensor
-) -> Tensor:
-    """Gradient in x of grad_tp * tp + grad_fp * fp + grad_fn * fn, by differentiable operations.
-
-    Every form is symmetric: for the gradient in y, exchange x with y, and grad_fp with grad_fn.
-    """
-    if form in ("squared", "relaxed"):
-        through_product = (grad_tp - grad_fp - grad_fn) * y
-        return through_product + (grad_fp if form == "relaxed" else 2 * grad_fp * x)
-    # Arithmetic on -1, 0 and 1 rather than torch.where, which is ten times slower on a CPU.
-    # The sign is constant in x except at ties, so it has no derivative.
-    sign = (x.detach() - y.detach()).sign_()
-    gradient = sign.relu() * grad_fp
-    below = sign.neg_().relu_()
-    if form == "min":
-        return gradient.add_(below.mul_(grad_tp - grad_fn))
-    return gradient.sub_(below.mul_(grad_fn)).add_(grad_tp * y)
 
 
 class OverlapStats(NamedTuple):
@@ -74,6 +43,29 @@ class OverlapStats(NamedTuple):
     tp: Float[Tensor, "N C"]
     fp: Float[Tensor, "N C"]
     fn: Float[Tensor, "N C"]
+
+
+class SumsOptions(NamedTuple):
+    """Which sums over the voxels are needed: overlap unless `form` is None; entropy and mass if `entropy`."""
+
+    activation: Activation
+    form: Form | None
+    entropy: bool
+
+
+class VoxelSums(NamedTuple):
+    """All that a loss needs of a batch, (N, C) each; a sum that was not asked for has no meaning."""
+
+    tp: Float[Tensor, "N C"]
+    fp: Float[Tensor, "N C"]
+    fn: Float[Tensor, "N C"]
+    entropy: Float[Tensor, "N C"]
+    mass: Float[Tensor, "N C"]
+
+    @property
+    def overlap(self) -> OverlapStats:
+        """The first three."""
+        return OverlapStats(*self[:3])
 
 
 def overlap_stats(
@@ -88,32 +80,16 @@ def overlap_stats(
 
     prob is (N, C, *space) in [0, 1]; target, valid and ignore_index follow the contract in `arrays`.
     Sums are float32 for inputs of lower precision; float64 stays float64. An image without a valid voxel
-    has zeros. See `forms` for the definitions and the convention at ties (paper, eqs. 1-6).
+    has zeros. See the top of this page for the definitions and for ties (paper, eqs. 1-6).
 
     >>> stats = overlap_stats(torch.tensor([[0.2, 0.8]]), torch.tensor([[0.5, 0.5]]))
     >>> [round(float(s[0, 1]), 2) for s in stats]
     [0.5, 0.3, 0.0]
     """
-    check_choice("form", form, Form)
+    check_value(Form, form=form)
     check_prediction(prob)
     target, valid = read_target(prob, target, valid=valid, ignore_index=ignore_index)
-    return unchecked_overlap_stats(prob, target, form=form, valid=valid)
-
-
-def unchecked_overlap_stats(
-    prob: Float[Tensor, "N C *space"], target: Tensor, *, form: Form, valid: Tensor | None
-) -> OverlapStats:
-    """`overlap_stats` of checked inputs; ignored voxels must be in `valid` already."""
-    # float32 before the sum: a bfloat16 total keeps 8 bits, so 100 000 voxels become 99 840
-    prob = prob.to(torch.promote_types(prob.dtype, torch.float32))
-    soft = target.to(prob.dtype) if target.is_floating_point() else one_hot(target, prob.shape[1])
-    if valid is not None:
-        # torch.where and not a product: an ignored voxel may hold NaN, and NaN * 0 is NaN
-        prob = torch.where(valid.unsqueeze(1), prob, 0)
-        soft = torch.where(valid.unsqueeze(1), soft, 0)
-    if prob.ndim == 2:
-        prob, soft = prob.unsqueeze(-1), soft.unsqueeze(-1)
-    return OverlapStats(*_OverlapSums.apply(prob, soft, form))
+    return reference_sums(prob, target, valid, SumsOptions("none", form, entropy=False)).overlap
 
 
 def tversky_index(
@@ -130,7 +106,7 @@ def tversky_index(
     """
     if not isinstance(stats, OverlapStats):
         raise ValueError(f"stats must come from overlap_stats; got {type(stats).__name__}")
-    check_non_negative(alpha=alpha, beta=beta, smooth=smooth)
+    check_value(Weight, alpha=alpha, beta=beta, smooth=smooth)
     return 1 - tversky_error(stats, alpha=alpha, beta=beta, smooth=smooth)
 
 
@@ -147,24 +123,75 @@ def tversky_error(
     return errors / torch.where(denominator > 0, denominator, 1)
 
 
-def sum_over_images(stats: OverlapStats, *, sync: bool = False) -> OverlapStats:
-    """Statistics of the whole batch, (1, C); with `sync`, of the batches of all processes."""
-    summed = torch.stack([part.sum(0, keepdim=True) for part in stats])
-    if sync:
-        summed = sum_across_processes(summed)
-    return OverlapStats(*summed.unbind(0))
+def reference_sums(
+    prediction: Float[Tensor, "N C *space"], target: Tensor, valid: Tensor | None, options: SumsOptions
+) -> VoxelSums:
+    """The sums of checked inputs; ignored voxels must be in `valid` already."""
+    activation, form, entropy = options
+    prediction, soft = cleared(prediction, target, valid)
+    tp = fp = fn = cross_entropy = mass = prediction.new_zeros(prediction.shape[:2])
+    if form is not None:
+        prob = probability(prediction, activation)
+        tp, fp, fn = _OverlapSums.apply(clear_ignored(prob, valid), soft, form)
+    if entropy and activation == "sigmoid":
+        each = F.binary_cross_entropy_with_logits(prediction, soft, reduction="none")
+        cross_entropy = sum_voxels(clear_ignored(each, valid))
+        mass = sum_voxels(clear_ignored(torch.ones_like(soft), valid))
+    elif entropy:
+        if activation == "softmax":
+            log_prob = prediction.log_softmax(1)
+        else:
+            # a probability below the smallest normal number counts as that
+            log_prob = prediction.clamp_min(torch.finfo(prediction.dtype).tiny).log()
+        cross_entropy = sum_voxels(-soft * log_prob)
+        mass = sum_voxels(soft)
+    return VoxelSums(tp, fp, fn, cross_entropy, mass)
 
 
-def sum_across_processes(tensor: Tensor) -> Tensor:
-    """Differentiable sum of `tensor` over the default process group; without a group, `tensor` itself.
+def cleared(prediction: Tensor, target: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Prediction and label as floats (N, C, *space), 0 at voxels that do not count.
 
-    The backward pass sums the incoming gradients of all processes. After DistributedDataParallel has averaged
-    them, the gradient of a parameter equals that of a single process with the whole batch.
+    Before the activation: it would turn a NaN of an ignored voxel into a gradient of NaN. float32 before the
+    exponential and the sums: a bfloat16 total of 100 000 voxels becomes 99 840.
     """
-    if not (dist.is_available() and dist.is_initialized()):
-        return tensor
-    total: Tensor = all_reduce(tensor)
-    return total
+    prediction = prediction.to(torch.promote_types(prediction.dtype, torch.float32))
+    soft = target if target.is_floating_point() else one_hot(target, prediction.shape[1])
+    soft = soft.to(prediction.dtype)
+    return clear_ignored(prediction, valid), clear_ignored(soft, valid)
+
+
+def clear_ignored(values: Tensor, valid: Tensor | None) -> Tensor:
+    """`values` (N, C, *space) with 0 where a voxel does not count."""
+    # torch.where and not a product: an ignored voxel may hold NaN, and NaN * 0 is NaN
+    return values if valid is None else torch.where(valid.unsqueeze(1), values, 0)
+
+
+def sum_voxels(values: Tensor) -> Tensor:
+    """The sum over the axes of space, (N, C); without one, an image is one voxel."""
+    return values.sum(tuple(range(2, values.ndim))) if values.ndim > 2 else values
+
+
+def reference_gradient(
+    prediction: Tensor,
+    target: Tensor,
+    valid: Tensor | None,
+    options: SumsOptions,
+    gradients: Sequence[Tensor],
+) -> Tensor:
+    """Gradient in the prediction from the gradients of tp, fp, fn and entropy; it is differentiable."""
+    sums = reference_sums(prediction, target, valid, options)
+    # a sum that was not asked for has none
+    pairs = [(each, grad) for each, grad in zip(sums[:4], gradients, strict=False) if each.requires_grad]
+    asked, incoming = zip(*pairs, strict=True)
+    (gradient,) = torch.autograd.grad(asked, prediction, incoming, create_graph=True)
+    return gradient
+
+
+def probability(prediction: Tensor, activation: Activation) -> Tensor:
+    """The prediction after `activation`."""
+    if activation == "softmax":
+        return prediction.softmax(1)
+    return prediction.sigmoid() if activation == "sigmoid" else prediction
 
 
 class _OverlapSums(torch.autograd.Function):
@@ -194,95 +221,35 @@ class _OverlapSums(torch.autograd.Function):
         return grad_x, grad_y, None
 
 
-class SumsOptions(NamedTuple):
-    """Which sums over the voxels are needed: overlap unless `form` is None; entropy and mass if `entropy`."""
-
-    activation: Activation
-    form: Form | None
-    entropy: bool
-
-
-class SegmentationSums(NamedTuple):
-    """The sums of a batch; a sum that was not asked for is None."""
-
-    overlap: OverlapStats | None
-    entropy: Float[Tensor, "N C"] | None
-    mass: Float[Tensor, "N C"] | None
+def form_sums(x: Tensor, y: Tensor, form: Form) -> tuple[Tensor, Tensor, Tensor]:
+    """Sums of tp, fp and fn over all axes after the second, (N, C) each."""
+    # Each temporary of the size of x is summed before the next one is computed, to save memory.
+    tp = sum_voxels(torch.minimum(x, y) if form == "min" else x * y)
+    if form == "relaxed":
+        return tp, sum_voxels(x * (1 - y)), sum_voxels(y * (1 - x))
+    if form == "squared":
+        return tp, sum_voxels(x * (x - y)), sum_voxels(y * (y - x))
+    return tp, sum_voxels((x - y).relu_()), sum_voxels((y - x).relu_())
 
 
-def reference_sums(
-    prediction: Tensor, target: Tensor, valid: Tensor | None, options: SumsOptions
-) -> SegmentationSums:
-    """The sums of checked inputs."""
-    activation, form, entropy = options
-    # half precision ends here, before the exponential
-    prediction = prediction.to(torch.promote_types(prediction.dtype, torch.float32))
-    if valid is not None:
-        # before the activation: it would turn a NaN of an ignored voxel into a gradient of NaN
-        prediction = torch.where(valid.unsqueeze(1), prediction, 0)
-    overlap = None
-    if form is not None:
-        prob = probability(prediction, activation)
-        overlap = unchecked_overlap_stats(prob, target, form=form, valid=valid)
-    entropy_sums = _entropy_sums(prediction, target, activation, valid) if entropy else (None, None)
-    return SegmentationSums(overlap, *entropy_sums)
-
-
-def requested_sums(sums: Sequence[Tensor], options: SumsOptions) -> SegmentationSums:
-    """The record of tp, fp, fn, entropy and mass, without those that were not requested."""
-    tp, fp, fn, entropy, mass = sums
-    overlap = None if options.form is None else OverlapStats(tp, fp, fn)
-    return SegmentationSums(overlap, *((entropy, mass) if options.entropy else (None, None)))
-
-
-def reference_gradient(
-    prediction: Tensor,
-    target: Tensor,
-    valid: Tensor | None,
-    options: SumsOptions,
-    gradients: Sequence[Tensor],
+def form_gradient(
+    x: Tensor, y: Tensor, form: Form, grad_tp: Tensor, grad_fp: Tensor, grad_fn: Tensor
 ) -> Tensor:
-    """Gradient in the prediction from the gradients of tp, fp, fn and entropy; it is differentiable."""
-    sums = reference_sums(prediction, target, valid, options)
-    outputs = [*(sums.overlap or ()), *(() if sums.entropy is None else (sums.entropy,))]
-    incoming = [*(gradients[:3] if sums.overlap else ()), *(gradients[3:4] if options.entropy else ())]
-    (gradient,) = torch.autograd.grad(outputs, prediction, incoming, create_graph=True)
-    return gradient
+    """Gradient in x of grad_tp * tp + grad_fp * fp + grad_fn * fn, by differentiable operations.
 
-
-def probability(prediction: Tensor, activation: Activation) -> Tensor:
-    """The prediction after `activation`."""
-    if activation == "softmax":
-        return prediction.softmax(1)
-    return prediction.sigmoid() if activation == "sigmoid" else prediction
-
-
-def _entropy_sums(
-    prediction: Tensor, target: Tensor, activation: Activation, valid: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    soft = target if target.is_floating_point() else one_hot(target, prediction.shape[1])
-    soft = soft.to(prediction.dtype)
-    if valid is not None:
-        # torch.where and not a product: an ignored voxel may hold NaN
-        soft = torch.where(valid.unsqueeze(1), soft, 0)
-    if activation == "sigmoid":
-        entropy = F.binary_cross_entropy_with_logits(prediction, soft, reduction="none")
-        mass = torch.ones_like(soft)
-        if valid is not None:
-            entropy, mass = (torch.where(valid.unsqueeze(1), part, 0) for part in (entropy, mass))
-    else:
-        entropy, mass = -soft * log_probability(prediction, activation), soft
-    if entropy.ndim == 2:
-        return entropy, mass
-    space = tuple(range(2, entropy.ndim))
-    return entropy.sum(space), mass.sum(space)
-
-
-def log_probability(prediction: Tensor, activation: Activation) -> Tensor:
-    """Logarithm of the softmax, or of probabilities; those below the smallest normal number count as it."""
-    if activation == "softmax":
-        return prediction.log_softmax(1)
-    return prediction.clamp_min(torch.finfo(prediction.dtype).tiny).log()
+    Every form is symmetric: for the gradient in y, exchange x with y, and grad_fp with grad_fn.
+    """
+    if form in ("squared", "relaxed"):
+        through_product = (grad_tp - grad_fp - grad_fn) * y
+        return through_product + (grad_fp if form == "relaxed" else 2 * grad_fp * x)
+    # Arithmetic on -1, 0 and 1 rather than torch.where, which is ten times slower on a CPU.
+    # The sign is constant in x except at ties, so it has no derivative.
+    sign = (x.detach() - y.detach()).sign_()
+    gradient = sign.relu() * grad_fp
+    below = sign.neg_().relu_()
+    if form == "min":
+        return gradient.add_(below.mul_(grad_tp - grad_fn))
+    return gradient.sub_(below.mul_(grad_fn)).add_(grad_tp * y)
 
 
 def sums_options(options: LossOptions, activation: Activation) -> SumsOptions:
@@ -293,16 +260,16 @@ def sums_options(options: LossOptions, activation: Activation) -> SumsOptions:
 
 
 def terms_of(
-    sums: SegmentationSums, weight: Float[Tensor, " C"], options: LossOptions, *, sync: bool = False
+    sums: VoxelSums, weight: Float[Tensor, " C"], options: LossOptions, *, sync: bool = False
 ) -> dict[str, Float[Tensor, ""]]:
-    """Cross entropy and region loss from the sums of a batch; a term that was not asked for is left out.
+    """Cross entropy and region loss from the sums of a batch; a term of weight 0 is left out.
 
     sync: of the batches of all processes.
     """
     terms = {}
-    if sums.entropy is not None:
+    if options.cross_entropy_weight > 0:
         terms["cross_entropy"] = cross_entropy_of(sums, weight, sync=sync)
-    if sums.overlap is not None:
+    if options.region_weight > 0:
         terms["region"] = region_loss_of(sums.overlap, weight, options, sync=sync)
     return terms
 
@@ -315,11 +282,9 @@ def total_of(terms: Mapping[str, Tensor], options: LossOptions) -> Float[Tensor,
 
 
 def cross_entropy_of(
-    sums: SegmentationSums, weight: Float[Tensor, " C"], *, sync: bool = False
+    sums: VoxelSums, weight: Float[Tensor, " C"], *, sync: bool = False
 ) -> Float[Tensor, ""]:
     """sum_c w_c entropy_c / sum_c w_c mass_c."""
-    assert sums.entropy is not None
-    assert sums.mass is not None
     weight = weight.to(sums.entropy.dtype)
     totals = torch.stack([(sums.entropy * weight).sum(), (sums.mass * weight).sum()])
     if sync:
@@ -335,24 +300,32 @@ def region_loss_of(
     if not options.background:
         stats, weight = OverlapStats(*(part[:, 1:] for part in stats)), weight[1:]
     if options.over == "batch":
-        stats = sum_over_images(stats, sync=sync)
+        summed = torch.stack([part.sum(0, keepdim=True) for part in stats])
+        stats = OverlapStats(*(sum_across_processes(summed) if sync else summed).unbind(0))
     loss = tversky_error(stats, alpha=options.alpha, beta=options.beta, smooth=options.smooth)
     if options.log:
         loss = -torch.log1p(-loss.clamp_max(1 - MIN_INDEX))
+    if options.gamma != 1:
+        # for gamma < 1 the slope at 0 is infinite, but the gradient at the minimum must be 0
+        positive = loss > 0
+        loss = torch.where(positive, torch.where(positive, loss, 1) ** options.gamma, 0)
     counted = torch.ones_like(loss, dtype=torch.bool)
     if options.classes == "present":
         # In every form, tp + fn is 0 exactly if the target is 0 everywhere.
         counted = stats.tp + stats.fn > 0
-    return mean_over_classes_and_images(focal(loss, options.gamma), counted, weight, options.over)
+    return mean_over_classes_and_images(loss, counted, weight, options.over)
 
 
-def focal(loss: Tensor, gamma: float) -> Tensor:
-    """`loss` to the power of gamma; at 0 the gradient is 0, also for gamma below 1."""
-    if gamma == 1:
-        return loss
-    # for gamma < 1 the slope at 0 is infinite, but the gradient at the minimum must be 0
-    positive = loss > 0
-    return torch.where(positive, torch.where(positive, loss, 1) ** gamma, 0)
+def sum_across_processes(tensor: Tensor) -> Tensor:
+    """Differentiable sum of `tensor` over the default process group; without a group, `tensor` itself.
+
+    The backward pass sums the incoming gradients of all processes. After DistributedDataParallel has averaged
+    them, the gradient of a parameter equals that of a single process with the whole batch.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return tensor
+    total: Tensor = all_reduce(tensor)
+    return total
 
 
 def mean_over_classes_and_images(

@@ -174,12 +174,9 @@ def test_other_precisions_equal_the_definition(dtype):
 
 
 @pytest.mark.parametrize("requested", [("min", False), (None, True), ("product", True)], ids=str)
-def test_sums_that_are_not_requested_are_none(requested):
+def test_overlap_alone_and_entropy_alone_equal_the_definition(requested):
     form, entropy = requested
     logits, target = random_logits(2, 3, 40), soft_label(2, 3, 40)
-    sums = blocked.blocked_sums(logits, target, None, SumsOptions("softmax", form, entropy))
-    assert (sums.overlap is None) == (form is None)
-    assert (sums.entropy is None) == (not entropy)
     assert_equal_to_the_definition(logits, target, form=form, activation="softmax", entropy=entropy)
 
 

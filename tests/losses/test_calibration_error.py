@@ -159,7 +159,7 @@ def test_a_step_reads_no_value(binning, over):
     with FakeTensorMode():
         logits, valid = torch.randn(2, 3, 8, 8, requires_grad=True), torch.ones(2, 8, 8, dtype=torch.bool)
         label, weight = torch.rand(2, 3, 8, 8), torch.ones(3)
-        loss = calibration_error_of(logits, label, valid, weight, options, activation="softmax")
+        loss = calibration_error_of(logits, label, valid, weight, options, "softmax", False)
         loss.backward()
         assert loss.shape == ()
 

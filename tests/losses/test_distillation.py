@@ -40,7 +40,7 @@ class TestLoss:
         torch.testing.assert_close(total, 0.5 * SegmentationLoss()(LOGITS, LABEL) + 0.5 * expected)
 
     def test_the_terms_are_named_and_unweighted_and_have_a_total(self):
-        loss = DistillationLoss(label_weight=0.2, calibration_weight=0.1)
+        loss = DistillationLoss(SegmentationLoss(calibration_weight=0.1), label_weight=0.2)
         terms = loss.terms(LOGITS, LABEL, TEACHER)
         torch.testing.assert_close(terms["teacher_region"], DiceLoss()(LOGITS, TEACHER))
         torch.testing.assert_close(terms["label_region"], DiceLoss()(LOGITS, LABEL))

@@ -10,7 +10,7 @@ def sums_and_gradient(function, prediction, target, valid, **options):
     """The requested sums, and the gradient for incoming gradients that differ for each sum, image, class."""
     leaf = prediction.detach().requires_grad_()
     sums = function(leaf, target, valid, SumsOptions(**options))
-    parts = [part for part in (*(sums.overlap or ()), sums.entropy, sums.mass) if part is not None]
+    parts = [*(sums.overlap if options["form"] else ()), *(sums[3:] if options["entropy"] else ())]
     # the mass is the last sum; it depends only on the target and has no gradient
     differentiable = parts[:-1] if options["entropy"] else parts
     incoming = [

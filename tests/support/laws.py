@@ -81,7 +81,8 @@ def _distillation(form: Form) -> Entry:
     """The teacher equals the label; the loss passes no gradient to the teacher."""
 
     def build(activation: str = "none", **options: object) -> Call:
-        loss = semidice.DistillationLoss(form=form, activation=activation, **options)
+        mix = semidice.SegmentationLoss(form=form, activation=activation, **options)
+        loss = semidice.DistillationLoss(mix)
 
         def call(prediction: Tensor, target: Tensor, valid: Tensor | None = None) -> Tensor:
             soft = target.is_floating_point()

@@ -22,8 +22,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..arrays import Activation, check_choice, describe
+from ..arrays import Activation, describe
 from ..errors import reading
+from ..options import check_value
 from ..paths import write_bytes
 from .recalibration import check_classes, flat_rows
 
@@ -41,7 +42,7 @@ class Calibrator(ABC):
     parameter_names: ClassVar[tuple[str, ...]] = ("parameters",)
 
     def __init__(self, *, activation: Activation = "none") -> None:
-        check_choice("activation", activation, Activation)
+        check_value(Activation, activation=activation)
         self.activation: Activation = activation
         self._reset()
 

@@ -10,7 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..arrays import Activation, check_prediction, check_whole_number
+from ..arrays import Activation, check_prediction
+from ..options import check_value
 from .calibrator import Calibrator
 from .kde import Keys
 from .recalibration import bandwidth_of_keys, check_bandwidth, kde_recalibrate
@@ -44,7 +45,7 @@ class KDECalibrator(Calibrator):
         activation: Activation = "none",
         seed: int = 0,
     ) -> None:
-        check_whole_number(num_keys=num_keys, seed=seed)
+        check_value(int, num_keys=num_keys, seed=seed)
         if num_keys < 1:
             raise ValueError(f"num_keys must be 1 or more; got {num_keys}")
         if bandwidth is not None:

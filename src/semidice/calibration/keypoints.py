@@ -9,15 +9,9 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float32, Int64, Shaped
 from torch import Tensor
 
-from ..arrays import (
-    check_prediction,
-    check_whole_number,
-    describe,
-    one_hot,
-    read_target,
-    values_are_readable,
-)
+from ..arrays import check_prediction, describe, one_hot, read_target, values_are_readable
 from ..labels.smoothing import boundary_band
+from ..options import check_value
 from .kde import Keys
 
 # larger than every class, and small enough that 32 bits for a random number fit below it
@@ -50,7 +44,7 @@ def draw_keys(
     >>> keys.label.argmax(-1), keys.weight
     (tensor([[0, 1, 0, 0]]), tensor([[1.5000, 1.0000, 1.5000, 0.0000]]))
     """
-    check_whole_number(num_keys=num_keys)
+    check_value(int, num_keys=num_keys)
     if num_keys < 1:
         raise ValueError(f"num_keys must be 1 or more; got {num_keys}")
     check_prediction(prob)

@@ -17,9 +17,7 @@ from torch import Tensor
 
 from ..arrays import (
     Activation,
-    check_choice,
     check_distribution,
-    check_number,
     check_prediction,
     check_tensor,
     check_unit_range,
@@ -28,6 +26,7 @@ from ..arrays import (
     read_target,
     values_are_readable,
 )
+from ..options import check_value
 from .kde import MIN_PROB, Keys, kernel_mean
 from .keypoints import draw_keys
 
@@ -114,7 +113,7 @@ def check_classes(name: str, prob: Tensor) -> None:
 
 
 def check_bandwidth(bandwidth: float) -> None:
-    check_number(bandwidth=bandwidth)
+    check_value(float, bandwidth=bandwidth)
     if not bandwidth > 0:
         raise ValueError(f"bandwidth must be above 0; got {bandwidth}: choose_bandwidth finds one")
 
@@ -239,7 +238,7 @@ def kde_calibration_error(
     >>> kde_calibration_error(prob, torch.tensor([0, 0, 0, 0]), bandwidth=0.1)
     tensor(1.)
     """
-    check_choice("kind", kind, Kind)
+    check_value(Kind, kind=kind)
     check_bandwidth(bandwidth)
     if p not in (1, 2):
         raise ValueError(f"p must be 1 or 2; got {p}")

@@ -24,8 +24,8 @@ import torch
 from jaxtyping import Bool, Float, Float32, Int64
 from torch import Tensor
 
-from ..arrays import check_non_negative
 from ..errors import UserError
+from ..options import Weight, check_value
 
 # lengths are in pixels of an image whose shorter side has this many, and scale with the image
 _REFERENCE_SIDE = 64
@@ -80,7 +80,7 @@ class PhantomOptions:
             raise UserError(
                 f"miss must be from 0 to 0.5, as faint lesions are missed twice as often; got {self.miss}"
             )
-        check_non_negative(bias=self.bias, offset=self.offset, wobble=self.wobble, noise=self.noise)
+        check_value(Weight, bias=self.bias, offset=self.offset, wobble=self.wobble, noise=self.noise)
 
     def make_case(self, number: int) -> Phantom:
         """Case `number` alone, with a case axis of length 1: the same bits as in the whole phantom."""

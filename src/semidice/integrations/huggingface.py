@@ -16,12 +16,13 @@ import torch
 from jaxtyping import Float, Float32
 from torch import Tensor, nn
 
-from ..arrays import as_fine, check_choice, describe, downsample_target, read_target
+from ..arrays import describe, downsample_target, read_target
 from ..errors import UserError, given
 from ..extras import need
 from ..losses.segmentation import SegmentationLoss
 from ..networks.predictor import network_probability
 from ..networks.windows import windowed_probability
+from ..options import check_value
 from ..paths import RunFolder
 from ..recipes import Recipe
 from ..runs.run import DatasetFacts, TrainedRun, mirrored_axes, open_run
@@ -61,7 +62,7 @@ def compute_loss_func(
     loss: of logits, target and valid voxels; None is `SegmentationLoss()`.
     resize: the logits to the size of the labels, or the target to that of the logits, averaged by area.
     """
-    check_choice("resize", resize, Literal["logits", "target"])
+    check_value(Literal["logits", "target"], resize=resize)
     logits = outputs.get("logits") if isinstance(outputs, Mapping) else None
     if not isinstance(logits, Tensor) or logits.ndim != 4:
         got = ", ".join(outputs) if isinstance(outputs, Mapping) else type(outputs).__name__
@@ -72,7 +73,7 @@ def compute_loss_func(
     valid = labels.ne(ignore_index).any(1) if labels.ndim == 4 else labels.ne(ignore_index)
     activation = getattr(loss, "activation", None)
     target, _ = read_target(
-        as_fine(logits, labels), labels, activation=activation, valid=valid, waits=False
+        logits, labels, activation=activation, valid=valid, waits=False, any_size=True
     )
     if resize == "target":
         value = loss(logits, *downsample_target(target, valid, logits.shape))

@@ -20,8 +20,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 from torch.utils.data import DistributedSampler
 
-from ..arrays import check_choice, describe
+from ..arrays import describe
 from ..metrics.registry import ScoredBatch, ScoreFunction, ScoreKey
+from ..options import check_value
 from ..statistics.cases import CaseTable, write_cases
 from ..statistics.collect import CaseScores
 
@@ -48,7 +49,7 @@ class CaseTableCallback(Callback):  # type: ignore[misc]
         stage: Stage = "validate",
         fold: int = -1,
     ) -> None:
-        check_choice("stage", stage, Stage)
+        check_value(Stage, stage=stage)
         self.path, self.stage, self.fold = Path(path), stage, fold
         if self.path.suffix not in (".csv", ".parquet"):
             raise UserError(f"path must end in .csv or .parquet; got {path}")

@@ -26,8 +26,8 @@ from torch import Tensor
 from ..arrays import Activation, class_weights, values_are_readable
 from ..losses.options import LossOptions
 from ..overlap import (
-    SegmentationSums,
     SumsOptions,
+    VoxelSums,
     reference_sums,
     sums_options,
     terms_of,
@@ -73,18 +73,14 @@ def segmentation_total(
     valid: Tensor | None,
     weight: Tensor | None,
     options: LossOptions,
-    *,
     activation: Activation,
-    sync: bool = False,
+    sync: bool,
 ) -> Float[Tensor, ""]:
     """Cross entropy and region loss of checked inputs, each times its weight, summed."""
     if _fuses(prediction, target, sync=sync):
         total: Tensor = _fused().fused_total(prediction, target, valid, weight, options, activation)
         return total
-    return total_of(
-        segmentation_terms(prediction, target, valid, weight, options, activation=activation, sync=sync),
-        options,
-    )
+    return total_of(segmentation_terms(prediction, target, valid, weight, options, activation, sync), options)
 
 
 def segmentation_terms(
@@ -93,9 +89,8 @@ def segmentation_terms(
     valid: Tensor | None,
     weight: Tensor | None,
     options: LossOptions,
-    *,
     activation: Activation,
-    sync: bool = False,
+    sync: bool,
 ) -> dict[str, Tensor]:
     """Cross entropy and region loss of checked inputs by name, unweighted, each with a gradient."""
     if _fuses(prediction, target, sync=sync):
@@ -117,7 +112,7 @@ def _fuses(prediction: Tensor, target: Tensor, *, sync: bool) -> bool:
 
 def segmentation_sums(
     prediction: Tensor, target: Tensor, valid: Tensor | None, options: SumsOptions
-) -> SegmentationSums:
+) -> VoxelSums:
     """`reference_sums`, by a kernel where one applies: the same numbers to rounding, and gradients too."""
     sums = reference_sums
     if fused_applies(prediction, target):

@@ -14,12 +14,11 @@ import torch
 from torch import Tensor
 
 from ..overlap import (
-    SegmentationSums,
     SumsOptions,
+    VoxelSums,
     form_gradient,
     form_sums,
     reference_gradient,
-    requested_sums,
 )
 
 # Elements of the prediction in a block: 2 MiB of float32. Large predictions have blocks of up to 4 MiB.
@@ -51,11 +50,9 @@ def blocked_applies(prediction: Tensor, target: Tensor, valid: Tensor | None, op
     return large and contiguous and options.activation == "softmax" and not target.requires_grad
 
 
-def blocked_sums(
-    prediction: Tensor, target: Tensor, valid: Tensor | None, options: SumsOptions
-) -> SegmentationSums:
+def blocked_sums(prediction: Tensor, target: Tensor, valid: Tensor | None, options: SumsOptions) -> VoxelSums:
     """See `reference_sums`; where `blocked_applies`, differentiable in the logits."""
-    return requested_sums(_BlockedSums.apply(prediction, target, valid, options), options)
+    return VoxelSums(*_BlockedSums.apply(prediction, target, valid, options))
 
 
 class _BlockedSums(torch.autograd.Function):

@@ -14,11 +14,10 @@ from torch import Tensor
 from ..arrays import Activation, class_weights
 from ..losses.options import LossOptions
 from ..overlap import (
-    SegmentationSums,
     SumsOptions,
+    VoxelSums,
     reference_gradient,
     reference_sums,
-    requested_sums,
     sums_options,
     terms_of,
     total_of,
@@ -174,15 +173,13 @@ def _differentiable_gradient(
     return gradient
 
 
-def fused_sums(
-    prediction: Tensor, target: Tensor, valid: Tensor | None, options: SumsOptions
-) -> SegmentationSums:
+def fused_sums(prediction: Tensor, target: Tensor, valid: Tensor | None, options: SumsOptions) -> VoxelSums:
     """See `reference_sums`; differentiable in the prediction, not in the target."""
-    return requested_sums(_FusedSums.apply(prediction, target, valid, options).unbind(1), options)
+    return VoxelSums(*_FusedSums.apply(prediction, target, valid, options).unbind(1))
 
 
 class _FusedSums(torch.autograd.Function):
-    """tp, fp, fn, entropy and mass, (N, 5, C); the values that were not asked for are undefined."""
+    """tp, fp, fn, entropy and mass, (N, 5, C); what was not asked for is undefined."""
 
     @staticmethod
     def forward(

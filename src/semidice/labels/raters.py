@@ -17,11 +17,11 @@ from ..arrays import (
     check_distribution,
     check_tensor,
     check_unit_range,
-    check_whole_number,
     describe,
     one_hot,
     values_are_readable,
 )
+from ..options import check_value
 
 Array = np.ndarray | Tensor
 Flags = np.ndarray | Tensor | Sequence[Any]
@@ -138,7 +138,7 @@ def _check_classes(masks: Tensor, num_classes: int | None) -> int:
     """The number of classes, 2 if it is not given; an error if the masks do not hold their indices."""
     is_bool, is_readable = masks.dtype == torch.bool, values_are_readable(masks)
     number = 2 if num_classes is None else num_classes
-    check_whole_number(num_classes=number)
+    check_value(int, num_classes=number)
     if number < 2 or (is_bool and number != 2):
         raise ValueError(
             f"num_classes must be 2 or more, and 2 for bool masks; got {number} for {describe(masks)}"

@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ..arrays import check_number, check_whole_number, describe
+from ..arrays import describe
+from ..options import check_value
 from .raters import Array, read_flags, read_label
 
 # a wider filter averages over more than any image has
@@ -47,7 +48,7 @@ def boundary_smooth_label(
     tensor([0.0000, 0.0000, 0.2500, 0.7500])
     """
     soft, inside = _read(label, valid, batched)
-    check_whole_number(width=width)
+    check_value(int, width=width)
     if width < 1 or width % 2 == 0:
         raise ValueError(f"width must be odd and 1 or more, so that the cube has a centre; got {width}")
     near = boundary_band(soft.argmax(1), width=width // 2, valid=inside).unsqueeze(1)
@@ -68,7 +69,7 @@ def spatially_smooth_label(
     tensor([2.9539e-04, 1.0674e-01, 8.9326e-01, 9.9970e-01])
     """
     soft, inside = _read(label, valid, batched)
-    check_number(sigma=sigma)
+    check_value(float, sigma=sigma)
     if not 0 < sigma <= MAX_SIGMA:
         raise ValueError(f"sigma must be above 0 and at most {MAX_SIGMA} voxels; got {sigma}")
     filtered = soft if inside is None else soft * inside.unsqueeze(1)
@@ -94,7 +95,7 @@ def boundary_band(
     tensor([[False,  True,  True,  True,  True, False]])
     """
     dims = class_map.ndim - 1
-    check_whole_number(width=width)
+    check_value(int, width=width)
     if width < 0 or dims not in _MAX_POOL:
         raise ValueError(
             "a band needs a width of 0 voxels or more and one to three axes of space; got "
@@ -124,7 +125,7 @@ def _read(
 
 
 def _smoothed(soft: Tensor, eps: float) -> Tensor:
-    check_number(eps=eps)
+    check_value(float, eps=eps)
     if not 0 <= eps <= 1:
         raise ValueError(f"eps must lie in [0, 1]; got {eps}")
     return (1 - eps) * soft + eps / soft.shape[1]

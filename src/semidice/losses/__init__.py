@@ -11,33 +11,8 @@ from typing import TYPE_CHECKING
 from ..lazy import lazy_names
 
 if TYPE_CHECKING:
-    from .distillation import DistillationLoss, Teacher
-    from .options import TeacherCalibration
-    from .segmentation import (
-        CalibrationErrorLoss,
-        DiceLoss,
-        JaccardLoss,
-        SegmentationLoss,
-        TverskyLoss,
-        dice_loss,
-        jaccard_loss,
-        soft_cross_entropy,
-        tversky_loss,
-    )
+    from .distillation import *  # noqa: F403
+    from .options import *  # noqa: F403
+    from .segmentation import *  # noqa: F403
 
-__all__ = [
-    "CalibrationErrorLoss",
-    "DiceLoss",
-    "DistillationLoss",
-    "JaccardLoss",
-    "SegmentationLoss",
-    "Teacher",
-    "TeacherCalibration",
-    "TverskyLoss",
-    "dice_loss",
-    "jaccard_loss",
-    "soft_cross_entropy",
-    "tversky_loss",
-]
-
-__getattr__, __dir__ = lazy_names(__name__, ("distillation", "options", "segmentation"), __all__)
+__getattr__, __dir__ = lazy_names(__name__, ("distillation", "options", "segmentation"))

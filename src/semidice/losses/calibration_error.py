@@ -18,8 +18,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..arrays import Activation, one_hot
-from ..overlap import mean_over_classes_and_images, probability, sum_across_processes
+from ..arrays import Activation, class_weights
+from ..overlap import clear_ignored, cleared, mean_over_classes_and_images, probability, sum_across_processes
 from .options import LossOptions
 
 # Neighbouring voxels add to different partial sums. A GPU adds atomically, and most voxels of an image are in
@@ -31,29 +31,21 @@ def calibration_error_of(
     prediction: Float[Tensor, "N C *space"],
     target: Tensor,
     valid: Tensor | None,
-    weight: Float[Tensor, " C"],
+    weight: Tensor | None,
     options: LossOptions,
-    *,
     activation: Activation,
-    sync: bool = False,
+    sync: bool,
 ) -> Float[Tensor, ""]:
     """The error of checked inputs; ignored voxels must be in `valid` already.
 
     An image without a valid voxel leaves the mean; if no voxel is valid, the error is 0.
     """
-    # half precision ends here, before the exponential
-    prediction = prediction.to(torch.promote_types(prediction.dtype, torch.float32))
-    if valid is not None:
-        # before the activation: its gradient at NaN or infinity would be NaN
-        prediction = torch.where(valid.unsqueeze(1), prediction, 0)
-    prob = probability(prediction, activation)
-    soft = target.to(prob.dtype) if target.is_floating_point() else one_hot(target, prob.shape[1])
+    weight = class_weights(weight, prediction)
+    prediction, soft = cleared(prediction, target, valid)
+    prob = clear_ignored(probability(prediction, activation), valid)
+    counted = clear_ignored(torch.ones_like(prob[:, :1]), valid)
     if not options.background:
         prob, soft, weight = prob[:, 1:], soft[:, 1:], weight[1:]
-    counted = torch.ones_like(prob[:, :1]) if valid is None else valid.unsqueeze(1).to(prob.dtype)
-    if valid is not None:
-        # torch.where and not a product: an ignored voxel may hold NaN
-        prob, soft = (torch.where(valid.unsqueeze(1), part, 0) for part in (prob, soft))
     # class predictions without space have one voxel per image
     prob, soft, counted = (
         part.flatten(2) if part.ndim > 2 else part.unsqueeze(-1) for part in (prob, soft, counted)

@@ -9,26 +9,21 @@ value, so a CUDA graph can capture a training step with it. Left out: training t
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ..arrays import (
-    Activation,
-    as_fine,
-    check_choice,
-    check_non_negative,
-    check_prediction,
-    check_tensor,
-    describe,
-    read_target,
-)
+from ..arrays import Activation, check_prediction, check_tensor, describe, read_target
 from ..calibration.keypoints import calibration_region, draw_keys
 from ..calibration.recalibration import kde_recalibrate
+from ..options import Weight, check_value
+from ..overlap import probability
 from .options import TeacherCalibration
 from .segmentation import Outputs, SegmentationLoss
+
+__all__ = ["DistillationLoss", "Teacher"]
 
 Term = Literal["cross_entropy", "region"]
 
@@ -55,16 +50,11 @@ class Teacher(nn.Module):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        check_choice("activation", activation, Activation)
-        if not isinstance(network, nn.Module):
-            raise ValueError(f"network must be a torch.nn.Module; got {type(network).__name__}")
+        check_value(Activation, activation=activation)
         if not isinstance(calibration, TeacherCalibration):
             raise ValueError(f"calibration must be a TeacherCalibration; got {calibration!r}")
         if calibration.calibration == "temperature" and activation == "none":
-            raise ValueError(
-                "calibration by temperature divides logits, but activation is 'none': "
-                "activation must be 'softmax' or 'sigmoid'"
-            )
+            raise ValueError("calibration by temperature divides logits: activation must not be 'none'")
         if calibration.calibration == "temperature" and calibration.temperature == "fit":
             raise ValueError(
                 "calibration by temperature needs temperature=NUMBER: fit one with TemperatureScaling to "
@@ -81,11 +71,9 @@ class Teacher(nn.Module):
         output = self._evaluated(image)
         check_prediction(output, self.activation)
         output = output.to(torch.promote_types(output.dtype, torch.float32))
-        if self.calibration.calibration == "temperature":
+        if self.temperature != 1:
             output = output / self.temperature
-        prob = output
-        if self.activation != "none":
-            prob = output.softmax(1) if self.activation == "softmax" else output.sigmoid()
+        prob = probability(output, self.activation)
         if self.calibration.calibration != "kde":
             return prob
         if target is None:
@@ -151,8 +139,7 @@ class Teacher(nn.Module):
 class DistillationLoss(nn.Module):
     """The loss of student logits against the label and the teacher's probabilities; 0.5 each by default.
 
-    mix: the loss of both parts, with its options, activation, ignore_index and weights; by default a
-    `SegmentationLoss` with the options given here.
+    mix: the loss of both parts, with its options, activation, ignore_index and weights.
     terms: which terms of the mix compare student and teacher. The paper's ablation is ("cross_entropy",),
     then both, then both with a Teacher of calibration "kde". Voxels that the label ignores count in no part.
 
@@ -168,19 +155,16 @@ class DistillationLoss(nn.Module):
         label_weight: float = 0.5,
         teacher_weight: float = 0.5,
         terms: Sequence[Term] = ("cross_entropy", "region"),
-        **options: Any,
     ) -> None:
         super().__init__()
-        if mix is not None and options:
-            raise ValueError(f"got a mix and options of a loss: {', '.join(options)}; give them to mix")
-        check_non_negative(label_weight=label_weight, teacher_weight=teacher_weight)
+        check_value(Weight, label_weight=label_weight, teacher_weight=teacher_weight)
         if label_weight == teacher_weight == 0:
             raise ValueError("label_weight and teacher_weight are both 0: nothing would be learned")
         for term in terms:
-            check_choice("terms", term, Term)
+            check_value(Term, terms=term)
         if not terms:
             raise ValueError("terms is empty: name cross_entropy, region or both, or use SegmentationLoss")
-        self.label_loss = mix = SegmentationLoss(**options) if mix is None else mix
+        self.label_loss = mix = SegmentationLoss() if mix is None else mix
         of_teacher = replace(
             mix.options,
             cross_entropy_weight=mix.options.cross_entropy_weight * ("cross_entropy" in terms),
@@ -197,55 +181,51 @@ class DistillationLoss(nn.Module):
         self, logits: Outputs, target: Tensor, teacher_prob: Tensor, valid: Tensor | None = None
     ) -> Float[Tensor, ""]:
         """The weighted sum of the losses against label and teacher."""
-        label, teacher = self._batches(logits, target, teacher_prob, valid)
-        of_label: Tensor = self.label_loss(*label)
-        of_teacher: Tensor = self.teacher_loss(*teacher)
+        of_label: Tensor = self.label_loss(logits, target, valid)
+        of_teacher: Tensor = self.teacher_loss(logits, *self._of_teacher(logits, target, teacher_prob, valid))
         return self.label_weight * of_label + self.teacher_weight * of_teacher
 
     def terms(
         self, logits: Outputs, target: Tensor, teacher_prob: Tensor, valid: Tensor | None = None
     ) -> dict[str, Tensor]:
         """The terms of both parts by name, each without its weight; see `SegmentationLoss.terms`."""
-        label, teacher = self._batches(logits, target, teacher_prob, valid)
-        of_label, of_teacher = self.label_loss.terms(*label), self.teacher_loss.terms(*teacher)
+        of_label = self.label_loss.terms(logits, target, valid)
+        of_teacher = self.teacher_loss.terms(logits, *self._of_teacher(logits, target, teacher_prob, valid))
         return {f"label_{name}": term for name, term in of_label.items()} | {
             f"teacher_{name}": term for name, term in of_teacher.items()
         }
 
     def total(self, terms: Mapping[str, Tensor]) -> Float[Tensor, ""]:
         """The sum of what `terms` returned, each times its weights."""
-        parts = {"label": self.label_loss, "teacher": self.teacher_loss}
         label, teacher = (
-            loss.total(
-                {name.removeprefix(f"{part}_"): terms[name] for name in terms if name.startswith(part)}
-            )
-            for part, loss in parts.items()
+            loss.total({name.removeprefix(part): terms[name] for name in terms if name.startswith(part)})
+            for part, loss in (("label_", self.label_loss), ("teacher_", self.teacher_loss))
         )
         return self.label_weight * label + self.teacher_weight * teacher
 
-    def _batches(
+    def _of_teacher(
         self, logits: Outputs, target: Tensor, teacher_prob: Tensor, valid: Tensor | None
-    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """The batch of the label, and that of the teacher without the voxels that the label ignores."""
+    ) -> tuple[Tensor, Tensor | None]:
+        """The teacher's label, and `valid` without the voxels that the label ignores."""
         check_tensor("teacher_prob", teacher_prob)
         if not teacher_prob.is_floating_point():
             raise ValueError(
                 f"teacher_prob must be probabilities; got {describe(teacher_prob)}: call Teacher"
             )
-        counted = valid
-        if self.label_loss.ignore_index is not None:
-            finest: Any = logits[0] if isinstance(logits, (list, tuple)) and logits else logits
-            check_tensor("prediction", finest)
-            _, counted = read_target(
-                as_fine(finest, target),
+        mix = self.label_loss
+        if mix.ignore_index is not None:
+            finest = logits if isinstance(logits, Tensor) else logits[0]
+            _, valid = read_target(
+                finest,
                 target,
-                activation=self.label_loss.activation,
+                activation=mix.activation,
                 valid=valid,
-                ignore_index=self.label_loss.ignore_index,
+                ignore_index=mix.ignore_index,
                 waits=False,
+                any_size=True,
             )
         # detached: the teacher must not learn from its student
-        return (logits, target, valid), (logits, teacher_prob.detach(), counted)
+        return teacher_prob.detach(), valid
 
     def extra_repr(self) -> str:
         return f"label_weight={self.label_weight}, teacher_weight={self.teacher_weight}"

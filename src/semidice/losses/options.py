@@ -5,10 +5,13 @@ ignored voxels, and whether statistics are summed over processes. This module im
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from ..options import Bounds, Count, Positive, Weight, check_options
+
+__all__ = ["TeacherCalibration"]
 
 Form = Literal["min", "product", "squared", "relaxed"]
 Over = Literal["batch", "image", "class"]
@@ -64,9 +67,8 @@ class LossOptions:
         check_options(self)
         if self.alpha == self.beta == 0:
             raise ValueError("alpha and beta are both 0, so no error costs anything: make one greater than 0")
-        weight = self.class_weight
-        if weight is not None and not (all(each >= 0 for each in weight) and 0 < sum(weight) < math.inf):
-            raise ValueError(f"class_weight must be finite, 0 or more and not all 0; got {list(weight)}")
+        if self.class_weight is not None:
+            check_weights("class_weight", self.class_weight)
         if self.form == "squared" and self.alpha != self.beta:
             raise ValueError(
                 f"form squared needs alpha = beta, or its index exceeds 1; got alpha={self.alpha}, "
@@ -77,6 +79,12 @@ class LossOptions:
                 "cross_entropy_weight, region_weight and calibration_weight are all 0: "
                 "nothing would be learned"
             )
+
+
+def check_weights(name: str, weights: Sequence[float]) -> None:
+    """Raise unless the weights are finite and 0 or more, and not all 0."""
+    if not (all(weight >= 0 for weight in weights) and 0 < sum(weights) < math.inf):
+        raise ValueError(f"{name} must be finite, 0 or more and not all 0; got {list(weights)}")
 
 
 @dataclass(frozen=True)
@@ -109,6 +117,3 @@ class TeacherCalibration:
 
     def __post_init__(self) -> None:
         check_options(self)
-        is_number = isinstance(self.temperature, float | int) and not isinstance(self.temperature, bool)
-        if self.temperature != "fit" and not (is_number and 0 < float(self.temperature) < math.inf):
-            raise ValueError(f"temperature must be a number above 0, or fit; got {self.temperature!r}")

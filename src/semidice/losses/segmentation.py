@@ -12,43 +12,48 @@ in `arrays`. Left out: distances to surfaces, thresholds, and label making (`lab
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
-from functools import lru_cache
+from dataclasses import fields
 from itertools import pairwise
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..arrays import (
+    MAX_CHANNELS_1D,
     Activation,
-    as_fine,
-    check_choice,
-    check_non_negative,
     check_prediction,
     check_result,
-    check_tensor,
-    check_whole_number,
     class_weights,
     describe,
     downsample_target,
     is_distribution,
+    read_numbers,
     read_target,
-    read_weights,
     values_are_readable,
 )
 from ..kernels import segmentation_terms, segmentation_total
+from ..options import check_value
 from ..overlap import total_of
 from .calibration_error import calibration_error_of
-from .options import LossOptions
+from .options import LossOptions, check_weights
+
+__all__ = [
+    "CalibrationErrorLoss",
+    "DiceLoss",
+    "JaccardLoss",
+    "SegmentationLoss",
+    "TverskyLoss",
+    "dice_loss",
+    "jaccard_loss",
+    "soft_cross_entropy",
+    "tversky_loss",
+]
 
 # of one output or, for deep supervision, of several, the finest first
 Outputs = Tensor | Sequence[Tensor]
-# a prediction (N, C, W) with more channels is rather a batch of images without the axis of channels
-MAX_MASKS_OF_LINES = 32
 
-_NAMES = tuple(field.name for field in fields(LossOptions))
 _OF_REGION = ("alpha", "beta", "form", "gamma", "log", "smooth")
 _OF_CALIBRATION = ("calibration_bins", "calibration_binning")
 _ALONE = {"cross_entropy_weight": 0.0, "region_weight": 0.0, "calibration_weight": 0.0}
@@ -95,21 +100,27 @@ class SegmentationLoss(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
+        weight = options.pop("class_weight", None)
+        if weight is not None:
+            dtype = torch.float32 if isinstance(weight, Tensor) else torch.float64
+            weight = read_numbers("class_weight", weight, dtype).flatten()
+            # not while a compiler traces the loss: it has no values
+            if values_are_readable(weight, waits=True):
+                options["class_weight"] = tuple(weight.tolist())
+            weight = weight.float()
+        self.register_buffer("class_weight", weight, persistent=False)
+        self.options = _record(type(self), activation, ignore_index, sync, options)
+        self.activation, self.ignore_index, self.sync = activation, ignore_index, sync
+        self.scale_weights = None
         if scale_weights is not None:
-            _check_scale_weights(scale_weights)
+            self.scale_weights = tuple(read_numbers("scale_weights", scale_weights).flatten().tolist())
+            check_weights("scale_weights", self.scale_weights)
         # whether no batch was seen yet
         self._is_first = True
-        self._setting = _setting(type(self), activation, ignore_index, sync, options)
-        weight = self._setting.weight
-        self.register_buffer("class_weight", weight, persistent=False)
-        given = None if weight is None else tuple(float(each) for each in options["class_weight"])
-        self.options = replace(self._setting.options, class_weight=given)
-        self.activation, self.ignore_index, self.sync = activation, ignore_index, sync
-        self.scale_weights = None if scale_weights is None else tuple(scale_weights)
 
     def forward(self, logits: Outputs, target: Tensor, valid: Tensor | None = None) -> Float[Tensor, ""]:
         """The weighted sum of the terms."""
-        totals = [_total(*each) for each in self._read(logits, target, valid)]
+        totals = [self._total(*batch) for batch in self._read(logits, target, valid)]
         return totals[0] if isinstance(logits, Tensor) else self._over_scales(totals)
 
     def terms(self, logits: Outputs, target: Tensor, valid: Tensor | None = None) -> dict[str, Tensor]:
@@ -117,7 +128,7 @@ class SegmentationLoss(nn.Module):
 
         They have gradients: `total` of them can be minimised. Detach what goes into a log.
         """
-        terms = [_terms(*each) for each in self._read(logits, target, valid)]
+        terms = [self._terms(*batch) for batch in self._read(logits, target, valid)]
         if isinstance(logits, Tensor):
             return terms[0]
         return {name: self._over_scales([each[name] for each in terms]) for name in terms[0]}
@@ -127,23 +138,63 @@ class SegmentationLoss(nn.Module):
         return total_of(terms, self.options)
 
     def _read(
-        self, logits: Outputs, target: Tensor, valid: Tensor | None
-    ) -> list[tuple[Tensor, Tensor, Tensor | None, "_Setting"]]:
-        """Each output with its target and valid voxels, all checked."""
-        setting = self._setting._replace(weight=self.class_weight)
+        self, logits: Outputs, target: Tensor, valid: Tensor | None, *, looks: bool = True
+    ) -> list[tuple[Tensor, Tensor, Tensor | None]]:
+        """Each output with its target and valid voxels, all checked.
+
+        looks: whether to warn of the first batch.
+        """
+        several = isinstance(logits, (list, tuple))
+        outputs: Any = logits if several else [logits]
+        for output in outputs:
+            check_prediction(output, self.activation)
+        if several:
+            _check_outputs(outputs)
+        finest = outputs[0]
+        if finest.shape[1] == 1 and not self.options.background:
+            raise ValueError(
+                "background=False leaves no class of a one-channel prediction; "
+                f"got {describe(finest)}: use background=True"
+            )
+        if finest.shape[1] == 1 and self.activation == "none" and self.options.cross_entropy_weight > 0:
+            raise ValueError(
+                f"cross entropy of one channel needs logits and activation='sigmoid'; got {describe(finest)}"
+            )
         is_first = not torch.compiler.is_compiling() and self._is_first
-        # what is no output at all is refused by name
-        if not isinstance(logits, (list, tuple)):
-            output: Any = logits
-            read = _read([output], output, target, valid, setting, waits=is_first)
-        else:
-            self._weights_of_scales(len(logits))
-            _check_outputs(logits)
-            read = _read(logits, as_fine(logits[0], target), target, valid, setting, waits=is_first)
-        if is_first and values_are_readable(read[0][0], waits=True):
+        target, valid = read_target(
+            finest,
+            target,
+            activation=self.activation,
+            valid=valid,
+            ignore_index=self.ignore_index,
+            waits=is_first,
+            any_size=several,
+        )
+        if is_first and looks and values_are_readable(finest, waits=True):
             self._is_first = False
-            self._look_at(read[0][0])
-        return read
+            self._look_at(finest)
+        return [(output, *downsample_target(target, valid, output.shape)) for output in outputs]
+
+    def _total(self, prediction: Tensor, target: Tensor, valid: Tensor | None) -> Tensor:
+        """The loss of one output."""
+        if self.options.calibration_weight > 0:
+            return self.total(self._terms(prediction, target, valid))
+        total = segmentation_total(prediction, target, valid, *self._setting(prediction))
+        return check_result(total, prediction)
+
+    def _terms(self, prediction: Tensor, target: Tensor, valid: Tensor | None) -> dict[str, Tensor]:
+        """The terms of one output."""
+        setting = self._setting(prediction)
+        terms = {}
+        if self.options.cross_entropy_weight > 0 or self.options.region_weight > 0:
+            terms = segmentation_terms(prediction, target, valid, *setting)
+        if self.options.calibration_weight > 0:
+            terms["calibration"] = calibration_error_of(prediction, target, valid, *setting)
+        return {name: check_result(term, prediction) for name, term in terms.items()}
+
+    def _setting(self, prediction: Tensor) -> tuple[Tensor | None, LossOptions, Activation, bool]:
+        weight = None if self.class_weight is None else class_weights(self.class_weight, prediction)
+        return weight, self.options, self.activation, self.sync
 
     def _look_at(self, logits: Tensor) -> None:
         """Warn about what a network would learn from without an error, but badly."""
@@ -154,26 +205,20 @@ class SegmentationLoss(nn.Module):
                 f"output before the softmax, or use {name}(activation='none')",
                 stacklevel=5,
             )
-        if self.activation == "sigmoid" and logits.ndim == 3 and logits.shape[1] > MAX_MASKS_OF_LINES:
+        if self.activation == "sigmoid" and logits.ndim == 3 and logits.shape[1] > MAX_CHANNELS_1D:
             warnings.warn(
                 f"{name} reads the prediction {describe(logits)} as {logits.shape[1]} masks along one axis: "
                 "use .unsqueeze(1) of prediction and target if these are images (N, H, W) of one mask",
                 stacklevel=5,
             )
 
-    def _weights_of_scales(self, num_scales: int) -> Sequence[float]:
-        halved = [0.5**level for level in range(num_scales)]
-        weights: Sequence[float] = [weight / sum(halved) for weight in halved]
-        if self.scale_weights is not None:
-            weights = self.scale_weights
-        if num_scales == 0 or len(weights) != num_scales:
-            raise ValueError(
-                f"scale_weights needs one number per output; got {len(weights)} for {num_scales} outputs"
-            )
-        return weights
-
     def _over_scales(self, values: Sequence[Tensor]) -> Tensor:
-        weights = self._weights_of_scales(len(values))
+        halved = [0.5**level for level in range(len(values))]
+        weights = self.scale_weights or [weight / sum(halved) for weight in halved]
+        if len(weights) != len(values):
+            raise ValueError(
+                f"scale_weights needs one number per output; got {len(weights)} for {len(values)} outputs"
+            )
         return torch.stack([weight * value for weight, value in zip(weights, values, strict=True)]).sum()
 
     def extra_repr(self) -> str:
@@ -300,56 +345,35 @@ def soft_cross_entropy(
     return _loss(SegmentationLoss, prediction, target, valid, options)
 
 
-class _Setting(NamedTuple):
-    """What a loss computes, checked."""
-
-    options: LossOptions
-    activation: Activation
-    ignore_index: int | None
-    sync: bool
-    weight: Tensor | None
-
-
-def _setting(
+def _record(
     kind: type[SegmentationLoss],
     activation: Activation,
     ignore_index: int | None,
     sync: bool,
     options: Mapping[str, Any],
-) -> _Setting:
-    check_choice("activation", activation, Activation)
+) -> LossOptions:
+    """The options of a loss, all checked."""
+    check_value(Activation, activation=activation)
     if ignore_index is not None:
-        check_whole_number(ignore_index=ignore_index)
-    known = [name for name in _NAMES if name not in kind.fixed]
+        check_value(int, ignore_index=ignore_index)
+    known = [field.name for field in fields(LossOptions) if field.name not in kind.fixed]
     for name in options:
         if name not in known:
             raise TypeError(
                 f"{kind.__name__} has no option {name!r}; it has activation, ignore_index, sync, "
                 f"{', '.join(known)}; docs/peers.md has the arguments of other libraries"
             )
-    # a module keeps the weights as a buffer, and a tensor of weights may be on a GPU
-    given = {name: value for name, value in options.items() if name != "class_weight"}
-    record = _record(**{**kind.defaults, **kind.fixed, **given})
+    record = LossOptions(**{**kind.defaults, **kind.fixed, **options})
     if sync and record.over != "batch":
         raise ValueError(
             f"sync sums the statistics of the whole batch and needs over='batch'; got {record.over!r}"
         )
-    weight = options.get("class_weight")
-    return _Setting(record, activation, ignore_index, sync, None if weight is None else read_weights(weight))
+    return record
 
 
-def _record(**options: Any) -> LossOptions:
-    return _cached_record(**options)
-
-
-# under torch.compile, the record is made when a graph is traced; torch.compiler.assume_constant_result sets
-# the same flag, but importing this module would then import the compiler, which takes as long as torch
+# torch.compile takes the record as a constant; torch.compiler.assume_constant_result sets the same flag, but
+# importing this module would then import the compiler, which takes as long as torch
 _record._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-@lru_cache(maxsize=256)
-def _cached_record(**options: Any) -> LossOptions:
-    return LossOptions(**options)
 
 
 def _loss(
@@ -357,99 +381,21 @@ def _loss(
     prediction: Tensor,
     target: Tensor,
     valid: Tensor | None,
-    options: dict[str, Any],
+    options: Mapping[str, Any],
 ) -> Tensor:
-    """A loss of probabilities by default, without a module."""
-    arguments: dict[str, Any] = {"activation": "none", "ignore_index": None, "sync": False}
-    arguments |= {name: options.pop(name) for name in arguments if name in options}
-    setting = _setting(kind, options=options, **arguments)
-    (read,) = _read([prediction], prediction, target, valid, setting, waits=True)
-    return _total(*read)
-
-
-def _read(
-    outputs: Sequence[Tensor],
-    fine: Tensor,
-    target: Tensor,
-    valid: Tensor | None,
-    setting: _Setting,
-    *,
-    waits: bool,
-) -> list[tuple[Tensor, Tensor, Tensor | None, _Setting]]:
-    """Each output with its target and valid voxels, all checked; the target is read once.
-
-    fine: a prediction in the size of the target.
-    """
-    options, activation = setting.options, setting.activation
-    for output in outputs:
-        check_prediction(output, activation)
-    if fine.shape[1] == 1 and not options.background:
-        raise ValueError(
-            "background=False leaves no class of a one-channel prediction; "
-            f"got {describe(fine)}: use background=True"
-        )
-    if fine.shape[1] == 1 and activation == "none" and options.cross_entropy_weight > 0:
-        raise ValueError(
-            f"cross entropy of one channel needs logits and activation='sigmoid'; got {describe(fine)}"
-        )
-    target, valid = read_target(
-        fine,
-        target,
-        activation=activation,
-        valid=valid,
-        ignore_index=setting.ignore_index,
-        waits=waits,
-    )
-    return [(output, *downsample_target(target, valid, output.shape), setting) for output in outputs]
-
-
-def _total(prediction: Tensor, target: Tensor, valid: Tensor | None, setting: _Setting) -> Tensor:
-    """The loss of one output, checked."""
-    options, activation, _, sync, weight = setting
-    if options.calibration_weight > 0:
-        return total_of(_terms(prediction, target, valid, setting), options)
-    weight = None if weight is None else class_weights(weight, prediction)
-    total = segmentation_total(prediction, target, valid, weight, options, activation=activation, sync=sync)
-    return check_result(total, prediction)
-
-
-def _terms(prediction: Tensor, target: Tensor, valid: Tensor | None, setting: _Setting) -> dict[str, Tensor]:
-    """The terms of one output, checked."""
-    options, activation, _, sync, weight = setting
-    weight = None if weight is None else class_weights(weight, prediction)
-    terms = {}
-    if options.cross_entropy_weight > 0 or options.region_weight > 0:
-        terms = segmentation_terms(
-            prediction, target, valid, weight, options, activation=activation, sync=sync
-        )
-    if options.calibration_weight > 0:
-        weight = class_weights(weight, prediction)
-        terms["calibration"] = calibration_error_of(
-            prediction, target, valid, weight, options, activation=activation, sync=sync
-        )
-    for term in terms.values():
-        check_result(term, prediction)
-    return terms
-
-
-def _check_scale_weights(weights: Any) -> None:
-    if isinstance(weights, str) or not isinstance(weights, Sequence) or not weights:
-        raise ValueError(f"scale_weights must be a list with one number per output; got {weights!r}")
-    check_non_negative(**{f"scale_weights[{number}]": weight for number, weight in enumerate(weights)})
-    if not any(weights):
-        raise ValueError(f"scale_weights are all 0, so nothing would be learned; got {list(weights)}")
+    """A loss of one prediction, of probabilities by default; it warns of nothing."""
+    loss = kind(**{"activation": "none", **options})
+    (batch,) = loss._read(prediction, target, valid, looks=False)
+    return loss._total(*batch)
 
 
 def _check_outputs(outputs: Sequence[Tensor]) -> None:
     """Raise unless the outputs of deep supervision have the same images and channels, the finest first."""
-    for number, output in enumerate(outputs):
-        check_tensor(f"output {number}", output)
-        if output.shape[:2] != outputs[0].shape[:2] or output.ndim != outputs[0].ndim:
-            raise ValueError(
-                f"output {number} is {describe(output)}, but output 0 is {describe(outputs[0])}: all outputs "
-                "need the same images, channels and number of axes"
-            )
-    sizes = [tuple(output.shape[2:]) for output in outputs]
-    for finer, coarser in pairwise(sizes):
+    shapes = [tuple(output.shape) for output in outputs]
+    if not shapes:
+        raise ValueError("the list of outputs is empty: pass the logits, the finest first")
+    for finer, coarser in pairwise(shapes):
+        if len(finer) != len(coarser) or finer[:2] != coarser[:2]:
+            raise ValueError(f"all outputs need the same images, channels and number of axes; got {shapes}")
         if any(length > limit for length, limit in zip(coarser, finer, strict=True)):
-            raise ValueError(f"outputs must come finest first; got sizes {sizes}: reverse the list")
+            raise ValueError(f"outputs must come finest first; got {shapes}: reverse the list")

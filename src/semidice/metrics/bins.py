@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from ..arrays import check_choice, check_whole_number
+from ..options import check_value
 from .checks import check_scored
 from .slabs import Slab, slabs
 
@@ -127,9 +127,9 @@ def calibration_bins(
     >>> bins.count[0].tolist(), round(float(bins.error()), 4)
     ([0, 0, 0, 0, 0, 0, 0, 1, 0, 2], 0.4167)
     """
-    check_choice("confidence", confidence, Confidence)
-    check_choice("binning", binning, Binning)
-    check_whole_number(num_bins=num_bins)
+    check_value(Confidence, confidence=confidence)
+    check_value(Binning, binning=binning)
+    check_value(int, num_bins=num_bins)
     if not 1 <= num_bins <= MAX_BINS:
         raise ValueError(f"num_bins must be 1 to {MAX_BINS}; got {num_bins}")
     target, valid = check_scored(prob, target, valid=valid, ignore_index=ignore_index)

@@ -10,10 +10,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..arrays import check_number, check_whole_number
 from ..calibration.keypoints import draw_keys
 from ..calibration.recalibration import Kind
 from ..calibration.recalibration import kde_calibration_error as error_of_points
+from ..options import check_value
 from .checks import check_scored
 
 # a larger case is first reduced to this many voxels: sorting a volume would take seconds and gigabytes
@@ -44,8 +44,8 @@ def kde_calibration_error(
     0.2
     """
     target, valid = check_scored(prob, target, valid=valid, ignore_index=ignore_index)
-    check_whole_number(num_keys=num_keys, num_points=num_points, seed=seed)
-    check_number(bandwidth=bandwidth)
+    check_value(int, num_keys=num_keys, num_points=num_points, seed=seed)
+    check_value(float, bandwidth=bandwidth)
     errors = []
     for case in range(len(prob)):
         generator = torch.Generator(prob.device).manual_seed(seed)

@@ -20,7 +20,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..arrays import check_number, nan_without_voxels, read_numbers
+from ..arrays import nan_without_voxels, read_numbers
+from ..options import check_value
 from .checks import check_empty, check_hard_target, check_scored
 from .scores import decided_channels
 
@@ -46,7 +47,7 @@ def hausdorff_error_mm(
     >>> float(hausdorff_error_mm(prob, target, spacing_mm=(2, 1)))
     6.0
     """
-    check_number(percentile=percentile)
+    check_value(float, percentile=percentile)
     if not 0 < percentile <= 100:
         raise ValueError(f"percentile must be above 0 and at most 100; got {percentile}")
 
@@ -74,7 +75,7 @@ def surface_dice_score(
     tolerance_mm: the difference between two careful raters; 0 or more. Other options as in
     `hausdorff_error_mm`.
     """
-    check_number(tolerance_mm=tolerance_mm)
+    check_value(float, tolerance_mm=tolerance_mm)
     if tolerance_mm < 0:
         raise ValueError(f"tolerance_mm must be 0 mm or more; got {tolerance_mm}")
 

@@ -16,7 +16,8 @@ import torch
 from jaxtyping import Bool, Float, Integer
 from torch import Tensor
 
-from ..arrays import check_tensor, check_whole_number, describe, nan_without_voxels
+from ..arrays import check_tensor, describe, nan_without_voxels
+from ..options import check_value
 from ..overlap import OverlapStats, tversky_index
 from .checks import check_prob
 from .scores import counted_classes, dice_score, foreground_mean
@@ -88,7 +89,7 @@ def level_masks(
              [False,  True,  True]]])
     """
     check_prob(prob, valid)
-    check_whole_number(num_samples=num_samples)
+    check_value(int, num_samples=num_samples)
     if num_samples < 1:
         raise ValueError(f"num_samples must be 1 or more; got {num_samples}")
     channels = torch.cat([1 - prob, prob], 1) if prob.shape[1] == 1 else prob

@@ -15,11 +15,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..arrays import check_choice, check_tensor, describe, nan_without_voxels, one_hot, read_numbers
+from ..arrays import check_tensor, describe, nan_without_voxels, one_hot, read_numbers
 from ..decisions.exclusive import likeliest_class
 from ..decisions.volumes import sum_voxels, voxel_ml
 from ..losses.segmentation import soft_cross_entropy
-from ..overlap import OverlapStats, tversky_index, unchecked_overlap_stats
+from ..options import check_value
+from ..overlap import OverlapStats, SumsOptions, reference_sums, tversky_index
 from .checks import check_empty, check_hard_target, check_scored
 from .slabs import Slab, slabs
 
@@ -212,7 +213,7 @@ def volume_error_ml(
     >>> float(volume_error_ml(prob, target, spacing_mm=(1, 1, 1)))
     1.0
     """
-    check_choice("of", of, VolumeOf)
+    check_value(VolumeOf, of=of)
     target, valid = check_scored(prob, target, valid=valid, ignore_index=ignore_index)
     if of == "mask":
         check_hard_target("volume_error_ml(of='mask')", target, prob, valid=valid)
@@ -318,7 +319,8 @@ def _voxel_mean(
 def _stats(prob: Tensor, target: Tensor, valid: Tensor | None) -> OverlapStats:
     """tp, fp and fn (n,) of one channel of a slab; both are masks or probabilities (n, v)."""
     prob, target = (part.float() if part.dtype == torch.bool else part for part in (prob, target))
-    stats = unchecked_overlap_stats(prob.unsqueeze(1), target.unsqueeze(1), form="min", valid=valid)
+    options = SumsOptions("none", "min", entropy=False)
+    stats = reference_sums(prob.unsqueeze(1), target.unsqueeze(1), valid, options).overlap
     return OverlapStats(*(part.squeeze(1) for part in stats))
 
 

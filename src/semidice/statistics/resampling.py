@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..arrays import check_number, check_whole_number
+from ..options import check_value
 
 ALPHA = 0.05
 # more would take hours and gigabytes, and change no digit that is printed
@@ -84,7 +84,7 @@ class Resamples:
         sums, sizes = _group_sums(differences, groups)
         if len(sizes) < 2:
             raise ValueError(f"a paired comparison needs two or more cases or patients; got {len(sizes)}")
-        check_whole_number(num_resamples=num_resamples, seed=seed)
+        check_value(int, num_resamples=num_resamples, seed=seed)
         if not 100 <= num_resamples <= MAX_RESAMPLES or seed < 0:
             raise ValueError(
                 f"num_resamples must be 100 to {MAX_RESAMPLES}, and seed 0 or more; "
@@ -103,7 +103,7 @@ class Resamples:
 
     def estimate(self, alpha: float) -> Estimate:
         """The mean of each column with its interval at this level, which spans those of both tests."""
-        check_number(alpha=alpha)
+        check_value(float, alpha=alpha)
         if not 0 < alpha < 1:
             raise ValueError(f"alpha must lie between 0 and 1; got {alpha}")
         value, error, ratio = self.value, self.error, self.ratio
