@@ -345,7 +345,7 @@ def test_a_file_without_read_permission_is_refused(tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied", str(path))
 
     path = write_nifti(tmp_path / "case.nii.gz", IMAGE)
-    monkeypatch.setattr(Path, "open", deny)
+    monkeypatch.setattr(Path, "read_bytes", deny)
     refused(lambda: read_image(path, num_axes=2), str(path), "Permission denied")
 
 

@@ -28,7 +28,8 @@ from jaxtyping import Float64, UInt8
 from ... import errors
 from ...errors import UserError, given
 from ..geometry import Grid, Placement, placement_difference
-from .files import ImageFile, MaskFile, check_size, usable_intensities
+from .files import ImageFile, MaskFile, usable_intensities
+from .raw import check_size
 
 # classes of objects that hold CT or MR images, the enhanced ones with several frames per file
 IMAGE_CLASSES = {
@@ -148,7 +149,7 @@ def _read_whole(path: Path) -> tuple[Any, np.ndarray, str]:
         if dataset.SamplesPerPixel != 1:
             raise _RefusedError(f"it has {dataset.SamplesPerPixel} values per pixel; 1 is expected")
         shape = (int(dataset.get("NumberOfFrames") or 1), int(dataset.Rows), int(dataset.Columns))
-        check_size(shape, "it")
+        check_size(shape)
         return dataset, dataset.pixel_array.reshape(shape), sha256
 
 
@@ -232,7 +233,7 @@ def series_grid(paths: Sequence[Path]) -> SeriesGrid:
     (columns, rows), _ = sizes.popitem()
     shape = (columns, rows, len(planes))
     with given(name):
-        check_size(shape, "it")
+        check_size(shape)
         return _stacked(planes, shape)
 
 

@@ -4,6 +4,7 @@ Every source lists its files as `CaseFiles`, and `match` makes scans of them. It
 case that is incomplete, so that one command reports all of them.
 """
 
+import math
 import os
 import re
 import stat
@@ -24,6 +25,8 @@ from ..manifest import PrepareOptions
 
 # the key of a file that holds all channels
 ALL_CHANNELS = -1
+# of one file: a CT of 512 x 512 x 4096
+_MAX_VALUES = 2**30
 _NUMBERED = re.compile(r"(.*?)[ _-]*[a-z]*[ _-]*\d+", re.IGNORECASE)
 
 
@@ -182,6 +185,14 @@ def _problem(case: CaseFiles, num_channels: int) -> str:
 def usual_number(numbers: Sequence[int]) -> int:
     """The most frequent number; the largest of several; 0 if there is none."""
     return max(numbers, key=lambda number: (numbers.count(number), number), default=0)
+
+
+def check_size(shape: Sequence[int]) -> None:
+    """A ValueError if an array of this shape has too many values, before memory is reserved for it."""
+    num_values = math.prod(map(int, shape))
+    if num_values > _MAX_VALUES:
+        axes = " x ".join(str(int(length)) for length in shape)
+        raise ValueError(f"it declares {axes} = {num_values} values; at most {_MAX_VALUES} are read")
 
 
 def natural_order(name: str) -> tuple[tuple[tuple[int, str], ...], str]:
