@@ -15,8 +15,9 @@ import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ...errors import UserError
 from ...extras import need
@@ -25,9 +26,9 @@ from .dicom_files import (
     IMAGE_CLASSES,
     SEGMENTATION_CLASS,
     is_dicom,
+    read_header,
     read_segmentation,
     read_series,
-    read_tags,
     reading,
     segment_labels,
 )
@@ -50,26 +51,6 @@ _OTHER_DRAWINGS = {
     "1.2.840.10008.5.1.4.1.1.66.7": "a label map segmentation",
 }
 _SUFFIXES = (".dcm", ".dicom", ".ima")
-_TAGS = (
-    "SpecificCharacterSet",
-    "SOPClassUID",
-    "SOPInstanceUID",
-    "SeriesInstanceUID",
-    "PatientID",
-    "SeriesDescription",
-    "ContentCreatorName",
-    "SegmentSequence",
-    "ReferencedSeriesSequence",
-    "SharedFunctionalGroupsSequence",
-    "PerFrameFunctionalGroupsSequence",
-)
-
-
-class _Image(NamedTuple):
-    path: Path
-    uid: str
-    patient: str
-    modality: str
 
 
 @dataclass(frozen=True)
@@ -101,14 +82,13 @@ class Segmentation:
 
 @dataclass(frozen=True)
 class DicomFiles:
-    """What a folder holds. foreign: the kind of other series by UID.
+    """What a folder holds: series by their UID, and segmentations.
 
     problems: of files that cannot be read. unsupported: drawings of other kinds. One message each.
     """
 
     series: Mapping[str, Series]
     segmentations: tuple[Segmentation, ...]
-    foreign: Mapping[str, str]
     problems: tuple[str, ...]
     unsupported: tuple[str, ...]
 
@@ -129,31 +109,27 @@ def find_dicom(raw: Path, on_file: OnFile) -> list[RawDataset]:
     drawings: dict[str, list[Segmentation]] = defaultdict(list)
     for segmentation in found.segmentations:
         uids = segmentation.series & found.series.keys()
-        if len(uids) == 1:
-            drawings[next(iter(uids))].append(segmentation)
-        else:
-            kinds = sorted({found.foreign[uid] for uid in segmentation.series & found.foreign.keys()})
+        series = found.series[next(iter(uids))] if len(uids) == 1 else None
+        if series is None:
             problems.append(
                 f"{segmentation.path} must refer to one CT or MR series in {raw}, but it refers to "
-                f"{len(uids)}{f' and to {kinds[0]}' if kinds else ''}: add the images of its series, export "
-                "it again with a reference to them, or remove it"
+                f"{len(uids)}: add the images of its series, export it again with a reference, or remove it"
             )
-    num_unlabelled = len(found.series.keys() - drawings.keys())
-    usable = {uid: series for uid, series in found.series.items() if uid in drawings}
-    modalities = {series.modality: series.files[0].parent for series in usable.values()}
+        elif not series.patient:
+            problems.append(
+                f"the series in {series.files[0].parent} has no PatientID, so scans of one patient could be "
+                "in several folds: add it"
+            )
+        else:
+            drawings[series.uid].append(segmentation)
+    usable = [found.series[uid] for uid in drawings]
+    modalities = {series.modality: series.files[0].parent for series in usable}
     if len(modalities) > 1:
         kinds = [f"{modality} ({folder})" for modality, folder in sorted(modalities.items())]
         raise UserError(
             f"the series with segmentations are {' and '.join(kinds)}: prepare each from a folder of its own"
         )
-    for uid, series in [*usable.items()]:
-        if not series.patient:
-            problems.append(
-                f"the series in {series.files[0].parent} has no PatientID, so scans of one patient could be "
-                "in several folds: add it"
-            )
-            del usable[uid], drawings[uid]
-    check_spellings(sorted(series.patient for series in usable.values()), "the PatientIDs")
+    check_spellings(sorted(series.patient for series in usable), "the PatientIDs")
     origin, rater_of = _raters(drawings)
     names, class_of_label = _classes(raw, drawings, rater_of)
     scans = [
@@ -161,12 +137,11 @@ def find_dicom(raw: Path, on_file: OnFile) -> list[RawDataset]:
             series.name,
             series.patient,
             series.files,
-            {rater_of[drawn.path]: drawn.path for drawn in drawings[uid]},
+            {rater_of[drawn.path]: drawn.path for drawn in drawings[series.uid]},
         )
-        for uid, series in usable.items()
+        for series in usable
     ]
     raters = tuple(sorted(set(rater_of.values()), key=natural_order))
-    shown = ", ".join(raters[:8]) + (", ..." if len(raters) > 8 else "")
     return [
         RawDataset(
             source="dicom",
@@ -177,11 +152,11 @@ def find_dicom(raw: Path, on_file: OnFile) -> list[RawDataset]:
             channels=tuple(modalities) or ("CT",),
             scans=tuple(sorted(scans, key=lambda scan: natural_order(scan.name))),
             options=PrepareOptions(slices="all"),
-            problems=tuple(problems),
-            num_unlabelled=num_unlabelled,
+            problems=tuple(dict.fromkeys(problems)),
+            num_unlabelled=len(found.series.keys() - drawings.keys()),
             num_axes=3,
             class_of=class_of_label,
-            notes=(f"raters are named by {origin}: {shown}",),
+            notes=(f"raters are named by {origin}: {', '.join(raters)}",),
         )
     ]
 
@@ -197,9 +172,9 @@ def _read_dicom(dataset: RawDataset, scan: RawScan) -> ScanArrays:
 
 def find_files(root: Path, *, on_file: OnFile = lambda _, __: None) -> DicomFiles:
     """The DICOM files below a folder, by their headers."""
-    images: dict[str, list[_Image]] = defaultdict(list)
+    # by series: its files with UID, patient and modality
+    images: dict[str, list[tuple[Path, str, str, str]]] = defaultdict(list)
     drawings: list[tuple[Path, Any]] = []
-    foreign: dict[str, str] = {}
     problems: list[str] = []
     unsupported: list[str] = []
     paths = [path for _, files in walk(root) for path in files]
@@ -208,19 +183,17 @@ def find_files(root: Path, *, on_file: OnFile = lambda _, __: None) -> DicomFile
             header = _header(path)
             if header is None:
                 continue
-            with reading(path) as pydicom:
-                # an index of the files (DICOMDIR) has its class only in the meta information
-                kind = str(header.get("SOPClassUID") or header.file_meta.get("MediaStorageSOPClassUID") or "")
-                if not kind:
-                    raise ValueError("it has no SOPClassUID")
+            # an index of the files (DICOMDIR) has its class only in the meta information
+            kind = str(header.get("SOPClassUID") or header.file_meta.get("MediaStorageSOPClassUID") or "")
+            with reading(path):
                 if kind in IMAGE_CLASSES:
                     patient = str(header.get("PatientID") or "").strip()
-                    image = _Image(path, str(header.SOPInstanceUID), patient, IMAGE_CLASSES[kind])
+                    image = (path, str(header.SOPInstanceUID), patient, IMAGE_CLASSES[kind])
                     images[str(header.SeriesInstanceUID)].append(image)
                 elif kind == SEGMENTATION_CLASS:
                     drawings.append((path, header))
-                else:
-                    foreign[str(header.get("SeriesInstanceUID") or "")] = pydicom.uid.UID(kind).name
+                elif not kind:
+                    raise ValueError("it has no SOPClassUID")
             if kind in _OTHER_DRAWINGS:
                 unsupported.append(
                     f"{path} is {_OTHER_DRAWINGS[kind]}, which is not supported: convert it to a DICOM "
@@ -230,7 +203,7 @@ def find_files(root: Path, *, on_file: OnFile = lambda _, __: None) -> DicomFile
             problems.append(str(error))
         finally:
             on_file(done, len(paths))
-    series_of_instance = {image.uid: uid for uid, files in images.items() for image in files}
+    series_of_instance = {image[1]: uid for uid, files in images.items() for image in files}
     segmentations = []
     for path, header in drawings:
         try:
@@ -240,21 +213,21 @@ def find_files(root: Path, *, on_file: OnFile = lambda _, __: None) -> DicomFile
             problems.append(str(error))
     series = {}
     for uid, files in images.items():
-        kinds = {(image.modality, image.patient) for image in files}
+        kinds = {(modality, patient) for _, _, patient, modality in files}
         if len(kinds) == 1:
-            series[uid] = Series(uid, *kinds.pop(), tuple(image.path for image in files))
+            series[uid] = Series(uid, *kinds.pop(), tuple(path for path, *_ in files))
         else:
             problems.append(
-                f"the files of one series, such as {files[0].path}, differ in PatientID or modality: export "
+                f"the files of one series, such as {files[0][0]}, differ in PatientID or modality: export "
                 "it again"
             )
-    return DicomFiles(series, tuple(segmentations), foreign, tuple(problems), tuple(unsupported))
+    return DicomFiles(series, tuple(segmentations), tuple(problems), tuple(unsupported))
 
 
 def _header(path: Path) -> Any | None:
     """The header of a DICOM file; None for another file. A UserError if only its name says it is DICOM."""
     if is_dicom(path):
-        return read_tags(path, _TAGS)
+        return read_header(path)
     if path.suffix.lower() in _SUFFIXES:
         raise UserError(f"{path} is not a DICOM file: it has no DICM at byte 128; copy or export it again")
     return None
@@ -263,8 +236,7 @@ def _header(path: Path) -> Any | None:
 def _segmentation(path: Path, header: Any, series_of_instance: Mapping[str, str]) -> Segmentation:
     declared = {str(item.SeriesInstanceUID) for item in header.get("ReferencedSeriesSequence") or ()}
     if not declared:
-        sources = set(_source_instances(header))
-        declared = {series_of_instance[uid] for uid in sources if uid in series_of_instance}
+        declared = {series_of_instance[uid] for uid in _sources(header) if uid in series_of_instance}
     return Segmentation(
         path=path,
         # the parts of a person's name are separated by ^
@@ -275,7 +247,7 @@ def _segmentation(path: Path, header: Any, series_of_instance: Mapping[str, str]
     )
 
 
-def _source_instances(header: Any) -> Iterator[str]:
+def _sources(header: Any) -> Iterator[str]:
     """UIDs of the images that the frames of a segmentation were drawn on."""
     frames = header.get("PerFrameFunctionalGroupsSequence") or ()
     for groups in (*frames, *(header.get("SharedFunctionalGroupsSequence") or ())):
@@ -306,49 +278,39 @@ def _classes(
     raw: Path, drawings: Mapping[str, Sequence[Segmentation]], rater_of: Mapping[Path, str]
 ) -> tuple[tuple[str, ...], dict[str, int]]:
     """Names of the classes, and the class of each segment label; a UserError names a conflict."""
-    first_with: dict[str, Path] = {}
     numbers: dict[str, int] = {}
     labels_of: dict[str, set[str]] = defaultdict(set)
-    for drawn in sorted(
-        (drawn for group in drawings.values() for drawn in group), key=lambda each: each.path
-    ):
+    for drawn in (drawn for group in drawings.values() for drawn in group):
         for number, label in drawn.labels.items():
-            first_with.setdefault(label, drawn.path)
             numbers[label] = min(number, numbers.get(label, number))
-            labels_of[rater_of[drawn.path]].add(label)
+        labels_of[rater_of[drawn.path]] |= set(drawn.labels.values())
     table = raw / "classes.csv"
     if table.exists():
         name_of = {row["label"]: row["name"] for row in table_rows(table, ("label", "name"))}
-        unknown = [label for label in first_with if label not in name_of]
+        unknown = sorted(numbers.keys() - name_of.keys())
         if unknown:
-            raise UserError(
-                f"{table} has no row for label {unknown[0]!r} of {first_with[unknown[0]]}: add one"
-            )
+            raise UserError(f"{table} has no row for label {unknown[0]!r} of a segment: add one")
     else:
-        ordered = sorted(first_with, key=lambda label: (numbers[label], natural_order(label)))
-        name_of = {label: label for label in ordered}
-        check_spellings(ordered, f"the segment labels in {raw}")
+        name_of = {label: label for label in sorted(numbers, key=lambda each: (numbers[each], each))}
+        check_spellings(name_of, f"the segment labels in {raw}")
         _check_labels(labels_of, table)
-    is_background = {name: name.casefold() == "background" for name in name_of.values()}
-    names = ("background", *dict.fromkeys(name for name in name_of.values() if not is_background[name]))
+    names = ("background", *dict.fromkeys(name for name in name_of.values() if not _is_background(name)))
     if drawings and not 2 <= len(names) <= MAX_CLASSES:
-        raise UserError(
-            f"the segments have {len(names)} classes with background; 2 to {MAX_CLASSES} are possible"
-        )
-    return names, {label: 0 if is_background[name] else names.index(name) for label, name in name_of.items()}
+        raise UserError(f"the segments have {len(names)} classes with background: 2 to {MAX_CLASSES} can be")
+    return names, {label: 0 if _is_background(name) else names.index(name) for label, name in name_of.items()}
+
+
+def _is_background(name: str) -> bool:
+    return name.casefold() == "background"
 
 
 def _check_labels(labels_of: Mapping[str, set[str]], table: Path) -> None:
     """A UserError if raters seem to call one structure by different labels."""
-    remedy = (
-        f"correct the labels, or write {table} with columns label and name: labels of one name are one class"
-    )
-    raters = sorted(labels_of, key=natural_order)
-    for number, rater in enumerate(raters):
-        for other in raters[number + 1 :]:
-            only = [sorted(labels_of[a] - labels_of[b]) for a, b in ((rater, other), (other, rater))]
-            if all(only):
-                raise UserError(
-                    f"rater {rater!r} never draws {only[1][0]!r} of rater {other!r}, who never draws "
-                    f"{only[0][0]!r}: the raters seem to use different labels; {remedy}"
-                )
+    for rater, other in combinations(sorted(labels_of, key=natural_order), 2):
+        only = [sorted(labels_of[a] - labels_of[b]) for a, b in ((rater, other), (other, rater))]
+        if all(only):
+            raise UserError(
+                f"rater {rater!r} never draws {only[1][0]!r} of rater {other!r}, who never draws "
+                f"{only[0][0]!r}: the raters seem to use different labels; correct the labels, or write "
+                f"{table} with columns label and name: labels of one name are one class"
+            )

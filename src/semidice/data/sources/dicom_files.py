@@ -48,27 +48,6 @@ _TOLERANCE = 0.1
 _DIRECTION_TOLERANCE = 1e-3
 # of the slice distance: slices may be 0.1 away from a regular grid, and a frame as much from its slice
 _MAX_BETWEEN = 0.2
-_PLANE_TAGS = [
-    "SOPClassUID",
-    "Rows",
-    "Columns",
-    "NumberOfFrames",
-    "PhotometricInterpretation",
-    "ImagePositionPatient",
-    "ImageOrientationPatient",
-    "PixelSpacing",
-    "SpacingBetweenSlices",
-    "SliceThickness",
-    "RescaleSlope",
-    "RescaleIntercept",
-    "ModalityLUTSequence",
-    "SharedFunctionalGroupsSequence",
-    "PerFrameFunctionalGroupsSequence",
-]
-
-
-class _RefusedError(ValueError):
-    """A file that can be read but not used; `reading` adds its name."""
 
 
 @dataclass(frozen=True)
@@ -123,19 +102,16 @@ def reading(path: Path) -> Iterator[Any]:
     """pydicom, without its warnings; its errors become a UserError that names the file."""
     import pydicom
 
-    with warnings.catch_warnings(), errors.reading(path, "copy or export it again"):
+    with warnings.catch_warnings(), errors.reading(path, "correct, copy or export it again"):
         # harmless faults of real files, such as a text that is too long
         warnings.simplefilter("ignore")
-        try:
-            yield pydicom
-        except _RefusedError as error:
-            raise UserError(f"{path}: {error}") from error
+        yield pydicom
 
 
-def read_tags(path: Path, tags: Sequence[str]) -> Any:
-    """The elements of a file named by `tags`, as far as it has them."""
+def read_header(path: Path) -> Any:
+    """The elements of a file, without its pixels."""
     with reading(path) as pydicom:
-        return pydicom.dcmread(path, stop_before_pixels=True, specific_tags=list(tags))
+        return pydicom.dcmread(path, stop_before_pixels=True)
 
 
 def _read_whole(path: Path) -> tuple[Any, np.ndarray, str]:
@@ -147,7 +123,7 @@ def _read_whole(path: Path) -> tuple[Any, np.ndarray, str]:
         if "PixelData" not in dataset:
             raise ValueError("it has no pixels: it is truncated")
         if dataset.SamplesPerPixel != 1:
-            raise _RefusedError(f"it has {dataset.SamplesPerPixel} values per pixel; 1 is expected")
+            raise ValueError(f"it has {dataset.SamplesPerPixel} values per pixel; 1 is expected")
         shape = (int(dataset.get("NumberOfFrames") or 1), int(dataset.Rows), int(dataset.Columns))
         check_size(shape)
         return dataset, dataset.pixel_array.reshape(shape), sha256
@@ -160,7 +136,7 @@ def _planes_of(path: Path, dataset: Any) -> list[Plane]:
     shared = dataset.SharedFunctionalGroupsSequence[0]
     frames = dataset.PerFrameFunctionalGroupsSequence
     if len(frames) != int(dataset.NumberOfFrames):
-        raise _RefusedError(f"it declares {dataset.NumberOfFrames} frames, and describes {len(frames)}")
+        raise ValueError(f"it declares {dataset.NumberOfFrames} frames, and describes {len(frames)}")
     names = ("PlanePosition", "PlaneOrientation", "PixelMeasures", "PixelValueTransformation")
     groups = [[_group(f"{name}Sequence", frame, shared) for name in names] for frame in frames]
     return [_plane(path, number, *of_frame) for number, of_frame in enumerate(groups)]
@@ -174,7 +150,7 @@ def _group(name: str, frame: Any, shared: Any) -> Any:
 def _plane(path: Path, frame: int, position: Any, orientation: Any, measures: Any, rescale: Any) -> Plane:
     spacing = _numbers(measures, "PixelSpacing", 2)
     if spacing.min() <= 0:
-        raise _RefusedError(f"its PixelSpacing is {spacing.tolist()}; two lengths above 0 are expected")
+        raise ValueError(f"its PixelSpacing is {spacing.tolist()}; two lengths above 0 are expected")
     depth = measures.get("SpacingBetweenSlices") or measures.get("SliceThickness") or 0.0
     slope, intercept = rescale.get("RescaleSlope"), rescale.get("RescaleIntercept")
     return Plane(
@@ -194,23 +170,21 @@ def _numbers(item: Any, keyword: str, count: int) -> np.ndarray:
     values = item.get(keyword)
     numbers = np.array([] if values is None else values, dtype=np.float64)
     if numbers.shape != (count,) or not np.isfinite(numbers).all():
-        raise _RefusedError(f"it has no {keyword} with {count} numbers")
+        raise ValueError(f"it has no {keyword} with {count} numbers")
     return numbers
 
 
 def _check_values(header: Any, planes: Sequence[Plane], modality: str) -> None:
     """An error if stored values cannot be turned into intensities."""
     if "ModalityLUTSequence" in header:
-        raise _RefusedError("it has a modality lookup table, which is not supported: export it with a slope")
+        raise ValueError("it has a modality lookup table, which is not supported: export it with a slope")
     if modality == "MR" and header.get("PhotometricInterpretation") == "MONOCHROME1":
-        raise _RefusedError(
-            "it is an MR in MONOCHROME1, where low values are bright: export it as MONOCHROME2"
-        )
+        raise ValueError("it is an MR in MONOCHROME1, where low values are bright: export it as MONOCHROME2")
     for plane in planes:
         if modality == "CT" and (plane.slope is None or plane.intercept is None):
-            raise _RefusedError("it is a CT without RescaleSlope and RescaleIntercept: its HU are not known")
-        if not np.isfinite([plane.slope or 1.0, plane.intercept or 0.0]).all() or plane.slope == 0:
-            raise _RefusedError(f"its RescaleSlope is {plane.slope} and RescaleIntercept {plane.intercept}")
+            raise ValueError("it is a CT without RescaleSlope and RescaleIntercept: its HU are not known")
+        if plane.slope == 0:
+            raise ValueError("its RescaleSlope is 0")
 
 
 def series_grid(paths: Sequence[Path]) -> SeriesGrid:
@@ -219,7 +193,7 @@ def series_grid(paths: Sequence[Path]) -> SeriesGrid:
     sizes: dict[tuple[int, int], Path] = {}
     name = f"series of {len(paths)} files in {paths[0].parent}" if len(paths) > 1 else str(paths[0])
     for path in paths:
-        header = read_tags(path, _PLANE_TAGS)
+        header = read_header(path)
         with reading(path):
             in_file = _planes_of(path, header)
             _check_values(header, in_file, IMAGE_CLASSES[header.SOPClassUID])
@@ -308,7 +282,7 @@ def read_segmentation(path: Path, image: ImageFile, class_of_label: Mapping[str,
         for plane, frame in zip(_planes_of(path, dataset), values, strict=True):
             number = _segment_number(dataset, plane.frame)
             if number not in labels:
-                raise _RefusedError(
+                raise ValueError(
                     f"its frame {plane.frame + 1} is of segment {number}, which it does not describe"
                 )
             chosen = class_of_label[labels[number]]
@@ -335,7 +309,7 @@ def _highest_value(dataset: Any) -> int:
         return 1
     if kind != "FRACTIONAL" or int(dataset.MaximumFractionalValue) < 1:
         highest = dataset.get("MaximumFractionalValue")
-        raise _RefusedError(
+        raise ValueError(
             f"its SegmentationType is {kind} and its MaximumFractionalValue {highest}; BINARY, and "
             "FRACTIONAL with 1 or more, can be read"
         )
@@ -346,7 +320,7 @@ def _segment_number(dataset: Any, frame: int) -> int:
     frames, shared = dataset.PerFrameFunctionalGroupsSequence, dataset.SharedFunctionalGroupsSequence[0]
     group = _group("SegmentIdentificationSequence", frames[frame], shared)
     if not group:
-        raise _RefusedError(f"its frame {frame + 1} has no segment")
+        raise ValueError(f"its frame {frame + 1} has no segment")
     return int(group.ReferencedSegmentNumber)
 
 
@@ -356,7 +330,7 @@ def _slice_of(plane: Plane, frame: np.ndarray, image: ImageFile) -> int:
     assert affine is not None
     remedy = "resample it to the grid of the series"
     if frame.shape != (rows, columns):
-        raise _RefusedError(
+        raise ValueError(
             f"it has {frame.shape[1]} columns and {frame.shape[0]} rows, but its series has {columns} and "
             f"{rows}: {remedy}"
         )
@@ -366,7 +340,7 @@ def _slice_of(plane: Plane, frame: np.ndarray, image: ImageFile) -> int:
     of_slice = affine[:3, [0, 1, 3]] + np.outer(affine[:3, 2] * height, [0, 0, 1])
     difference = placement_difference(of_slice, placement, (columns, rows))
     if not 0 <= number < num_slices or abs(height - number) > _MAX_BETWEEN or difference:
-        raise _RefusedError(
+        raise ValueError(
             f"its frame {plane.frame + 1} is at slice {height:.2f} of its series, which has slices 0 to "
             f"{num_slices - 1}{difference and f', and {difference}'}: {remedy}"
         )
@@ -382,11 +356,11 @@ def _most_probable(
         # several segments may be one class
         np.maximum(values[chosen], frame, out=values[chosen])
     if values.max() > highest:
-        raise _RefusedError(f"it holds {values.max()}, but its MaximumFractionalValue is {highest}")
+        raise ValueError(f"it holds {values.max()}, but its MaximumFractionalValue is {highest}")
     total = values.sum(axis=0)
     num_doubled = int((total > highest + tolerance).sum())
     if num_doubled:
-        raise _RefusedError(
+        raise ValueError(
             f"in slice {number}, {num_doubled} voxels are in segments of two classes: give each voxel one "
             "class, or both labels one name in classes.csv"
         )
