@@ -78,6 +78,7 @@ def write_phantoms(folder: DatasetFolder, num_cases: int) -> None:
                 affine=None,
                 raw_shape=(SIDE, SIDE),
                 raters=raters,
+                drawn=(0, 1),
                 inputs={},
                 arrays={kind: file_hash(path) for kind, path in paths.items()},
                 num_bytes={kind: path.stat().st_size for kind, path in paths.items()},

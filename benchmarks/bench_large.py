@@ -87,6 +87,7 @@ def write_stand_in(path: Path, num_gb: float) -> None:
             affine=None,
             raw_shape=(SIDE, SIDE, SLICES),
             raters=raters,
+            drawn=(0, 1),
             inputs={},
             arrays=hashes,
             num_bytes=sizes,

@@ -44,7 +44,7 @@ def write_dataset(folder, cases, *, raters, class_names=("background", "lesion")
             np.save(folder / kind / f"{name}.npy", array)
         entry = {"name": name, "patient": patient, "shape": image.shape, "raw_shape": image.shape}
         entry |= {"spacing_mm": [0.5, 0.75], "affine": np.eye(4).tolist(), "raters": raters, "inputs": {}}
-        entry |= {"mean": [0.5], "std": [0.2], "num_bytes": {}}
+        entry |= {"mean": [0.5], "std": [0.2], "num_bytes": {}, "drawn": list(range(len(class_names)))}
         scans.append(entry | {"arrays": {kind: sha256(folder / kind / f"{name}.npy") for kind in arrays}})
     manifest = {"source": "folder", "class_names": class_names, "raters": raters, "channels": ["CT"]}
     options = {"keep_bytes": cases[0][2].dtype == np.uint8}

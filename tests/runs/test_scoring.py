@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from case_rows import metrics_of, rows_of, select
-from prepared import make_prepared
+from prepared import make_prepared, rehash
 from rich.console import Console
 from sklearn.metrics import f1_score, log_loss
 from start import refused
@@ -89,7 +89,8 @@ def without_masks(dataset: Dataset, first: int | None = None) -> Dataset:
         stored = np.load(path)
         stored[:first] = 0
         np.save(path, stored)
-    return dataset
+    rehash(dataset)
+    return Dataset(dataset.folder.path)
 
 
 def assert_same_names(table: CaseTable, expected: CaseTable) -> None:

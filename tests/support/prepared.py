@@ -81,6 +81,7 @@ def make_prepared(
                 affine=((0.7, 0, 0, 0), (0, 0.7, 0, 0), (0, 0, 2.5, 0), (0, 0, 0, 1)),
                 raw_shape=(*classes.shape[2:], 8) if slices_per_scan else classes.shape[2:],
                 raters=tuple(rater for rater, present in zip(raters, is_present, strict=True) if present),
+                drawn=tuple(np.unique(classes).tolist()),
                 inputs={f"{name}.raw": hashlib.sha256(stored.tobytes()).hexdigest()},
                 mean=tuple(intensities[-1].mean(1).tolist()),
                 std=tuple(intensities[-1].std(1).tolist()),
@@ -108,12 +109,16 @@ def make_prepared(
 
 def rehash(dataset: Dataset) -> None:
     """Write the manifest again after arrays were changed, as if they had been prepared like that."""
+    drawn = {}
+    for number, case in enumerate(dataset.cases):
+        drawn.setdefault(case.scan.name, set()).update(np.unique(dataset.masks(number)).tolist())
     scans = []
     for scan in dataset.manifest.scans:
         files = {kind: dataset.folder.array(kind, scan.name) for kind in scan.arrays}
         arrays = {kind: hashlib.sha256(path.read_bytes()).hexdigest() for kind, path in files.items()}
         sizes = {kind: path.stat().st_size for kind, path in files.items()}
-        scans.append(scan.model_copy(update={"arrays": arrays, "num_bytes": sizes}))
+        changes = {"arrays": arrays, "num_bytes": sizes, "drawn": tuple(sorted(drawn[scan.name]))}
+        scans.append(scan.model_copy(update=changes))
     manifest = dataset.manifest.model_copy(update={"scans": tuple(scans)})
     dataset.folder.manifest.write_text(manifest.model_dump_json(indent=1))
 
@@ -124,7 +129,8 @@ def dataset_with(path: Path, masks: np.ndarray, num_classes: int = 2) -> Dataset
     for number, mask in enumerate(masks):
         packed = pack_classes(np.stack([[mask] * 3]), num_classes=num_classes, num_space_axes=2)
         np.save(dataset.folder.array("masks", dataset.cases[number].scan.name), packed)
-    return dataset
+    rehash(dataset)
+    return Dataset(path)
 
 
 def _phantom(num_cases, space, depth, num_raters, num_classes, seed):

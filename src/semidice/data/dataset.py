@@ -116,18 +116,9 @@ class Dataset:
 
     @cached_property
     def drawn_classes(self) -> tuple[bool, ...]:
-        """Whether any rater drew each class in any case; masks are read if the manifest does not know."""
-        drawn = [scan.drawn for scan in self.manifest.scans]
-        if None not in drawn:
-            known = {0}.union(*(each for each in drawn if each))
-            return tuple(number in known for number in range(self.num_classes))
-        found = [True] + [False] * (self.num_classes - 1)
-        for number in range(len(self)):
-            masks = self.masks(number)
-            found = [has or bool((masks == index).any()) for index, has in enumerate(found)]
-            if all(found):
-                break
-        return tuple(found)
+        """Whether any rater drew each class in any case."""
+        drawn = {0}.union(*(scan.drawn for scan in self.manifest.scans))
+        return tuple(number in drawn for number in range(self.num_classes))
 
     def units(self, cases: Sequence[int], unit: Unit) -> list[ScoredUnit]:
         """The cases, or the scans that they are slices of, sorted by number."""

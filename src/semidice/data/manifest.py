@@ -90,7 +90,7 @@ class Scan(Record):
         description="spatial shape of the raw image, before slicing and resizing"
     )
     raters: tuple[str, ...] = Field(min_length=1, description="the raters who looked at this scan")
-    drawn: tuple[int, ...] | None = Field(default=None, description="the classes that somebody drew in it")
+    drawn: tuple[int, ...] = Field(description="the classes that somebody drew in it")
     limits: tuple[tuple[float, float], ...] = Field(
         default=(), description="raw values of each channel, now 0 and 1"
     )
@@ -150,9 +150,9 @@ class Manifest(Record):
     def warnings(self) -> tuple[str, ...]:
         """What makes numbers of this dataset mean less than they seem."""
         found = []
-        drawn = [set(scan.drawn) for scan in self.scans if scan.drawn is not None]
-        never = [name for number, name in enumerate(self.class_names) if number not in set().union(*drawn)]
-        if never and len(drawn) == len(self.scans):
+        drawn = {0}.union(*(scan.drawn for scan in self.scans))
+        never = [name for number, name in enumerate(self.class_names) if number not in drawn]
+        if never:
             found.append(f"nobody drew {', '.join(never)} in any case: means over classes leave it out")
         no_size = [scan.name for scan in self.scans if scan.affine is not None and scan.spacing_mm is None]
         if no_size:
@@ -183,16 +183,12 @@ def read_manifest(folder: Path) -> Manifest:
     dataset = DatasetFolder(folder)
     if dataset.manifest.is_file():
         return read_record(dataset.manifest, Manifest)
-    if not folder.is_dir():
-        raise UserError(
-            f"there is no folder {folder}: make a dataset with `semidice prepare SOURCE RAW_DIR {folder}`"
-        )
     if dataset.entries.is_dir():
         raise UserError(f"{folder} is not finished: run the same `semidice prepare` again, which continues")
-    # a dataset is never written into the raw folder
-    inside = Path("data").resolve().is_relative_to(folder.resolve())
-    out = f"{folder.resolve()}_prepared" if inside else "data"
+    if not folder.is_dir():
+        raise UserError(f"there is no {folder}: make it with `semidice prepare SOURCE RAW_DIR {folder}`")
+    raw, out = shlex.quote(str(folder)), shlex.quote(f"{folder.resolve()}_prepared")
     raise UserError(
         f"{folder} has no manifest.json, so it is not a prepared dataset: make one from raw images with "
-        f"`semidice prepare folder {shlex.quote(str(folder))} {shlex.quote(out)}`"
+        f"`semidice prepare folder {raw} {out}`"
     )

@@ -177,8 +177,11 @@ class _Checker:
             own, others = self._share[drew[:, number]][:, number], np.delete(self._share, number, axis=1)
             is_most = own > _MAX_FOREGROUND
             # an absent rater is NaN, which is not below one half
-            is_alone = (own > 0.5) & (others[drew[:, number]] < 0.5).any(axis=1)
-            if len(own) and (is_most | is_alone).all():
+            others = others[drew[:, number]]
+            is_alone = (own > 0.5) & (others < 0.5).any(axis=1)
+            has_others = ~np.isnan(others).all(axis=1)
+            looks_inverted = (is_most | is_alone)[has_others] if has_others.any() else is_most
+            if len(own) and looks_inverted.all():
                 warnings.append(f"rater {rater} drew most of the voxels in every case: are they inverted?")
             elif is_most.any():
                 names = [self.dataset.cases[case].name for case in np.flatnonzero(drew[:, number])[is_most]]

@@ -7,7 +7,6 @@ case that is incomplete, so that one command reports all of them.
 import math
 import os
 import re
-import stat
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -216,12 +215,8 @@ def visible(folder: Path) -> list[Path]:
 
 def is_folder(path: Path) -> bool:
     """Whether the path is a folder, or a link to one; a UserError without the permission to look."""
-    try:
-        return stat.S_ISDIR(path.stat().st_mode)
-    except PermissionError as error:
-        raise UserError(f"no permission to look at {path}: change its permissions") from error
-    except OSError:
-        return False
+    with reading(path):
+        return path.is_dir()
 
 
 def walk(root: Path) -> Iterator[tuple[Path, list[Path]]]:
