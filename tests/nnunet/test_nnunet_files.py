@@ -12,7 +12,6 @@ from typing import get_args
 import nibabel
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 from prepared import make_prepared
 from processes import is_running
@@ -26,7 +25,6 @@ from semidice.nnunet.export import export
 from semidice.nnunet.folders import OPTIONS, NnunetDataset, NnunetTraining, read_training, write_training
 from semidice.nnunet.options import Label, TrainerOptions
 from semidice.nnunet.train import write_splits
-from semidice.nnunet.weights import read_nnunet_weights
 from semidice.runs.predictions import read_case
 from semidice.runs.run import open_run
 from semidice.statistics.cases import read_cases
@@ -262,29 +260,3 @@ def test_nothing_of_nnunet_outlives_the_command(tmp_path, target, start, killed)
     else:
         refused(parent.end(), "nnU-Net's run_training ended with code 3")
     wait_until(lambda: not any(map(is_running, pids())))
-
-
-class _CreatesAFile:
-    """What a stranger may put into a pickle: it is called when the file is read."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return open, (str(self.path), "w")
-
-
-class TestWeightsOfATeacher:
-    def test_numbers_of_numpy_beside_the_weights_are_read(self, tmp_path):
-        weights = {"conv.weight": torch.randn(2, 3)}
-        logged = {"mean_fg_dice": [np.float64(0.5)], "lr": np.float32(0.1), "epoch": np.int64(3)}
-        torch.save({"network_weights": weights, "logging": logged}, tmp_path / "final.pth")
-        torch.testing.assert_close(read_nnunet_weights(tmp_path / "final.pth"), weights)
-
-    def test_a_checkpoint_cannot_run_code_and_a_damaged_one_is_named(self, tmp_path):
-        path = tmp_path / "final.pth"
-        torch.save({"network_weights": {}, "logging": _CreatesAFile(tmp_path / "created")}, path)
-        refused(partial(read_nnunet_weights, path), "final.pth", "plain weights")
-        assert not (tmp_path / "created").exists()
-        path.write_bytes(b"not a checkpoint")
-        refused(partial(read_nnunet_weights, path), "final.pth", "plain weights")

@@ -6,6 +6,7 @@ import shutil
 import signal
 import socket
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,7 @@ from semidice.losses import SegmentationLoss
 from semidice.nnunet.collect import collect
 from semidice.nnunet.export import export
 from semidice.nnunet.folders import NnunetDataset, NnunetTraining, read_export, write_training
-from semidice.nnunet.options import RunOptions, TrainerOptions
+from semidice.nnunet.options import TrainerOptions
 from semidice.nnunet.train import preprocess, train
 from semidice.runs.run import open_run
 from semidice.statistics.cases import read_cases
@@ -257,7 +258,7 @@ class TestCommands:
     def train(self, dataset, configuration, folds, **options) -> NnunetTraining:
         chosen = TrainerOptions(**{"epochs": 2, "iterations": 3, **options})
         training = NnunetTraining(dataset, configuration, chosen.trainer)
-        train(training, folds, chosen, RunOptions(device="cpu"), CONSOLE)
+        train(training, folds, chosen, CONSOLE, device="cpu")
         return training
 
     def collected_dice_is_nnunets(self, training, out):
@@ -340,3 +341,26 @@ class TestCommands:
         (images.raters / "new").mkdir()
         refused(lambda: preprocess(images, ["2d"], CONSOLE), "other raters")
         (images.raters / "new").rmdir()
+
+
+class _CreatesAFile:
+    """What a stranger may put into a pickle: it is called when the file is read."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (str(self.path), "w")
+
+
+def test_a_checkpoint_of_a_teacher_runs_no_code(tmp_path):
+    from semidice.nnunet.trainer import read_weights
+
+    path, read = tmp_path / "final.pth", partial(read_weights, tmp_path / "final.pth", torch.device("cpu"))
+    weights = {"conv.weight": torch.randn(2, 3)}
+    logged = {"mean_fg_dice": [np.float64(0.5)], "lr": np.float32(0.1), "epoch": np.int64(3)}
+    torch.save({"network_weights": weights, "logging": logged}, path)
+    torch.testing.assert_close(read(), weights)
+    torch.save({"network_weights": {}, "logging": _CreatesAFile(tmp_path / "created")}, path)
+    refused(read, "final.pth", "train the teacher again")
+    assert not (tmp_path / "created").exists()

@@ -28,8 +28,8 @@ def export(
     """Write a trained run to one file that other programs read: ONNX, or a program of torch.export.
 
     The file takes intensities in [0, 1] and returns probabilities; normalisation and activation are inside.
-    It is compared with `semidice predict` on random images and on a case of the dataset, and written only if
-    no probability differs by more than 0.0001. See docs/export.md.
+    It is compared with `semidice predict` on random images, and written only if no probability differs by
+    more than 0.0001. See docs/export.md.
 
     Example: **semidice export runs/first --fold 0 -o model.onnx**
     """

@@ -2,12 +2,12 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from ..console import new_console
-from ..nnunet.options import RunOptions, TrainerOptions
+from ..nnunet.options import TrainerOptions
 from .application import Command, app
 from .options import MovedDataset, PreparedDataset, takes
 
@@ -90,8 +90,11 @@ def nnunet_train(
     configuration: Configuration,
     folds: Annotated[list[str], typer.Argument(help="Folds to train, such as 0 1 2 3 4, or all.")],
     options: TrainerOptions,
-    run: RunOptions,
     work: Work = None,
+    plans: Plans = "nnUNetPlans",
+    device: Annotated[Literal["cuda", "cpu", "mps"], typer.Option(help="Where nnU-Net trains.")] = "cuda",
+    num_gpus: Annotated[int, typer.Option(min=1, help="GPUs of one training.")] = 1,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an unfinished training.")] = False,
 ) -> None:
     """Train with nnU-Net's own command, with a label of all raters and one of our losses.
 
@@ -102,8 +105,8 @@ def nnunet_train(
     from ..nnunet.folders import NnunetDataset, NnunetTraining
     from ..nnunet.train import train
 
-    of = NnunetDataset.find(dataset, work)
-    train(NnunetTraining(of, configuration, options.trainer, run.plans), folds, options, run, new_console())
+    training = NnunetTraining(NnunetDataset.find(dataset, work), configuration, options.trainer, plans)
+    train(training, folds, options, new_console(), device=device, num_gpus=num_gpus, resume=resume)
 
 
 @nnunet_command("collect")

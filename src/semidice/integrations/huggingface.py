@@ -29,13 +29,11 @@ from ..runs.run import DatasetFacts, TrainedRun, mirrored_axes, open_run
 
 need("huggingface_hub", __name__)
 
-from huggingface_hub import PyTorchModelHubMixin, hf_hub_download
+from huggingface_hub import PyTorchModelHubMixin
 from safetensors import SafetensorError
-from safetensors.torch import load_model
 
 __all__ = ["HubNetwork", "compute_loss_func"]
 
-_WEIGHTS = "model.safetensors"
 _CARD = """---
 {{ card_data }}
 pipeline_tag: image-segmentation
@@ -93,7 +91,7 @@ class HubNetwork(nn.Module, PyTorchModelHubMixin, library_name="semidice", model
     `network` is the network itself, for normalised images.
     """
 
-    def __init__(self, recipe: Any, dataset: Any) -> None:
+    def __init__(self, recipe: Any = None, dataset: Any = None) -> None:
         super().__init__()
         with given("config.json is not of this version of semidice"):
             facts = DatasetFacts.model_validate(dataset)
@@ -129,15 +127,13 @@ class HubNetwork(nn.Module, PyTorchModelHubMixin, library_name="semidice", model
         return prob.to(image.device)
 
     @classmethod
-    def _from_pretrained(cls, *, model_id: str, map_location: str = "cpu", **options: Any) -> "HubNetwork":
-        """Only model.safetensors is read; the method of the hub would read a pickle if there is none."""
-        if not {"recipe", "dataset"} <= options.keys():
-            raise UserError(f"{model_id} has no config.json of a network of semidice: save it again")
-        made, path = cls(options.pop("recipe"), options.pop("dataset")), Path(model_id) / _WEIGHTS
+    def _from_pretrained(cls, *, model_id: str, **options: Any) -> "HubNetwork":
+        """With every weight; the method of the hub would also take a part of them, or read a pickle."""
         try:
-            if not path.parent.is_dir():
-                path = Path(hf_hub_download(repo_id=model_id, filename=_WEIGHTS, **options))
-            load_model(made, path, device=map_location)
+            return super()._from_pretrained(model_id=model_id, **options | {"strict": True})  # type: ignore[no-any-return]
         except (OSError, SafetensorError, RuntimeError) as error:
-            raise UserError(f"{model_id} has no {_WEIGHTS} for its config.json: {error}") from error
-        return made.eval()
+            raise UserError(f"{model_id} has no model.safetensors for its config.json: {error}") from error
+
+    @classmethod
+    def _load_as_pickle(cls, *_: Any, **__: Any) -> Any:
+        raise RuntimeError("a pickle is not read")

@@ -85,20 +85,3 @@ class TrainerOptions:
         """
         chosen = {"smooth": _SMOOTH, "cross_entropy_weight": 1.0, "region_weight": 1.0, **_LOSSES[self.loss]}
         return LossOptions(over=over, background=False, **chosen)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunOptions:
-    """How nnU-Net's own command is run."""
-
-    plans: str = "nnUNetPlans"
-    """nnU-Net's plans."""
-    device: Literal["cuda", "cpu", "mps"] = "cuda"
-    """Where nnU-Net trains."""
-    num_gpus: Count = 1
-    """GPUs of one training."""
-    resume: bool = False
-    """Continue an unfinished training."""
-
-    def __post_init__(self) -> None:
-        check_options(self)

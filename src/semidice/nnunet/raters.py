@@ -9,7 +9,6 @@ it stored them with the case.
 """
 
 import json
-import os
 from collections.abc import Sequence
 from functools import partial
 from multiprocessing import get_context
@@ -24,7 +23,7 @@ from rich.console import Console
 
 from ..console import progress_bar, say
 from ..errors import UserError, read_json
-from ..paths import write_text
+from ..paths import atomic_write, write_text
 from ..processes import end_with_parent
 from .folders import NnunetDataset
 
@@ -83,7 +82,6 @@ def preprocess_raters(
         raise UserError(
             f"{target} was preprocessed for other raters than those in {dataset.raters}: remove it"
         )
-    target.mkdir(parents=True, exist_ok=True)
     work = partial(_preprocess_case, dataset, plans, configuration, raters, target)
     num_processes = max(1, min(num_processes, len(cases)))
     with (
@@ -109,46 +107,36 @@ def _preprocess_case(
     both = np.full((1 + len(raters), *label.shape[1:]), -1, dtype=np.int16)
     both[0] = label[0]
     ending = read_json(dataset.preprocessed / "dataset.json")["file_ending"]
-    files = [dataset.raters / rater / f"{case}{ending}" for rater in raters]
-    present = [number for number, file in enumerate(files) if file.is_file()]
-    if not present:
+    for number, rater in enumerate(raters, start=1):
+        file = dataset.raters / rater / f"{case}{ending}"
+        if file.is_file():
+            both[number] = _on_grid(file, manager, options, properties, label.shape[1:])
+    if both[1:].max() < 0:
         raise UserError(f"case {case} has no mask of any rater in {dataset.raters}")
-    masks = np.concatenate([_read_mask(manager, files[number], properties) for number in present])
-    both[[1 + number for number in present]] = _on_grid(masks, manager, options, properties, label.shape[1:])
     blocks, chunks = comp_blosc2_params(both.shape, tuple(options.patch_size), both.itemsize)
-    temp_path = path.with_name(f".{path.name}.{os.getpid()}.part")
-    # blosc2 refuses to overwrite what an interrupted process left
-    temp_path.unlink(missing_ok=True)
-    blosc2.asarray(both, urlpath=str(temp_path), chunks=chunks, blocks=blocks)
-    temp_path.replace(path)
-
-
-def _read_mask(manager: PlansManager, path: Path, properties: dict[str, Any]) -> np.ndarray:
-    """A rater's mask (1, *space), read as nnU-Net reads its label, with nnU-Net's order of the axes."""
-    mask, _ = manager.image_reader_writer_class().read_seg(str(path))
-    mask = mask.transpose([0, *(axis + 1 for axis in manager.transpose_forward)])
-    if mask.shape[1:] != tuple(properties["shape_before_cropping"]):
-        raise UserError(
-            f"{path} has shape {mask.shape[1:]}, but its image has "
-            f"{tuple(properties['shape_before_cropping'])} (in nnU-Net's order of the axes)"
-        )
-    return np.asarray(mask)
+    with atomic_write(path) as temp_path:
+        blosc2.asarray(both, urlpath=str(temp_path), chunks=chunks, blocks=blocks)
 
 
 def _on_grid(
-    masks: np.ndarray,
+    path: Path,
     manager: PlansManager,
     options: ConfigurationManager,
     properties: dict[str, Any],
     shape: Sequence[int],
 ) -> np.ndarray:
-    """Cropped and resampled as the label of the same case."""
+    """A rater's mask, read, transposed, cropped and resampled as nnU-Net does it with the label."""
+    mask, _ = manager.image_reader_writer_class().read_seg(str(path))
+    mask = mask.transpose([0, *(axis + 1 for axis in manager.transpose_forward)])
+    expected = tuple(properties["shape_before_cropping"])
+    if mask.shape[1:] != expected:
+        raise UserError(
+            f"{path} has shape {mask.shape[1:]}, but its image {expected} (in nnU-Net's order of the axes)"
+        )
     crop = tuple(slice(low, high) for low, high in properties["bbox_used_for_cropping"])
-    masks = masks[(slice(None), *crop)]
     spacing = [properties["spacing"][axis] for axis in manager.transpose_forward]
-    target = list(options.spacing)
-    if len(target) < len(spacing):
-        # 2d keeps the distance of the slices
-        target = [spacing[0], *target]
-    resampled = options.resampling_fn_seg(masks.astype(np.float32), list(shape), spacing, target)
-    return np.asarray(resampled)
+    # 2d keeps the distance of the slices
+    target = [*spacing[: len(spacing) - len(options.spacing)], *options.spacing]
+    mask = mask[(slice(None), *crop)].astype(np.float32)
+    resampled: np.ndarray = options.resampling_fn_seg(mask, list(shape), spacing, target)[0]
+    return resampled

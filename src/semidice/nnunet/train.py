@@ -23,7 +23,7 @@ from ..extras import need
 from ..paths import write_text
 from ..processes import end_with_parent
 from .folders import NnunetDataset, NnunetTraining, read_export, write_training
-from .options import RunOptions, TrainerOptions
+from .options import TrainerOptions
 
 _PLANNING = "experiment_planning.plan_and_preprocess_entrypoints"
 
@@ -84,10 +84,16 @@ def train(
     training: NnunetTraining,
     folds: Sequence[str],
     options: TrainerOptions,
-    run: RunOptions,
     console: Console,
+    *,
+    device: str = "cuda",
+    num_gpus: int = 1,
+    resume: bool = False,
 ) -> None:
-    """Train folds with nnU-Net's own command, one after the other; finished ones are skipped."""
+    """Train folds with nnU-Net's own command, one after the other; finished ones are skipped.
+
+    num_gpus: of one training. resume: continue an unfinished training.
+    """
     need("nnunetv2", "this command")
     dataset = training.dataset
     if not (dataset.preprocessed / f"{training.plans}.json").is_file():
@@ -97,7 +103,7 @@ def train(
     write_training(training, options)
     left = [fold for fold in folds if not training.is_validated(fold)]
     begun = [fold for fold in left if training.validation(fold).parent.is_dir()]
-    if begun and not run.resume:
+    if begun and not resume:
         folder = training.validation(begun[0]).parent
         raise UserError(
             f"{folder} holds an unfinished training: continue it with --resume, or remove the folder"
@@ -110,8 +116,8 @@ def train(
             # of a checkpoint that was being written when its process was killed
             path.unlink()
         arguments = [dataset.name, training.configuration, fold, "-tr", training.trainer]
-        arguments += ["-p", training.plans, "--npz", "-device", run.device]
-        arguments += ["-num_gpus", str(run.num_gpus)] if run.num_gpus > 1 else []
+        arguments += ["-p", training.plans, "--npz", "-device", device]
+        arguments += ["-num_gpus", str(num_gpus)] if num_gpus > 1 else []
         arguments += ["--c"] if fold in begun else []
         say(console, f"nnU-Net trains fold {fold} with {training.trainer}")
         _run_nnunet(dataset, "run.run_training", "run_training_entry", arguments)

@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from batchgeneratorsv2.transforms.base.basic_transform import SegOnlyTransform
 from batchgeneratorsv2.transforms.nnunet.seg_to_onehot import MoveSegAsOneHotToDataTransform
@@ -22,7 +23,7 @@ from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 from torch import Tensor, nn
 
 from ..data.batches.label_making import LabelOptions, make_labels
-from ..errors import UserError
+from ..errors import UserError, reading
 from ..losses.distillation import DistillationLoss, Teacher
 from ..losses.options import Over, TeacherCalibration
 from ..losses.segmentation import SegmentationLoss
@@ -30,7 +31,16 @@ from ..paths import atomic_write
 from .folders import read_training
 from .options import TrainerOptions
 from .raters import RatersDataset, rater_segmentations, read_rater_names
-from .weights import read_nnunet_weights
+
+# nnU-Net's checkpoints hold numbers of numpy next to tensors. Versions 1 and 2 of numpy have different names
+# for the function that makes a number.
+_MAKE_NUMBER = np.float64(0).__reduce__()[0]
+_ALLOWED: list[Any] = [
+    np.dtype,
+    *(type(np.dtype(name)) for name in ("bool", "float32", "float64", "int64")),
+    (_MAKE_NUMBER, "numpy._core.multiarray.scalar"),
+    (_MAKE_NUMBER, "numpy.core.multiarray.scalar"),
+]
 
 
 class RatersLoss(nn.Module):
@@ -153,7 +163,7 @@ class SemidiceTrainer(nnUNetTrainer):  # type: ignore[misc]
                 f"the teacher {trainer} has no {path}: train fold {self.fold} of it first, on the same "
                 "configuration"
             )
-        weights = read_nnunet_weights(path, self.device)
+        weights = read_weights(path, self.device)
         network = self.build_network_architecture(
             self.plans_manager,
             self.configuration_manager,
@@ -209,3 +219,12 @@ class SemidiceTrainer(nnUNetTrainer):  # type: ignore[misc]
                 "'semidice[nnunet]'"
             )
         return ComposeTransforms([*transforms, SplitRaters()])
+
+
+def read_weights(path: Path, device: torch.device) -> dict[str, Tensor]:
+    """The network in nnU-Net's checkpoint, a pickle; a UserError if it holds more than numbers."""
+    advice = "name a training that nnU-Net finished on this machine, or train the teacher again"
+    with reading(path, advice), torch.serialization.safe_globals(_ALLOWED):
+        stored = torch.load(path, map_location=device, weights_only=True)
+        weights: dict[str, Tensor] = stored["network_weights"]
+    return weights
