@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import ndimage
 
-from semidice.data.resample import resize_classes, resize_image, resize_probability
+from semidice.data.resample import resize_classes, resize_image, resize_probability, resize_soft_label
 
 SIZES = [(23, 31), (24, 40), (48, 80), (47, 81), (64, 100), (40, 96), (90, 50), (1, 1)]
 LENGTHS = st.integers(1, 40)
@@ -144,3 +144,13 @@ def test_thin_structures_do_not_alias():
     stripes = np.tile(np.array([0.0, 1.0, 0.0, 0.0], dtype=np.float32), (64, 16))
     coarse = resize_image(stripes, (16, 16))
     np.testing.assert_allclose(coarse, 0.25, rtol=1e-6)
+
+
+def test_a_new_voxel_of_a_soft_label_is_valid_if_half_of_it_is():
+    label, valid = np.full((1, 9), 0.25), np.arange(9) < 5
+    for length in (2, 3, 5, 18, 27):
+        new, inside = resize_soft_label(label, (length,), valid=valid)
+        # the border is at 5/9, and a voxel whose centre is on it counts
+        centre = (2 * np.arange(length) + 1) * 9
+        assert inside.tolist() == (centre <= 2 * length * 5).tolist(), length
+        np.testing.assert_allclose(new[0], np.where(inside, 0.25, 0), rtol=1e-6)

@@ -1,20 +1,32 @@
 """`semidice train --log mlflow --log wandb`, with the real packages: the values are those of log.jsonl."""
 
 import json
-import os
 import socket
 import struct
-import subprocess
 import sys
 import threading
-from collections import Counter
 
 import pytest
 from prepared import make_prepared
+from start import Started
 
 from semidice.paths import RunFolder
 
 pytestmark = pytest.mark.integrations
+
+# a training that ends after some steps: its checkpoints of steps up to 4 are written, then HOW
+STOP = """
+import os, semidice.training.engine as engine
+of_step = engine._FoldTrainer._save
+def save(self, num_done):
+    self.seconds_between_checkpoints = 0 if num_done <= 4 else 1e9
+    of_step(self, num_done)
+    if num_done == 4:
+        self.writer._wait(0)
+    if num_done == 7:
+        {how}
+engine._FoldTrainer._save = save
+"""
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +38,7 @@ def dataset(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def connections():
-    """The addresses that a process with `proxied` asks for: a proxy that refuses every connection."""
+    """What processes with these variables send to a proxy that refuses every connection."""
     asked, server = [], socket.create_server(("127.0.0.1", 0))
 
     def listen():
@@ -39,10 +51,9 @@ def connections():
                 asked.append(client.recv(200))
 
     threading.Thread(target=listen, daemon=True).start()
-    port = server.getsockname()[1]
-    proxied = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), f"http://127.0.0.1:{port}")
-    proxied |= {name.lower(): value for name, value in proxied.items()}
-    yield asked, proxied
+    address = f"http://127.0.0.1:{server.getsockname()[1]}"
+    names = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+    yield asked, {each: address for name in names for each in (name, name.lower())}
     server.close()
 
 
@@ -52,13 +63,7 @@ def train(dataset, out, *options, environment=None, setup=""):
     arguments = ["train", "quick", "-o", str(out), "--accelerator", "cpu", *options]
     arguments += [part for option in sets for part in ("--set", option)]
     code = f"import sys; sys.argv[1:] = {arguments!r}\n{setup}\nfrom semidice.__main__ import main; main()"
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | {"OMP_NUM_THREADS": "1"} | (environment or {}),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return Started([sys.executable, "-c", code], env=environment or {}, cwd=None).end()
 
 
 def logged_lines(folder):
@@ -69,22 +74,17 @@ def logged_lines(folder):
     )
 
 
-def mlflow_runs(folder, monkeypatch):
+def mlflow_run(folder, monkeypatch):
+    """The only run in the store, and its lines as those of log.jsonl."""
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     from mlflow import MlflowClient
 
     client = MlflowClient(tracking_uri=folder.mlflow.as_uri())
-    (experiment,) = [e for e in client.search_experiments() if e.name != "Default"]
-    return client, client.search_runs([experiment.experiment_id])
-
-
-def mlflow_lines(folder, monkeypatch):
-    client, (run,) = mlflow_runs(folder, monkeypatch)
-    history = [
-        metric for name in run.data.metrics for metric in client.get_metric_history(run.info.run_id, name)
-    ]
-    return sorted((metric.step, metric.key, metric.value) for metric in history)
+    (experiment,) = [each for each in client.search_experiments() if each.name != "Default"]
+    (run,) = client.search_runs([experiment.experiment_id])
+    values = [each for name in run.data.metrics for each in client.get_metric_history(run.info.run_id, name)]
+    return run, sorted((each.step, each.key, each.value) for each in values)
 
 
 def wandb_records(path):
@@ -113,99 +113,49 @@ def wandb_lines(folder):
     lines = []
     for record in wandb_records(path):
         if record.WhichOneof("record_type") == "history":
-            names = [item.key or item.nested_key[0] for item in record.history.item]
-            values = dict(
-                zip(names, (json.loads(item.value_json) for item in record.history.item), strict=True)
-            )
+            items = {item.key or item.nested_key[0]: item.value_json for item in record.history.item}
+            values = {name: json.loads(value) for name, value in items.items()}
             lines += [(values["_step"], name, value) for name, value in values.items() if name[0] != "_"]
     return sorted(lines)
 
 
-@pytest.fixture(scope="module")
-def killed_and_resumed(dataset, tmp_path_factory, connections):
-    """A run whose process was killed after step 7, with checkpoints of steps 4 and before, then resumed."""
-    folder = RunFolder(tmp_path_factory.mktemp("runs") / "killed")
-    kill = """
-import os, semidice.training.engine as engine
-of_step = engine._FoldTrainer._save
-def save(self, num_done):
-    self.seconds_between_checkpoints = 0 if num_done <= 4 else 1e9
-    of_step(self, num_done)
-    if num_done == 4:
-        self.writer._wait(0)
-    if num_done == 7:
-        os.kill(os.getpid(), 9)
-engine._FoldTrainer._save = save
-"""
-    logs = ("--log", "mlflow", "--log", "wandb")
-    killed = train(dataset, folder.path, *logs, setup=kill, environment=connections[1])
-    assert killed.returncode == -9, killed.stderr
-    before = logged_lines(folder)
+def test_a_killed_and_resumed_training_logs_every_value_once_and_sends_nothing(
+    dataset, tmp_path, connections, monkeypatch
+):
+    """Killed after step 7, with checkpoints of step 4 and before, then resumed."""
+    folder, logs = RunFolder(tmp_path / "run"), ("--log", "mlflow", "--log", "wandb")
+    asked, proxied = connections
+    kill = STOP.format(how="os.kill(os.getpid(), 9)")
+    killed = train(dataset, folder.path, *logs, setup=kill, environment=proxied)
+    assert killed.code == -9, killed.err
+    assert {step for step, _, _ in logged_lines(folder)} == set(range(1, 8))
     identity = [path.name.split("-", 3)[3] for path in folder.wandb.glob("offline-run-*")]
-    resumed = train(dataset, folder.path, *logs, "--resume", environment=connections[1])
-    assert resumed.returncode == 0, resumed.stderr
-    return folder, before, identity
-
-
-class TestKilledAndResumed:
-    def test_mlflow_has_every_value_of_the_log_once(self, killed_and_resumed, monkeypatch):
-        folder, before, _ = killed_and_resumed
-        assert {step for step, _, _ in before} == set(range(1, 8))
-        expected = logged_lines(folder)
-        assert {step for step, _, _ in expected} == set(range(1, 13))
-        assert mlflow_lines(folder, monkeypatch) == expected
-        _, (run,) = mlflow_runs(folder, monkeypatch)
-        assert run.info.status == "FINISHED"
-        assert run.data.params["loss.form"] == "min"
-        assert run.data.params["fold"] == "0"
-
-    def test_wandb_has_every_value_of_the_log_once_in_a_run_with_the_same_identity(self, killed_and_resumed):
-        folder, _, identity = killed_and_resumed
-        assert wandb_lines(folder) == logged_lines(folder)
-        (path,) = folder.wandb.glob("offline-run-*")
-        assert [path.name.split("-", 3)[3]] == identity
-        (config,) = [
-            {item.key: json.loads(item.value_json) for item in record.config.update}
-            for record in wandb_records(*path.glob("*.wandb"))
-            if record.WhichOneof("record_type") == "config"
-        ]
-        assert config["loss.form"] == "min"
-
-    def test_the_log_is_that_of_a_training_without_loggers(self, killed_and_resumed, dataset, tmp_path):
-        plain = RunFolder(tmp_path / "plain")
-        assert train(dataset, plain.path).returncode == 0
-        assert plain.fold(0).log.read_text() == killed_and_resumed[0].fold(0).log.read_text()
-        assert not plain.mlflow.exists()
-        assert not plain.wandb.exists()
-
-    def test_no_connection_was_opened(self, killed_and_resumed, connections):
-        asked, proxied = connections
-        assert asked == []
-        # the proxy sees a connection, if there is one
-        code = "import urllib.request; urllib.request.urlopen('http://example.invalid/')"
-        subprocess.run(
-            [sys.executable, "-c", code], env=os.environ | proxied, capture_output=True, check=False
-        )
-        assert len(asked) == 1
-        asked.clear()
+    resumed = train(dataset, folder.path, *logs, "--resume", environment=proxied)
+    assert resumed.code == 0, resumed.err
+    expected = logged_lines(folder)
+    assert {step for step, _, _ in expected} == set(range(1, 13))
+    run, lines = mlflow_run(folder, monkeypatch)
+    assert lines == expected
+    assert run.info.status == "FINISHED"
+    assert (run.data.params["loss.form"], run.data.params["fold"]) == ("min", "0")
+    assert wandb_lines(folder) == expected
+    (path,) = folder.wandb.glob("offline-run-*")
+    assert [path.name.split("-", 3)[3]] == identity
+    assert asked == []
+    # the proxy sees a connection, if there is one
+    code = "import urllib.request; urllib.request.urlopen('http://example.invalid/')"
+    Started([sys.executable, "-c", code], env=proxied, cwd=None).end()
+    assert len(asked) == 1
 
 
 def test_a_logger_that_is_added_when_a_run_is_resumed_gets_the_steps_before(dataset, tmp_path, monkeypatch):
     folder = RunFolder(tmp_path / "run")
-    stop = """
-import semidice.training.engine as engine
-of_step = engine._FoldTrainer._save
-def save(self, num_done):
-    self.seconds_between_checkpoints = 0
-    of_step(self, num_done)
-    if num_done == 5:
-        raise KeyboardInterrupt
-engine._FoldTrainer._save = save
-"""
-    assert train(dataset, folder.path, setup=stop).returncode == 130
+    stopped = train(dataset, folder.path, setup=STOP.format(how="raise KeyboardInterrupt"))
+    assert stopped.code == 130, stopped.err
+    assert not folder.mlflow.exists()
     done = train(dataset, folder.path, "--log", "mlflow", "--resume")
-    assert done.returncode == 0, done.stderr
-    assert mlflow_lines(folder, monkeypatch) == logged_lines(folder)
+    assert done.code == 0, done.err
+    assert mlflow_run(folder, monkeypatch)[1] == logged_lines(folder)
 
 
 def test_a_logger_that_fails_does_not_stop_a_training(dataset, tmp_path):
@@ -217,9 +167,8 @@ def scalars(self, step, values):
 loggers.MLflow.scalars = scalars
 """
     done = train(dataset, folder.path, "--log", "mlflow", "--log", "wandb", setup=fail)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("logging to mlflow failed") == 1
-    assert "the store is gone" in " ".join(done.stdout.split())
+    assert done.code == 0, done.err
+    assert done.out.count("logging to mlflow failed") == 1
+    assert "the store is gone" in " ".join(done.out.split())
     assert folder.fold(0).is_finished
     assert wandb_lines(folder) == logged_lines(folder)
-    assert max(Counter(step for step, name, _ in wandb_lines(folder) if name == "loss").values()) == 1
