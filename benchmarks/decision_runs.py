@@ -13,7 +13,7 @@ from pathlib import Path
 from doc_tables import write_between_markers
 
 from semidice.data.dataset import Dataset
-from semidice.report.volumes import coverage, mean_width, read_volumes
+from semidice.report.decisions import INTERVALS, read_volumes
 from semidice.runs.run import open_run
 from semidice.statistics import compare_cases, holm, read_cases
 from semidice.statistics.tables import p_text
@@ -43,11 +43,10 @@ def cells(path: Path) -> list[str]:
         gain = 100 * float(difference)
         text = "±0.00" if abs(gain) < 0.005 else f"{gain:+.2f}"
         shown.append(f"**{text}** (p {_relation(p)})" if p < 0.05 else text)
-    volumes = read_volumes(run.folder, dataset)[0]
-    mean = float(volumes.expected.mean())
-    intervals = (volumes.nested, volumes.conformal)
-    shown += [f"{100 * coverage(interval, volumes.raters):.1f} %" for interval in intervals]
-    shown += [f"{mean_width(interval) / mean:.2f}" for interval in intervals]
+    volumes = read_volumes({run.recipe.name: run.folder}, dataset)[0]
+    mean = volumes.table["expected"].mean()
+    shown += [f"{100 * volumes.coverage(interval):.1f} %" for interval in INTERVALS.values()]
+    shown += [f"{volumes.width(interval) / mean:.2f}" for interval in INTERVALS.values()]
     return [dataset.folder.path.name, run.recipe.name, *shown]
 
 

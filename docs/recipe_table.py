@@ -97,13 +97,10 @@ def _values(kind: Any) -> str:
 
 def _limits(field: FieldInfo) -> str:
     """Bounds of a number."""
-    # of the type itself, or of its members if it may also be null
-    parts = [*field.metadata]
-    parts += (part for kind in get_args(field.annotation) for part in getattr(kind, "__metadata__", ()))
     signs = {"ge": "≥", "at_least": "≥", "gt": ">", "above": ">", "le": "≤", "at_most": "≤", "lt": "<"}
     limits = (
         f"{sign} {_yaml(bound)}"
-        for part in parts
+        for part in field.metadata
         for name, sign in signs.items()
         if (bound := getattr(part, name, None)) is not None
     )

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from results_tables import BANDWIDTHS, NETWORKS, NOT_RUN, SCORES_SHOWN, Effect, Results, number, p_words
 
-from semidice.report.verdict import listed
+from semidice.report.answer import listed
 
 Outcome = Literal["better", "worse", "no difference"]
 

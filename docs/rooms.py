@@ -50,7 +50,7 @@ ROOMS: dict[str, Room] = {
     "report": Room(
         "report page, figures, check of a dataset",
         "Writes the report page, figures and contact sheets; checks prepared datasets.",
-        "a part of the report: `report/page`; a figure: `report/case_figures.py`",
+        "a part of the report: `report/page.py`; a chart: `report/charts.py`",
     ),
     "training": Room(
         "step, engine, cross-validation",

@@ -18,8 +18,8 @@ from semidice.compare import CompareError, comparisons_of, run_compare
 from semidice.metrics import ScoreKey
 from semidice.recipes import read_recipe
 from semidice.recipes.grid import folder_name, read_variants, shipped_grids
+from semidice.report.answer import verdict
 from semidice.report.page import PageOptions, run_report
-from semidice.report.verdict import verdict
 from semidice.statistics import paired
 from semidice.statistics.cases import concatenate, read_cases, write_cases
 

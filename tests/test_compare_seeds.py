@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 from case_rows import CaseRow, rows_of, select, table_of
-from pages import embedded
+from pages import shown, tables_of
 from prepared import make_prepared
 from rich.console import Console
 
@@ -144,7 +144,7 @@ def test_the_table_has_every_seed_and_the_means_are_over_them(compared):
     assert of_uniform["mean"] == pytest.approx(np.mean(of_seeds), rel=1e-12)
     assert of_uniform.spread == pytest.approx(np.std(of_seeds, ddof=1), rel=1e-9)
     assert f"{100 * np.mean(of_seeds):.2f} ± {100 * np.std(of_seeds, ddof=1):.2f}" in printed
-    assert "Each score is the mean of 2 seeds" in printed
+    assert "Scores are means over 2 seeds" in printed
     assert "uniform/seed_1" in printed
 
 
@@ -189,6 +189,11 @@ def test_another_tool_is_compared_with_the_means_and_the_output_says_what_is_not
     assert "There is one training of tool: its spread over seeds is not known" in console.file.getvalue()
 
 
+def marks(folder, name):
+    """The cells of the answer on a page."""
+    return " ".join(tables_of(folder / f"{name}.html")["answer"][0][1])
+
+
 class TestReport:
     def report(self, *paths, out):
         console = new_console()
@@ -199,34 +204,38 @@ class TestReport:
         out, page = compared[0], tmp_path / "report.html"
         printed = self.report(out, out=page)
         assert "Scores are means over the seeds 0 and 1. Calibration, decisions, volumes, curves" in printed
-        data, text = embedded(page), page.read_text(encoding="utf-8")
-        assert [method["name"] for method in data["methods"]] == ["student", "uniform"]
+        found, text = tables_of(page), page.read_text(encoding="utf-8")
+        assert found["cases"][0][0][3:] == ["student", "uniform"]
         table = read_cases(out / "cases.parquet")
-        number = [score["name"] for score in data["scores"]].index("brier_error")
         comparison = compare_cases(table, "brier_error", methods=["student", "uniform"])
-        seeds = data["scores"][number]["seeds"]
-        assert [each["seed"] for each in seeds] == [0, 1]
-        np.testing.assert_allclose([each["means"] for each in seeds], comparison.seed_means, rtol=1e-12)
         best = comparison.means["mean"].idxmin()
-        assert f"± {100 * comparison.means.loc[best, 'spread']:.2f} over 2 seeds" in text
-        values = table.pipe(select, metric="brier_error", method="uniform", case=data["cases"][0]["name"])
-        assert data["cases"][0]["values"][number][1] == pytest.approx(values["value"].mean(), rel=1e-12)
+        assert f"± {100 * comparison.means.loc[best, 'spread']:.2f}" in text
+        answer = next(row for row in found["answer"][0] if row[0].startswith("brier_error"))
+        assert answer[1] == best
+        shown_scores = [row[0] for row in found["answer"][0][1:]]
+        rows = found["cases"][shown_scores.index(answer[0])]
+        case, _, _, *values = rows[1]
+        of_case = table.pipe(select, metric="brier_error", method="uniform", case=case)
+        assert values[1] == shown(of_case["value"].mean(), "brier_error")
         # the file next to the page has every seed
         assert set(read_cases(tmp_path / "report_files" / "cases.csv")["seed"]) == {0, 1}
-        assert "Each score is the mean of 2 seeds" in text
+        assert "Scores are means over 2 seeds" in text
 
     def test_the_folder_of_a_method_is_one_method_and_a_single_run_is_a_run(self, compared, tmp_path):
         out = compared[0]
         self.report(out / "uniform", out=tmp_path / "method.html")
-        assert [each["name"] for each in embedded(tmp_path / "method.html")["methods"]] == ["uniform"]
-        assert len(embedded(tmp_path / "method.html")["scores"][0]["seeds"]) == 2
         self.report(out / "uniform" / "seed_1", out=tmp_path / "run.html")
-        data = embedded(tmp_path / "run.html")
-        assert data["scores"][0]["seeds"] == []
         both = [out / "uniform" / "seed_0", out / "uniform" / "seed_1"]
         self.report(*both, out=tmp_path / "runs.html")
-        names = [each["name"] for each in embedded(tmp_path / "runs.html")["methods"]]
-        assert names == ["uniform/seed_0", "uniform/seed_1"]
+        methods = {
+            name: (tables_of(tmp_path / f"{name}.html")["cases"][0][0][3:], "±" in marks(tmp_path, name))
+            for name in ("method", "run", "runs")
+        }
+        assert methods == {
+            "method": (["uniform"], True),
+            "run": (["uniform"], False),
+            "runs": (["uniform/seed_0", "uniform/seed_1"], False),
+        }
 
     def test_an_unfinished_seed_is_named_and_left_out_of_every_method(self, copied, tmp_path):
         (copied / "student" / "seed_1" / "cases.parquet").unlink()

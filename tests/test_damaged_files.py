@@ -32,8 +32,8 @@ from semidice.paths import RunFolder
 from semidice.prediction.outputs import Finished, OutputFolder
 from semidice.recipes import read_recipe
 from semidice.recipes.grid import read_variants
+from semidice.report import decisions
 from semidice.report.curves import read_log
-from semidice.report.volumes import read_volumes as volumes_of
 from semidice.runs.decision_file import read_fits
 from semidice.runs.predictions import read_prediction
 from semidice.runs.run import open_run
@@ -119,7 +119,9 @@ READERS = {
     "run/folds.json": lambda path: read_folds(path, Dataset(path.parent.parent / "data")),
     "run/dataset.json": lambda path: open_run(path.parent),
     "run/decision.json": read_decision,
-    "run/volumes.csv": lambda path: volumes_of(RunFolder(path.parent), Dataset(path.parent.parent / "data")),
+    "run/volumes.csv": lambda path: decisions.read_volumes(
+        {"run": RunFolder(path.parent)}, Dataset(path.parent.parent / "data")
+    ),
     "run/fold_0/stamp.json": lambda path: FoldStamp.read(RunFolder(path.parent.parent).fold(0)),
     "run/fold_0/log.jsonl": read_log,
     "run/fold_0/last.safetensors": read_network,

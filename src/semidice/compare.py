@@ -29,8 +29,8 @@ from .locks import locked
 from .metrics.registry import SCORES, ScoreKey
 from .paths import ComparisonFolder, RunFolder
 from .recipes.grid import Variant
-from .report.other_methods import read_other_methods
-from .report.verdict import raters_of, raters_warning, seeds_sentences, verdict
+from .report.answer import raters_of, raters_warning, seeds_sentences, verdict
+from .report.runs import read_other_methods
 from .runs.decide import run_intervals, scored_rules
 from .runs.decisions import add_decisions, mask_metrics, rule_names
 from .runs.run import TrainedRun
@@ -284,7 +284,8 @@ def _show_and_write(
     warning = raters_warning(list(comparisons.values()), raters)
     if warning:
         console.print(warning, style="yellow", highlight=False, markup=False, soft_wrap=True)
-    say(console, verdict(comparisons))
+    else:
+        say(console, verdict(list(comparisons.values())))
     console.print(means)
     if show_pairs:
         for of_metric in pairs.values():

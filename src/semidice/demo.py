@@ -5,11 +5,9 @@ Their predictions of cases that they never saw are compared case by case. Then t
 compared, and volumes get intervals. An interrupted demo can be started again; it skips the finished folds.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import torch
 from rich.console import Console
 
@@ -22,10 +20,7 @@ from .data.sources import find_datasets
 from .errors import writing
 from .paths import DatasetFolder, DemoFolder
 from .recipes.grid import read_variants
-from .report.case_figures import CaseOverlay, draw_overlays, draw_reliability
-from .report.figures import save_figure
 from .report.page import PageOptions, build_page
-from .report.page.content import StoredPredictions, count_bins
 from .runs.decide import run_decide
 from .statistics.cases import write_cases
 from .statistics.compare import Comparison
@@ -76,11 +71,6 @@ def run_demo(out: Path, console: Console, *, num_cases: int, epochs: int, num_fo
         # the report shows all of them
         shown = console if name == METHOD else Console(quiet=True)
         run_decide(run.folder.path, rules=RULES, interval=0.9, console=shown)
-    fold_of_case = dict(zip(table["case"], table["fold"].tolist(), strict=True))
-    predictions = StoredPredictions(dataset, outcome.runs, fold_of_case)
-    save_figure(draw_overlays(_overlays(predictions)), folder.overlays)
-    bins = count_bins(predictions, range(len(dataset)), table)
-    save_figure(draw_reliability(bins), folder.reliability)
     with progress_bar(console, "writing the report page"):
         build_page(outcome.runs, dataset, folder.report, PageOptions(figures=False))
     _print_files(folder, console)
@@ -96,36 +86,9 @@ def _difference_text(comparison: Comparison) -> str:
     )
 
 
-def _overlays(predictions: StoredPredictions, num_cases: int = 4) -> Sequence[CaseOverlay]:
-    """The cases on which the raters disagree most."""
-    dataset = predictions.dataset
-    means = [dataset.masks(number).mean(0) for number in range(len(dataset))]
-    disagreement = [float((mean * (1 - mean)).sum()) for mean in means]
-    overlays = []
-    for number in sorted(range(len(dataset)), key=lambda number: -disagreement[number])[:num_cases]:
-        truth = dataset.truth(number)
-        known = {} if truth is None else {"true probability": truth[1]}
-        predicted = zip(predictions.runs, predictions.of(number), strict=True)
-        overlays.append(
-            CaseOverlay(
-                dataset.cases[number].name,
-                dataset.image(number)[0],
-                dataset.masks(number) > 0,
-                {
-                    **known,
-                    "mean of raters": means[number].astype(np.float32),
-                    **{name: prob[1] for name, prob in predicted},
-                },
-            )
-        )
-    return overlays
-
-
 def _print_files(folder: DemoFolder, console: Console) -> None:
     for path, text in {
         folder.report: "everything on one page: open it in a browser",
-        folder.overlays: "the cases on which raters disagree most, and what each method predicts",
-        folder.reliability: "confidence against accuracy",
         folder.cases: "every score of every case",
         folder.runs: "recipes, logs, weights and predictions; tensorboard --logdir shows the curves",
         folder.dataset: "the dataset, as semidice prepare writes it",

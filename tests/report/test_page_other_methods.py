@@ -1,16 +1,17 @@
 """Methods of other tools on the page: only their scores are known."""
 
+import re
 from functools import partial
 
 import numpy as np
 import pytest
 from case_rows import CaseRow, rows_of, select, table_of
-from pages import NAMES, embedded
+from pages import NAMES, shown, tables_of
 from prepared import make_prepared
 from start import refused, semidice
 from synthetic_runs import METRICS, write_runs
 
-from semidice.report.other_methods import read_cases_of
+from semidice.report.runs import read_cases_of
 from semidice.statistics import compare_cases, concatenate, read_cases, write_cases
 
 
@@ -42,27 +43,29 @@ def test_a_table_of_another_tool_is_compared_with_the_runs_and_has_no_curves_or_
     out = tmp_path / "report.html"
     done = semidice("report", tmp_path / "runs", "--cases", tool, "-o", out)
     assert done.code == 0, done.err
-    data = embedded(out)
-    assert [method["name"] for method in data["methods"]] == [*NAMES[:2], "other tool"]
-    assert [score["name"] for score in data["scores"]] == ["dice_score"]
-    expected = {
-        row.case: row.value for row in read_cases(tool).pipe(select, metric="dice_score").pipe(rows_of)
-    }
-    assert {case["name"]: case["values"][0][2] for case in data["cases"]} == expected
+    (rows,) = tables_of(out)["cases"]
+    assert rows[0] == ["case", "patient", "fold", *NAMES[:2], "other tool"]
+    scores = read_cases(tool).pipe(select, metric="dice_score").pipe(rows_of)
+    expected = {row.case: shown(row.value, "dice_score") for row in scores}
+    assert {row[0]: row[5] for row in rows[1:]} == expected
     # the fold of a case is that of the runs
-    assert {case["fold"] for case in data["cases"]} == {0, 1}
-    assert [record["method"] for record in data["reliability"]] == [0, 1]
-    assert data["layout"]["methods"] == [0, 1]
-    assert all(len(series["methods"]) == 2 for series in data["curves"])
+    assert {row[2] for row in rows[1:]} == {"0", "1"}
     text = out.read_text(encoding="utf-8")
     assert "Of other tool, only scores are known" in text
-    assert "never saw its patient in the runs." in text
+    assert "by a network of the runs that never saw its patient" in text
+    assert "probability of other tool" not in text
+    assert "other tool: ECE" not in text
     pairs = (tmp_path / "report_files" / "pairs_dice_score.csv").read_text()
     comparison = compare_cases(joined(runs, read_cases(tool)), "dice_score")
     pair = comparison.pairs.loc[NAMES[0], "other tool"]
     for name in ("difference", "low", "high", "p"):
         assert repr(float(pair[name])) in pairs
     assert "other tool" in (tmp_path / "report_files" / "means.csv").read_text()
+
+
+def methods_of(page):
+    """The methods of its case table."""
+    return tables_of(page)["cases"][0][0][3:]
 
 
 def joined(runs, *tables):
@@ -77,9 +80,9 @@ def test_tables_of_other_tools_are_reported_without_a_run(small, tmp_path):
     refused(semidice("report", *arguments, "-o", out), "--dataset")
     done = semidice("report", *arguments, "--dataset", dataset.folder.path, "-o", out)
     assert done.code == 0, done.err
-    data = embedded(out)
-    assert [method["name"] for method in data["methods"]] == ["one", "another"]
-    assert (data["layout"], data["reliability"], data["curves"]) == (None, [], [])
+    assert methods_of(out) == ["one", "another"]
+    sections = re.findall('<section id="(.*?)"', out.read_text(encoding="utf-8"))
+    assert not {"images", "calibration", "training"} & set(sections)
     assert "never saw its patient" not in out.read_text(encoding="utf-8")
 
 
@@ -94,17 +97,19 @@ def test_other_methods_of_a_comparison_are_found_in_its_table(small, tmp_path):
     write_cases(joined(runs, tool), tmp_path / "runs" / "cases.parquet")
     out = tmp_path / "report.html"
     assert semidice("report", tmp_path / "runs", "-o", out).code == 0
-    assert [method["name"] for method in embedded(out)["methods"]] == [*NAMES[:2], "tool"]
+    assert methods_of(out) == [*NAMES[:2], "tool"]
     # a table that is named replaces the one that was found
     newer = scores_of_tool(tmp_path / "newer.csv", dataset, "tool", shift=0.2)
     assert semidice("report", tmp_path / "runs", "--cases", newer, "-o", out).code == 0
     expected = read_cases(newer).pipe(select, metric="dice_score")["value"].tolist()
-    assert [case["values"][0][2] for case in embedded(out)["cases"]] == expected
+    assert [row[5] for row in tables_of(out)["cases"][0][1:]] == [
+        shown(each, "dice_score") for each in expected
+    ]
     only = tmp_path / "only"
     only.mkdir()
     write_cases(tool, only / "cases.parquet")
     assert semidice("report", only, "--dataset", dataset.folder.path, "-o", out).code == 0
-    assert [method["name"] for method in embedded(out)["methods"]] == ["tool"]
+    assert methods_of(out) == ["tool"]
 
 
 def test_tables_that_do_not_fit_the_runs_are_named(small, tmp_path):

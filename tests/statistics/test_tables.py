@@ -11,7 +11,7 @@ import torch
 from case_rows import CaseRow, table_of
 
 from semidice.metrics import ScoreKey, calibration_bins
-from semidice.statistics import compare_cases, means_table, paired, pairs_table
+from semidice.statistics import compare_cases, means_table, pairs_table
 from semidice.statistics.tables import baseline_table
 
 METHODS = ("uniform_DML1 & 50%", "majority|SDL", "soft")
@@ -168,7 +168,7 @@ def test_the_raters_own_scores_are_the_last_row(comparisons):
 
 def test_figures_show_the_computed_values(table, comparisons, tmp_path):
     pytest.importorskip("matplotlib")
-    from semidice.report.case_figures import draw_case_scores, draw_reliability, draw_significance
+    from semidice.report.charts import draw_case_scores, draw_reliability, draw_significance
     from semidice.report.figures import save_figure
 
     prob = torch.rand(3, 1, 500)
@@ -178,7 +178,7 @@ def test_figures_show_the_computed_values(table, comparisons, tmp_path):
     }
     figures = {
         "reliability": draw_reliability(bins),
-        "cases": draw_case_scores(paired(table, "dice_score")),
+        "cases": draw_case_scores(comparisons[0]),
         "significance": draw_significance(comparisons[0]),
     }
     for name, figure in figures.items():

@@ -87,8 +87,6 @@ class Watched:
 def open_page(chromium, path, **options):
     watched = Watched(chromium, **options)
     watched.page.goto(path.as_uri())
-    if watched.page.locator("#stage").count():
-        watched.page.wait_for_selector("#stage .picture")
     return watched
 
 
@@ -101,27 +99,6 @@ def axe_violations(page, impacts=("minor", "moderate", "serious", "critical")):
         for rule in found
         if rule["impact"] in impacts
     ]
-
-
-def press(page, *keys):
-    page.focus("#viewer")
-    for key in keys:
-        page.keyboard.press(key)
-    # the next case is drawn once its pictures are decoded
-    page.wait_for_function(
-        "document.getElementById('case-select').value === String("
-        "Number(document.getElementById('case-status').textContent.match(/, (\\d+) of/)[1]) - 1)"
-    )
-
-
-def column(page, number):
-    return page.eval_on_selector_all(
-        "#case-table tbody tr", f"rows => rows.map(row => row.cells[{number}].textContent)"
-    )
-
-
-def column_titles(page):
-    return [title.rstrip(" ▲▼") for title in page.locator("#case-table thead th").all_text_contents()]
 
 
 def install_chromium() -> None:

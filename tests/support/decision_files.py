@@ -51,12 +51,14 @@ def write_decision_files(dataset, run, *, level=0.9, corrected=True):
                 int((mask == index).sum()) if is_present else ""
                 for mask, is_present in zip(masks, present, strict=True)
             ]
-            volumes.append([name, patient, fold, class_name, "voxels", *ends, *of_raters])
+            volumes.append([name, patient, fold, class_name, "voxels", level, *ends, *of_raters])
     write_cases(table_of(rules), run.decisions)
     ends = ("expected", "low", "high", "conformal_low", "conformal_high")
     raters = [f"rater {name}" for name in dataset.manifest.raters]
     with run.volumes.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([["case", "patient", "fold", "class", "unit", *ends, *raters], *volumes])
+        csv.writer(file).writerows(
+            [["case", "patient", "fold", "class", "unit", "level", *ends, *raters], *volumes]
+        )
     run.decision.write_text(json.dumps({"intervals": {f"{level:g}": {}}}))
 
 

@@ -1,7 +1,6 @@
 """Reports of small synthetic runs for tests, and their numbers, read without semidice."""
 
-import json
-import re
+from html.parser import HTMLParser
 
 import pyarrow.parquet
 from decision_files import write_decision_files
@@ -26,7 +25,7 @@ def build(runs, dataset, out, *, on_step=lambda *_: None, **options):
 
 
 class Built:
-    """A page, its dataset and runs, and the data embedded in it."""
+    """A page, its dataset and runs."""
 
     def __init__(self, root, *, dataset_options, methods=NAMES, metrics=METRICS, decisions=False, **options):
         self.dataset = make_prepared(root / "lesions", **dataset_options)
@@ -35,7 +34,6 @@ class Built:
             write_decision_files(self.dataset, run)
         self.out = root / "out" / "report.html"
         self.report = build(self.runs, self.dataset, self.out, **options)
-        self.data = embedded(self.out)
 
     def values(self, metric, class_name="mean"):
         """Scores by case and method, read without semidice."""
@@ -50,9 +48,38 @@ class Built:
         return concatenate([read_cases(run.cases) for run in self.runs.values()])
 
 
-def embedded(path):
-    text = path.read_text(encoding="utf-8")
-    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)[1])
+class _Sections(HTMLParser):
+    """Reads the rows of cells of every table, by the id of its section, with white space collapsed."""
+
+    def __init__(self):
+        super().__init__()
+        self.tables, self.section, self.cell = {}, "", None
+
+    def handle_starttag(self, tag, attributes):
+        if tag == "section":
+            self.section = dict(attributes)["id"]
+        elif tag == "table":
+            self.tables.setdefault(self.section, []).append([])
+        elif tag == "tr":
+            self.tables[self.section][-1].append([])
+        elif tag in ("th", "td"):
+            self.cell = []
+
+    def handle_endtag(self, tag):
+        if tag in ("th", "td"):
+            self.tables[self.section][-1][-1].append(" ".join("".join(self.cell).split()))
+            self.cell = None
+
+    def handle_data(self, data):
+        if self.cell is not None:
+            self.cell.append(data)
+
+
+def tables_of(path):
+    """The tables of each section of a page, as rows of cells."""
+    reader = _Sections()
+    reader.feed(path.read_text(encoding="utf-8"))
+    return reader.tables
 
 
 def shown(value, metric, *, signed=False):

@@ -22,7 +22,7 @@ def demo(
 
     The methods differ in label and loss. They are cross-validated on phantoms, for which the true probability
     of each voxel is known. Prints tables of scores with significance marks, of the rules that make masks, and
-    of intervals of volumes; writes overlays, reliability curves and a report page. After an interrupt, the
+    of intervals of volumes; writes a report page. After an interrupt, the
     same command continues.
 
     Example: **semidice demo -o demo_out**

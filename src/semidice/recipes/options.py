@@ -259,8 +259,9 @@ class Recipe(_Section):
         min_length=1, description="name of the method in tables; by default the name of the file"
     )
     data: DataOptions
-    label: LabelOptions = LabelOptions()
-    augment: AugmentOptions = AugmentOptions()
+    # not LabelOptions(): a type checker without pydantic's plugin would report missing arguments
+    label: LabelOptions = LabelOptions.model_validate({})
+    augment: AugmentOptions = AugmentOptions.model_validate({})
     model: ModelOptions = ModelOptions()
     loss: LossOptions = LossOptions()
     system: SystemOptions = SystemOptions()

@@ -14,10 +14,10 @@ from jaxtyping import Bool, Float, Float32, UInt8
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from ..data.dataset import Dataset
+from ..data.dataset import Dataset, ScoredUnit
 from ..data.intensities import INTENSITY_UNITS
 from .figures import draw_outlines, line_style, new_figure
-from .images import ShownSlice
+from .pictures import shown_planes
 
 MAX_CASES = 24
 _MAX_COLUMNS = 6
@@ -59,9 +59,8 @@ def choose_cases(
 
 def case_panel(dataset: Dataset, number: int, agreement: float) -> SheetPanel:
     """The panel of a case: its first channel, cropped to the outlines; of a volume, its fullest slice."""
-    all_masks = dataset.masks(number)
-    shown = ShownSlice.of(dataset, number, all_masks)
-    stored, masks = shown.cut(dataset.stored("images", number)[:1])[0], shown.cut(all_masks)
+    shown = shown_planes(dataset, ScoredUnit(dataset.cases[number].name, (number,)))[0]
+    stored, masks = shown.cut(dataset.stored("images", number)[:1])[0], shown.cut(dataset.masks(number))
     rows, columns = _window(np.asarray(masks.any(axis=0)))
     image = stored[rows, columns].astype(np.float32) * np.float32(INTENSITY_UNITS[stored.dtype.name])
     return SheetPanel(dataset.cases[number].name, agreement, image, masks[:, rows, columns], shown.aspect)
