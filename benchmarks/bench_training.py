@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from semidice.data.dataset import Dataset
 from semidice.data.phantom import PhantomOptions
 from semidice.data.prepare import prepare_dataset
 from semidice.data.sources import find_datasets
-from semidice.networks.build import build_model
+from semidice.networks.build import Task, build_model
 from semidice.recipes import Recipe
 from semidice.runs.run import FoldRun
 from semidice.training.crossvalidation import start_run
@@ -74,9 +75,7 @@ class Ours:
 
     def __init__(self, recipe: Recipe, dataset: Dataset, fabric: Fabric) -> None:
         torch.manual_seed(0)
-        model = build_model(
-            num_channels=1, num_classes=dataset.num_classes, **recipe.model.build_options()
-        ).to(fabric.device)
+        model = build_model(recipe.model, Task(1, dataset.num_classes)).to(fabric.device)
         if recipe.precision.channels_last:
             model = model.to(memory_format=torch.channels_last)
         self.batches = Batches(
@@ -110,9 +109,7 @@ class Plain:
 
     def __init__(self, recipe: Recipe, dataset: Dataset, fabric: Fabric, batches: Batches) -> None:
         torch.manual_seed(0)
-        self.model = build_model(
-            num_channels=1, num_classes=dataset.num_classes, **recipe.model.build_options()
-        ).to(fabric.device)
+        self.model = build_model(recipe.model, Task(1, dataset.num_classes)).to(fabric.device)
         options = recipe.optimiser
         self.optimiser = torch.optim.SGD(
             self.model.parameters(), options.lr, momentum=options.momentum, weight_decay=options.weight_decay
@@ -193,8 +190,8 @@ def with_and_without_stops(
     for name, (every, seconds) in stops.items():
         changed = recipe.model_copy(
             update={
-                "schedule": recipe.schedule.model_copy(update={"epochs": epochs}),
-                "validation": recipe.validation.model_copy(update={"every": every}),
+                "schedule": replace(recipe.schedule, epochs=epochs),
+                "validation": replace(recipe.validation, every=every),
             }
         )
         run = start_run(changed, folder / name.replace(" ", "_"), resume=False)
@@ -285,7 +282,7 @@ def measure_steps(
 
 
 def _precision(recipe: Recipe, options: dict[str, Any]) -> Any:
-    return type(recipe.precision).model_validate(options)
+    return type(recipe.precision)(**options)
 
 
 def table_of(row: dict[str, Any]) -> str:

@@ -12,23 +12,23 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic.fields import FieldInfo
-
-from semidice.recipes import Recipe, shipped_recipes
-from semidice.recipes.files import shipped_files
+from semidice.options import Bounds
+from semidice.recipes import shipped_recipes
 from semidice.recipes.grid import shipped_grids
-from semidice.recipes.options import section_fields, section_of
+from semidice.recipes.options import Option, options_of
+from semidice.recipes.recipe import shipped_files
 
 PAGE = Path(__file__).parent / "recipes.md"
 
 
 def tables() -> dict[str, str]:
     """The Markdown table of every section; options outside a section are in `recipe`."""
-    made = {"recipe": _table(("", field) for field in _own_fields().items())}
-    for name, field in Recipe.model_fields.items():
-        section = section_of(field)
-        if section is not None:
-            made[name] = _table((f"{name}.", item) for item in section_fields(section).items())
+    options: dict[str, list[Option]] = {"recipe": []}
+    for option in options_of():
+        section = option.key.partition(".")[0]
+        if option.section is None:
+            options.setdefault(section if "." in option.key else "recipe", []).append(option)
+    made = {section: _table(found) for section, found in options.items()}
     made["shipped"] = _first_lines(shipped_recipes())
     made["grids"] = _first_lines(shipped_grids())
     return made
@@ -47,24 +47,13 @@ def with_tables(page: str) -> str:
     return page
 
 
-def _own_fields() -> dict[str, FieldInfo]:
-    return {name: field for name, field in Recipe.model_fields.items() if section_of(field) is None}
-
-
-def _table(fields: Iterable[tuple[str, tuple[str, FieldInfo]]]) -> str:
+def _table(options: Iterable[Option]) -> str:
     rows = [["option", "default", "values", "meaning"], ["---"] * 4]
-    for prefix, (name, field) in fields:
-        kinds = _values(field.annotation).removesuffix(", null")
-        values = " ".join(filter(None, (kinds, _limits(field))))
-        values += ", null" if type(None) in get_args(field.annotation) else ""
-        rows.append([f"`{prefix}{name}`", _default(field), values, field.description or ""])
+    for option in options:
+        default = "needed" if option.default is ... else f"`{_yaml(option.default)}`"
+        meaning = option.meaning[0].lower() + option.meaning[1:].removesuffix(".")
+        rows.append([f"`{option.key}`", default, _values(option.kind), meaning])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
-def _default(field: FieldInfo) -> str:
-    if field.is_required():
-        return "needed"
-    return f"`{_yaml(field.get_default(call_default_factory=True, validated_data={}))}`"
 
 
 def _yaml(value: Any) -> str:
@@ -82,7 +71,7 @@ def _values(kind: Any) -> str:
     if kind in names:
         return names[kind]
     if origin is Annotated:
-        return _values(inner[0])
+        return " ".join(filter(None, (_values(inner[0]), _limits(inner[1:]))))
     if origin is Literal:
         return ", ".join(_yaml(value) for value in inner)
     if origin in (Union, types.UnionType):
@@ -95,14 +84,15 @@ def _values(kind: Any) -> str:
     raise TypeError(f"the page has no words for {kind}")
 
 
-def _limits(field: FieldInfo) -> str:
+def _limits(metadata: Iterable[Any]) -> str:
     """Bounds of a number."""
-    signs = {"ge": "≥", "at_least": "≥", "gt": ">", "above": ">", "le": "≤", "at_most": "≤", "lt": "<"}
+    signs = {"at_least": "≥", "above": ">", "at_most": "≤", "below": "<"}
     limits = (
-        f"{sign} {_yaml(bound)}"
-        for part in field.metadata
+        f"{sign} {_yaml(getattr(part, name))}"
+        for part in metadata
+        if isinstance(part, Bounds)
         for name, sign in signs.items()
-        if (bound := getattr(part, name, None)) is not None
+        if getattr(part, name) is not None
     )
     return ", ".join(limits)
 

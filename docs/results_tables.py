@@ -17,7 +17,7 @@ from result_files import Record, read_record
 from results_study import STUDIES
 
 from semidice.metrics.registry import ScoreKey
-from semidice.recipes.files import shipped_files
+from semidice.recipes.recipe import shipped_files
 from semidice.recipes.text import parse_yaml
 from semidice.statistics.cases import CaseTable, keys_of, methods_of, read_cases
 from semidice.statistics.compare import Comparison, agreeing_level, compare_cases, holm

@@ -83,7 +83,7 @@ OPTIONS = {
     "a teacher of other folds": ("teacher.run=three", "other folds", "data.num_folds"),
     "no teacher": ("teacher.run=nowhere", "teacher", "nowhere", "train it first"),
     "an option without its section": ("form=min", "did you mean loss.form"),
-    "a fold twice": ("data.folds=[1, 1]", "folds", "twice"),
+    "a fold twice": ("data.folds=[1, 1]", "data", "folds must be different numbers", "[1, 1]"),
     "nothing to learn": ("loss={cross_entropy_weight: 0, region_weight: 0}", "nothing would be learned"),
     "three weights for two classes": ("loss.class_weight=[1,2,3]", "class_weight", "2 classes"),
     "a folder that is no dataset": ("data.dataset=raw", "raw", "semidice prepare"),
@@ -97,15 +97,21 @@ GRID, CASES = "recipe: quick\nvariants: ", "case,patient\ncase1,a\ncase2,b\ncase
 FILES = {
     "train my.yaml -o out": {
         "code in a recipe": ("my.yaml", "data: !!python/object/apply:os.getcwd []", "my.yaml", "not YAML"),
-        "a key twice": ("my.yaml", "name: a\nname: b", "line 2", "'name' occurs twice"),
+        "a key twice": ("my.yaml", "name: a\nname: b", "line 2", "occur twice"),
     },
     "compare data my.yaml -o out": {
         "a misspelt option": ("my.yaml", GRID + "{a: {loss.fom: min}}", "variant a", "loss.form"),
         "a variant that teaches itself": ("my.yaml", GRID + "{a: {teacher.run: a}}", "a", "as its teacher"),
         "a variant that leads out": ("my.yaml", GRID + "{..: {}}", "'..'", "use letters"),
         "two variants in one folder": ("my.yaml", GRID + "{a + b: {}, a_b: {}}", "two variants", "rename"),
-        "an unknown key": ("my.yaml", GRID + "{a: {}}\nsets: {}", "sets", "keys recipe, set"),
-        "no seed": ("my.yaml", "seeds: 0\n" + GRID + "{a: {}}", "my.yaml", "seeds", "1 or more"),
+        "an unknown key": ("my.yaml", GRID + "{a: {}}\nsets: {}", "my.yaml", "sets"),
+        "no seed": (
+            "my.yaml",
+            "seeds: 0\n" + GRID + "{a: {}}",
+            "my.yaml",
+            "seeds",
+            "greater than or equal to 1",
+        ),
     },
     "compare data -o out --cases my.csv": {
         "a table of one case": (

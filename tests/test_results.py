@@ -22,9 +22,9 @@ from results_tables import DIFFERENCES, NETWORKS, SCORES_SHOWN, Cell, Effect, Re
 from scipy.stats import ttest_1samp
 
 from semidice.metrics import ScoreKey, higher_is_better
-from semidice.recipes.files import shipped_files
 from semidice.recipes.grid import read_variants
 from semidice.recipes.options import option_value
+from semidice.recipes.recipe import shipped_files
 from semidice.recipes.text import parse_yaml
 from semidice.reproduce.conclusions import CONCLUSIONS, Verdict
 from semidice.statistics import read_cases

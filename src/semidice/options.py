@@ -16,7 +16,7 @@ import ast
 import inspect
 import math
 import textwrap
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, is_dataclass
 from functools import cache
 from numbers import Integral, Real
 from types import NoneType, UnionType
@@ -30,10 +30,16 @@ class Bounds:
     at_least: float | None = None
     above: float | None = None
     at_most: float | None = None
+    below: float | None = None
 
     def __str__(self) -> str:
-        named = (("at least", self.at_least), ("above", self.above), ("at most", self.at_most))
-        return " and ".join(f"{name} {bound:g}" for name, bound in named if bound is not None)
+        named = {
+            "at least": self.at_least,
+            "above": self.above,
+            "at most": self.at_most,
+            "below": self.below,
+        }
+        return " and ".join(f"{name} {bound:g}" for name, bound in named.items() if bound is not None)
 
     def hold(self, value: float) -> bool:
         """Whether the number is finite and within the bounds."""
@@ -42,7 +48,19 @@ class Bounds:
             and (self.at_least is None or value >= self.at_least)
             and (self.above is None or value > self.above)
             and (self.at_most is None or value <= self.at_most)
+            and (self.below is None or value < self.below)
         )
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        # pydantic is needed by recipes alone
+        from pydantic_core import core_schema
+
+        def checked(value: float) -> float:
+            if not self.hold(value):
+                raise ValueError(f"must be {self}; got {value}")
+            return value
+
+        return core_schema.no_info_after_validator_function(checked, handler(source))
 
 
 Weight = Annotated[float, Bounds(at_least=0)]
@@ -109,10 +127,12 @@ def meanings(record: type) -> dict[str, str]:
     >>> meanings(LossOptions)["gamma"]
     'Focal exponent; above 1, classes that are segmented badly weigh more.'
     """
-    (node,) = ast.parse(textwrap.dedent(inspect.getsource(record))).body
-    assert isinstance(node, ast.ClassDef)
     found = {}
-    for field, text in zip(node.body, node.body[1:], strict=False):
-        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
-            found[ast.unparse(field.target)] = " ".join(str(ast.literal_eval(text.value)).split())
-    return {field.name: found[field.name] for field in fields(record)}
+    for each in reversed(record.__mro__):
+        if each is record or is_dataclass(each):
+            (node,) = ast.parse(textwrap.dedent(inspect.getsource(each))).body
+            assert isinstance(node, ast.ClassDef)
+            for field, text in zip(node.body, node.body[1:], strict=False):
+                if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+                    found[ast.unparse(field.target)] = " ".join(str(ast.literal_eval(text.value)).split())
+    return found

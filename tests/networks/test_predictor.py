@@ -3,17 +3,17 @@
 import pytest
 import torch
 
-from semidice.networks.build import build_model
+from semidice.networks.build import ModelOptions, Task, build_model
 from semidice.networks.checkpoint import Checkpoint, CheckpointWriter
 from semidice.networks.predictor import Predictor, network_probability, recording
-from semidice.networks.systems import build_network
+from semidice.networks.systems import SystemOptions, build_network
+
+SMALL = ModelOptions("small_unet", "none", "none")
 
 
 def small_network(device="cpu"):
     torch.manual_seed(0)
-    return build_model(
-        architecture="small_unet", encoder="none", weights=None, num_channels=1, num_classes=2
-    ).to(device)
+    return build_model(SMALL, Task(1, 2)).to(device)
 
 
 def images(*sizes, device="cpu"):
@@ -34,9 +34,7 @@ def test_a_predictor_is_the_probability_of_the_network(flips):
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("system", ["standard", "mc_dropout"])
 def test_a_replayed_prediction_is_that_of_the_network_also_after_its_weights_changed(dtype, system):
-    model = {"architecture": "small_unet", "encoder": "none", "weights": None}
-    options = {"dropout": 0.5, "num_samples": 3, "trace_weight": 0.0, "num_raters": None, "seed": 0}
-    network = build_network(model, name=system, num_channels=1, num_classes=2, **options).cuda()
+    network = build_network(SMALL, SystemOptions(system, num_samples=3), Task(1, 2), seed=0).cuda()
     predictor = Predictor(network, dtype=dtype)
     kept = []
     for image in images(3, 3, 2, 3, 3, device="cuda"):

@@ -21,12 +21,14 @@ from semidice.data.dataset import Dataset
 from semidice.data.folds import read_folds
 from semidice.data.phantom import make_phantom
 from semidice.losses.segmentation import SegmentationLoss
+from semidice.networks.build import ModelOptions, Task
 from semidice.networks.predictor import network_probability
-from semidice.networks.systems import System, TrainingLabels, build_network, rater_confusion
+from semidice.networks.systems import System, SystemOptions, TrainingLabels, build_network, rater_confusion
 from semidice.networks.systems.mrnet import RaterConvLSTM, draw_weights, fused_label
+from semidice.networks.systems.per_rater import rater_losses
 from semidice.networks.systems.softseg import SoftSeg, adaptive_wing_loss, normalised_relu
-from semidice.networks.systems.system import Trunk, rater_losses
-from semidice.recipes import Recipe, SystemOptions
+from semidice.networks.systems.system import Trunk
+from semidice.recipes import Recipe
 from semidice.runs.predictions import read_prediction
 from semidice.runs.run import FoldRun, open_run
 from semidice.training.crossvalidation import cross_validate, start_run
@@ -35,7 +37,6 @@ from semidice.training.teacher import load_teacher
 
 NAMES = ["mc_dropout", "multi_head", "softseg", "mrnet", "learned_reliability"]
 SMALL = {"architecture": "small_unet", "encoder": "none", "weights": "none", "options": {"channels": [8, 16]}}
-SIZES = {"num_channels": 1, "num_classes": 2, "num_raters": 3, "seed": 0}
 
 
 def recipe_for(dataset, name, **changes):
@@ -55,11 +56,10 @@ def recipe_for(dataset, name, **changes):
     return Recipe.model_validate(options | changes)
 
 
-def network_for(name, model=SMALL, seed=0, num_classes=2, **options):
-    model = {key: value for key, value in model.items() if key != "options"} | model.get("options", {})
+def network_for(name, model=SMALL, seed=0, num_classes=2, num_raters=3, **options):
     torch.manual_seed(seed)
-    sizes = SIZES | {"num_classes": num_classes}
-    return build_network(model, **SystemOptions(name=name, **options).model_dump(), **sizes)
+    task = Task(1, num_classes, num_raters)
+    return build_network(ModelOptions(**model), SystemOptions(name, **options), task, seed=0)
 
 
 @pytest.fixture(scope="module")
@@ -732,13 +732,9 @@ class TestRefusals:
             load_teacher(fold, batches, torch.device("cpu"))
 
     def test_systems_that_need_several_raters_refuse_other_datasets(self):
-        model = {key: value for key, value in SMALL.items() if key != "options"}
         for name in ("mrnet", "learned_reliability"):
             with pytest.raises(ValueError, match=f"{name}.*two or more"):
-                build_network(model, **SystemOptions(name=name).model_dump(), **SIZES | {"num_raters": 1})
-        for name in ("multi_head", "mrnet", "learned_reliability"):
-            with pytest.raises(ValueError, match=f"{name}.*number of raters"):
-                build_network(model, **SystemOptions(name=name).model_dump(), **SIZES | {"num_raters": None})
+                network_for(name, num_raters=1)
 
     def test_an_architecture_without_encoder_and_decoder_is_refused(self):
         with pytest.raises(ValueError, match="got Linear"):

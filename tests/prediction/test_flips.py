@@ -15,16 +15,17 @@ from typer.testing import CliRunner
 
 from semidice.cli import app
 from semidice.data.folds import read_folds
+from semidice.networks.build import ModelOptions, Task
 from semidice.networks.predictor import network_probability
-from semidice.networks.systems import build_network
+from semidice.networks.systems import SystemOptions, build_network
 from semidice.networks.windows import windowed_probability
-from semidice.recipes import Recipe, SystemOptions, read_recipe, write_recipe
+from semidice.recipes import Recipe, read_recipe, write_recipe
 from semidice.runs.predictions import read_prediction
 from semidice.runs.run import mirrored_axes, open_run
 from semidice.statistics.cases import read_cases
 from semidice.training.crossvalidation import cross_validate, start_run
 
-SMALL = {"architecture": "small_unet", "encoder": "none", "weights": "none", "channels": [8, 16]}
+SMALL = ModelOptions("small_unet", "none", "none", {"channels": [8, 16]})
 SYSTEMS = ["standard", "mc_dropout", "multi_head", "softseg"]
 # axes of space, and the mirrored axes of each image (N, C, H, W)
 AXES = {"both": ((0, 1), [(), (2,), (3,), (2, 3)]), "columns": ((1,), [(), (3,)])}
@@ -32,8 +33,7 @@ AXES = {"both": ((0, 1), [(), (2,), (3,), (2, 3)]), "columns": ((1,), [(), (3,)]
 
 def network_of(system="standard"):
     torch.manual_seed(0)
-    options = SystemOptions(name=system, num_samples=3).model_dump()
-    return build_network(SMALL, **options, num_channels=1, num_classes=3, num_raters=2, seed=0)
+    return build_network(SMALL, SystemOptions(system, num_samples=3), Task(1, 3, 2), seed=0)
 
 
 def random_image(*space):
@@ -226,8 +226,7 @@ def test_a_run_with_flips_scores_what_predict_gives(dataset, tmp_path):
         {
             "name": "mirrored",
             "data": {"dataset": str(dataset.folder.path), "num_folds": 2},
-            "model": {key: value for key, value in SMALL.items() if key != "channels"}
-            | {"options": {"channels": [8, 16]}},
+            "model": SMALL,
             "schedule": {"epochs": 2},
             "batch_size": 4,
             "validation": {"metrics": ["dice_score"], "flips": True},

@@ -6,7 +6,7 @@ import torch
 from prepared import dataset_with, make_prepared
 
 from semidice.networks import pretrained
-from semidice.networks.build import build_model
+from semidice.networks.build import ModelOptions, Task, build_model
 from semidice.recipes import auto, option_value, read_recipe, write_recipe
 from semidice.recipes.auto import choose_options
 from semidice.training.crossvalidation import start_run
@@ -102,14 +102,7 @@ def test_the_network_runs_and_its_coarsest_level_has_about_eight_pixels(tmp_path
     values = chosen(make_prepared(tmp_path / "set", num_cases=4, size=size), device)
     channels = values["model.options"]["channels"]
     assert 8 <= min(size) >> (len(channels) - 1) < 16
-    network = build_model(
-        architecture="small_unet",
-        encoder="none",
-        weights=None,
-        num_channels=1,
-        num_classes=2,
-        channels=channels,
-    )
+    network = build_model(ModelOptions("small_unet", "none", "none", {"channels": channels}), Task(1, 2))
     with torch.no_grad():
         assert network(torch.zeros(2, 1, *size)).shape == (2, 2, *size)
 
@@ -124,14 +117,7 @@ def test_a_pretrained_encoder_is_chosen_on_a_gpu_where_its_weights_can_be_had(tm
     assert options["encoder_depth"] == len(options["decoder_channels"]) == 4
     assert chosen(large, "cpu")["model.architecture"] == "small_unet"
     assert chosen(small, "cuda")["model.architecture"] == "small_unet"
-    network = build_model(
-        architecture="unet",
-        encoder=values["model.encoder"],
-        weights=None,
-        num_channels=1,
-        num_classes=2,
-        **options,
-    )
+    network = build_model(ModelOptions("unet", values["model.encoder"], "none", options), Task(1, 2))
     with torch.no_grad():
         assert network.eval()(torch.zeros(1, 1, 128, 128)).shape == (1, 2, 128, 128)
 

@@ -13,17 +13,16 @@ from hypothesis import strategies as st
 
 import semidice
 from semidice.metrics.registry import SCORES
-from semidice.networks.build import build_model
+from semidice.networks.build import Task, build_model
 from semidice.recipes import (
     Recipe,
     differing_keys,
-    option_fields,
     read_recipe,
     shipped_recipes,
     write_recipe,
 )
 from semidice.recipes.grid import shipped_grids
-from semidice.recipes.options import section_of
+from semidice.recipes.options import options_of
 from semidice.recipes.text import parse_yaml, yaml_text
 from semidice.training.crossvalidation import versions
 
@@ -72,7 +71,7 @@ class TestReading:
             "teacher.run=big",
             "model.options.decoder_channels=[64, 32, 16, 8, 8]",
             "precision.graph=false",
-            "name=off",
+            "name='off'",
         ]
         recipe = read_recipe(path, overrides)
         assert (recipe.loss.form, recipe.loss.gamma, recipe.data.folds) == ("relaxed", 2.0, (0, 2))
@@ -166,7 +165,7 @@ class TestWriting:
         assert read == recipe.model_dump(mode="json")
         assert read.pop("reasons") == {}
         keys = [key for section, options in read.items() for key in _keys(section, options)] + ["reasons"]
-        assert keys == [key for key, field in option_fields() if section_of(field) is None]
+        assert keys == [option.key for option in options_of() if option.section is None]
 
     def test_a_moved_run_folder_still_finds_its_dataset(self, tmp_path):
         path = write_file(tmp_path, "data: {dataset: prepared}")
@@ -218,11 +217,10 @@ class TestYaml:
         [
             ("1e-3", 0.001), ("5E4", 50000.0), ("-.5", -0.5), ("1.", 1.0), ("8", 8), ("-3", -3),
             ("true", True), ("False", False), ("null", None), ("~", None), ("", None),
-            ("off", "off"), ("no", "no"), ("yes", "yes"), ("010", 10), ("1:30", "1:30"),
-            ("2024-01-31", "2024-01-31"), ("1_000", "1_000"), ("e3", "e3"), ("'1e-3'", "1e-3"),
+            ("off", False), ("none", "none"), ("e3", "e3"), ("'1e-3'", "1e-3"), ("2.1.0", "2.1.0"),
         ],
     )  # fmt: skip
-    def test_scalars_are_read_as_in_yaml_1_2(self, text, value):
+    def test_numbers_words_and_nothing(self, text, value):
         read = parse_yaml(text, "here")
         assert read == value
         assert type(read) is type(value)
@@ -275,8 +273,7 @@ class TestBuilding:
 
     def test_the_network_has_the_options_of_the_recipe(self):
         overrides = ["data.dataset=prepared", "model.options.channels=[8, 16]"]
-        options = read_recipe("quick", overrides).model.build_options()
-        network = build_model(num_channels=1, num_classes=2, **options)
+        network = build_model(read_recipe("quick", overrides).model, Task(1, 2))
         assert len(network.down) == 2
 
     def test_the_default_metrics_exist(self):
@@ -358,7 +355,7 @@ class TestPage:
 
     def test_every_option_has_a_description_and_a_row(self):
         page = recipe_table.PAGE.read_text()
-        for key, field in option_fields():
-            if section_of(field) is None:
-                assert field.description, key
-                assert f"| `{key}` |" in page
+        for option in options_of():
+            if option.section is None:
+                assert option.meaning, option.key
+                assert f"| `{option.key}` |" in page

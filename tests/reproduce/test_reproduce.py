@@ -6,6 +6,7 @@ import io
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -902,7 +903,7 @@ def test_measuring_a_step_does_not_change_the_random_state(data, tmp_path):
     assert torch.equal(torch.get_rng_state(), state)
     assert times.seconds(recipe, manifest) == seconds
     unknown = recipe.model_copy(
-        update={"model": recipe.model.model_copy(update={"architecture": "unet", "encoder": "nothing"})}
+        update={"model": replace(recipe.model, architecture="unet", encoder="nothing")}
     )
     assert times.seconds(unknown, manifest) is None
 

@@ -5,6 +5,7 @@ import math
 import shutil
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -515,7 +516,7 @@ def test_folds_trained_by_an_earlier_call_stay_in_the_table_of_the_run(dataset, 
     run = make_run(tmp_path / "run", dataset, num_folds=3)
     before, _ = table_and_output(run)
     recipe = open_run(run).recipe
-    changed = recipe.model_copy(update={"data": recipe.data.model_copy(update={"folds": (1,)})})
+    changed = recipe.model_copy(update={"data": replace(recipe.data, folds=(1,))})
     write_recipe(changed, run.recipe)
     assert open_run(run).finished_folds == (0, 1, 2)
     assert_same_table(table_and_output(run)[0], before)

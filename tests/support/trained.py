@@ -14,7 +14,7 @@ from torch import nn
 from semidice.data.dataset import Dataset
 from semidice.data.folds import read_folds, split_folds, write_folds
 from semidice.data.manifest import PrepareOptions
-from semidice.networks.build import build_model
+from semidice.networks.build import Task, build_model
 from semidice.networks.checkpoint import checkpoint_tensors, write_checkpoint
 from semidice.networks.predictor import network_probability
 from semidice.paths import RunFolder
@@ -90,9 +90,7 @@ def recipe_of(dataset: Dataset, *, num_folds: int = 2, metrics: Sequence[str] = 
 def new_network(recipe: Recipe, dataset: Dataset, *, seed: int) -> nn.Module:
     """A network of the recipe whose probabilities are not all near 0.5."""
     torch.manual_seed(seed)
-    network = build_model(
-        num_channels=dataset.num_channels, num_classes=dataset.num_classes, **recipe.model.build_options()
-    )
+    network = build_model(recipe.model, Task(dataset.num_channels, dataset.num_classes))
     with torch.no_grad():
         network.segmentation_head[0].weight.mul_(4)
     return network.eval()

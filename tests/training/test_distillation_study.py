@@ -38,7 +38,7 @@ def dataset(tmp_path_factory):
 
 def half_as_wide(variant):
     """The student with half of the teacher's channels; the grid gives it a quarter."""
-    model = variant.recipe.model.model_copy(update={"options": {"channels": [16, 32, 64, 128]}})
+    model = replace(variant.recipe.model, options={"channels": [16, 32, 64, 128]})
     return replace(variant, recipe=variant.recipe.model_copy(update={"model": model}))
 
 

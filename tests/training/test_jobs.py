@@ -2,6 +2,7 @@
 
 import csv
 import signal
+from dataclasses import replace
 
 import pytest
 from grid_jobs import AlwaysDyingJob, BuggyJob, DyingJob, FullMemoryJob, set_options, variants_of, write_grid
@@ -122,7 +123,7 @@ def test_the_jobs_of_a_large_grid_are_each_run_once(dataset, grid, tmp_path):
             names = {"name": f"{variant.name}{number}"}
             if variant.teacher:
                 run = tmp_path / f"teacher{number}"
-                names["teacher"] = variant.recipe.teacher.model_copy(update={"run": run})
+                names["teacher"] = replace(variant.recipe.teacher, run=run)
             recipe = variant.recipe.model_copy(update=names)
             variants.append(Variant(recipe, tmp_path / recipe.name, recipe.name))
     lines = [line for line in job_lines(variants, ["semidice", "compare"]) if not line.startswith("#")]

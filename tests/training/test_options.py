@@ -11,7 +11,7 @@ from trained import fold_of, make_run
 
 from semidice.data.dataset import Dataset
 from semidice.recipes import Recipe
-from semidice.recipes.options import option_fields
+from semidice.recipes.options import options_of
 from semidice.training.crossvalidation import start_run
 from semidice.training.engine import train_fold
 
@@ -155,8 +155,8 @@ def test_an_option_changes_the_weights(trained, key):
 
 
 def test_every_option_is_in_one_of_the_tables():
-    sections = {key.partition(".")[0] for key, _ in option_fields() if "." in key}
-    keys = {key for key, _ in option_fields() if key not in sections}
+
+    keys = {option.key for option in options_of() if option.section is None}
     # how held-out cases are scored
     keys -= {key for key in keys if key.startswith("validation.")}
     assert keys == CHANGED.keys() | SAME_WEIGHTS.keys()

@@ -19,7 +19,7 @@ from semidice.data.batches.label_making import LabelOptions
 from semidice.data.batches.storage import Storage
 from semidice.data.dataset import Dataset
 from semidice.data.folds import read_folds
-from semidice.networks.build import build_model
+from semidice.networks.build import ModelOptions, Task, build_model
 from semidice.networks.predictor import network_probability
 from semidice.networks.small_unet import SmallUNet
 from semidice.recipes.options import OptimiserOptions
@@ -192,7 +192,7 @@ def test_slices_are_scored_on_their_own_if_the_recipe_says_so(sliced, fabric, tm
 
 
 def network_with_encoder():
-    return build_model(architecture="unet", encoder="resnet18", weights=None, num_channels=1, num_classes=2)
+    return build_model(ModelOptions("unet", "resnet18", "none"), Task(1, 2))
 
 
 @pytest.mark.parametrize("build", [network_with_encoder, lambda: SmallUNet(1, 2)], ids=["smp", "small_unet"])

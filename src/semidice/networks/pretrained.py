@@ -1,12 +1,12 @@
 """Pretrained weights of an encoder, from a .safetensors file or from the hub.
 
 Only safetensors files are read: they hold tensors alone, so a file from a stranger cannot run code. A file
-must fit the encoder; a ValueError names every tensor that does not. The check is made here, because timm's
+must fit the encoder; a UserError names every tensor that does not. The check is made here, because timm's
 own loader accepts a file with missing tensors and leaves those random.
 """
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ _HUB_TIMEOUT_S = 10
 
 
 def load_pretrained(
-    encoder: nn.Module, name: str, weights: str | Path, num_channels: int, encoder_options: Mapping[str, Any]
+    encoder: nn.Module, name: str, weights: str, num_channels: int, encoder_options: Mapping[str, Any]
 ) -> None:
     """Load weights into an encoder of smp.
 
@@ -46,17 +46,16 @@ def weights_can_be_had(encoder: str, weights: str) -> bool:
         return False
 
 
-def _weights_file(encoder: str, weights: str | Path) -> Path:
+def _weights_file(encoder: str, weights: str) -> Path:
     """The local file of the weights; weights with a name come from the hub's cache, or from the hub."""
-    text = str(weights)
-    if text.endswith(".safetensors"):
+    if weights.endswith(".safetensors"):
         return Path(weights)
-    if os.sep in text or Path(text).suffix:
+    if os.sep in weights or Path(weights).suffix:
         raise UserError(
-            f"weights must be a .safetensors file, which cannot run code when it is read; got {text}: "
+            f"weights must be a .safetensors file, which cannot run code when it is read; got {weights}: "
             "convert it with safetensors.torch.save_file"
         )
-    repository, revision, filename = _hub_address(encoder, text)
+    repository, revision, filename = _hub_address(encoder, weights)
     import huggingface_hub as hub
 
     cached = hub.try_to_load_from_cache(repository, filename, revision=revision)
@@ -70,8 +69,8 @@ def _weights_file(encoder: str, weights: str | Path) -> Path:
     # versions of the hub's client raise different exceptions; all mean that the file is not available
     except Exception as error:
         raise UserError(
-            f"the {text} weights of encoder {encoder} are not on this machine, and the hub did not give them "
-            f"({type(error).__name__}). Three ways out:\n"
+            f"the {weights} weights of encoder {encoder} are not on this machine, and the hub did not give "
+            f"them ({type(error).__name__}). Three ways out:\n"
             "  connect once: they are downloaded, and later runs find them in the hub's cache;\n"
             f"  download {filename} of {repository} on another machine and set weights to its path;\n"
             "  set weights to none and train from random values."
@@ -110,45 +109,51 @@ def _load_timm_encoder(
     """Load a file with timm's names. Tensors after the last feature map may be present or missing."""
     import timm
 
-    # a feature extractor of timm renames stages.0 to stages_0 and prefixes names with "model."
-    def plain(key: str) -> str:
-        return key.removeprefix("model.").replace(".", "_")
-
+    full = _timm_network(encoder.name, options).state_dict()
+    # a feature extractor of timm renames stages.0 to stages_0
+    full_name = {name.replace(".", "_"): name for name in full}
+    names = {key: full_name[key.replace(".", "_")] for key in encoder.model.state_dict()}
+    problems = {
+        # many files leave out the batch counters of a normalisation, and no value depends on them
+        "missing": [
+            name
+            for name in names.values()
+            if name not in tensors and not name.endswith("num_batches_tracked")
+        ],
+        "unexpected": [name for name in tensors if name not in full],
+        "of another shape": [
+            f"{name} {tuple(tensors[name].shape)} for {tuple(full[name].shape)}"
+            for name in names.values()
+            if name in tensors and tensors[name].shape != full[name].shape
+        ],
+    }
+    lines = [f"\n  {len(found)} {kind}: {', '.join(found)}" for kind, found in problems.items() if found]
+    if lines:
+        raise UserError(f"weights {path} do not fit timm's {encoder.name}{''.join(lines)}")
     settings = timm.get_pretrained_cfg(encoder.name)
     first = (settings and settings.first_conv) or ()
-    first_keys = {f"{name}.weight" for name in ([first] if isinstance(first, str) else first)}
-    expected = encoder.model.state_dict()
-    key_in_file = {plain(key): key for key in tensors}
-    all_keys = _timm_keys(encoder.name, options)
-    key_in_timm = {plain(key): key for key in all_keys}
-    state: dict[str, Tensor] = {}
-    missing, misshaped = [], []
-    for key, tensor in expected.items():
-        file_key = key_in_file.pop(plain(key), None)
-        if file_key is None:
-            missing.append(key_in_timm.get(plain(key), key))
-            continue
-        loaded = tensors[file_key]
-        if file_key in first_keys and loaded.shape[1] != tensor.shape[1]:
-            loaded = timm.models.adapt_input_conv(num_channels, loaded)
-        if loaded.shape != tensor.shape:
-            misshaped.append(f"{file_key} {tuple(loaded.shape)} for {tuple(tensor.shape)}")
-        state[key] = loaded
-    unexpected = [key for key in key_in_file.values() if key not in all_keys]
-    _check_fit(path, f"timm's {encoder.name}", missing, unexpected, misshaped)
-    encoder.model.load_state_dict({**expected, **state})
+    reads_image = {f"{layer}.weight" for layer in ([first] if isinstance(first, str) else first)}
+    loaded = {
+        key: timm.models.adapt_input_conv(num_channels, tensors[name])
+        if name in reads_image
+        else tensors[name]
+        for key, name in names.items()
+        if name in tensors
+    }
+    # batch counters that are not in the file stay 0
+    encoder.model.load_state_dict(loaded, strict=False)
 
 
-def _timm_keys(name: str, options: Mapping[str, Any]) -> set[str]:
-    """Names of all tensors of timm's network, classifier included."""
+def _timm_network(name: str, options: Mapping[str, Any]) -> nn.Module:
+    """The complete network of timm, for three channels and with its classifier; its values do not matter."""
     import timm
 
     try:
         with torch.device("meta"):
-            return set(timm.create_model(name, **options).state_dict())
+            return timm.create_model(name, **options)
     # some networks compute with their values while they are built, which meta tensors do not have
     except (RuntimeError, NotImplementedError):
-        return set(timm.create_model(name, **options).state_dict())
+        return timm.create_model(name, **options)
 
 
 def _load_smp_encoder(
@@ -158,36 +163,14 @@ def _load_smp_encoder(
     import segmentation_models_pytorch as smp
 
     full: Any = smp.encoders.get_encoder(name, weights=None)
-    expected = {key: tuple(tensor.shape) for key, tensor in full.state_dict().items()}
-    # smp removes the classifier from the mapping that it is given
-    remaining = dict(tensors)
     try:
-        full.load_state_dict(remaining)
+        # smp removes the classifier from the mapping that it is given
+        full.load_state_dict(dict(tensors))
     except RuntimeError as error:
-        _check_fit(
-            path,
-            f"smp's {name}: for a file from timm, take timm's own encoder of this kind, tu-NAME",
-            missing=[key for key in expected if key not in remaining],
-            unexpected=[key for key in remaining if key not in expected],
-            misshaped=[
-                f"{key} {tuple(tensor.shape)} for {expected[key]}"
-                for key, tensor in remaining.items()
-                if key in expected and tuple(tensor.shape) != expected[key]
-            ],
-        )
-        raise UserError(f"weights {path} do not fit encoder {name}: {error}") from error
+        raise UserError(
+            f"weights {path} do not fit smp's {name}: for a file from timm, take timm's own encoder of this "
+            f"kind, tu-NAME; {error}"
+        ) from error
     full.set_in_channels(num_channels, pretrained=True)
     adapted = full.state_dict()
     encoder.load_state_dict({key: adapted[key] for key in encoder.state_dict()})
-
-
-def _check_fit(
-    path: Path, network: str, missing: Iterable[str], unexpected: Sequence[str], misshaped: Sequence[str]
-) -> None:
-    """A ValueError that names every tensor that does not fit."""
-    # batch counters of a normalisation: many files leave them out, and no value depends on them
-    missing = [key for key in missing if not key.endswith("num_batches_tracked")]
-    problems = (("missing", missing), ("unexpected", unexpected), ("of another shape", misshaped))
-    lines = [f"\n  {len(keys)} {kind}: {', '.join(keys)}" for kind, keys in problems if keys]
-    if lines:
-        raise UserError(f"weights {path} do not fit {network}{''.join(lines)}")

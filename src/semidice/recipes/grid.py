@@ -14,7 +14,7 @@ teacher; with several seeds, a student learns from the teacher of its own seed.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,10 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..data.dataset import Dataset
-from ..errors import UserError, given, nearest, reading
+from ..errors import UserError, given, nearest
 from ..paths import MethodFolder, RunFolder, check_name, find_run
 from . import Recipe, read_recipe
-from .files import shipped_files, shipped_recipes
+from .recipe import shipped_files, shipped_recipes, source_text
 from .text import parse_yaml
 
 # options of a recipe that a grid does not decide
@@ -151,7 +151,7 @@ def _variant(method: _Method, seed: int, methods: Mapping[str, _Method], out: Pa
             found = run.seed(teacher_seed)
         else:
             found = run.seeds().get(seed) or find_run(run.path)
-        changes["teacher"] = method.recipe.teacher.model_copy(update={"run": found.path.absolute()})
+        changes["teacher"] = replace(method.recipe.teacher, run=found.path.absolute())
     recipe = method.recipe.model_copy(update=changes)
     return Variant(recipe, folder.seed(seed).path, _name(method, seed), teacher)
 
@@ -197,21 +197,18 @@ def _methods(
             of_method["teacher.run"] = str((out / folder_name(teacher)).absolute())
         start = str(of_method.pop("recipe"))
         start = str(folder / start) if (folder / start).is_file() else start
-        with given(f"{source}, variant {name}"):
+        try:
             recipe = read(start, [*of_method.items(), ("name", name), *common])
+        except UserError as error:
+            raise UserError(f"{source}, variant {name}: {error}") from error
         yield _Method(recipe, teacher, seeds or grid.seeds)
 
 
 def _read_grid(source: str) -> tuple[_Grid | None, Path]:
     """The grid of a file or a shipped name, and the folder of the file; no grid if the source is a recipe."""
-    path = Path(source)
-    if path.is_file():
-        with reading(path):
-            text, name, folder = path.read_text(encoding="utf-8"), source, path.parent
-    elif source in shipped_files():
-        text, name, folder = shipped_files()[source], f"grid {source}", Path()
-    else:
+    if not Path(source).is_file() and source not in shipped_files():
         raise UserError(f"there is neither a file nor a shipped grid or recipe {source}: {_hint(source)}")
+    name, text, folder = source_text(source)
     content = parse_yaml(text, name)
     if not isinstance(content, dict) or "variants" not in content:
         return None, folder

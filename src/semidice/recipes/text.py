@@ -1,8 +1,7 @@
-"""YAML 1.2: 1e-3 is a number, `off` and 2024-01-31 are text, and a key that occurs twice is an error.
+"""YAML as PyYAML reads it, with two changes: 1e-3 is a number, and a key that occurs twice is an error.
 
-PyYAML reads YAML 1.1, so its rules for plain values are replaced. ruamel.yaml reads YAML 1.2, but it also
-takes 1_000 for a number and 2024-01-31 for a date, and it writes 1e-05, which readers of YAML 1.1 take for
-text.
+So `off` is false and 010 is 8, as in YAML 1.1; a text that looks like a number or a date needs quotes. Keys
+are text as they are written.
 """
 
 import re
@@ -12,56 +11,34 @@ import yaml
 
 from ..errors import UserError
 
-# type, pattern, and the characters that a value of this type can begin with
-_SCALARS = (
-    ("bool", r"(?:true|True|TRUE|false|False|FALSE)$", "tTfF"),
-    ("int", r"[-+]?[0-9]+$", "-+0123456789"),
-    ("float", r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$", "-+.0123456789"),
-    ("null", r"(?:~|null|Null|NULL|)$", ("~", "n", "N", "")),
-)
+_NUMBER = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)[eE][-+]?[0-9]+$|[-+]\.[0-9]+$")
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """A loader without tags for Python objects that refuses a key that occurs twice."""
-
-    # empty, because SafeLoader has the rules of YAML 1.1
-    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key, _ in node.value:
-            if not isinstance(key.value, str):
-                raise yaml.MarkedYAMLError(
-                    problem="a key must be a word, not a list or a mapping", problem_mark=key.start_mark
-                )
-            if key.value in seen:
-                raise yaml.MarkedYAMLError(
-                    problem=f"key {key.value!r} occurs twice", problem_mark=key.start_mark
-                )
-            seen.add(key.value)
-        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[str, Any]:
+        mapping = {}
+        for key, value in node.value:
+            if not isinstance(key.value, str) or key.value in mapping:
+                problem = "a key must be a word, and cannot occur twice"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+            mapping[key.value] = self.construct_object(value, deep=True)
         return mapping
 
 
 class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
-    """A dumper with lists in one line; text is quoted if YAML 1.1 or 1.2 would read it as another type."""
-
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
-for _kind, _pattern, _first in _SCALARS:
-    for _reader in (_Loader, _Dumper):
-        _reader.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(_pattern), list(_first))
-# 010 is ten; SafeLoader reads it as octal, as in YAML 1.1
-_Loader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(node.value))
+for _reader in (_Loader, _Dumper):
+    _reader.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+.0123456789"))
 _Dumper.add_representer(
     list, lambda dumper, items: dumper.represent_sequence("tag:yaml.org,2002:seq", items, flow_style=True)
 )
 
 
 def parse_yaml(text: str, source: str) -> Any:
-    """The value of a YAML text; a ValueError names the source, the line and the column."""
+    """The value of a YAML text; a UserError names the source, the line and the column."""
     try:
         return yaml.load(text, _Loader)
     except yaml.MarkedYAMLError as error:
@@ -74,7 +51,7 @@ def parse_yaml(text: str, source: str) -> Any:
 
 
 def yaml_text(value: Any) -> str:
-    """The value as YAML; `parse_yaml` and readers of YAML 1.1 read the same value from it.
+    """The value as YAML, with lists in one line; `parse_yaml` and other readers read the same value from it.
 
     >>> print(yaml_text({"rate": 1e-05, "name": "1e-3", "size": [1, 2], "flip": "off"}), end="")
     rate: 1.0e-05

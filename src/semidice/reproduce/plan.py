@@ -24,7 +24,7 @@ from ..arrays import SIZE_MULTIPLE
 from ..data.manifest import Manifest, read_manifest
 from ..errors import UserError
 from ..losses.segmentation import SegmentationLoss
-from ..networks.build import build_model
+from ..networks.build import Task, build_model
 from ..paths import DatasetFolder, ReproductionFolder, RunFolder
 from ..recipes import Recipe
 from ..recipes.grid import Variant, read_variants
@@ -189,12 +189,10 @@ class StepTimes:
         size, batch = tuple(crop), recipe.batch_size
         if self.device.type == "cpu":
             size, batch = tuple(min(length, _MAX_CPU_SIZE) for length in crop), min(batch, _MAX_CPU_BATCH)
-        options = {**recipe.model.build_options(), "weights": "none"}
+        task = Task(len(manifest.channels), len(manifest.class_names))
         # building the network must not change the random numbers of a training
         with torch.random.fork_rng(devices=[]):
-            network = build_model(
-                num_channels=len(manifest.channels), num_classes=len(manifest.class_names), **options
-            ).to(self.device)
+            network = build_model(replace(recipe.model, weights="none"), task).to(self.device)
         image = torch.zeros(batch, len(manifest.channels), *size, device=self.device)
         target = torch.zeros(batch, *size, dtype=torch.long, device=self.device)
         loss = SegmentationLoss(**asdict(recipe.loss)).to(self.device)

@@ -12,7 +12,7 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +26,7 @@ from ..data.folds import fold_cases, read_folds
 from ..data.intensities import MeanStd
 from ..data.manifest import Manifest, PrepareOptions
 from ..errors import UserError, read_record
+from ..networks.build import Task
 from ..networks.checkpoint import Checkpoint
 from ..networks.systems import build_network
 from ..paths import FoldFolder, RunFolder, find_run, write_text
@@ -121,14 +122,8 @@ class TrainedRun:
     def new_network(self, **changes: Any) -> nn.Module:
         """The network of the recipe with initial values; changes: of the options in `recipe.model`."""
         recipe = self.recipe
-        network = build_network(
-            recipe.model.build_options() | changes,
-            **recipe.system.model_dump(),
-            num_channels=len(self.facts.channels),
-            num_classes=len(self.facts.class_names),
-            num_raters=self.facts.num_raters,
-            seed=recipe.seed,
-        )
+        task = Task(len(self.facts.channels), len(self.facts.class_names), self.facts.num_raters)
+        network = build_network(replace(recipe.model, **changes), recipe.system, task, seed=recipe.seed)
         return network.to(memory_format=torch.channels_last) if recipe.precision.channels_last else network
 
     def network(self, fold: int, *, device: torch.device | str) -> nn.Module:

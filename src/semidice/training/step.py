@@ -68,8 +68,12 @@ class TrainingStep:
         sync = fabric.world_size > 1 and recipe.loss.over != "image"
         self.loss = SegmentationLoss(**asdict(recipe.loss), sync=sync).to(self.device)
         if recipe.teacher is not None:
-            weights = recipe.teacher.model_dump(include={"label_weight", "teacher_weight", "terms"})
-            self.distillation_loss = DistillationLoss(self.loss, **weights)
+            self.distillation_loss = DistillationLoss(
+                self.loss,
+                label_weight=recipe.teacher.label_weight,
+                teacher_weight=recipe.teacher.teacher_weight,
+                terms=recipe.teacher.terms,
+            )
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=recipe.precision.dtype == "fp16")
         self._graph: torch.cuda.CUDAGraph | None = None
         self._num_eager = 0

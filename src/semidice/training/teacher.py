@@ -37,12 +37,11 @@ def load_teacher(
     teacher_run = open_run(options.run)
     _check_teacher(teacher_run, fold_run)
     network = teacher_run.network(fold_run.fold, device=device)
-    calibration = options.of_teacher()
-    if calibration.calibration == "temperature" and temperature is None and calibration.temperature == "fit":
+    if options.calibration == "temperature" and temperature is None and options.temperature == "fit":
         temperature = _fitted_temperature(teacher_run, fold_run, batches)
     if temperature is not None:
-        calibration = replace(calibration, temperature=temperature)
-    return Teacher(network, calibration).to(device)
+        options = replace(options, temperature=temperature)
+    return Teacher(network, options).to(device)
 
 
 def _check_teacher(teacher: TrainedRun, student: FoldRun) -> None:

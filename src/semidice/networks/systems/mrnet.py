@@ -23,8 +23,10 @@ from jaxtyping import Bool, Float, Float32
 from torch import Tensor, nn
 
 from ...losses.segmentation import SegmentationLoss
+from ..build import Task
 from ..small_unet import SmallUNet, conv_block
-from .system import System, TrainingLabels, Trunk, rater_losses
+from .per_rater import rater_losses
+from .system import System, TrainingLabels, Trunk
 
 # how much the losses of the three sets of weights in `draw_weights` count
 _SHARES = (3 / 6, 2 / 6, 1 / 6)
@@ -48,13 +50,13 @@ class MRNet(System):
 
     needs_raters: ClassVar[bool] = True
 
-    def __init__(self, network: nn.Module, *, num_channels: int, num_classes: int, num_raters: int) -> None:
+    def __init__(self, network: nn.Module, task: Task) -> None:
         super().__init__()
-        self.num_classes, self.num_raters = num_classes, num_raters
+        self.num_raters = task.raters
         self.trunk = Trunk(network)
-        self.inference = RaterConvLSTM(self.trunk.level_channels[-1], num_raters)
-        self.reconstruction = Reconstruction(num_channels, num_classes, num_raters)
-        self.perception = Perception(self.trunk.num_features, num_classes)
+        self.inference = RaterConvLSTM(self.trunk.level_channels[-1], task.raters)
+        self.reconstruction = Reconstruction(task)
+        self.perception = Perception(self.trunk.num_features, task.classes)
 
     def forward(
         self, image: Float[Tensor, "N channels H W"], present: Bool[Tensor, "N R"] | None = None
@@ -142,11 +144,11 @@ class RaterConvLSTM(nn.Module):
 class Reconstruction(nn.Module):
     """MRM: the mask of each rater from image and coarse prediction; a small_unet with a ConvLSTM."""
 
-    def __init__(self, num_channels: int, num_classes: int, num_raters: int) -> None:
+    def __init__(self, task: Task) -> None:
         super().__init__()
-        self.num_raters = num_raters
-        self.trunk = Trunk(SmallUNet(num_channels + num_classes - 1, num_raters * num_classes))
-        self.inference = RaterConvLSTM(self.trunk.level_channels[-1], num_raters)
+        self.num_raters = task.raters
+        self.trunk = Trunk(SmallUNet(task.channels + task.classes - 1, task.raters * task.classes))
+        self.inference = RaterConvLSTM(self.trunk.level_channels[-1], task.raters)
 
     def forward(
         self,

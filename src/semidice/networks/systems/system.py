@@ -11,7 +11,6 @@ Systems that work inside a network take it apart with `Trunk`.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from functools import reduce
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -20,7 +19,6 @@ from torch import Tensor, nn
 
 from ...errors import UserError
 from ...losses.segmentation import SegmentationLoss
-from ...overlap import sum_across_processes
 from ..small_unet import SmallUNet
 
 # the values of `precision.dtype` in a recipe
@@ -56,37 +54,6 @@ class System(nn.Module, ABC):
     @abstractmethod
     def probability(self, image: Float[Tensor, "N channels *space"]) -> Float32[Tensor, "N C *space"]:
         """Class probabilities of normalised images; they depend on weights, seed and image alone."""
-
-
-def rater_losses(
-    logits: Float[Tensor, "N R C *space"],
-    raters: Float32[Tensor, "N R C *space"],
-    present: Bool[Tensor, "N R"],
-    valid: Bool[Tensor, "N *space"],
-    loss: SegmentationLoss,
-) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
-    """The loss of each rater's prediction against the rater's mask, averaged over raters.
-
-    The weight of a rater is the number of annotated images in the batch. An image that a rater did not
-    annotate adds nothing to the loss or gradient of this rater.
-    """
-    share = rater_shares(present)
-    space = [1] * (valid.ndim - 1)
-    totals, terms = [], []
-    for rater in range(logits.shape[1]):
-        annotated = valid & present[:, rater].view(-1, *space)
-        parts = loss.terms(logits[:, rater], raters[:, rater], annotated)
-        totals.append(share[rater] * loss.total(parts))
-        terms.append({name: share[rater] * part.detach() for name, part in parts.items()})
-    sums = {name: reduce(torch.add, [part[name] for part in terms]) for name in terms[0]}
-    return reduce(torch.add, totals), sums
-
-
-def rater_shares(present: Bool[Tensor, "N R"]) -> Float32[Tensor, " R"]:
-    """The share of each rater in the annotated images of the batch, over all processes; the sum is 1."""
-    num_annotated = sum_across_processes(present.sum(0).float())
-    # not 0 / 0: every case has at least one rater
-    return num_annotated / num_annotated.sum()
 
 
 class Trunk(nn.Module):
