@@ -51,7 +51,7 @@ COMMANDS = {
     "scores as a text": ("evaluate run -o scores.txt", "scores.txt", ".csv"),
     "a tolerance of NaN": ("evaluate run --tolerance nan", "--tolerance"),
     "an endless tolerance": ("evaluate run --tolerance inf", "--tolerance", "inf"),
-    "a dataset that was moved": ("evaluate run --dataset no", "there is no folder", "no"),
+    "a dataset that was moved": ("evaluate run --dataset no", "there is no no", "semidice prepare"),
     "an unknown calibrator": ("calibrate run --by temprature", "--by", "did you mean temperature"),
     "an unknown file to export": ("export run -o model.tflite", "model.tflite", ".onnx"),
     "nothing to compare": ("compare data -o out", "name a grid", "--cases"),
