@@ -57,7 +57,7 @@ class Bounds:
 
         def checked(value: float) -> float:
             if not self.hold(value):
-                raise ValueError(f"must be a number, {self}; got {value}")
+                raise ValueError(f"must be a number, {self}")
             return value
 
         return core_schema.no_info_after_validator_function(checked, handler(source))

@@ -247,7 +247,7 @@ def _wrong(problems: Sequence[Any], key: str) -> str:
     texts = dict.fromkeys(each["msg"].removeprefix("Value error, ") for each in problems)
     said = " or ".join(texts).replace(" or Input should be ", " or ")
     # a check of a record, or of the recipe, names its values
-    if "got " in said or isinstance(first["input"], dict | Recipe):
+    if isinstance(first["input"], dict | Recipe):
         return said
     hint = ": put it in quotes" if first["type"] == "string_type" else ""
     return f"{said}; got {json.dumps(first['input'], default=str)}{hint}"
