@@ -156,7 +156,12 @@ FILES = {
         "a run without a recipe": ("run/recipe.yaml", None, "run is not a run folder", "recipe.yaml"),
         "no weights": ("run/fold_1/last.safetensors", None, "fold 1", "train --resume"),
         "two results of one name": ("raw/images/case1.tif", GREY, "case1.tif", "overwrite each other"),
-        "a table of another tool": ("out/volumes.csv", "name,litres\n", "volumes.csv", "choose another folder"),
+        "a table of another tool": (
+            "out/volumes.csv",
+            "name,litres\n",
+            "volumes.csv",
+            "choose another folder",
+        ),
     },
     "evaluate run": {
         "no stored prediction": ("run/fold_0/predictions/*", None, "there is no", "predict again"),

@@ -1,6 +1,7 @@
 """Augmentation: labels stay probabilities, image and label stay aligned, voxels outside are invalid."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,8 +9,8 @@ import scipy.stats
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 from scipy import ndimage
+from start import refused
 
 from semidice.data.batches.augment import (
     AugmentOptions,
@@ -59,23 +60,25 @@ def settings(draw):
     sizes = draw(st.lists(st.tuples(*[side] * dims), min_size=1, max_size=3))
     out_size = draw(st.tuples(*[side] * dims))
     low = draw(st.floats(0.3, 1.5))
-    options = AugmentOptions(
-        scale=(low, draw(st.floats(low, 2.5))),
-        flip=draw(st.one_of(st.booleans(), st.tuples(*[st.booleans()] * dims))),
-        shift=draw(st.sampled_from([0, 0.5, 1])),
-        rotate_degrees=draw(st.sampled_from([0, 0, 20, 180])),
-        gamma=draw(st.sampled_from([0, 0.5])),
-        noise=draw(st.sampled_from([0, 0.2])),
-        contrast=draw(st.sampled_from([0, 0.3])),
-        brightness=draw(st.sampled_from([0, 0.3])),
-    )
+    # not the record itself: its checker of types draws random numbers
+    options = {
+        "scale": (low, draw(st.floats(low, 2.5))),
+        "flip": draw(st.one_of(st.booleans(), st.tuples(*[st.booleans()] * dims))),
+        "shift": draw(st.sampled_from([0, 0.5, 1])),
+        "rotate_degrees": draw(st.sampled_from([0, 0, 20, 180])),
+        "gamma": draw(st.sampled_from([0, 0.5])),
+        "noise": draw(st.sampled_from([0, 0.2])),
+        "contrast": draw(st.sampled_from([0, 0.3])),
+        "brightness": draw(st.sampled_from([0, 0.3])),
+    }
     space = tuple(int(side) for side in np.max(sizes, axis=0) + draw(st.integers(0, 3)))
     return options, sizes, space, out_size, draw(st.integers(0, 2**16))
 
 
 @given(settings())
 def test_labels_stay_probabilities_and_invalid_voxels_are_background(setting):
-    options, sizes, space, out_size, seed = setting
+    changes, sizes, space, out_size, seed = setting
+    options = AugmentOptions(**changes)
     image, label = torch.rand(len(sizes), 1, *space), random_label(len(sizes), 3, *space, seed=seed)
     params = draw_params(options, sizes, out_size, seed)
     image, label, valid = run_augment(image, label, sizes, params, options, out_size)
@@ -91,7 +94,8 @@ def test_labels_stay_probabilities_and_invalid_voxels_are_background(setting):
 
 @given(settings())
 def test_a_hard_label_stays_hard(setting):
-    options, sizes, space, out_size, seed = setting
+    changes, sizes, space, out_size, seed = setting
+    options = AugmentOptions(**changes)
     image = torch.zeros(len(sizes), 1, *space)
     classes = torch.randint(3, (len(sizes), *space), generator=torch.Generator().manual_seed(seed))
     label = torch.stack([classes == number for number in range(3)], 1).float()
@@ -104,8 +108,9 @@ def test_a_hard_label_stays_hard(setting):
 
 @given(settings())
 def test_padding_around_a_case_does_not_change_the_result(setting):
-    options, sizes, space, out_size, seed = setting
-    options = options.model_copy(update={"noise": 0.0})
+    changes, sizes, space, out_size, seed = setting
+    options = AugmentOptions(**changes)
+    options = replace(options, noise=0.0)
     image, label = torch.rand(len(sizes), 1, *space), random_label(len(sizes), 2, *space, seed=seed)
     other_image, other_label = image.clone(), label.clone()
     for number, size in enumerate(sizes):
@@ -123,9 +128,9 @@ def test_padding_around_a_case_does_not_change_the_result(setting):
 
 @given(settings())
 def test_sampling_equals_linear_interpolation_of_scipy_with_repeated_edges(setting):
-    options, sizes, space, out_size, seed = setting
-    only_moved = {"noise": 0.0, "gamma": 0.0, "contrast": 0.0, "brightness": 0.0}
-    options = options.model_copy(update=only_moved)
+    changes, sizes, space, out_size, seed = setting
+    options = AugmentOptions(**changes)
+    options = replace(options, noise=0.0, gamma=0.0, contrast=0.0, brightness=0.0)
     image, label = torch.rand(len(sizes), 1, *space), random_label(len(sizes), 2, *space)
     params = draw_params(options, sizes, out_size, seed)
     result = run_augment(image, label, sizes, params, options, out_size)
@@ -148,6 +153,10 @@ def test_sampling_equals_linear_interpolation_of_scipy_with_repeated_edges(setti
         compared = away_from_border & valid
         # float32 positions of up to 60 voxels have errors of a few millionths
         np.testing.assert_allclose(result[0][number, 0].numpy()[compared], expected[compared], atol=3e-5)
+        soft = ndimage.map_coordinates(
+            label[number, 1][case].double().numpy(), np.moveaxis(position, -1, 0), order=1, mode="nearest"
+        )
+        np.testing.assert_allclose(result[1][number, 1].numpy()[compared], soft[compared], atol=3e-5)
 
 
 def test_rounding_keeps_a_label_without_background_between_zero_and_one():
@@ -203,31 +212,6 @@ def test_flips_and_crops_without_scale_only_move_voxels():
     assert {match[2] for match in all_matches} == set(range(4))
 
 
-@pytest.mark.parametrize("options", [AugmentOptions(), AugmentOptions(rotate_degrees=45)])
-@pytest.mark.parametrize(("size", "out_size"), [((40, 48), (64, 64)), ((16, 18, 20), (24, 24, 24))])
-def test_image_and_label_stay_aligned_to_half_a_voxel(options, size, out_size):
-    """The marker in image and label is within half a voxel of the position given by the drawn map."""
-    num_cases, dims = 30, len(size)
-    centre = np.random.default_rng(1).uniform(0.35, 0.65, (num_cases, dims)) * size
-    marker = torch.stack([blob(size, middle, 1.5) for middle in centre]).unsqueeze(1)
-    label = torch.cat([1 - marker, marker], 1)
-    params = draw_params(options, [size] * num_cases, out_size)
-    image, label, _ = run_augment(marker, label, [size] * num_cases, params, options, out_size)
-    index = np.stack(np.meshgrid(*map(np.arange, out_size), indexing="ij"), -1)
-    num_inside = 0
-    for number in range(num_cases):
-        matrix = params[number, : dims * dims].reshape(dims, dims).astype(np.float64)
-        expected = np.linalg.solve(matrix, centre[number] - params[number, dims * dims : -4])
-        margin = 8 if dims == 2 else 5
-        if not ((expected > margin) & (expected < np.array(out_size) - 1 - margin)).all():
-            continue
-        num_inside += 1
-        for weight in (image[number, 0].numpy(), label[number, 1].numpy()):
-            position = (index * weight[..., None]).reshape(-1, dims).sum(0) / weight.sum()
-            assert np.abs(position - expected).max() < 0.5
-    assert num_inside >= 5
-
-
 def test_a_magnified_image_is_cropped_and_a_shrunk_image_is_placed_inside():
     sizes = [(32, 32)] * 50
     image, label = torch.ones(50, 1, 32, 32), random_label(50, 2, 32, 32)
@@ -249,31 +233,6 @@ def test_a_case_scaled_by_two_fills_the_output_up_to_its_outermost_voxels():
     assert valid.all()
     # the first output voxel is a quarter of a voxel before the first centre, where the edge value is repeated
     assert result[0, 0, 0, :3].tolist() == [0.0, 0.25, 0.75]
-
-
-def test_probability_mass_scales_with_the_area_within_one_percent():
-    size = (64, 64)
-    label = blob(size, (32, 32), 6)
-    label = torch.stack([1 - label, label]).unsqueeze(0).repeat(20, 1, 1, 1)
-    options = AugmentOptions(scale=(0.5, 1.9), crop=(128, 128))
-    params = draw_params(options, [size] * 20, (128, 128))
-    _, result, _ = run_augment(torch.rand(20, 1, *size), label, [size] * 20, params, options, (128, 128))
-    area = 1 / np.abs(params[:, 0] * params[:, 3])
-    mass = result[:, 1].sum((1, 2)).numpy() / label[:, 1].sum((1, 2)).numpy()
-    np.testing.assert_allclose(mass, area, rtol=0.01)
-
-
-def test_gamma_and_noise_change_only_the_image():
-    plain = AugmentOptions()
-    changed = AugmentOptions(gamma=0.7, noise=0.3)
-    sizes = [(24, 24)] * 4
-    image, label = torch.rand(4, 1, 24, 24), random_label(4, 2, 24, 24)
-    params = draw_params(changed, sizes, (24, 24))
-    before = run_augment(image, label, sizes, params, plain, (24, 24))
-    after = run_augment(image, label, sizes, params, changed, (24, 24))
-    assert not torch.allclose(before[0], after[0], atol=0.01)
-    assert torch.equal(before[1], after[1])
-    assert torch.equal(before[2], after[2])
 
 
 def test_gamma_raises_intensities_to_the_drawn_power():
@@ -330,7 +289,7 @@ def test_an_option_does_not_change_the_random_numbers_of_other_options():
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "words"),
     [
         ({"scale": (2.0, 0.5)}, "the smaller one first"),
         ({"scale": (0.0, 1.0)}, "above 0"),
@@ -338,16 +297,11 @@ def test_an_option_does_not_change_the_random_numbers_of_other_options():
         ({"crop": (0, 64)}, "1 or more"),
         ({"rotate_degrees": -1}, "rotate_degrees"),
         ({"noise": float("nan")}, "noise"),
-        ({"flips": True}, "flips"),
+        ({"flip": (True,)}, "flip"),
     ],
 )
-def test_invalid_options_are_refused(options, message):
-    with pytest.raises(ValidationError, match=message):
-        AugmentOptions(**options)
-
-
-def test_every_option_is_described():
-    assert all(field.description for field in AugmentOptions.model_fields.values())
+def test_invalid_options_are_refused(options, words):
+    refused(lambda: AugmentOptions(**options), words)
 
 
 def test_a_hard_label_is_that_of_the_nearest_voxel():

@@ -16,85 +16,59 @@ as in the usual pipelines.
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float32, Integer
-from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
 from ...errors import UserError
+from ...options import Bounds, Share, Weight, check_options
 
 
-class AugmentOptions(BaseModel):
+@dataclass(frozen=True, kw_only=True)
+class AugmentOptions:
     """How batches are augmented; see `data.batches.augment`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    crop: tuple[int, ...] | None = None
+    """size of the images in a batch, rows and columns; null is that of the dataset's largest case, rounded up
+    to a multiple of 32"""
+    scale: tuple[float, float] = (0.5, 2.0)
+    """range of the magnification, the same along all axes of a case"""
+    shift: Share = 1.0
+    """how far a window moves in a larger image, or a smaller image in the window: 1 anywhere, 0 always
+    centred"""
+    foreground: Share = 0.0
+    """share of windows that are centred on a voxel which some rater marked, as far as the image allows; for
+    images larger than `crop`"""
+    flip: bool | tuple[bool, ...] = True
+    """mirror with a chance of one half: along all axes, none, or one answer per axis, such as [false, true]
+    for left and right alone"""
+    rotate_degrees: Annotated[float, Bounds(at_least=0, at_most=180)] = 0.0
+    """largest rotation either way, in each plane of a volume"""
+    gamma: Weight = 0.0
+    """intensities in [0, 1] are raised to a power from exp(-gamma) to exp(gamma)"""
+    contrast: Weight = 0.0
+    """normalised intensities are multiplied by a number from exp(-contrast) to exp(contrast)"""
+    brightness: Weight = 0.0
+    """largest number added to all intensities of an image, in units of the training cases' standard
+    deviation"""
+    noise: Weight = 0.0
+    """standard deviation of added noise, in units of that of the training cases"""
 
-    crop: tuple[int, ...] | None = Field(
-        default=None,
-        description="size of the images in a batch, rows and columns; null is that of the dataset's largest "
-        "case, rounded up to a multiple of 32",
-    )
-    scale: tuple[float, float] = Field(
-        default=(0.5, 2.0), description="range of the magnification, the same along all axes of a case"
-    )
-    shift: float = Field(
-        default=1.0,
-        ge=0,
-        le=1,
-        description="how far a window moves in a larger image, or a smaller image in the window: "
-        "1 anywhere, 0 always centred",
-    )
-    foreground: float = Field(
-        default=0.0,
-        ge=0,
-        le=1,
-        description="share of windows that are centred on a voxel which some rater marked, as far as the "
-        "image allows; for images larger than `crop`",
-    )
-    flip: bool | tuple[bool, ...] = Field(
-        default=True,
-        description="mirror with a chance of one half: along all axes, none, or one answer per axis, such as "
-        "[false, true] for left and right alone",
-    )
-    rotate_degrees: float = Field(
-        default=0.0, ge=0, le=180, description="largest rotation either way, in each plane of a volume"
-    )
-    gamma: float = Field(
-        default=0.0,
-        ge=0,
-        description="intensities in [0, 1] are raised to a power from exp(-gamma) to exp(gamma)",
-    )
-    contrast: float = Field(
-        default=0.0,
-        ge=0,
-        description="normalised intensities are multiplied by a number from exp(-contrast) to exp(contrast)",
-    )
-    brightness: float = Field(
-        default=0.0,
-        ge=0,
-        description="largest number added to all intensities of an image, in units of the training cases' "
-        "standard deviation",
-    )
-    noise: float = Field(
-        default=0.0,
-        ge=0,
-        description="standard deviation of added noise, in units of that of the training cases",
-    )
-
-    @model_validator(mode="after")
-    def _sensible(self) -> "AugmentOptions":
-        if not 0 < self.scale[0] <= self.scale[1]:
-            raise UserError(f"scale needs two numbers above 0, the smaller one first; got {self.scale}")
+    def __post_init__(self) -> None:
+        check_options(self)
+        if not 0 < self.scale[0] <= self.scale[1] < math.inf:
+            raise ValueError(f"scale needs two numbers above 0, the smaller one first; got {self.scale}")
         if self.crop is not None and not (2 <= len(self.crop) <= 3 and min(self.crop) >= 1):
-            raise UserError(f"crop needs a size of 1 or more for each of 2 or 3 axes; got {self.crop}")
+            raise ValueError(f"crop needs a size of 1 or more for each of 2 or 3 axes; got {self.crop}")
         if not isinstance(self.flip, bool) and len(self.flip) not in (2, 3):
-            raise UserError(
+            raise ValueError(
                 f"flip needs true, false, or one of them for each of 2 or 3 axes; got {self.flip}"
             )
-        return self
 
     def flip_axes(self, num_axes: int) -> tuple[int, ...]:
         """The spatial axes that are mirrored; a ValueError if `flip` is for another number of axes.

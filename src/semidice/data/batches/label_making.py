@@ -6,12 +6,12 @@ every combination of votes. A training step looks them up: STAPLE then costs as 
 """
 
 from collections.abc import Sequence
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float32, Integer, UInt8
-from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
 from ...arrays import one_hot
@@ -26,6 +26,7 @@ from ...labels import (
     staple_label,
 )
 from ...labels.smoothing import MAX_SIGMA
+from ...options import Bounds, Count, Share, check_options
 from ..dataset import Dataset
 from ..packing import num_planes
 
@@ -43,54 +44,40 @@ _SMOOTHING_OF = {"eps": ("uniform", "boundary"), "width": ("boundary",), "sigma"
 _MAX_BITS = 10
 
 
-class LabelOptions(BaseModel):
+@dataclass(frozen=True, kw_only=True)
+class LabelOptions:
     """How the raters' masks become the label that is learned; see labels.md."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    maker: Maker = "mean"
+    """random draws one rater per case, again in every epoch"""
+    smoothing: Smoothing = "none"
+    """of the made label: everywhere alike, near boundaries, or by a Gaussian"""
+    eps: Share | None = None
+    """share of a voxel spread over the classes; null is 0.1 for uniform, 0.5 for boundary"""
+    width: Count = 3
+    """of the band of boundary smoothing, in voxels, odd"""
+    sigma: Annotated[float, Bounds(above=0, at_most=MAX_SIGMA)] = 1.0
+    """of spatial smoothing, in voxels"""
+    raters: tuple[int, ...] | None = None
+    """raters whose masks make the label, from 0, such as [0, 1]; null takes all. One of them must have looked
+    at each case. Scores always use all raters"""
 
-    maker: Maker = Field(default="mean", description="random draws one rater per case, again in every epoch")
-    smoothing: Smoothing = Field(
-        default="none", description="of the made label: everywhere alike, near boundaries, or by a Gaussian"
-    )
-    eps: float | None = Field(
-        default=None,
-        ge=0,
-        le=1,
-        description="share of a voxel spread over the classes; null is 0.1 for uniform, 0.5 for boundary",
-    )
-    width: int = Field(default=3, ge=1, description="of the band of boundary smoothing, in voxels, odd")
-    sigma: float = Field(default=1.0, gt=0, le=MAX_SIGMA, description="of spatial smoothing, in voxels")
-    raters: tuple[int, ...] | None = Field(
-        default=None,
-        min_length=1,
-        description="raters whose masks make the label, from 0, such as [0, 1]; null takes all. One of them "
-        "must have looked at each case. Scores always use all raters",
-    )
-
-    @model_validator(mode="after")
-    def _odd(self) -> "LabelOptions":
+    def __post_init__(self) -> None:
+        check_options(self)
         if self.width % 2 == 0:
-            raise UserError(f"width must be odd, so that a voxel is in the middle; got {self.width}")
-        return self
-
-    @model_validator(mode="after")
-    def _different_raters(self) -> "LabelOptions":
-        raters = list(self.raters or ())
-        if len(set(raters)) < len(raters) or min(raters, default=0) < 0:
-            raise UserError(f"raters must be different numbers, 0 for the first rater; got {raters}")
-        return self
+            raise ValueError(f"width must be odd, so that a voxel is in the middle; got {self.width}")
+        raters = () if self.raters is None else self.raters
+        if self.raters == () or len(set(raters)) < len(raters) or min(raters, default=0) < 0:
+            raise ValueError(f"raters must be different numbers, 0 for the first rater; got {list(raters)}")
 
     def ignored(self) -> dict[str, str]:
         """Why an option has no effect, by its name; it has none with another smoothing than its own."""
-        reasons = {}
-        for name, kinds in _SMOOTHING_OF.items():
-            value = getattr(self, name)
-            if value != type(self).model_fields[name].default and self.smoothing not in kinds:
-                reasons[name] = (
-                    f"{value:g} has no effect with smoothing {self.smoothing}: leave it out, or use "
-                    f"label.smoothing={' or '.join(kinds)}"
-                )
-        return reasons
+        return {
+            name: f"no effect with smoothing {self.smoothing}: leave it out, or use label.smoothing="
+            + " or ".join(kinds)
+            for name, kinds in _SMOOTHING_OF.items()
+            if getattr(self, name) != getattr(LabelOptions, name) and self.smoothing not in kinds
+        }
 
     @property
     def is_hard(self) -> bool:
@@ -188,7 +175,7 @@ class LabelTables:
         if self.tables is None:
             options = self.options
             if options.smoothing != "uniform":
-                options = options.model_copy(update={"smoothing": "none"})
+                options = replace(options, smoothing="none")
             return make_labels(masks, self.present[case], options, num_classes=self.num_classes, rater=rater)
         row = rater.int() if self.options.maker == "random" else self.row[case]
         start = (row * self.num_columns).view(-1, *[1] * (masks.ndim - 2))
