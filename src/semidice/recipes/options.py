@@ -173,8 +173,8 @@ class Recipe(BaseModel):
     """Name of the method in tables; by default the name of the file."""
     data: DataOptions
     # not LabelOptions(): a type checker without pydantic's plugin would report missing arguments
-    label: LabelOptions = LabelOptions.model_validate({})
-    augment: AugmentOptions = AugmentOptions.model_validate({})
+    label: LabelOptions = LabelOptions()
+    augment: AugmentOptions = AugmentOptions()
     model: ModelOptions = ModelOptions()
     loss: LossOptions = LossOptions()
     system: SystemOptions = SystemOptions()
