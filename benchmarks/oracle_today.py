@@ -58,6 +58,11 @@ INTENDED: dict[str, tuple[float, str]] = {
     "statistics: *, texts: means *": (inf, "the unit of a volume stands in brackets"),
     "evaluation: scores: numbers": (1e-5, "percentiles of HD95 are of float64 numbers"),
     "volumes: scores of files: numbers": (1e-5, "percentiles of HD95 are of float64 numbers"),
+    "metrics: * kde_calibration_error * kind=[cm]*": (inf, "scores are of the top label alone"),
+    "metrics: * kde_calibration_error * p=2*": (inf, "scores are absolute errors"),
+    "metrics: * volume_error_ml * of=probability*": (inf, "volume_ml measures probabilities"),
+    "metrics: * negative_log_likelihood ones *": (inf, "as defined for labels that do not sum to one, too"),
+    "metrics: * negative_log_likelihood *": (5e-7, "computed without the loss: sums round in another order"),
     "metrics: * cut bound": (inf, "the bound on the rounding of equal-mass bins is no longer offered"),
     "metrics: *hausdorff_error_mm*": (1e-5, "percentiles are of float64 numbers"),
     "metrics: (3, 1, 20, 22) * rule=argmax *": (inf, "argmax of one channel is more than 1/2, as a rule is"),
@@ -158,7 +163,15 @@ def score(name: str, prob: Any, reference: Any, *, rule: str | None = None, **op
     """reference: target, or masks of raters. rule: argmax or threshold:T; None is the default one."""
     if rule is not None and rule.startswith("threshold:"):
         prob = prob > float(rule.partition(":")[2])
-    return getattr(import_module("semidice.metrics"), name)(prob, reference, **options)
+    references = [reference]
+    if name.startswith(("volume_c", "volume_w", "rater_")):
+        del options["num_classes"]
+    # of no command
+    options = {each: value for each, value in options.items() if each not in ("kind", "p", "of")}
+    if name == "volume_width_ml":
+        del options["present"]
+        references = []
+    return getattr(import_module("semidice.metrics"), name)(prob, *references, **options)
 
 
 def bins(prob: Any, target: Any, **options: Any) -> Any:
@@ -279,8 +292,11 @@ def higher_is_better(name: str) -> Any:
 
 def agreement_of_raters(masks: Any, num_classes: int | None) -> Any:
     cases = [(f"case{number}", "someone", each) for number, each in enumerate(masks)]
-    table = import_module("semidice.statistics").rater_agreement_table(cases, num_classes=num_classes)
-    return [tuple(row) for row in table[["case", "method", "value"]].itertuples(index=False)]
+    names, rows = [f"rater {number + 1}" for number in range(masks.shape[1])], []
+    for case, patient, each in cases:
+        dice = import_module("semidice.labels").rater_agreement(each, num_classes=num_classes).majority
+        rows += import_module("semidice.statistics").agreement_rows(case, patient, names, dice)
+    return [(row["case"], row["method"], row["value"]) for row in rows]
 
 
 def command(verb: str, *arguments: str, recipe: Any, **options: Any) -> list[str]:

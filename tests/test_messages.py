@@ -255,7 +255,11 @@ FUNCTIONS = {
     ),
     "no class axis": (lambda: metrics.dice_score(PROB[:, 0], PROB[:, 0]), "unsqueeze(1)"),
     "a soft target": (lambda: metrics.dice_score(PROB, PROB), "needs a hard target", "majority_label"),
-    "raters without classes": (lambda: metrics.rater_dice_score(PROB, INDEX[:, None]), "num_classes"),
+    "raters without classes": (
+        lambda: metrics.rater_dice_score(ONE, 255 * INDEX[:, None]),
+        "0 to 510",
+        "masks > 0",
+    ),
     "raters of another size": (lambda: metrics.rater_dice_score(ONE, MASKS[:2, None, 1:]), "differ"),
     "a surface of three sides": (lambda: hausdorff(PROB, INDEX, spacing_mm=(1, 1, 1)), "2 positive sides"),
     "a voxel without thickness": (lambda: volume_error(PROB, INDEX, spacing_mm=(1, 1)), "slice thickness"),

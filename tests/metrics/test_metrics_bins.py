@@ -1,4 +1,4 @@
-"""Calibration bins compared with scikit-learn, torchmetrics and manual sums; merging, slabs."""
+"""Calibration bins compared with scikit-learn and manual sums; merging, slabs."""
 
 import numpy as np
 import pytest
@@ -69,24 +69,12 @@ def test_the_classwise_error_equals_the_error_of_each_channel_alone():
         torch.testing.assert_close(together[:, channel], alone[:, 0], rtol=0, atol=0)
 
 
-def test_confidence_1_is_in_the_last_bin_although_torchmetrics_gives_it_an_extra_bin():
-    torchmetrics = pytest.importorskip("torchmetrics.functional.classification")
-    prob, target = torch.tensor([0.95, 1.0]), torch.tensor([1, 0])
-    # one bin: mean confidence 0.975 against an accuracy of 0.5
-    bins = calibration_bins(prob.view(1, 1, 2), target.view(1, 1, 2).float(), confidence="classwise")
+def test_confidence_1_is_in_the_last_bin():
+    prob, target = torch.tensor([[[0.95, 1.0]]]), torch.tensor([[[1.0, 0.0]]])
+    bins = calibration_bins(prob, target, confidence="classwise")
     assert bins.count.flatten().tolist() == [0] * 9 + [2]
+    # one bin: mean confidence 0.975 against an accuracy of 0.5
     assert bins.error().item() == pytest.approx(0.475)
-    # torchmetrics 1.9: (0.05 + 1) / 2, as if 1.0 were an eleventh bin
-    assert torchmetrics.binary_calibration_error(prob, target, n_bins=10).item() == pytest.approx(0.525)
-
-
-@pytest.mark.parametrize("num_bins", [5, 10, 15])
-def test_torchmetrics_agrees_if_no_confidence_is_1(num_bins):
-    torchmetrics = pytest.importorskip("torchmetrics.functional.classification")
-    prob, target = soft_label(1, 3, 1000), class_map((1, 1000), 3)
-    expected = torchmetrics.multiclass_calibration_error(prob, target, num_classes=3, n_bins=num_bins)
-    result = calibration_error(prob, target, num_bins=num_bins)
-    torch.testing.assert_close(result.float()[0], expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

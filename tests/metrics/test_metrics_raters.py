@@ -1,7 +1,6 @@
-"""Scores against raters: the energy distance and its definition, scores per rater, the agreement table."""
+"""Scores against raters: the energy distance and its definition, and scores per rater."""
 
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,9 +17,6 @@ from semidice.metrics import (
     level_masks,
     rater_dice_score,
 )
-from semidice.statistics import rater_agreement_table
-
-LIDC = Path(__file__).parents[3] / "shared" / "data" / "lidc"
 
 
 def iou_distance(a, b):
@@ -69,8 +65,6 @@ def test_an_absent_rater_and_an_ignored_voxel_do_not_count():
     expected = energy_distance_by_definition(samples[0][:, valid[0]], masks[0][present[0]][:, valid[0]])
     distance = generalised_energy_distance(samples, masks, present=present, valid=valid)
     assert distance.item() == pytest.approx(expected, abs=1e-6)
-    none = torch.zeros(1, 20, dtype=torch.bool)
-    assert generalised_energy_distance(samples, masks, valid=none).isnan().all()
 
 
 def test_the_distance_of_class_maps_is_the_mean_over_the_foreground_classes():
@@ -112,38 +106,5 @@ def test_the_score_of_each_rater_is_the_dice_with_their_mask():
         alone = dice_score(prob[case : case + 1], masks[case, rater][None, None].float())
         assert scores[case, rater] == alone.item()
     maps = class_map((2, 3, 30), 3)
-    several = rater_dice_score(soft_label(2, 3, 30), maps, num_classes=3)
+    several = rater_dice_score(soft_label(2, 3, 30), maps)
     assert several[1, 2] == pytest.approx(dice_score(soft_label(2, 3, 30), maps[:, 2])[1, 1:].mean().item())
-
-
-def test_the_agreement_table_has_one_row_per_case_and_present_rater():
-    first = torch.tensor([[True, True, False], [True, True, False], [False, True, True]])
-    second = [first[0], None, first[2]]
-    table = rater_agreement_table([("a", "p1", first), ("b", "p1", second)])
-    values = table.set_index(["case", "method"])["value"]
-    assert values["a", "rater 3"] == pytest.approx(0.5)
-    # two raters share one voxel, which is their majority
-    assert values["b", "rater 1"] == pytest.approx(2 / 3)
-    assert len(table) == 5
-    assert ("b", "rater 2") not in values
-
-
-@pytest.mark.skipif(not LIDC.exists(), reason=f"needs the real data in {LIDC}")
-def test_the_agreement_of_lidc_raters_equals_numpy_and_is_in_the_known_range():
-    image = pytest.importorskip("PIL.Image")
-    names = sorted(path.name for path in (LIDC / "raters" / "1").glob("*.png"))[::12]
-
-    def masks(name):
-        stack = [np.array(image.open(LIDC / "raters" / str(k) / name)) > 0 for k in (1, 2, 3, 4)]
-        return torch.from_numpy(np.stack(stack))
-
-    table = rater_agreement_table((name, name.split("_")[0], masks(name)) for name in names)
-    by_numpy = []
-    for name in names:
-        drawn = masks(name).numpy()
-        majority = drawn.sum(0) > 2
-        for rater in drawn:
-            size_sum = rater.sum() + majority.sum()
-            by_numpy.append(2 * (rater & majority).sum() / size_sum if size_sum else 1.0)
-    assert table["value"].mean() == pytest.approx(np.mean(by_numpy), abs=1e-6)
-    assert 0.8 < table["value"].mean() < 0.95

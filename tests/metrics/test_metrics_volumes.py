@@ -1,4 +1,4 @@
-"""Scores of the distribution of a volume: their definition, absent raters, names in a table."""
+"""Scores of the distribution of a volume: their definition, and absent raters."""
 
 import numpy as np
 import pytest
@@ -7,13 +7,12 @@ from laws import class_map, soft_label
 
 from semidice.data.phantom import make_phantom
 from semidice.metrics import volume_coverage_score, volume_crps_error_ml, volume_width_ml
-from semidice.metrics.registry import SCORES, ScoredBatch
 
 SPACING = (1.0, 2.0, 5.0)
 EACH = {
     "crps": lambda *a, **k: volume_crps_error_ml(*a, spacing_mm=SPACING, **k),
     "coverage": volume_coverage_score,
-    "width": lambda *a, **k: volume_width_ml(*a, spacing_mm=SPACING, **k),
+    "width": lambda prob, _, present=None, **k: volume_width_ml(prob, spacing_mm=SPACING, **k),
 }
 each_score = pytest.mark.parametrize("score", EACH.values(), ids=list(EACH))
 
@@ -26,7 +25,7 @@ def nested_volumes(prob, num=20_000):
 
 def test_the_scores_of_a_class_are_those_of_sampled_nested_raters():
     prob, masks = soft_label(2, 3, 5, 6), class_map((2, 4, 5, 6), 3)
-    scores = {name: score(prob, masks, num_classes=3) for name, score in EACH.items()}
+    scores = {name: score(prob, masks) for name, score in EACH.items()}
     for case, number in np.ndindex(2, 3):
         sampled = nested_volumes(prob[case, number])
         volumes = (masks[case] == number).flatten(1).sum(1).numpy()
@@ -54,9 +53,7 @@ def test_a_higher_level_covers_more_raters_and_is_wider():
     phantom = make_phantom(10, size=(32, 32))
     prob, masks = phantom.prob[:, 1:], phantom.masks
     coverage = [volume_coverage_score(prob, masks, coverage=level).mean() for level in (0.3, 0.6, 0.9)]
-    width = [
-        volume_width_ml(prob, masks, spacing_mm=SPACING, coverage=level).mean() for level in (0.3, 0.6, 0.9)
-    ]
+    width = [volume_width_ml(prob, spacing_mm=SPACING, coverage=level).mean() for level in (0.3, 0.6, 0.9)]
     assert coverage[0] < coverage[1] < coverage[2]
     assert width[0] < width[1] < width[2]
 
@@ -74,25 +71,5 @@ def test_an_absent_rater_does_not_count_and_bool_masks_are_class_1(score):
     present = torch.tensor([[True, False, True]] * 2)
     expected = score(prob, masks[:, [0, 2]])
     torch.testing.assert_close(score(prob, masks, present=present), expected)
-    torch.testing.assert_close(score(prob, masks.long(), present=present, num_classes=2), expected)
+    torch.testing.assert_close(score(prob, masks.long(), present=present), expected)
     torch.testing.assert_close(score(prob[:, 1:], masks, present=present), expected[:, 1:])
-
-
-@each_score
-def test_invalid_voxels_do_not_count_and_a_case_without_voxels_is_nan(score):
-    prob, masks = soft_label(2, 2, 20), torch.rand(2, 3, 20) < 0.5
-    valid = torch.rand(2, 20) < 0.6
-    scores = score(prob, masks, valid=valid)
-    for case in range(2):
-        alone = score(prob[case : case + 1, :, valid[case]], masks[case : case + 1, :, valid[case]])
-        torch.testing.assert_close(alone[0], scores[case])
-    valid[0] = False
-    again = score(prob, masks, valid=valid)
-    assert again[0].isnan().all()
-    torch.testing.assert_close(again[1], scores[1])
-
-
-def test_the_coverage_needs_no_spacing_and_has_one_name():
-    phantom = make_phantom(3, size=(16, 16))
-    scores = SCORES["volume_coverage_score"](ScoredBatch(phantom.prob, masks=phantom.masks))
-    torch.testing.assert_close(scores[:, 1:], volume_coverage_score(phantom.prob[:, 1:], phantom.masks))

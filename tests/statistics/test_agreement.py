@@ -5,15 +5,18 @@ import pytest
 import torch
 
 from semidice.labels import rater_agreement
-from semidice.statistics.agreement import drawn_voxels, rater_agreement_table, raters_own_scores
+from semidice.statistics import agreement_rows, case_table
+from semidice.statistics.agreement import drawn_voxels, raters_own_scores
 
 NAMES = ("background", "a", "b", "never drawn")
 
 
-def test_a_table_of_raters_has_a_row_for_each_who_looked():
-    masks = torch.tensor([[True, True, False], [True, True, False], [False, True, True]])
-    cases = [("c0", "p0", masks), ("c1", "p0", [masks[0], None, masks[2]])]
-    table = rater_agreement_table(cases, rater_names=["x", "y", "z"])
+def test_the_agreement_of_raters_is_a_row_of_each_who_looked():
+    masks = torch.tensor([[[True, True, False], [True, True, False], [False, True, True]]] * 2)
+    present = torch.tensor([[True, True, True], [True, False, True]])
+    dice = rater_agreement(masks, present=present, batched=True).majority
+    rows = [row for case in (0, 1) for row in agreement_rows(f"c{case}", "p0", "xyz", dice[case])]
+    table = case_table(rows)
     found = list(zip(table["case"], table["method"], table["value"].round(3), strict=True))
     # of two raters, a voxel that one of them drew is a tie, and background
     assert found == [("c0", "x", 1), ("c0", "y", 1), ("c0", "z", 0.5), ("c1", "x", 0.667), ("c1", "z", 0.667)]

@@ -15,13 +15,13 @@ Left out: the kernel estimate of the same error (`density`).
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from ..options import check_value
+from ..options import Bounds, check_value
 from .checks import check_scored
 from .slabs import Slab, slabs
 
@@ -29,13 +29,13 @@ Binning = Literal["equal_width", "equal_mass"]
 Confidence = Literal["top_class", "classwise"]
 
 _UNIT = 1 << 26
+_SUMS = ("count", "confidence", "accuracy")
 # 0.7 in float32 is below 0.7: a confidence within 1.2e-7 below an edge counts as above it in every dtype
 _EDGE_SLACK = 8
 # Equal-mass cells: 128 for each factor of two in the distance to the nearer end of [0, 1], down to 2^-24, the
 # smallest distance of a float32 to 1; exactly 0 and exactly 1 each have their own cell.
 _MANTISSA_BITS = 7
 _SMALLEST = (127 - 24) << _MANTISSA_BITS
-MAX_BINS = 10_000
 _NUM_CELLS = 2 * (1 + (23 << _MANTISSA_BITS)) + 1
 
 
@@ -66,18 +66,11 @@ class CalibrationBins:
             raise ValueError(
                 f"cannot merge {self.num_bins} {self.binning} bins with {other.num_bins} {other.binning} ones"
             )
-        return replace(
-            self,
-            count=self.count + other.count,
-            confidence=self.confidence + other.confidence,
-            accuracy=self.accuracy + other.accuracy,
-        )
+        return replace(self, **{name: getattr(self, name) + getattr(other, name) for name in _SUMS})
 
     def over_cases(self) -> "CalibrationBins":
         """The bins of all cases together: sums over the first axis."""
-        return replace(
-            self, count=self.count.sum(0), confidence=self.confidence.sum(0), accuracy=self.accuracy.sum(0)
-        )
+        return replace(self, **{name: getattr(self, name).sum(0) for name in _SUMS})
 
     def error(self) -> Float[Tensor, "*lead"]:
         """Calibration error in [0, 1], float64, of each entry of the leading axes; NaN without a voxel."""
@@ -129,9 +122,7 @@ def calibration_bins(
     """
     check_value(Confidence, confidence=confidence)
     check_value(Binning, binning=binning)
-    check_value(int, num_bins=num_bins)
-    if not 1 <= num_bins <= MAX_BINS:
-        raise ValueError(f"num_bins must be 1 to {MAX_BINS}; got {num_bins}")
+    check_value(Annotated[int, Bounds(at_least=1, at_most=10_000)], num_bins=num_bins)
     target, valid = check_scored(prob, target, valid=valid, ignore_index=ignore_index)
     num_rows = prob.shape[1] if confidence == "classwise" else 1
     num_cells = num_bins if binning == "equal_width" else _NUM_CELLS
@@ -156,51 +147,26 @@ def calibration_bins(
     return CalibrationBins(count, confident, accurate, num_bins, binning)
 
 
-def calibration_error(
-    prob: Tensor,
-    target: Tensor,
-    *,
-    num_bins: int = 10,
-    binning: Binning = "equal_width",
-    valid: Tensor | None = None,
-    ignore_index: int | None = None,
-) -> Float[Tensor, " N"]:
+def calibration_error(prob: Tensor, target: Tensor, **options: Any) -> Float[Tensor, " N"]:
     """Expected calibration error of the top class, per case; the paper's ECE column (10 equal-width bins).
 
-    Over a whole dataset: `calibration_bins(..., per_case=False).error()`, merged with `+` over batches.
+    options: num_bins, binning, valid and ignore_index of `calibration_bins`. Over a whole dataset:
+    `calibration_bins(..., per_case=False).error()`, merged with `+` over batches.
 
     >>> round(float(calibration_error(torch.tensor([[[0.9, 0.9]]]), torch.tensor([[[1.0, 0.0]]]))), 4)
     0.4
     """
-    return calibration_bins(
-        prob, target, num_bins=num_bins, binning=binning, valid=valid, ignore_index=ignore_index
-    ).error()
+    return calibration_bins(prob, target, **options).error()
 
 
-def classwise_calibration_error(
-    prob: Tensor,
-    target: Tensor,
-    *,
-    num_bins: int = 10,
-    binning: Binning = "equal_width",
-    valid: Tensor | None = None,
-    ignore_index: int | None = None,
-) -> Float[Tensor, "N C"]:
+def classwise_calibration_error(prob: Tensor, target: Tensor, **options: Any) -> Float[Tensor, "N C"]:
     """Calibration error of each class against the rest, per case and class; one channel is the foreground.
 
     >>> prob, target = torch.tensor([[[0.1, 0.1]]]), torch.tensor([[[1.0, 0.0]]])
     >>> round(float(classwise_calibration_error(prob, target)), 4)
     0.4
     """
-    return calibration_bins(
-        prob,
-        target,
-        confidence="classwise",
-        num_bins=num_bins,
-        binning=binning,
-        valid=valid,
-        ignore_index=ignore_index,
-    ).error()
+    return calibration_bins(prob, target, confidence="classwise", **options).error()
 
 
 def _confidence_and_accuracy(slab: Slab, confidence: Confidence) -> Iterator[tuple[Tensor, Tensor]]:

@@ -3,7 +3,7 @@
 The valid voxels of a case are split at random in two halves. Key points of one half (balanced over classes,
 and weighted, `keypoints.draw_keys`) estimate the label to expect at a probability. The error is the mean
 over points of the other half, drawn uniformly. So no voxel is used to judge itself, and the cost is
-num_points x num_keys for a case of any size. Left out: the estimator (`calibration.recalibration`).
+`NUM_POINTS` x `NUM_KEYS` for a case of any size. Left out: the estimator (`calibration.recalibration`).
 """
 
 import torch
@@ -11,44 +11,36 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..calibration.keypoints import draw_keys
-from ..calibration.recalibration import Kind
 from ..calibration.recalibration import kde_calibration_error as error_of_points
-from ..options import check_value
 from .checks import check_scored
 
 # a larger case is first reduced to this many voxels: sorting a volume would take seconds and gigabytes
 MAX_VOXELS = 1 << 20
+NUM_KEYS = 1024
+NUM_POINTS = 4096
 
 
 def kde_calibration_error(
     prob: Tensor,
     target: Tensor,
     *,
-    kind: Kind = "top_label",
-    p: int = 1,
     bandwidth: float = 0.01,
-    num_keys: int = 1024,
-    num_points: int = 4096,
-    seed: int = 0,
     valid: Tensor | None = None,
     ignore_index: int | None = None,
 ) -> Float[Tensor, " N"]:
     """Kernel estimate of each case's calibration error, against a hard or soft reference; lower is better.
 
-    kind, p and bandwidth as in `calibration.kde_calibration_error`; errors at different bandwidths cannot be
-    compared. The same seed gives a case the same points in any batch. A case with fewer than two valid voxels
-    has NaN.
+    It is that of the top label, see `calibration.kde_calibration_error`. Errors at different bandwidths
+    cannot be compared. A case has the same points in any batch; with fewer than two valid voxels it has NaN.
 
     >>> prob, target = torch.full((1, 1, 400), 0.8), torch.ones(1, 1, 400)
     >>> round(float(kde_calibration_error(prob, target)), 4)
     0.2
     """
     target, valid = check_scored(prob, target, valid=valid, ignore_index=ignore_index)
-    check_value(int, num_keys=num_keys, num_points=num_points, seed=seed)
-    check_value(float, bandwidth=bandwidth)
     errors = []
     for case in range(len(prob)):
-        generator = torch.Generator(prob.device).manual_seed(seed)
+        generator = torch.Generator(prob.device).manual_seed(0)
         voxels = _drawn_voxels(prob[case], None if valid is None else valid[case], generator)
         if len(voxels) < 2:
             errors.append(torch.full((), torch.nan, device=prob.device))
@@ -56,15 +48,14 @@ def kde_calibration_error(
         key_half, point_half = voxels.tensor_split(2)
         # keys are drawn from the key voxels of this case only
         key_prob, key_target = (_at(voxels_of[case], key_half).unsqueeze(0) for voxels_of in (prob, target))
-        keys = draw_keys(key_prob, key_target, num_keys, generator=generator)
-        points = point_half[:num_points]
+        keys = draw_keys(key_prob, key_target, NUM_KEYS, generator=generator)
+        points = point_half[:NUM_POINTS]
         errors.append(
             error_of_points(
                 _at(prob[case], points).movedim(0, -1),
                 _at(target[case], points).movedim(0, -1),
                 bandwidth=bandwidth,
-                kind=kind,
-                p=p,
+                kind="top_label",
                 keys=keys,
             )
         )

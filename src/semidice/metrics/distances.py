@@ -7,13 +7,14 @@ voxels as surface elements).
 
     class in            HD95                                   surface Dice
     neither             0                                      1          (`empty`)
-    one of the two      the diagonal of the image, in mm       0          (HD95: `missed`)
+    one of the two      the diagonal of the image, in mm       0
 
 A mean without these cases would not penalise a method for what it misses. Voxels outside `valid` count as
 background of both. Distances are float32, so that a distance of exactly the tolerance is within it.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -21,71 +22,45 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..arrays import nan_without_voxels, read_numbers
-from ..options import check_value
-from .checks import check_empty, check_hard_target, check_scored
+from ..options import Bounds, Weight, check_value
+from .checks import check_empty, check_scored
 from .scores import decided_channels
 
 
 def hausdorff_error_mm(
-    prob: Tensor,
-    target: Tensor,
-    *,
-    spacing_mm: Sequence[float] | Tensor,
-    percentile: float = 95.0,
-    empty: float = 0.0,
-    missed: float | None = None,
-    valid: Tensor | None = None,
-    ignore_index: int | None = None,
+    prob: Tensor, target: Tensor, *, percentile: float = 95.0, empty: float = 0.0, **options: Any
 ) -> Float[Tensor, "N C"]:
     """Hausdorff distance in mm at a percentile (HD95) of each case and class, of decided masks.
 
-    The target is hard. spacing_mm: one side per axis of space, or (N, axes). missed: the distance where only
-    one of the two has the class; None is the diagonal of the image, the largest possible distance. Other
-    options as in `dice_score`.
+    The target is hard. options: spacing_mm, one side per axis of space, or (N, axes); valid and ignore_index
+    as in `dice_score`.
 
     >>> prob, target = torch.eye(5)[None, :1, :, None], torch.eye(5)[None, 3:4, :, None]
     >>> float(hausdorff_error_mm(prob, target, spacing_mm=(2, 1)))
     6.0
     """
-    check_value(float, percentile=percentile)
-    if not 0 < percentile <= 100:
-        raise ValueError(f"percentile must be above 0 and at most 100; got {percentile}")
+    check_value(Annotated[float, Bounds(above=0, at_most=100)], percentile=percentile)
 
     def largest(of_mask: np.ndarray, of_reference: np.ndarray) -> float:
         return float(max(np.percentile(part, percentile) for part in (of_mask, of_reference)))
 
-    return _each_class(
-        "hausdorff_error_mm", prob, target, largest,
-        spacing_mm=spacing_mm, empty=empty, missed=missed, valid=valid, ignore_index=ignore_index,
-    )  # fmt: skip
+    return _each_class("hausdorff_error_mm", prob, target, largest, empty=empty, missed=None, **options)
 
 
 def surface_dice_score(
-    prob: Tensor,
-    target: Tensor,
-    *,
-    spacing_mm: Sequence[float] | Tensor,
-    tolerance_mm: float = 1.0,
-    empty: float = 1.0,
-    valid: Tensor | None = None,
-    ignore_index: int | None = None,
+    prob: Tensor, target: Tensor, *, tolerance_mm: float = 1.0, empty: float = 1.0, **options: Any
 ) -> Float[Tensor, "N C"]:
     """Share of both surfaces within `tolerance_mm` of the other, of each case and class; 0 if one has none.
 
     tolerance_mm: the difference between two careful raters; 0 or more. Other options as in
     `hausdorff_error_mm`.
     """
-    check_value(float, tolerance_mm=tolerance_mm)
-    if tolerance_mm < 0:
-        raise ValueError(f"tolerance_mm must be 0 mm or more; got {tolerance_mm}")
+    check_value(Weight, tolerance_mm=tolerance_mm)
 
     def share(of_mask: np.ndarray, of_reference: np.ndarray) -> float:
         return float((np.concatenate([of_mask, of_reference]) <= np.float32(tolerance_mm)).mean())
 
-    return _each_class(
-        "surface_dice_score", prob, target, share,
-        spacing_mm=spacing_mm, empty=empty, missed=0.0, valid=valid, ignore_index=ignore_index,
-    )  # fmt: skip
+    return _each_class("surface_dice_score", prob, target, share, empty=empty, missed=0.0, **options)
 
 
 def _each_class(
@@ -97,14 +72,13 @@ def _each_class(
     spacing_mm: Sequence[float] | Tensor,
     empty: float,
     missed: float | None,
-    valid: Tensor | None,
-    ignore_index: int | None,
+    **options: Any,
 ) -> Float[Tensor, "N C"]:
+    """missed: the score where one of the two has the class; None is the diagonal of the image."""
     check_empty(empty)
-    target, valid = check_scored(prob, target, valid=valid, ignore_index=ignore_index)
+    target, valid = check_scored(prob, target, hard=metric, **options)
     if prob.ndim not in (4, 5):
         raise ValueError(f"{metric} needs images or volumes, (N, C, *space); got {tuple(prob.shape)}")
-    check_hard_target(metric, target, prob, valid=valid)
     spacing, axes = read_numbers("spacing_mm", spacing_mm).cpu(), prob.ndim - 2
     fits = tuple(spacing.shape) in ((axes,), (len(prob), axes))
     if not fits or not bool(((spacing > 0) & spacing.isfinite()).all()):

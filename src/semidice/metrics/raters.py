@@ -16,8 +16,8 @@ import torch
 from jaxtyping import Bool, Float, Integer
 from torch import Tensor
 
-from ..arrays import check_tensor, describe, nan_without_voxels
-from ..options import check_value
+from ..arrays import check_tensor, check_valid, describe, nan_without_voxels
+from ..options import Count, check_value
 from ..overlap import OverlapStats, tversky_index
 from .checks import check_prob
 from .scores import counted_classes, dice_score, foreground_mean
@@ -52,10 +52,8 @@ def generalised_energy_distance(
             f"got {describe(samples)} and {describe(masks)}"
         )
     present = check_present(masks, present)
-    if valid is not None and (valid.dtype != torch.bool or valid.shape != masks.shape[:1] + masks.shape[2:]):
-        raise ValueError(
-            f"valid must be bool (N, *space) as the masks {describe(masks)}; got {describe(valid)}"
-        )
+    if valid is not None:
+        check_valid(masks, valid)
     classes = counted_classes(2 if num_classes is None else num_classes, drawn)
     distances = []
     for case in range(len(masks)):
@@ -89,9 +87,7 @@ def level_masks(
              [False,  True,  True]]])
     """
     check_prob(prob, valid)
-    check_value(int, num_samples=num_samples)
-    if num_samples < 1:
-        raise ValueError(f"num_samples must be 1 or more; got {num_samples}")
+    check_value(Count, num_samples=num_samples)
     channels = torch.cat([1 - prob, prob], 1) if prob.shape[1] == 1 else prob
     cumulative = channels.cumsum(1)[:, :-1]
     levels = [(sample + 0.5) / num_samples for sample in range(num_samples)]
@@ -103,21 +99,20 @@ def rater_dice_score(
     prob: Tensor,
     masks: Tensor,
     *,
-    num_classes: int | None = None,
     present: Tensor | None = None,
     valid: Tensor | None = None,
     drawn: Sequence[bool] | None = None,
 ) -> Float[Tensor, "N R"]:
     """Dice of the decided prediction against each rater, mean over the foreground; NaN for an absent rater.
 
-    prob has one or two channels for bool masks, and `num_classes` channels for class maps; see `dice_score`.
+    prob has one or two channels for bool masks, and one per class for class maps; see `dice_score`.
 
     >>> raters = torch.tensor([[[True, True], [True, False]]])
     >>> rater_dice_score(torch.tensor([[[0.9, 0.7]]]), raters)
     tensor([[1.0000, 0.6667]])
     """
     check_tensor("prediction", prob)
-    check_masks("masks", masks, num_classes)
+    check_masks("masks", masks, max(2, prob.shape[1]))
     present = check_present(masks, present)
     scores = []
     for mask in masks.unbind(1):
@@ -144,22 +139,18 @@ def _mean_distance(first: Tensor, second: Tensor, classes: Sequence[int]) -> Flo
 
 def check_masks(name: str, masks: Tensor, num_classes: int | None) -> None:
     """Raise unless masks are bool, or class maps of `num_classes` classes."""
-    integers = isinstance(masks, Tensor) and not masks.is_floating_point() and not masks.is_complex()
-    if not integers or masks.ndim < 2 or masks.numel() == 0:
+    check_tensor(name, masks)
+    if masks.is_floating_point() or masks.ndim < 2 or masks.numel() == 0:
         raise ValueError(
             f"{name} must be bool or integers (N, R, *space) with a voxel; got {describe(masks)}"
         )
     if masks.dtype == torch.bool:
         return
-    if num_classes is None:
+    low, high = int(masks.min()), int(masks.max())
+    if num_classes is None or low < 0 or high >= num_classes:
         raise ValueError(
-            f"{name} that are not bool need num_classes; got {describe(masks)}: "
-            "pass num_classes=..., or masks > 0"
-        )
-    if int(masks.min()) < 0 or int(masks.max()) >= num_classes:
-        raise ValueError(
-            f"{name} hold class indices {int(masks.min())} to {int(masks.max())}, "
-            f"but there are {num_classes} classes"
+            f"{name} that are not bool hold indices of num_classes={num_classes} classes; got "
+            f"{describe(masks)} with values from {low} to {high}: pass num_classes=..., or masks > 0"
         )
 
 

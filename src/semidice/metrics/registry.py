@@ -2,7 +2,7 @@
 
 Case tables, recipes, report pages and `semidice reproduce` all read these records. A `ScoreKey` is a score in
 a case table: its name, the measure it is in, and whether a scan or a slice is one case. A score of your own
-is not listed here: its name tells the direction (`*_score` and `*_index` up, `*_error` and `*_loss` down).
+is not listed here. The name of every score tells its direction, see `higher_is_better`.
 """
 
 import re
@@ -31,6 +31,14 @@ from .scores import (
 from .volumes import volume_coverage_score, volume_crps_error_ml, volume_width_ml
 
 Reference = Literal["target", "soft_target", "masks", "truth"]
+_REFERENCES: dict[Reference, str] = {
+    "target": "the majority of the raters",
+    "soft_target": "the mean of the raters",
+    "masks": "each rater",
+    "truth": "the true probability",
+}
+# as the paper writes them
+SHORT_NAMES = {"dice_score": "Dice", "binarized_dice_score": "BDice", "calibration_error": "ECE"}
 
 
 @dataclass(frozen=True)
@@ -72,35 +80,30 @@ class Score:
     """One score; call it with a `ScoredBatch`.
 
     function: of prob and the reference, with `valid`, and what else the reference or `needs_spacing` implies.
-    unit: share (shown in percent), ml, mm or nats; empty if it has none. short_name: as the paper writes it.
-    of_confidence: whether it says nothing about a mask, whose probabilities are all 0 or 1. of_mask: whether
-    it is a score of the decided mask, so that the rule that decides changes it. over_classes: whether the
-    function takes the mean over the classes itself.
+    judges: the decided mask, which a rule of decision changes; the probability; or the confidence alone,
+    which says nothing about a mask, whose probabilities are all 0 or 1. unit: share (shown in percent), ml,
+    mm or nats; empty if it has none. over_classes: whether the function takes the mean over the classes.
     """
 
     function: Callable[..., Tensor]
     reference: Reference
-    higher_is_better: bool
+    judges: Literal["mask", "probability", "confidence"]
     meaning: str
     unit: str = "share"
-    short_name: str | None = None
     needs_spacing: bool = False
-    of_confidence: bool = False
-    of_mask: bool = False
     over_classes: bool = False
 
     def __call__(self, batch: ScoredBatch) -> Tensor:
         """One value per case, (N,), or per case and class, (N, C)."""
         options: dict[str, Any] = {"valid": batch.valid}
         if self.reference == "masks":
-            options |= {"num_classes": max(2, batch.prob.shape[1]), "present": batch.present}
+            options["present"] = batch.present
         if self.over_classes:
             options["drawn"] = batch.drawn
         if self.needs_spacing:
             options["spacing_mm"] = batch.need("spacing_mm")
-        prediction = batch.prob
-        if self.of_mask and batch.decided is not None:
-            prediction = batch.decided
+        is_decided = self.judges == "mask" and batch.decided is not None
+        prediction = batch.decided if is_decided else batch.prob
         return self.function(prediction, batch.need(self.reference), **options)
 
 
@@ -118,11 +121,6 @@ class ScoreKey(NamedTuple):
     metric: str
     unit: str = "share"
     per: str = "scan"
-
-    @property
-    def score(self) -> Score | None:
-        """The record in `SCORES`; None for a score of your own."""
-        return SCORES.get(self.metric)
 
     @property
     def scale(self) -> float:
@@ -155,25 +153,26 @@ class ScoreKey(NamedTuple):
     @property
     def meaning(self) -> str | None:
         """What the score is, in words; None for a score of your own."""
-        if self.score is None:
+        score = SCORES.get(self.metric)
+        if score is None:
             return None
-        words = self.score.meaning
-        if self.score.needs_spacing:
-            words += f", {self.unit.removeprefix('share ')}" if self.scale == 100 else f", in {self.unit}"
+        within = f" {self.unit.removeprefix('share ')}" if self.unit.startswith("share ") else ""
+        words = f"{score.meaning}{within}, against {_REFERENCES[score.reference]}"
         return f"{words}; of every slice on its own" if self.per == "slice" else words
 
 
 def higher_is_better(metric: str) -> bool:
-    """Direction of a score. The name tells it for a score of your own; a ValueError if it does not.
+    """Direction of a score, which its name tells; a UserError if it does not.
 
     >>> higher_is_better("dice_score"), higher_is_better("volume_error"), higher_is_better("my_loss")
     (True, False, False)
     """
-    if metric in SCORES:
-        return SCORES[metric].higher_is_better
-    if metric.endswith(("_score", "_index", "_error", "_loss")):
-        return metric.endswith(("_score", "_index"))
-    raise UserError(f"the name {metric!r} does not say whether higher is better: end it in _score or _error")
+    up = metric.endswith(("_score", "_index"))
+    if not up and not metric.endswith(("_error", "_loss", "_distance", "_width", "negative_log_likelihood")):
+        raise UserError(
+            f"the name {metric!r} does not say whether higher is better: end it in _score or _error"
+        )
+    return up
 
 
 def default_unit(metric: str) -> str:
@@ -188,12 +187,16 @@ def default_unit(metric: str) -> str:
 
 
 def _energy_distance(prob: Tensor, masks: Tensor, *, valid: Tensor | None, **options: Any) -> Tensor:
-    samples = level_masks(prob, num_samples=16, valid=valid)
-    return generalised_energy_distance(samples, masks, valid=valid, **options)
+    samples, num_classes = level_masks(prob, num_samples=16, valid=valid), max(2, prob.shape[1])
+    return generalised_energy_distance(samples, masks, num_classes=num_classes, valid=valid, **options)
 
 
 def _mean_rater_dice(prob: Tensor, masks: Tensor, **options: Any) -> Tensor:
     return rater_dice_score(prob, masks, **options).nanmean(1)
+
+
+def _volume_width(prob: Tensor, masks: Tensor, *, present: Tensor | None, **options: Any) -> Tensor:
+    return volume_width_ml(prob, **options)
 
 
 def _in_plane(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -203,162 +206,79 @@ def _in_plane(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     )
 
 
-_UP, _DOWN = True, False
 SCORES: dict[str, Score] = {
-    "dice_score": Score(
-        dice_score,
-        "target",
-        _UP,
-        "overlap of the decided mask with the raters' majority: 2 tp / (2 tp + fp + fn)",
-        short_name="Dice",
-        of_mask=True,
-    ),
-    "iou_score": Score(
-        iou_score,
-        "target",
-        _UP,
-        "overlap of the decided mask with the raters' majority: tp / (tp + fp + fn)",
-        of_mask=True,
-    ),
+    "dice_score": Score(dice_score, "target", "mask", "overlap of the decided mask: 2 tp / (2 tp + fp + fn)"),
+    "iou_score": Score(iou_score, "target", "mask", "overlap of the decided mask: tp / (tp + fp + fn)"),
     "binarized_dice_score": Score(
-        binarized_dice_score,
-        "soft_target",
-        _UP,
-        "BDice: Dice of prediction and mean of the raters, both cut at 0.1, 0.2, ... 0.9, averaged",
-        short_name="BDice",
+        binarized_dice_score, "soft_target", "probability", "Dice of both cut at 0.1, 0.2, ... 0.9, averaged"
     ),
     "soft_dice_score": Score(
-        soft_dice_score,
-        "soft_target",
-        _UP,
-        "overlap of the probabilities and the mean of the raters, 1 only where they are equal",
+        soft_dice_score, "soft_target", "probability", "overlap of the probabilities, 1 only if equal"
     ),
     "calibration_error": Score(
-        calibration_error,
-        "target",
-        _DOWN,
-        "ECE: distance of confidence from accuracy over 10 bins of the top class, against the majority",
-        short_name="ECE",
-        of_confidence=True,
+        calibration_error, "target", "confidence", "distance of confidence from accuracy, over 10 bins"
     ),
     "rater_calibration_error": Score(
-        calibration_error,
-        "soft_target",
-        _DOWN,
-        "the same, but accuracy is the share of raters who agree with the top class",
-        of_confidence=True,
+        calibration_error, "soft_target", "confidence", "distance of confidence from accuracy, over 10 bins"
     ),
     "classwise_calibration_error": Score(
-        classwise_calibration_error,
-        "target",
-        _DOWN,
-        "the calibration error of each class against the rest",
-        of_confidence=True,
+        classwise_calibration_error, "target", "confidence", "calibration error of each class by itself"
     ),
     "kde_calibration_error": Score(
-        kde_calibration_error,
-        "target",
-        _DOWN,
-        "distance of probabilities from observed rates, by kernel density",
-        of_confidence=True,
+        kde_calibration_error, "target", "confidence", "calibration error by kernel density, without bins"
     ),
-    "brier_error": Score(
-        brier_error,
-        "target",
-        _DOWN,
-        "mean squared difference of probabilities and the majority",
-        of_confidence=True,
-    ),
+    "brier_error": Score(brier_error, "target", "confidence", "mean squared difference of the probabilities"),
     "negative_log_likelihood": Score(
         negative_log_likelihood,
         "target",
-        _DOWN,
-        "mean of -log of the probability of the majority's class",
+        "confidence",
+        "mean of -log of the probability of the class",
         "nats",
-        of_confidence=True,
     ),
     "rater_brier_error": Score(
-        brier_error,
-        "soft_target",
-        _DOWN,
-        "mean squared difference of probabilities and the mean of the raters",
-        of_confidence=True,
+        brier_error, "soft_target", "confidence", "mean squared difference of the probabilities"
     ),
     "rater_negative_log_likelihood": Score(
-        negative_log_likelihood,
-        "soft_target",
-        _DOWN,
-        "mean over the raters of -log of the probability of the rater's class",
-        "nats",
-        of_confidence=True,
+        negative_log_likelihood, "soft_target", "confidence", "mean of -log of the probability", "nats"
     ),
     "volume_error": Score(
-        volume_error_ml,
-        "target",
-        _DOWN,
-        "difference of the volumes of the decided mask and of the majority",
-        "ml",
-        needs_spacing=True,
-        of_mask=True,
+        volume_error_ml, "target", "mask", "difference of the volumes", "ml", needs_spacing=True
     ),
     "hausdorff_error": Score(
-        _in_plane(hausdorff_error_mm),
-        "target",
-        _DOWN,
-        "95th percentile of the distance between surfaces",
-        "mm",
-        needs_spacing=True,
-        of_mask=True,
+        _in_plane(hausdorff_error_mm), "target", "mask", "95 % of surface distances", "mm", needs_spacing=True
     ),
     "surface_dice_score": Score(
-        _in_plane(surface_dice_score),
-        "target",
-        _UP,
-        "share of the surfaces that lie within a tolerance of each other",
-        needs_spacing=True,
-        of_mask=True,
+        _in_plane(surface_dice_score), "target", "mask", "share of the surfaces", needs_spacing=True
     ),
     "generalised_energy_distance": Score(
-        _energy_distance,
-        "masks",
-        _DOWN,
-        "distance between masks sampled from a prediction and the raters'",
-        "",
-        over_classes=True,
+        _energy_distance, "masks", "probability", "distance of sampled masks", "", over_classes=True
     ),
     "rater_dice_score": Score(
-        _mean_rater_dice,
-        "masks",
-        _UP,
-        "overlap of the decided mask with each rater, averaged over the raters",
-        of_mask=True,
-        over_classes=True,
+        _mean_rater_dice, "masks", "mask", "Dice of the decided mask, averaged", over_classes=True
     ),
     "volume_crps_error": Score(
         volume_crps_error_ml,
         "masks",
-        _DOWN,
-        "CRPS: distance of the distribution of the volume from the volume of each rater, averaged",
+        "probability",
+        "CRPS: distance of the distribution of the volume, averaged",
         "ml",
         needs_spacing=True,
     ),
     "volume_coverage_score": Score(
         volume_coverage_score,
         "masks",
-        _UP,
-        "share of the raters whose volume lies in the 90 % interval of the prediction; the aim is 90 %",
-        of_confidence=True,
+        "confidence",
+        "share of the volumes in the 90 % interval of the prediction; the aim is 90 %",
     ),
     "volume_width": Score(
-        volume_width_ml,
+        _volume_width,
         "masks",
-        _DOWN,
-        "width of the 90 % interval of the volume, to be compared where the coverage is the same",
+        "confidence",
+        "width of the 90 % interval of the volume; to be compared where the coverage is the same",
         "ml",
         needs_spacing=True,
-        of_confidence=True,
     ),
     "truth_error": Score(
-        truth_error, "truth", _DOWN, "mean distance from the true probabilities, which only phantoms have"
+        truth_error, "truth", "probability", "mean distance of the probabilities, known of phantoms alone"
     ),
 }

@@ -9,22 +9,19 @@ Left out: calibration (`bins`), raters (`raters`), distances (`distances`), tabl
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..arrays import check_tensor, describe, nan_without_voxels, one_hot, read_numbers
+from ..arrays import check_tensor, describe, nan_without_voxels, one_hot
 from ..decisions.exclusive import likeliest_class
 from ..decisions.volumes import sum_voxels, voxel_ml
-from ..losses.segmentation import soft_cross_entropy
-from ..options import check_value
 from ..overlap import OverlapStats, SumsOptions, reference_sums, tversky_index
-from .checks import check_empty, check_hard_target, check_scored
+from .checks import check_empty, check_scored
 from .slabs import Slab, slabs
 
-VolumeOf = Literal["mask", "probability"]
 THRESHOLDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 # 0.3 as a mean of 10 raters has a rounding error, which must not decide on which side of 0.3 it is
 _AT_THRESHOLD = 1e-6
@@ -48,36 +45,25 @@ def dice_score(
     >>> round(float(dice_score(prob, torch.tensor([[[1.0, 0.0, 0.0, 0.0]]]))), 4)
     0.6667
     """
-    return _decided_index("dice_score", prob, target, 0.5, empty, valid, ignore_index)
+    return _decided_index(
+        "dice_score", prob, target, 0.5, empty=empty, valid=valid, ignore_index=ignore_index
+    )
 
 
-def iou_score(
-    prob: Tensor,
-    target: Tensor,
-    *,
-    empty: float = 1.0,
-    valid: Tensor | None = None,
-    ignore_index: int | None = None,
-) -> Float[Tensor, "N C"]:
+def iou_score(prob: Tensor, target: Tensor, **options: Any) -> Float[Tensor, "N C"]:
     """Intersection over union tp / (tp + fp + fn) of each case and class; options as in `dice_score`.
 
     >>> prob = torch.tensor([[[0.9, 0.8, 0.2, 0.1]]])
     >>> float(iou_score(prob, torch.tensor([[[1.0, 0.0, 0.0, 0.0]]])))
     0.5
     """
-    return _decided_index("iou_score", prob, target, 1.0, empty, valid, ignore_index)
+    return _decided_index("iou_score", prob, target, 1.0, **options)
 
 
 def binarized_dice_score(
-    prob: Tensor,
-    target: Tensor,
-    *,
-    thresholds: Sequence[float] = THRESHOLDS,
-    empty: float = 1.0,
-    valid: Tensor | None = None,
-    ignore_index: int | None = None,
+    prob: Tensor, target: Tensor, *, empty: float = 1.0, **options: Any
 ) -> Float[Tensor, "N C"]:
-    """Mean over thresholds t of the Dice of prob > t and target > t: BDice, the QUBIQ metric (paper, sec. 4).
+    """Mean over t = 0.1, ..., 0.9 of the Dice of prob > t and target > t: BDice of QUBIQ (paper, sec. 4).
 
     Exactly 1 if prob equals the soft label; conversely, 1 means that no threshold separates them. A value
     within 1e-6 of a threshold counts as equal to it, so not above. A threshold that neither passes counts as
@@ -87,12 +73,8 @@ def binarized_dice_score(
     >>> float(binarized_dice_score(soft, soft)), round(float(binarized_dice_score(soft.round(), soft)), 4)
     (1.0, 0.8222)
     """
-    target, valid = check_scored(prob, target, valid=valid, ignore_index=ignore_index)
-    check_empty(empty)
-    levels_given = read_numbers("thresholds", thresholds)
-    if not levels_given.numel() or not bool(((levels_given >= 0) & (levels_given < 1)).all()):
-        raise ValueError(f"thresholds must be one or more numbers in [0, 1); got {tuple(thresholds)}")
-    levels = [threshold + _AT_THRESHOLD for threshold in thresholds]
+    target, valid = check_scored(prob, target, **options)
+    levels = [threshold + _AT_THRESHOLD for threshold in THRESHOLDS]
 
     def above(slab: Slab) -> Iterator[OverlapStats]:
         for level in levels:
@@ -105,12 +87,7 @@ def binarized_dice_score(
 
 
 def soft_dice_score(
-    prob: Tensor,
-    target: Tensor,
-    *,
-    empty: float = 1.0,
-    valid: Tensor | None = None,
-    ignore_index: int | None = None,
+    prob: Tensor, target: Tensor, *, empty: float = 1.0, **options: Any
 ) -> Float[Tensor, "N C"]:
     """1 - DML1 of each case and class: sum of min(x, y) over the mean of both sums; 1 exactly at x = y.
 
@@ -120,7 +97,7 @@ def soft_dice_score(
     >>> float(soft_dice_score(soft, soft)), round(float(soft_dice_score(soft, soft.round())), 4)
     (1.0, 0.7368)
     """
-    target, valid = check_scored(prob, target, valid=valid, ignore_index=ignore_index)
+    target, valid = check_scored(prob, target, **options)
 
     def soft(slab: Slab) -> Iterator[OverlapStats]:
         for channel in range(prob.shape[1]):
@@ -129,9 +106,7 @@ def soft_dice_score(
     return _index(prob, target, valid, soft, alpha=0.5, empty=empty)
 
 
-def brier_error(
-    prob: Tensor, target: Tensor, *, valid: Tensor | None = None, ignore_index: int | None = None
-) -> Float[Tensor, " N"]:
+def brier_error(prob: Tensor, target: Tensor, **options: Any) -> Float[Tensor, " N"]:
     """Mean over a case's voxels of sum_c (x_c - y_c)^2 / 2, in [0, 1]; 0 exactly at the (soft) label.
 
     The factor 1/2 makes one sigmoid channel equal to its two-class softmax, (x - y)^2. Sums are float64.
@@ -139,7 +114,7 @@ def brier_error(
     >>> float(brier_error(torch.tensor([[[0.75]]]), torch.tensor([[[1.0]]])))
     0.0625
     """
-    target, valid = check_scored(prob, target, valid=valid, ignore_index=ignore_index)
+    target, valid = check_scored(prob, target, **options)
 
     def squares(slab: Slab) -> Tensor:
         soft = slab.target if slab.target.is_floating_point() else one_hot(slab.target, prob.shape[1])
@@ -151,9 +126,7 @@ def brier_error(
     return (_voxel_mean(prob, target, valid, squares) / min(2, prob.shape[1])).float()
 
 
-def negative_log_likelihood(
-    prob: Tensor, target: Tensor, *, valid: Tensor | None = None, ignore_index: int | None = None
-) -> Float[Tensor, " N"]:
+def negative_log_likelihood(prob: Tensor, target: Tensor, **options: Any) -> Float[Tensor, " N"]:
     """Mean over a case's voxels of -sum_c y_c log x_c, in nats; lower is better.
 
     Against a soft label the minimum is at x = y, and equals the entropy of the label, not 0. A probability of
@@ -163,18 +136,18 @@ def negative_log_likelihood(
     >>> round(float(negative_log_likelihood(torch.tensor([[[0.5]]]), torch.tensor([[[1.0]]]))), 4)
     0.6931
     """
-    target, valid = check_scored(prob, target, valid=valid, ignore_index=ignore_index)
+    target, valid = check_scored(prob, target, **options)
 
     def costs(slab: Slab) -> Tensor:
-        pair = [slab.prob, slab.target]
+        prob, soft = slab.prob, slab.target
+        if not soft.is_floating_point():
+            soft = one_hot(soft, prob.shape[1])
         if prob.shape[1] == 1:
-            pair = [torch.cat([1 - channel, channel], 1) for channel in pair]
-        sums = []
-        for row in range(len(slab.prob)):
-            counted = None if slab.valid is None else slab.valid[row : row + 1]
-            mean = soft_cross_entropy(pair[0][row : row + 1], pair[1][row : row + 1], valid=counted)
-            sums.append(mean.double() * (slab.prob.shape[2] if counted is None else counted.sum()))
-        return torch.stack(sums)
+            prob, soft = (torch.cat([1 - channel, channel], 1) for channel in (prob, soft))
+        cost = -(soft * prob.clamp_min(torch.finfo(prob.dtype).tiny).log()).sum(1)
+        if slab.valid is not None:
+            cost = torch.where(slab.valid, cost, 0)
+        return cost.sum(1, dtype=torch.float64)
 
     return _voxel_mean(prob, target, valid, costs).float()
 
@@ -200,27 +173,20 @@ def volume_error_ml(
     target: Tensor,
     *,
     spacing_mm: Sequence[float] | Tensor,
-    of: VolumeOf = "mask",
-    valid: Tensor | None = None,
-    ignore_index: int | None = None,
+    **options: Any,
 ) -> Float[Tensor, "N C"]:
-    """Absolute difference in ml between the volume of prob and that of the target.
+    """Absolute difference in ml between the volumes of the decided mask and of a hard target.
 
-    of="mask" decides, and needs a hard target. of="probability" also takes a soft one, whose volume is its
-    sum. spacing_mm: the three sides of a voxel, or (N, 3).
+    spacing_mm: the three sides of a voxel, or (N, 3). `volume_ml` has the expected volume of probabilities.
 
     >>> prob, target = torch.full((1, 1, 10, 10, 10), 0.4), torch.ones(1, 1, 10, 10, 10)
     >>> float(volume_error_ml(prob, target, spacing_mm=(1, 1, 1)))
     1.0
     """
-    check_value(VolumeOf, of=of)
-    target, valid = check_scored(prob, target, valid=valid, ignore_index=ignore_index)
-    if of == "mask":
-        check_hard_target("volume_error_ml(of='mask')", target, prob, valid=valid)
+    target, valid = check_scored(prob, target, hard="volume_error_ml", **options)
     per_voxel = voxel_ml(spacing_mm, num_cases=len(prob)).to(prob.device)
     # each volume is rounded to float32 before the difference, as `volume_ml` returns it
-    masses = decided_channels(prob) if of == "mask" else prob.unbind(1)
-    predicted = torch.stack([sum_voxels(mass, valid) for mass in masses], 1)
+    predicted = torch.stack([sum_voxels(mask, valid) for mask in decided_channels(prob)], 1)
     volume = nan_without_voxels((predicted * per_voxel).float(), valid)
     voxels = [sum_voxels(_channel(target, channel), valid) for channel in range(prob.shape[1])]
     return (volume - torch.stack(voxels, 1) * per_voxel).abs().float()
@@ -260,19 +226,11 @@ def decided_channels(prob: Tensor) -> Iterator[Tensor]:
 
 
 def _decided_index(
-    metric: str,
-    prob: Tensor,
-    target: Tensor,
-    alpha: float,
-    empty: float,
-    valid: Tensor | None,
-    ignore_index: int | None,
+    metric: str, prob: Tensor, target: Tensor, alpha: float, *, empty: float = 1.0, **options: Any
 ) -> Tensor:
-    check_empty(empty)
-    target, valid = check_scored(prob, target, valid=valid, ignore_index=ignore_index)
+    target, valid = check_scored(prob, target, hard=metric, **options)
 
     def decided(slab: Slab) -> Iterator[OverlapStats]:
-        check_hard_target(metric, slab.target, prob, valid=slab.valid, full_target=target)
         for channel, mask in enumerate(decided_channels(slab.prob)):
             yield _stats(mask, _channel(slab.target, channel), slab.valid)
 
@@ -292,6 +250,7 @@ def _index(
 
     Float32 counts of a slab are exact; those of a volume with more than 2^24 voxels would not be.
     """
+    check_empty(empty)
     # the slabs of a case follow each other
     parts: dict[int, Tensor] = {}
     for slab in slabs(prob, target, valid):

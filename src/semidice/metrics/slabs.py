@@ -1,7 +1,7 @@
 """Slabs: cases cut into pieces of bounded size, so that a metric of a volume needs no copy of the volume.
 
 A slab is several complete cases, or a part of one case. Metrics sum over the voxels of each slab, and then
-over slabs.
+over slabs. Values that do not lie in a row, such as those of channels-last tensors, are copied once.
 """
 
 from collections.abc import Iterator
@@ -15,9 +15,6 @@ from torch import Tensor
 # thread: the slab stays in the cache, and on a busy machine no operation waits for other threads.
 SLAB_SIZE = 1 << 15
 SLAB_SIZE_GPU = 1 << 21
-
-# prob, target and valid, each with its axes of space
-Piece = tuple[Tensor, Tensor, Tensor | None]
 
 
 class Slab(NamedTuple):
@@ -45,30 +42,18 @@ def slabs(
     [(2, 1, 4), (1, 1, 4)]
     """
     size = size or (SLAB_SIZE if prob.device.type == "cpu" else SLAB_SIZE_GPU)
-    num_cases, num_channels, *space = prob.shape
-    step = max(1, size // (num_channels * torch.Size(space).numel()))
+    rows = prob.reshape(*prob.shape[:2], -1)
+    labels = target.reshape(*target.shape[: 2 if target.is_floating_point() else 1], -1)
+    counted = None if valid is None else valid.reshape(len(valid), -1)
+    num_cases, num_channels, num_voxels = rows.shape
+    length = max(1, size // num_channels)
+    step = max(1, length // num_voxels)
     for first in range(0, num_cases, step):
         cases = slice(first, first + step)
-        complete = prob[cases], target[cases], None if valid is None else valid[cases]
-        for part, label, counted in _cut(complete, len(space), size):
+        for start in range(0, num_voxels, length):
+            voxels = slice(start, start + length)
+            part = rows[cases, :, voxels]
             if part.dtype != torch.bool:
                 part = part.to(torch.promote_types(part.dtype, torch.float32))
-            rows = part.reshape(*part.shape[:2], -1)
-            label = label.reshape(*label.shape[: 2 if label.is_floating_point() else 1], -1)
-            yield Slab(first, rows, label, None if counted is None else counted.reshape(len(counted), -1))
-
-
-def _cut(piece: Piece, num_axes: int, size: int) -> Iterator[Piece]:
-    """The piece, or smaller ones made by cutting its longest axis of space until each has `size` floats."""
-    prob, target, valid = piece
-    # a negative index means the same axis of space with and without a channel axis
-    axis = max(range(-num_axes, 0), key=lambda number: prob.shape[number], default=0)
-    if prob.numel() <= size or axis == 0 or prob.shape[axis] == 1:
-        yield piece
-        return
-    step = max(1, size * prob.shape[axis] // prob.numel())
-    for start in range(0, prob.shape[axis], step):
-        length = min(step, prob.shape[axis] - start)
-        narrow = prob.narrow(axis, start, length), target.narrow(axis, start, length)
-        part = None if valid is None else valid.narrow(axis, start, length)
-        yield from _cut((*narrow, part), num_axes, size)
+            valid_part = None if counted is None else counted[cases, voxels]
+            yield Slab(first, part, labels[cases, ..., voxels], valid_part)

@@ -1,8 +1,8 @@
 """Scores of the distribution of a volume against the volumes of the raters.
 
 The distribution is that of nested raters (`decisions.volumes`), from one probability map; each class is
-judged on its own. Masks are bool (N, R, *space), or class maps of integers with `num_classes`. `present`,
-bool (N, R), is False for a rater who did not look at the case. A case without a valid voxel has NaN.
+judged on its own. Masks are bool (N, R, *space), or class maps of integers. `present`, bool (N, R), is False
+for a rater who did not look at the case. A case without a valid voxel has NaN.
 Left out: the error of a decided volume (`scores.volume_error_ml`), and corrected intervals
 (`decisions.conformal`).
 """
@@ -15,7 +15,7 @@ from torch import Tensor
 from ..arrays import describe
 from ..decisions.volumes import rater_volumes_ml, volume_crps, volume_interval
 from .checks import check_prob
-from .raters import check_masks, check_present
+from .raters import check_present
 
 # share of the raters whose volumes an interval is made for
 COVERAGE = 0.9
@@ -28,7 +28,6 @@ def volume_crps_error_ml(
     masks: Tensor,
     *,
     spacing_mm: Sequence[float] | Tensor,
-    num_classes: int | None = None,
     present: Tensor | None = None,
     valid: Tensor | None = None,
 ) -> Float[Tensor, "N C"]:
@@ -41,7 +40,7 @@ def volume_crps_error_ml(
     >>> volume_crps_error_ml(torch.tensor([[[1.0, 0.5]]]), raters, spacing_mm=(10, 10, 10))
     tensor([[0.2500]])
     """
-    volumes = _volumes(prob, masks, spacing_mm, num_classes, present, valid)
+    volumes = _rater_volumes(prob, masks, spacing_mm, present, valid)
     return volume_crps(prob, volumes, spacing_mm=spacing_mm, valid=valid).float()
 
 
@@ -50,7 +49,6 @@ def volume_coverage_score(
     masks: Tensor,
     *,
     coverage: float = COVERAGE,
-    num_classes: int | None = None,
     present: Tensor | None = None,
     valid: Tensor | None = None,
 ) -> Float[Tensor, "N C"]:
@@ -62,7 +60,7 @@ def volume_coverage_score(
     >>> volume_coverage_score(torch.tensor([[[1.0, 0.5]]]), raters)
     tensor([[0.5000]])
     """
-    volumes = _volumes(prob, masks, _ONE_ML, num_classes, present, valid)
+    volumes = _rater_volumes(prob, masks, _ONE_ML, present, valid)
     low, high = volume_interval(prob, coverage, spacing_mm=_ONE_ML, valid=valid)
     covered = ((volumes >= low.unsqueeze(2)) & (volumes <= high.unsqueeze(2))).double()
     return covered.masked_fill(volumes.isnan(), float("nan")).nanmean(2).float()
@@ -70,50 +68,38 @@ def volume_coverage_score(
 
 def volume_width_ml(
     prob: Tensor,
-    masks: Tensor,
     *,
     spacing_mm: Sequence[float] | Tensor,
     coverage: float = COVERAGE,
-    num_classes: int | None = None,
-    present: Tensor | None = None,
     valid: Tensor | None = None,
 ) -> Float[Tensor, "N C"]:
     """Width in ml of the interval of `coverage`; of methods that cover the same share, narrower is better.
 
-    The masks are only checked, so that all scores of raters are called alike.
-
-    >>> raters = torch.tensor([[[True, True], [True, False]]])
-    >>> volume_width_ml(torch.tensor([[[1.0, 0.5]]]), raters, spacing_mm=(10, 10, 10))
+    >>> volume_width_ml(torch.tensor([[[1.0, 0.5]]]), spacing_mm=(10, 10, 10))
     tensor([[1.]])
     """
-    _check(prob, masks, num_classes, present, valid)
+    check_prob(prob, valid)
     low, high = volume_interval(prob, coverage, spacing_mm=spacing_mm, valid=valid)
     return (high - low).float()
 
 
-def _volumes(
+def _rater_volumes(
     prob: Tensor,
     masks: Tensor,
     spacing_mm: Sequence[float] | Tensor,
-    num_classes: int | None,
     present: Tensor | None,
     valid: Tensor | None,
 ) -> Float[Tensor, "N C R"]:
-    present = _check(prob, masks, num_classes, present, valid)
-    return rater_volumes_ml(
-        masks, num_channels=prob.shape[1], spacing_mm=spacing_mm, present=present, valid=valid
-    )
-
-
-def _check(
-    prob: Tensor, masks: Tensor, num_classes: int | None, present: Tensor | None, valid: Tensor | None
-) -> Tensor:
-    """`present`, checked with all else."""
     check_prob(prob, valid)
-    check_masks("masks", masks, num_classes)
     if masks.shape[:1] + masks.shape[2:] != prob.shape[:1] + prob.shape[2:]:
         raise ValueError(
             f"prob (N, C, *space) and masks (N, R, *space) differ in cases or space: "
             f"got {describe(prob)} and {describe(masks)}"
         )
-    return check_present(masks, present)
+    return rater_volumes_ml(
+        masks,
+        num_channels=prob.shape[1],
+        spacing_mm=spacing_mm,
+        present=check_present(masks, present),
+        valid=valid,
+    )

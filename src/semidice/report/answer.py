@@ -12,7 +12,7 @@ import numpy as np
 
 from ..data.dataset import Dataset, ScoredUnit
 from ..errors import UserError
-from ..metrics.registry import ScoreKey, higher_is_better
+from ..metrics.registry import SHORT_NAMES, ScoreKey, higher_is_better
 from ..statistics.agreement import OVERLAP_SCORES, raters_own_scores
 from ..statistics.cases import MAIN_CLASSES, CaseTable, keys_of, rows_of
 from ..statistics.compare import Comparison, compare_scores
@@ -105,7 +105,7 @@ def is_main(comparison: Comparison) -> bool:
 def spoken(scored: Comparison | RuleScore) -> str:
     """The score as people say it, with class, unit and direction; the heading of tables has its key."""
     key = scored.key
-    short = key.score.short_name if key.score is not None else None
+    short = SHORT_NAMES.get(key.metric)
     return scored.heading.replace(key.metric, short, 1) if short else scored.heading
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from itertools import combinations
 
-from ..metrics.registry import SCORES
+from ..metrics.registry import SHORT_NAMES, higher_is_better
 from ..statistics.tables import Cell, Table
 from .conclusions import CONCLUSIONS
 from .scores import comparable_paper_values
@@ -47,11 +47,11 @@ def values_table(table: PaperTable, ours: TableValues, datasets: Sequence[str], 
                     "runs": " ".join(runs.get(column, ())) if our is not None else "",
                 }
             )
-        score = SCORES[METRICS[key.metric]]
-        arrow = "↑" if score.higher_is_better else "↓"
+        metric = METRICS[key.metric]
+        arrow = "↑" if higher_is_better(metric) else "↓"
         # one column for all names: a narrow terminal has no space for a second one next to seven bandwidths
         per_slice = " per slice" if key in ours.per_slice else ""
-        rows.append((Cell(f"{name}, {score.short_name}{per_slice} {arrow}"), *our_line))
+        rows.append((Cell(f"{name}, {SHORT_NAMES[metric]}{per_slice} {arrow}"), *our_line))
         rows.append((Cell("  paper"), *paper_line))
         rows.append((Cell("  difference"), *difference_line))
     header = ("dataset, metric (%)", *paper.columns)

@@ -51,15 +51,17 @@ def mask_metrics(dataset: Dataset, metrics: Sequence[str], *, asked: bool = Fals
     unknown = [name for name in metrics if name not in SCORES]
     if unknown:
         inapplicable_metrics(dataset, unknown)
-    others = [name for name in metrics if not SCORES[name].of_mask]
+    others = [name for name in metrics if SCORES[name].judges != "mask"]
     if asked and others:
-        known = [name for name, score in SCORES.items() if score.of_mask]
+        known = [name for name, score in SCORES.items() if score.judges == "mask"]
         raise UserError(
             f"no rule changes {', '.join(others)}: scores of masks are {', '.join(known)}; leave out "
             "--decide for the others"
         )
     left_out = inapplicable_metrics(dataset, metrics)
-    return [name for name in metrics if SCORES[name].of_mask and name not in left_out] or ["dice_score"]
+    return [name for name in metrics if SCORES[name].judges == "mask" and name not in left_out] or [
+        "dice_score"
+    ]
 
 
 def fitted_rules(
@@ -160,7 +162,7 @@ def score_rules(
 
 def mask_scores(table: CaseTable) -> CaseTable:
     """The rows of scores of masks: scores against the truth are added to every table of phantoms."""
-    names = [name for name, score in SCORES.items() if score.of_mask]
+    names = [name for name, score in SCORES.items() if score.judges == "mask"]
     return table[table["metric"].isin(names)]
 
 

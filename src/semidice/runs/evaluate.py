@@ -222,7 +222,7 @@ def _left_out(dataset: Dataset, metrics: Sequence[str], *, are_masks: bool) -> d
     """The metrics that do not apply to files of another tool, and the reason."""
     left_out = inapplicable_metrics(dataset, metrics)
     if are_masks:
-        need_prob = [metric for metric in metrics if SCORES[metric].of_confidence]
+        need_prob = [metric for metric in metrics if SCORES[metric].judges == "confidence"]
         left_out |= dict.fromkeys(need_prob, "the files are masks, and it needs probabilities")
     return left_out
 
@@ -298,7 +298,9 @@ def scores_table(table: CaseTable, *, title: str) -> Table:
 def rules_table(table: CaseTable, baseline: str, *, title: str) -> RenderableType:
     """One row per method: the mean of each score, its difference to the baseline, and the p-value."""
     methods = [baseline, *(method for method in methods_of(table) if method != baseline)]
-    comparisons = [compare_cases(table, key, methods=methods, drop=True) for key in keys_of(table)]
+    comparisons = [
+        compare_cases(table, key, methods=methods, baseline=baseline, drop=True) for key in keys_of(table)
+    ]
     return baseline_table(comparisons, baseline, title=title)
 
 

@@ -6,7 +6,7 @@ A case table is a pandas frame: `pd.read_parquet("cases.parquet")`. `case_table`
 Needs the extra: pip install 'semidice[statistics]'.
 """
 
-from .agreement import rater_agreement_table
+from .agreement import agreement_rows
 from .cases import COLUMNS, NEEDED, case_table, concatenate, read_cases, write_cases
 from .collect import CaseScores
 from .compare import Comparison, compare_cases, compare_scores, holm
@@ -21,6 +21,7 @@ __all__ = [
     "CaseScores",
     "Comparison",
     "PairedScores",
+    "agreement_rows",
     "case_table",
     "compare_cases",
     "compare_scores",
@@ -30,7 +31,6 @@ __all__ = [
     "paired",
     "paired_test",
     "pairs_table",
-    "rater_agreement_table",
     "read_cases",
     "write_cases",
 ]

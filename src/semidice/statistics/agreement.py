@@ -17,7 +17,6 @@ from ..labels.makers import rater_agreement
 from ..labels.raters import read_raters
 from ..metrics.registry import SCORES, ScoredBatch
 from ..metrics.scores import counted_classes, foreground_mean
-from .cases import CaseTable, case_table
 
 # scores of overlap that raters can have too; voxels that nobody drew change none of them
 OVERLAP_SCORES = ("dice_score", "iou_score", "binarized_dice_score", "soft_dice_score", "rater_dice_score")
@@ -34,37 +33,16 @@ def drawn_voxels(masks: Shaped[np.ndarray, "R *space"]) -> Shaped[np.ndarray, "R
     return drawn
 
 
-def rater_agreement_table(
-    cases: Iterable[tuple[str, str, Tensor | Sequence[Tensor | None]]],
-    *,
-    num_classes: int | None = None,
-    rater_names: Iterable[str] | None = None,
-) -> CaseTable:
-    """Dice of each rater against the majority, one row per case and rater: the paper's Table "ratio".
-
-    cases: (case, patient, masks (R, *space)) one after the other. In a list of masks, None stands for a rater
-    who did not look at the case. The paper's figure is the mean of the column `value`.
-
-    >>> masks = torch.tensor([[True, True, False], [True, True, False], [False, True, True]])
-    >>> rater_agreement_table([("case1", "patient1", masks)])["value"].tolist()
-    [1.0, 1.0, 0.5]
-    """
-    names = None if rater_names is None else tuple(rater_names)
-    rows: list[dict[str, object]] = []
-    for case, patient, masks in cases:
-        drawn = {number: mask for number, mask in enumerate(masks) if mask is not None}
-        agreement = rater_agreement(
-            np.stack([np.asarray(mask) for mask in drawn.values()]), num_classes=num_classes
-        )
-        raters = [f"rater {number + 1}" if names is None else names[number] for number in drawn]
-        rows += agreement_rows(case, patient, raters, agreement.majority)
-    return case_table(rows)
-
-
 def agreement_rows(
     case: str, patient: str, raters: Sequence[str], dice: Float32[Tensor, " R"]
 ) -> list[dict[str, object]]:
-    """Rows of the case table for the raters of one case; a rater with NaN has no row."""
+    """Rows of a case table for the raters of one case, the paper's Table "ratio"; none for a rater with NaN.
+
+    dice: `majority` of `labels.rater_agreement`. The paper's figure is the mean over all rows.
+
+    >>> agreement_rows("case1", "patient1", ["a", "b"], torch.tensor([0.5, torch.nan]))[0]["value"]
+    0.5
+    """
     return [
         {"case": case, "patient": patient, "method": rater, "metric": "dice_score", "value": value}
         for rater, value in zip(raters, dice.tolist(), strict=True)

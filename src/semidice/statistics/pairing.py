@@ -103,6 +103,13 @@ def paired(
             + (", ".join(of_metric["class"].unique()) or "none")
         )
     rows = rows[rows["method"].isin(methods)]
+    datasets = rows[rows["dataset"] != ""].drop_duplicates(["case", "dataset"])
+    mixed = datasets["case"][datasets["case"].duplicated()]
+    if len(mixed):
+        raise UserError(
+            f"case {mixed.iloc[0]} was scored on two datasets, or before and after one was prepared again: "
+            "score all methods on one dataset"
+        )
     seeds = shared_seeds(rows).seeds or (-1,)
     seeded = rows[rows["seed"] != -1]
     trained = tuple(method in set(seeded["method"]) for method in methods)

@@ -14,15 +14,13 @@ Left out: which columns to compare (`compare`).
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
-from ..options import check_value
+from ..options import Bounds, check_value
 
 ALPHA = 0.05
-# more would take hours and gigabytes, and change no digit that is printed
-MAX_RESAMPLES = 1_000_000
 # counts of a chunk of resamples: 8 MB
 _CHUNK = 1 << 20
 # relative; sums of the same numbers in another order differ by less
@@ -84,12 +82,8 @@ class Resamples:
         sums, sizes = _group_sums(differences, groups)
         if len(sizes) < 2:
             raise ValueError(f"a paired comparison needs two or more cases or patients; got {len(sizes)}")
-        check_value(int, num_resamples=num_resamples, seed=seed)
-        if not 100 <= num_resamples <= MAX_RESAMPLES or seed < 0:
-            raise ValueError(
-                f"num_resamples must be 100 to {MAX_RESAMPLES}, and seed 0 or more; "
-                f"got {num_resamples} and {seed}"
-            )
+        check_value(Annotated[int, Bounds(at_least=100, at_most=1_000_000)], num_resamples=num_resamples)
+        check_value(Annotated[int, Bounds(at_least=0)], seed=seed)
         value = sums.sum(0) / sizes.sum()
         residual = sums - value * sizes[:, None]
         error = np.sqrt((residual**2).sum(0) * _small_sample(len(sizes))) / sizes.sum()
@@ -103,9 +97,7 @@ class Resamples:
 
     def estimate(self, alpha: float) -> Estimate:
         """The mean of each column with its interval at this level, which spans those of both tests."""
-        check_value(float, alpha=alpha)
-        if not 0 < alpha < 1:
-            raise ValueError(f"alpha must lie between 0 and 1; got {alpha}")
+        check_value(Annotated[float, Bounds(above=0, at_most=1)], alpha=alpha)
         value, error, ratio = self.value, self.error, self.ratio
         with np.errstate(divide="ignore", invalid="ignore"):
             observed = value / error

@@ -23,7 +23,7 @@ from ..errors import UserError
 from ..metrics.registry import ScoreKey
 from ..paths import write_text
 from .cases import escaped_cell
-from .compare import Comparison, holm
+from .compare import Comparison
 
 # name of the row with the raters' own scores
 RATERS = "raters"
@@ -125,9 +125,10 @@ class Table:
         table = RichTable(box=box.SIMPLE_HEAD, padding=0, pad_edge=False, title=title)
         for number in sorted(numbers):
             # broken after underscores and spaces
-            heading = re.sub("(.{4,11}[_ ])(?=.)", r"\1\n", self.header[number])
+            name = self.header[number]
+            heading = name if len(name) <= 12 else re.sub("(.{4,11}[_ ])(?=.)", r"\1\n", name)
             # in Text, brackets such as "[0.1, 0.2]" are not markup
-            if number == 0 or self.header[number] == "minus":
+            if number == 0 or name == "minus":
                 longest = max((len(row[number].text) for row in self.rows), default=0)
                 table.add_column(Text(heading), overflow="fold", min_width=min(longest, 13))
             else:
@@ -147,39 +148,31 @@ def means_table(
 ) -> Table:
     """The mean of each method and compared metric; of several methods the best set of each metric is marked.
 
-    raters: their own scores by score and class (`agreement.raters_own_scores`), for the last row.
-
     All comparisons have the same methods. intervals: whether to show the confidence intervals. With several
-    seeds, the standard deviation of the mean over seeds follows as ± SD.
+    seeds, the standard deviation of the mean over seeds follows as ± SD. raters: their own scores by score
+    and class (`agreement.raters_own_scores`), for the last row.
     """
     if not comparisons or any(each.methods != comparisons[0].methods for each in comparisons):
         raise UserError(
             "means_table needs one or more comparisons, all of the same methods in the same order"
         )
     methods = comparisons[0].methods
-    has_seeds = any(each.seeds for each in comparisons)
     rows = [[Cell(name)] for name in (*methods, *([RATERS] if raters else []))]
     records: list[dict[str, object]] = []
     for each in comparisons:
         for cells, mean in zip(rows, each.means.itertuples(), strict=False):
             # one method is not compared with anything
             best = bool(mean.best) if len(methods) > 1 else None
-            text = number_text(mean.mean * each.key.scale)
-            if intervals:
-                text += f" {interval_text(each.key, mean.low, mean.high)}"
-            cells.append(Cell(text + _spread_text(each.key, mean.spread), bool(best)))
+            interval = f" {interval_text(each.key, mean.low, mean.high)}" if intervals else ""
+            text = number_text(mean.mean * each.key.scale) + interval + _spread_text(each.key, mean.spread)
+            cells.append(Cell(text, bool(best)))
             numbers = {name: float(getattr(mean, name)) for name in ("mean", "low", "high")}
-            records.append({"method": mean.Index, **_score_cells(each), **numbers, "best": best})
-            if has_seeds:
-                records[-1] |= _seed_cells(each, mean.spread)
+            records.append({"method": mean.Index, **_score_cells(each, mean.spread), **numbers, "best": best})
         if raters:
             own = raters.get((each.key, each.class_name))
             rows[-1].append(Cell("–" if own is None else number_text(own * each.key.scale)))
     header = ("method", *(each.heading for each in comparisons))
-    note = f"Marked: not significantly worse than any other {_test(comparisons)}"
-    if len(methods) == 1:
-        note = f"Mean over {_cases(comparisons)}."
-    note += _seeds_note(comparisons)
+    note = _note(comparisons, "not significantly worse than any other") + _seeds_note(comparisons)
     if raters:
         note += f" {RATERS}: their own agreement, each rater scored like a method."
     return Table(title, header, tuple(map(tuple, rows)), note, tuple(records))
@@ -200,52 +193,42 @@ def pairs_table(comparison: Comparison) -> Table:
         text += f" {interval_text(key, pair.low, pair.high, signed=True)}{_spread_text(key, pair.spread)}"
         p_values = (Cell(p_text(pair[name])) for name in _P_HEADER)
         rows.append((Cell(first), Cell(second), Cell(text, marked), *p_values))
-        names = ["difference", "low", "high", "p", "low_single", "high_single", "p_single", "p_flips"]
-        numbers = {name: float(pair[name]) for name in names}
-        which = {**_score_cells(comparison), "first": first, "second": second}
+        which = {**_score_cells(comparison, pair.spread), "first": first, "second": second}
+        numbers = {name: float(cell) for name, cell in pair.items() if name not in ("spread", "better")}
         records.append({**which, **numbers, "significant": marked})
-        if comparison.seeds:
-            records[-1] |= _seed_cells(comparison, pair.spread)
     if not records:
         raise UserError(f"pairs_table needs two or more methods; got {', '.join(comparison.methods)}")
     header = ("method", "minus", "difference (%)" if key.scale == 100 else "difference", *_P_HEADER.values())
-    title = f"Pairs of methods: {comparison.heading}"
-    note = f"Marked: the difference is significant {_test([comparison])}"
+    note = _note([comparison], "the difference is significant")
     if len(rows) > 1:
         note += (
             f" Intervals and the corrected p are after correction for {len(rows)} comparisons; "
             "the other p are of one comparison alone."
         )
     note += _seeds_note([comparison])
-    return Table(title, header, tuple(rows), note, tuple(records))
+    return Table(f"Pairs of methods: {comparison.heading}", header, tuple(rows), note, tuple(records))
 
 
 def baseline_table(comparisons: Sequence[Comparison], baseline: str, *, title: str) -> Table:
-    """The mean of each method and metric, its difference to a baseline, and the p-value of the difference.
+    """The mean of each method and metric, and its difference to a baseline with p; for the terminal.
 
-    The p-values are corrected for the number of methods, because only the baseline is compared with the
-    others. Marked: significantly better than the baseline. The baseline comes first.
+    comparisons: with this baseline alone. It comes first. Marked: significantly better than the baseline.
     """
-    others = [name for name in comparisons[0].methods if name != baseline]
-    rows = [[Cell(name)] for name in (baseline, *others)]
-    header, records = ["method"], []
+    methods = (baseline, *(name for name in comparisons[0].methods if name != baseline))
+    header = ["method", *(head for each in comparisons for head in (each.heading, f"minus {baseline}", "p"))]
+    rows = [[Cell(name)] for name in methods]
     for each in comparisons:
-        header += [each.heading, f"minus {baseline}", "p"]
-        pairs = each.pairs.xs(baseline, level="second").loc[others]
-        corrected = holm(pairs["p_single"].to_numpy())
-        differences = zip([0.0, *pairs["difference"]], [1.0, *corrected], strict=True)
-        for cells, method, (difference, p) in zip(rows, (baseline, *others), differences, strict=True):
-            mean = float(each.means.loc[method, "mean"])
-            is_better = p < each.alpha and (difference > 0) == each.key.higher_is_better
-            texts = ("–", "–")
-            if method != baseline:
-                texts = number_text(difference * each.key.scale, signed=True), p_text(p)
-            cells += [Cell(number_text(mean * each.key.scale)), Cell(texts[0], is_better), Cell(texts[1])]
-            numbers = {"mean": mean, "difference": float(difference), "p": float(p)}
-            records.append({"method": method, **_score_cells(each), **numbers})
-    test = _test(comparisons).replace("pairs", "methods")
-    note = f"Marked: significantly better than {baseline} {test}"
-    return Table(title, tuple(header), tuple(map(tuple, rows)), note, tuple(records))
+        scale = each.key.scale
+        for cells, method in zip(rows, methods, strict=True):
+            cells.append(Cell(number_text(each.means["mean"][method] * scale)))
+            if method == baseline:
+                cells += [Cell("–"), Cell("–")]
+            else:
+                pair = each.pairs.loc[(method, baseline)]
+                difference = number_text(pair.difference * scale, signed=True)
+                cells += [Cell(difference, bool(pair.better)), Cell(p_text(pair.p))]
+    note = _note(comparisons, f"significantly better than {baseline}", over="methods")
+    return Table(title, tuple(header), tuple(map(tuple, rows)), note, ())
 
 
 def interval_text(key: ScoreKey, low: float, high: float, *, signed: bool = False) -> str:
@@ -282,15 +265,24 @@ def _spread_text(key: ScoreKey, spread: float) -> str:
     return "" if math.isnan(spread) else f" ± {number_text(spread * key.scale)}"
 
 
-def _score_cells(comparison: Comparison) -> dict[str, object]:
-    """Cells of a CSV on the score."""
+def _score_cells(comparison: Comparison, spread: float) -> dict[str, object]:
+    """Cells of a CSV on the score, and on its seeds if there are several."""
     of_class = {"class": comparison.class_name, "num_cases": comparison.num_cases}
-    return {**comparison.key._asdict(), **of_class}
+    seeds = {"num_seeds": len(comparison.seeds), "seed_spread": float(spread)}
+    return {**comparison.key._asdict(), **of_class, **(seeds if comparison.seeds else {})}
 
 
-def _seed_cells(comparison: Comparison, spread: float) -> dict[str, object]:
-    """Cells of a CSV on seeds."""
-    return {"num_seeds": max(1, len(comparison.seeds)), "seed_spread": float(spread)}
+def _note(comparisons: Sequence[Comparison], marked: str, *, over: str = "pairs") -> str:
+    """What is marked, by which test, over how many cases."""
+    first = comparisons[0]
+    counts = [each.num_cases for each in comparisons]
+    cases = " to ".join(str(count) for count in sorted({min(counts), max(counts)})) + " cases"
+    if first.by_patient:
+        cases += f" of {first.num_patients} patients"
+    test = f"p < {first.alpha:g}, paired bootstrap and permutation over {cases}, Holm-corrected over {over}"
+    note = f"Marked: {marked} ({test})." if len(first.methods) > 1 else f"Mean over {cases}."
+    dropped = max(each.num_dropped for each in comparisons)
+    return note + (f" Up to {dropped} cases without a score were left out." if dropped else "")
 
 
 def _seeds_note(comparisons: Sequence[Comparison]) -> str:
@@ -303,17 +295,3 @@ def _seeds_note(comparisons: Sequence[Comparison]) -> str:
         f" Scores are means over {' or '.join(map(str, counts))} seeds; ±: standard deviation over them. "
         f"Intervals cover the draw of {covered}."
     )
-
-
-def _cases(comparisons: Sequence[Comparison]) -> str:
-    first = comparisons[0]
-    counts = sorted({each.num_cases for each in comparisons})
-    cases = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    return f"{cases} cases of {first.num_patients} patients" if first.by_patient else f"{cases} cases"
-
-
-def _test(comparisons: Sequence[Comparison]) -> str:
-    dropped = max(each.num_dropped for each in comparisons)
-    left_out = f" Up to {dropped} cases without a score were left out." if dropped else ""
-    test = f"p < {comparisons[0].alpha:g}, paired bootstrap and permutation"
-    return f"({test} over {_cases(comparisons)}, Holm-corrected over pairs).{left_out}"
