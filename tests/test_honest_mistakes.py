@@ -29,11 +29,14 @@ from raw_trees import (
 )
 from rich.console import Console
 from start import refused
+from trained import make_run
 
 from semidice.data.dataset import open_dataset
 from semidice.data.prepare import run_prepare
 from semidice.data.sources import find_datasets
 from semidice.data.sources.files import read_image, read_mask
+from semidice.prediction.command import run_predict
+from semidice.prediction.options import PredictOptions
 from semidice.report.check_command import CheckError, run_check
 
 IMAGE, MASKS = ellipsoids(0, SIZE)
@@ -139,6 +142,31 @@ def check(dataset):
     with suppress(CheckError):
         run_check(dataset, console=console)
     return console.file.getvalue()
+
+
+def predicted(folder, *inputs, out="predictions", **options):
+    """What `semidice predict` prints of files, with an untrained run on the pictures, or volumes, in raw/."""
+    if not (folder / "run").exists():
+        if not (folder / "raw").exists():
+            make_folder(folder / "raw", num_cases=4, num_raters=2)
+        prepared(folder / "raw")
+        make_run(folder / "run", open_dataset(folder / "out"), scored=False)
+    console = Console(file=io.StringIO(), width=1000)
+    chosen = PredictOptions(device="cpu", **options)
+    run_predict(folder / "run", inputs, folder / out, chosen, console=console)
+    return console.file.getvalue()
+
+
+def on_volumes(folder):
+    """The folder, where `predicted` finds volumes."""
+    make_folder(folder / "raw", num_cases=4, num_raters=2, suffix=".nii.gz", volumes=True)
+    return folder
+
+
+def new_picture(folder, seed=0, name="new.png", dtype=np.uint8):
+    pixels = np.random.default_rng(seed).integers(0, 200, SIZE).astype(dtype)
+    folder.mkdir(exist_ok=True)
+    return saved(folder, Image.fromarray(pixels), name)
 
 
 def palette(indices, *colours):
@@ -618,6 +646,62 @@ MISTAKES = {
             prepared(f / "raw"),
         ],
         Refused(["raters/b/case1.png was changed", "another folder"]),
+    ),
+    "predict: another image with the name of a finished one": Row(
+        lambda f: [predicted(f, new_picture(f)), predicted(f, new_picture(f / "other", seed=1))],
+        Refused(["other/new.png", "results of other files", "--overwrite"]),
+    ),
+    "predict: an image that changed since": Row(
+        lambda f: [predicted(f, new_picture(f)), predicted(f, new_picture(f, seed=1))],
+        Refused(["new.png", "changed since", "--overwrite"]),
+    ),
+    "predict: the same image again": Row(
+        lambda f: [predicted(f, new_picture(f)), predicted(f, new_picture(f))][-1],
+        Says(["1 of 1 inputs are predicted already"]),
+    ),
+    "predict: two inputs of one name": Row(
+        lambda f: predicted(f, new_picture(f), new_picture(f / "other", name="NEW.tif")),
+        Refused(["new.png", "NEW.tif", "same name", "different folders"]),
+    ),
+    "predict: a folder that is also the output": Row(
+        lambda f: predicted(f, new_picture(f / "predictions").parent),
+        Refused(["both input and output", "-o"]),
+    ),
+    "predict: a volume of another orientation": Row(
+        lambda f: predicted(on_volumes(f), nifti(f, VOLUME, affine=AFFINE[[0, 2, 1, 3]])),
+        Refused(["file.nii.gz", "RSA", "RAS", "--slice-axis"]),
+    ),
+    "predict: a volume of another orientation, whose rows and columns are alike": Row(
+        lambda f: predicted(on_volumes(f), nifti(f, VOLUME, affine=AFFINE[[0, 2, 1, 3]]), slice_axis=2),
+        Says(["predicted 1 of 1 inputs"]),
+    ),
+    "predict: a NIfTI by a run on pictures": Row(
+        lambda f: predicted(f, nifti(f, GREY)), Refused(["file.nii.gz", "pictures", "--slice-axis"])
+    ),
+    "predict: a picture by a run on NIfTI": Row(
+        lambda f: predicted(on_volumes(f), new_picture(f)), Refused(["new.png", "picture", "RAS"])
+    ),
+    "predict: 16 bits by a run on 8 bits": Row(
+        lambda f: predicted(f, saved(f, Image.fromarray(GREY.astype(np.uint16) * 257))),
+        Refused(["file.png", "8-bit pictures", "save the image with 8 bits"]),
+    ),
+    "predict: colours by a run on grey": Row(
+        lambda f: predicted(f, saved(f, Image.fromarray(np.stack([GREY, GREY // 2, GREY // 3], -1)))),
+        Refused(["file.png", "channel"]),
+    ),
+    "predict: images of the training": Row(
+        lambda f: predicted(f, make_folder(f / "raw", num_cases=4, num_raters=2) / "images/case1.png"),
+        Says(["warning: the networks were trained on 1 input (case1)", "semidice evaluate"]),
+    ),
+    "predict: a name that is not UTF-8": Row(
+        lambda f: predicted(f, new_picture(f).rename(f / os.fsdecode(b"\xff.png"))),
+        Refused(["UTF-8", "rename"]),
+    ),
+    "predict: the mask among the images, cut off": Row(
+        lambda f: predicted(
+            f, new_picture(f / "in"), (f / "in/cut.png").write_text("x") and f / "in/cut.png"
+        ),
+        Refused(["1 of 2 inputs", "cut.png"]),
     ),
 }
 

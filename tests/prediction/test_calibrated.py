@@ -10,10 +10,8 @@ from PIL import Image
 from prepared import make_prepared
 from rich.console import Console
 from trained import make_run
-from typer.testing import CliRunner
 
 from semidice.calibration import CALIBRATORS, load_calibrator
-from semidice.cli import app
 from semidice.prediction.command import run_predict
 from semidice.prediction.options import PredictOptions
 from semidice.runs.calibration import run_calibrate
@@ -82,11 +80,3 @@ def test_a_calibrator_of_other_classes_is_refused(run, image, tmp_path):
         predict(run, image, tmp_path / "out", calibrate=False)
     finally:
         run.calibrator.write_bytes(kept)
-
-
-def test_the_command_has_an_option_to_leave_the_calibrator_out(run, image, tmp_path):
-    for name, option in (("a", []), ("b", ["--no-calibrate"])):
-        arguments = ["predict", str(run.path), str(image), "-o", str(tmp_path / name), "--device", "cpu"]
-        done = CliRunner().invoke(app, arguments + option)
-        assert done.exit_code == 0
-        assert ("calibrating by beta" in done.output) == (not option)

@@ -1,4 +1,4 @@
-"""Stored predictions, networks of a run folder, windows, and `semidice predict` on real files."""
+"""`semidice predict` on real files: probabilities, masks, volumes, and what is predicted again."""
 
 import csv
 import io
@@ -11,40 +11,30 @@ import nibabel
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from lightning_fabric import Fabric
 from PIL import Image
 from prepared import make_prepared
-from raw_trees import make_nnunet
 from rich.console import Console
-from start import refused
+from start import refused, semidice
 from torch import nn
 from trained import make_run, new_network, recipe_of, training_mean_std
 
 from semidice.data.batches.feed import whole_cases
 from semidice.data.dataset import Dataset
 from semidice.data.folds import read_folds
-from semidice.data.geometry import Grid
-from semidice.data.intensities import MeanStd
-from semidice.data.manifest import PrepareOptions
 from semidice.data.prepare import prepare_dataset
 from semidice.data.resample import resize_image, resize_probability
 from semidice.data.sources import find_datasets
-from semidice.networks.predictor import network_probability
-from semidice.networks.windows import windowed_probability
+from semidice.networks.predictor import Predictor
+from semidice.paths import RunFolder
 from semidice.prediction.command import run_predict
-from semidice.prediction.inputs import InputCase, InputImage, find_inputs, read_input
+from semidice.prediction.inputs import find_inputs
 from semidice.prediction.options import PredictOptions
 from semidice.prediction.outputs import OutputFolder
-from semidice.recipes import Recipe
-from semidice.runs.predictions import read_prediction, write_prediction
-from semidice.runs.run import DatasetFacts, FoldRun, open_run
-from semidice.training.crossvalidation import cross_validate, start_run
+from semidice.recipes import Recipe, read_recipe, write_recipe
+from semidice.runs.predictions import read_prediction
+from semidice.runs.run import FoldRun, mirrored_axes, open_run
 
 AFFINE = np.array([[-0.7, 0.1, 0, 12.5], [0.05, 0.8, 0.2, -30], [0, -0.1, 2.5, 7], [0, 0, 0, 1]])
-# as in raw_trees
-UPRIGHT = np.diag([0.7, 0.8, 2.5, 1.0])
 
 
 def new_console() -> Console:
@@ -72,10 +62,6 @@ def write_nifti(path: Path, values: np.ndarray, *, affine: np.ndarray = AFFINE) 
     return path
 
 
-def softmax(logits: np.ndarray) -> np.ndarray:
-    return torch.from_numpy(logits).softmax(0).numpy()
-
-
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory):
     return make_prepared(tmp_path_factory.mktemp("data") / "dataset", num_cases=4, size=(32, 32))
@@ -88,95 +74,6 @@ def run(dataset, tmp_path_factory):
     return make_run(path, dataset, options={"window": [0.0, 1.0]}, scored=False)
 
 
-# Stored predictions
-
-
-@given(
-    shape=st.tuples(st.integers(2, 5), st.integers(1, 6), st.integers(1, 6)),
-    spread=st.floats(0, 30),
-    seed=st.integers(0, 2**16),
-)
-def test_a_stored_prediction_is_read_to_within_one_unit_and_sums_to_one(
-    tmp_path_factory, shape, spread, seed
-):
-    prob = softmax(np.random.default_rng(seed).normal(0, spread, shape))
-    path = tmp_path_factory.mktemp("stored") / "case.npz"
-    write_prediction(path, prob)
-    stored = read_prediction(path)
-    assert stored.dtype == np.float32
-    # one unit, plus the rounding of a float32 near 1
-    assert np.abs(stored - prob).max() <= 1 / 65535 + 2**-24
-    units = stored.astype(np.float64) * 65535
-    np.testing.assert_allclose(units, units.round(), atol=0.01)
-    assert (units.round().sum(0) == 65535).all()
-
-
-def test_a_prediction_that_was_read_is_written_again_as_the_same_bytes(tmp_path):
-    prob = softmax(np.random.default_rng(0).normal(0, 3, (3, 20, 20)))
-    write_prediction(tmp_path / "a.npz", prob.astype(np.float32))
-    write_prediction(tmp_path / "b.npz", torch.from_numpy(read_prediction(tmp_path / "a.npz")))
-    assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()
-
-
-def test_two_classes_are_read_to_within_half_a_unit(tmp_path):
-    foreground = np.random.default_rng(0).uniform(0, 1, (50, 50))
-    write_prediction(tmp_path / "case.npz", np.stack([1 - foreground, foreground]))
-    stored = read_prediction(tmp_path / "case.npz")
-    assert np.abs(stored[1] - foreground).max() <= 0.5 / 65535 + 2**-24
-
-
-def test_hard_probabilities_are_stored_exactly(tmp_path):
-    prob = np.stack([np.eye(4), 1 - np.eye(4)]).astype(np.float32)
-    write_prediction(tmp_path / "case.npz", prob)
-    np.testing.assert_array_equal(read_prediction(tmp_path / "case.npz"), prob)
-
-
-def test_a_softmax_of_bfloat16_is_scaled_to_one(tmp_path):
-    prob = torch.randn(6, 30, 30).softmax(0).bfloat16()
-    write_prediction(tmp_path / "case.npz", prob)
-    exact = prob.double() / prob.double().sum(0)
-    assert np.abs(read_prediction(tmp_path / "case.npz") - exact.numpy()).max() <= 1 / 65535 + 2**-24
-
-
-@pytest.mark.parametrize(
-    "prob",
-    [np.full((2, 3), np.nan), np.full((2, 3), 0.7), np.array([[1.5], [-0.5]]), np.ones((1, 3))],
-    ids=["NaN", "sum", "negative", "one class"],
-)
-def test_values_that_are_not_probabilities_are_not_stored(tmp_path, prob):
-    with pytest.raises(ValueError, match=r"case\.npz: a stored prediction needs"):
-        write_prediction(tmp_path / "case.npz", prob)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_stored_prediction_that_would_be_misread_is_refused(tmp_path):
-    path = tmp_path / "case.npz"
-    refused(lambda: read_prediction(path), str(path), "predict again")
-    np.savez_compressed(path, foreground=np.full((2, 3), 40000, dtype=np.uint16))
-    refused(lambda: read_prediction(path), str(path), "1.22")
-    np.savez_compressed(path, foreground=np.zeros((2, 3)))
-    refused(lambda: read_prediction(path), str(path), "float64", "predict again")
-
-
-# Networks
-
-
-def test_probability_is_softmax_of_the_logits_without_gradient():
-    module = nn.Conv2d(1, 3, 1).train()
-    image = torch.randn(2, 1, 4, 4)
-    prob = network_probability(module, image, dtype="fp32")
-    assert not module.training
-    assert not prob.requires_grad
-    torch.testing.assert_close(prob, module(image).softmax(1))
-    half = network_probability(module, image, dtype="bf16")
-    assert half.dtype == torch.float32
-    # bfloat16 keeps eight bits of a logit
-    torch.testing.assert_close(half, prob, atol=2e-2, rtol=0)
-    assert not torch.equal(half, prob)
-    with pytest.raises(ValueError, match="fp32, bf16, fp16; got 'float'"):
-        network_probability(module, image, dtype="float")
-
-
 def test_a_network_is_loaded_with_the_weights_of_its_fold(run, dataset):
     image = torch.randn(1, 1, 32, 32)
     for fold in (0, 1):
@@ -186,61 +83,6 @@ def test_a_network_is_loaded_with_the_weights_of_its_fold(run, dataset):
         assert not any(parameter.requires_grad for parameter in loaded.parameters())
         torch.testing.assert_close(loaded(image), expected(image), atol=0, rtol=0)
     assert open_run(run.path).finished_folds == (0, 1)
-
-
-# Windows
-
-
-def test_images_are_padded_with_zeros_on_all_sides_and_cropped_after_prediction():
-    batches = []
-
-    def network(image):
-        batches.append(image)
-        return image
-
-    image = torch.rand(2, 1, 33, 40) + 1
-    prob = windowed_probability(network, image, device="cpu", window=None, batch_size=2)
-    torch.testing.assert_close(prob, image)
-    assert batches[0].shape == (2, 1, 64, 64)
-    assert torch.equal(batches[0][:, :, 16:49, 12:52], image)
-    assert (batches[0] != 0).sum() == image.numel()
-
-
-def pointwise(image: torch.Tensor) -> torch.Tensor:
-    return torch.cat([image.sigmoid(), (-image).sigmoid()], 1)
-
-
-@pytest.mark.parametrize("size", [(96, 96), (97, 130), (64, 300), (50, 200)])
-def test_windows_give_the_same_as_the_full_image_for_a_pointwise_network(size):
-    image = torch.randn(2, 1, *size)
-    sizes = []
-
-    def network(batch):
-        sizes.append(batch.shape)
-        return pointwise(batch)
-
-    prob = windowed_probability(network, image, device="cpu", window=64, batch_size=3)
-    torch.testing.assert_close(prob, pointwise(image))
-    assert all(shape[0] <= 3 and max(shape[2:]) <= 64 for shape in sizes)
-    assert len(sizes) > 1
-
-
-def test_an_image_that_fits_into_the_window_is_predicted_at_once():
-    torch.manual_seed(1)
-    blur = nn.Conv2d(1, 2, 9, padding=4)
-    image = torch.randn(1, 1, 64, 50)
-    with torch.no_grad():
-        prob = windowed_probability(lambda batch: blur(batch).softmax(1), image, device="cpu", window=64)
-        expected = blur(nn.functional.pad(image, (7, 7))).softmax(1)[..., 7:57]
-    assert torch.equal(prob, expected)
-
-
-def test_a_window_must_fit_the_network():
-    image = torch.randn(1, 1, 64, 64)
-    refused(lambda: windowed_probability(pointwise, image, device="cpu", window=50), "multiple of 32")
-
-
-# Predicting files
 
 
 def expected_prob(run, dataset, images: np.ndarray, *, folds=(0, 1)) -> np.ndarray:
@@ -380,15 +222,6 @@ def test_without_a_chosen_fold_the_prediction_is_the_mean_over_folds(run, datase
     assert np.abs(probs[0] - probs[1]).max() > 0.01
 
 
-def test_a_threshold_replaces_the_choice_of_the_most_probable_class(run, tmp_path):
-    source = write_nifti(tmp_path / "one.nii.gz", np.random.default_rng(0).uniform(0, 1, (32, 32)))
-    predict(run, [source], tmp_path / "out", decide="threshold:0.3")
-    prob, mask = (
-        np.asarray(nibabel.load(tmp_path / "out" / f"one_{kind}.nii.gz").dataobj) for kind in ("prob", "mask")
-    )
-    np.testing.assert_array_equal(mask, prob > np.float32(0.3))
-
-
 def test_three_classes_are_stored_along_the_last_axis_or_in_one_picture_each(tmp_path):
     dataset = make_prepared(tmp_path / "dataset", num_cases=4, size=(32, 32), num_classes=3)
     run = make_run(tmp_path / "run", dataset, options={"window": [0.0, 255.0]}, scored=False)
@@ -454,35 +287,6 @@ def test_a_large_image_is_predicted_in_windows(run, dataset, tmp_path, monkeypat
     # the image is stored in steps of 1/32767
     np.testing.assert_allclose(prob, 1 / (1 + np.exp(2 * normal)), atol=2e-4)
     assert set(shapes) == {(2, 1, 64, 64)}
-
-
-def test_predicting_a_case_of_the_dataset_gives_the_same_as_validation(dataset, tmp_path):
-    """The network gets the same image from the prepared dataset and from the raw 8-bit file."""
-    run = make_run(tmp_path / "run", dataset, scored=False)
-    case = dataset.cases[1]
-    Image.fromarray(dataset.stored("images", 1)[0]).save(tmp_path / f"{case.name}.png")
-    predict(run, [tmp_path / f"{case.name}.png"], tmp_path / "out", fold=0)
-    trained = open_run(run)
-    fold = FoldRun(trained, dataset, 0, read_folds(run.folds, dataset))
-    (batch,) = whole_cases(fold.storage("cpu"), [1], fold.mean_std, batch_size=1)
-    network = trained.network(0, device="cpu")
-    prob = network_probability(network, batch.image, dtype="fp32")[0, 1].numpy()
-    picture = np.array(Image.open(tmp_path / "out" / f"{case.name}_prob.png"))
-    np.testing.assert_array_equal(picture, np.rint(prob * np.float32(65535)))
-
-
-@pytest.mark.parametrize("dtype", ["uint8", "int16"])
-def test_an_input_is_normalised_to_the_same_bits_as_in_training(tmp_path, dtype):
-    dataset = make_prepared(tmp_path / "dataset", num_cases=8, num_channels=3, dtype=dtype)
-    folder = make_run(tmp_path / "run", dataset, num_folds=4, finished=[])
-    run, folds = open_run(folder), read_folds(folder.folds, dataset)
-    stored = np.stack([dataset.stored("images", number) for number in range(8)])
-    case = InputCase("volume", (tmp_path / "volume.nii",))
-    image = InputImage(case, stored, Grid((8, 32, 32)), 0)
-    for fold in range(4):
-        trained = FoldRun(run, dataset, fold, folds)
-        (batch,) = whole_cases(trained.storage("cpu"), range(8), trained.mean_std, batch_size=8)
-        assert torch.equal(image.normalised(slice(None), trained.mean_std), batch.image)
 
 
 def prepared_folder(root: Path, images: dict[str, np.ndarray], save) -> Dataset:
@@ -602,21 +406,6 @@ def test_finished_predictions_are_skipped_unless_overwrite_is_set(run, tmp_path)
     assert [row["case"] for row in volumes(out)] == ["a", "b", "c"]
 
 
-def test_predictions_with_other_settings_are_not_mixed(run, tmp_path):
-    values = np.random.default_rng(0).uniform(0, 1, (2, 32, 32)).astype(np.float32)
-    inputs = [write_nifti(tmp_path / f"{name}.nii.gz", values[n]) for n, name in enumerate("ab")]
-    out = tmp_path / "out"
-    predict(run, inputs, out)
-    with pytest.raises(ValueError, match=r"\(checkpoints\).*--overwrite"):
-        predict(run, inputs, out, fold=0)
-    predict(run, inputs[:1], out, fold=0, overwrite=True)
-    # b was predicted by the ensemble: it is neither listed nor counted as finished
-    assert [row["case"] for row in volumes(out)] == ["a"]
-    console = new_console()
-    predict(run, inputs, out, fold=0, console=console)
-    assert "1 of 2 inputs are predicted already" in printed(console)
-
-
 def test_predictions_with_other_settings_do_not_count_as_finished_even_if_the_next_run_is_killed(
     run, tmp_path
 ):
@@ -633,15 +422,6 @@ def test_predictions_with_other_settings_do_not_count_as_finished_even_if_the_ne
     assert folder.remaining([case], overwrite=False) == [case]
 
 
-def test_a_foreign_volumes_file_is_not_overwritten(run, tmp_path):
-    source = write_nifti(tmp_path / "one.nii.gz", np.random.default_rng(0).uniform(0, 1, (32, 32)))
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "volumes.csv").write_text("name,litres\nbarrel,159\n")
-    with pytest.raises(ValueError, match=r"volumes\.csv was not written by"):
-        predict(run, [source], tmp_path / "out")
-    assert "barrel" in (tmp_path / "out" / "volumes.csv").read_text()
-
-
 def test_predicting_with_an_unfinished_run_names_the_folds_it_leaves_out(dataset, tmp_path):
     source = write_nifti(tmp_path / "one.nii.gz", np.random.default_rng(0).uniform(0, 255, (32, 32)))
     run = make_run(tmp_path / "run", dataset, finished=[1], scored=False)
@@ -655,230 +435,99 @@ def test_predicting_with_an_unfinished_run_names_the_folds_it_leaves_out(dataset
     assert "fold 1 of" in printed(console)
 
 
-def test_the_last_axis_of_an_input_is_its_channels(tmp_path):
-    dataset = make_prepared(tmp_path / "dataset", num_cases=4, size=(32, 32), num_channels=3, dtype="int16")
-    run = make_run(tmp_path / "run", dataset, scored=False)
-    facts = open_run(run).facts
-    values = np.random.default_rng(0).uniform(-5, 9, (20, 24, 6, 3)).astype(np.float32)
-    image = read_single_input(write_nifti(tmp_path / "volume.nii.gz", values), facts)
-    low, high = np.percentile(values, (0.5, 99.5), axis=(0, 1, 2))
-    scaled = np.clip((values - low) / (high - low), 0, 1)
-    np.testing.assert_allclose(image.stored / 32767, scaled.transpose(2, 3, 0, 1), atol=2e-5)
-    assert (image.space, image.grid.shape, image.slice_axis) == ((20, 24), (20, 24, 6), 2)
-    mean_std = MeanStd(mean=(0.3, 0.4, 0.5), std=(0.1, 0.2, 0.3))
-    normal = (scaled - np.array(mean_std.mean)) / np.array(mean_std.std)
-    np.testing.assert_allclose(
-        image.normalised(slice(1, 3), mean_std), normal.transpose(2, 3, 0, 1)[1:3], atol=1e-3
-    )
-    colours = (scaled[:, :, 0] * 255).astype(np.uint8)
-    Image.fromarray(colours).save(tmp_path / "colours.png")
-    of_bytes = facts.model_copy(update={"options": PrepareOptions(keep_bytes=True)})
-    picture = read_single_input(tmp_path / "colours.png", of_bytes)
-    np.testing.assert_array_equal(picture.stored[0], colours.transpose(2, 0, 1))
-
-
-def read_single_input(path: Path, facts: DatasetFacts) -> InputImage:
-    """Read the only input that a file is or belongs to."""
-    (case,) = find_inputs([path], path.parent / "out", facts)
-    return read_input(case, facts)
-
-
-@pytest.fixture(scope="module")
-def two_channels(tmp_path_factory):
-    """A run on two-channel volumes in nnU-Net's layout, its dataset, and the folder of the raw dataset."""
-    root = tmp_path_factory.mktemp("nnunet")
-    make_nnunet(root / "raw", num_cases=4, size=(32, 40))
-    (raw,) = find_datasets("nnunet", root / "raw")
-    prepare_dataset(raw, root / "data", workers=1)
-    dataset = Dataset(root / "data")
-    return make_run(root / "run", dataset, scored=False), dataset, root / "raw"
-
-
-def test_a_raw_nnunet_dataset_can_be_prepared_trained_and_predicted_by_case(tmp_path):
-    raw = make_nnunet(tmp_path / "raw", num_cases=4, size=(32, 32))
-    (source,) = find_datasets("nnunet", raw)
-    prepare_dataset(source, tmp_path / "data", workers=1)
-    options = {
-        "name": "tiny",
-        "data": {"dataset": str(tmp_path / "data"), "num_folds": 2},
-        "model": {
-            "architecture": "small_unet",
-            "encoder": "none",
-            "weights": "none",
-            "options": {"channels": [8, 16]},
-        },
-        "schedule": {"epochs": 1},
-        "batch_size": 8,
-        "validation": {"metrics": ["dice_score"]},
-        "workers": 0,
-    }
-    fabric = Fabric(accelerator="cpu", devices=1)
-    fabric.launch()
-    recipe = Recipe.model_validate(options)
-    run = start_run(recipe, tmp_path / "run", resume=False)
-    cross_validate(run, fabric)
-    out = tmp_path / "out"
-    predict(run.folder, [raw / "imagesTr", raw / "imagesTs"], out)
-    cases = [f"brain_{number:03d}" for number in range(1, 6)]
-    kinds = ("mask", "prob")
-    assert sorted(path.name for path in out.glob("*.nii.gz")) == [
-        f"{case}_{kind}.nii.gz" for case in cases for kind in kinds
-    ]
-    assert list(dict.fromkeys(row["case"] for row in volumes(out))) == cases
-    for case in cases[:4]:
-        label = nibabel.load(raw / "labelsTr" / f"{case}.nii.gz")
-        prob, mask = (nibabel.load(out / f"{case}_{kind}.nii.gz") for kind in ("prob", "mask"))
-        assert mask.shape == label.shape
-        assert prob.shape == (*label.shape, 3)
-        np.testing.assert_array_equal(mask.affine, label.affine)
-        np.testing.assert_array_equal(prob.affine, label.affine)
-
-
-def test_channels_in_separate_files_are_read_as_they_were_prepared(two_channels):
-    run, dataset, raw = two_channels
-    facts = open_run(run).facts
-    inputs = find_inputs([raw / "imagesTr"], raw / "out", facts)
-    assert [case.name for case in inputs] == [scan.name for scan in dataset.manifest.scans]
-    for case in inputs:
-        stored = np.load(dataset.folder.path / "images" / f"{case.name}.npy")
-        np.testing.assert_array_equal(read_input(case, facts).stored, stored)
-
-
-def test_naming_one_channel_file_finds_the_others_and_a_file_with_all_channels_is_one_case(
-    two_channels, tmp_path
+@pytest.mark.parametrize(
+    ("flip", "in_recipe", "option", "axes"),
+    [
+        (True, False, None, ()),
+        (True, False, True, (0, 1)),
+        (True, True, None, (0, 1)),
+        (True, True, False, ()),
+        ([False, True], False, True, (1,)),
+    ],
+)
+def test_predict_gives_what_the_networks_of_the_run_give_for_a_case_of_the_dataset(
+    dataset, tmp_path, flip, in_recipe, option, axes
 ):
-    run, dataset, raw = two_channels
-    facts = open_run(run).facts
-    files = [raw / "imagesTr" / f"brain_001_000{number}.nii.gz" for number in range(2)]
-    for inputs in (
-        files[:1],
-        files[1:],
-        files,
-        [*reversed(files), raw / "imagesTr" / "brain_001_0000.nii.gz"],
-    ):
-        (case,) = find_inputs(inputs, tmp_path, facts)
-        assert (case.name, case.files) == ("brain_001", tuple(files))
-    channels = [np.asarray(nibabel.load(path).dataobj) for path in files]
-    for name in ("whole", "scan_0000", "scan_0001", "year_2023"):
-        write_nifti(tmp_path / f"{name}.nii.gz", np.stack(channels, axis=-1), affine=UPRIGHT)
-        image = read_single_input(tmp_path / f"{name}.nii.gz", facts)
-        assert image.case.name == name
-        stored = np.load(dataset.folder.path / "images" / "brain_001.npy")
-        np.testing.assert_array_equal(image.stored, stored)
-    assert len(find_inputs([tmp_path], tmp_path / "out", facts)) == 4
+    """From the raw 8-bit file, to the bit; over mirrored images as the option or the recipe says."""
+    run = make_run(tmp_path / "run", dataset, scored=False)
+    overrides = [f"augment.flip={json.dumps(flip)}", f"validation.flips={json.dumps(in_recipe)}"]
+    write_recipe(read_recipe(run.recipe, overrides), run.recipe)
+    source = tmp_path / f"{dataset.cases[1].name}.png"
+    Image.fromarray(dataset.stored("images", 1)[0]).save(source)
+    predict(run, [source], tmp_path / "out", fold=0, flips=option)
+    trained = open_run(run)
+    fold = FoldRun(trained, dataset, 0, read_folds(run.folds, dataset))
+    batches = whole_cases(fold.storage("cpu"), [1], fold.mean_std, batch_size=1)
+    ((_, prob),) = Predictor(trained.network(0, device="cpu"), dtype="fp32", flips=axes).cases(batches)
+    picture = np.array(Image.open(tmp_path / "out" / f"{source.stem}_prob.png"))
+    np.testing.assert_array_equal(picture, np.rint(prob[1].numpy() * np.float32(65535)))
+    settings = json.loads((tmp_path / "out" / "prediction.json").read_text())["settings"]
+    assert settings["flips"] is bool(axes)
+    if not axes:
+        refused(
+            lambda: predict(run, [source], tmp_path / "out", fold=0, flips=True), "(flips)", "--overwrite"
+        )
 
 
-def test_a_volume_with_as_many_slices_as_channels_is_read_as_one_channel(two_channels, tmp_path):
-    run, _, raw = two_channels
-    for number in range(2):
-        values = nibabel.load(raw / "imagesTr" / f"brain_001_000{number}.nii.gz").dataobj[:, :, 2:4]
-        write_nifti(tmp_path / f"thin_000{number}.nii.gz", values, affine=UPRIGHT)
-    image = read_single_input(tmp_path / "thin_0000.nii.gz", open_run(run).facts)
-    assert (image.case.name, image.grid.shape) == ("thin", (32, 40, 2))
-    assert image.stored.shape == (2, 2, 32, 40)
+def test_flips_need_a_training_with_flips(dataset, tmp_path):
+    run = make_run(tmp_path / "run", dataset, scored=False)
+    write_recipe(read_recipe(run.recipe, ["augment.flip=false"]), run.recipe)
+    source = write_nifti(tmp_path / "one.nii.gz", np.random.default_rng(0).uniform(0, 255, (32, 32)))
+    refused(lambda: predict(run, [source], tmp_path / "out", flips=True), "augment.flip false")
+    assert not (tmp_path / "out").exists()
 
 
-def test_each_coloured_frame_is_a_separate_image(tmp_path):
-    dataset = make_prepared(tmp_path / "dataset", num_cases=4, size=(32, 32), num_channels=3)
-    facts = open_run(make_run(tmp_path / "run", dataset, scored=False)).facts
-    (tmp_path / "in").mkdir()
-    pixels = np.random.default_rng(0).integers(0, 255, (20, 24, 3), dtype=np.uint8)
-    for number in range(3):
-        Image.fromarray(pixels).save(tmp_path / "in" / f"frame_000{number}.png")
-        write_nifti(tmp_path / "in" / f"flat_000{number}.nii", pixels)
-        Image.fromarray(pixels[..., number]).save(tmp_path / "in" / f"grey_000{number}.png")
-    inputs = find_inputs([tmp_path / "in"], tmp_path / "out", facts)
-    frames = [f"{name}_000{number}" for name in ("flat", "frame") for number in range(3)]
-    assert sorted(case.name for case in inputs) == [*frames, "grey"]
-    for case in inputs:
-        expected = pixels.transpose(2, 0, 1)
-        np.testing.assert_array_equal(read_input(case, facts).stored[0], expected)
+@pytest.mark.parametrize(
+    ("flip", "num_axes", "expected"),
+    [(True, 2, (0, 1)), (True, 3, (0, 1, 2)), ([True, False], 2, (0,)), ([False, True, True], 3, (1, 2))],
+)
+def test_a_prediction_mirrors_the_axes_of_the_training(flip, num_axes, expected):
+    recipe = Recipe.model_validate({"name": "a", "data": {"dataset": "prepared"}, "augment": {"flip": flip}})
+    assert mirrored_axes(recipe, num_axes, flips=True) == expected
+    assert mirrored_axes(recipe, num_axes) == ()
 
 
-def test_a_name_of_a_one_channel_image_may_end_in_0000(run, tmp_path):
-    values = np.random.default_rng(0).uniform(0, 1, (32, 32)).astype(np.float32)
-    inputs = [write_nifti(tmp_path / f"scan_000{number}.nii.gz", values) for number in range(2)]
-    predict(run, inputs[:1], tmp_path / "out")
-    assert (tmp_path / "out" / "scan_0000_mask.nii.gz").is_file()
-    names = [case.name for case in find_inputs([tmp_path], tmp_path / "out", open_run(run).facts)]
-    assert names == ["scan_0000", "scan_0001"]
-
-
-def test_a_case_with_a_missing_or_misaligned_or_extra_channel_is_named(two_channels, tmp_path):
-    run, _, raw = two_channels
-    source = tmp_path / "in"
-    shutil.copytree(raw / "imagesTr", source)
-    (source / "brain_001_0001.nii.gz").unlink()
-    (source / "brain_002_0000.nii.gz").unlink()
-    moved = nibabel.load(source / "brain_003_0001.nii.gz")
-    write_nifti(source / "brain_003_0001.nii.gz", np.asarray(moved.dataobj), affine=AFFINE)
-    shutil.copy(source / "brain_004_0001.nii.gz", source / "brain_004_0002.nii.gz")
-    with pytest.raises(ValueError, match="4 of 5 inputs could not be predicted") as caught:
-        predict(run, [source], tmp_path / "out")
-    text = str(caught.value)
-    for words in (
-        f"case 'brain_001' has no file {source / 'brain_001_0001.nii.gz'} for channel FLAIR",
-        f"case 'brain_002' has no file {source / 'brain_002_0000.nii.gz'} for channel T1",
-        f"{source / 'brain_003_0001.nii.gz'} is not aligned with image {source / 'brain_003_0000.nii.gz'}",
-        "copy the header of the first",
-        "brain_004_0002.nii.gz has",
-    ):
-        assert words in text, text
-    assert "--ignore-placement" not in text
-    assert {path.name for path in (tmp_path / "out").glob("*mask*")} == {"brain_004_mask.nii.gz"}
-
-
-def test_a_channel_of_a_different_shape_is_named(two_channels, tmp_path):
-    run, _, raw = two_channels
-    shutil.copy(raw / "imagesTr" / "brain_001_0000.nii.gz", tmp_path / "a_0000.nii.gz")
-    short = np.asarray(nibabel.load(raw / "imagesTr" / "brain_001_0001.nii.gz").dataobj)[:-2]
-    write_nifti(tmp_path / "a_0001.nii.gz", short)
-    with pytest.raises(ValueError, match=r"a_0001.* has shape \(30, 40, 6\)"):
-        read_single_input(tmp_path / "a_0000.nii.gz", open_run(run).facts)
-
-
-def test_a_run_keeps_the_facts_of_its_dataset(run, dataset):
-    facts = DatasetFacts.model_validate_json(run.dataset.read_bytes())
-    assert facts.class_names == dataset.manifest.class_names
-    assert (facts.mean, facts.std, facts.channels) == (
-        dataset.manifest.mean, dataset.manifest.std, dataset.manifest.channels
-    )  # fmt: skip
-    folds = read_folds(run.folds, dataset)
-    for fold in (0, 1):
-        mean, std = training_mean_std(dataset, folds, fold)
-        assert facts.mean_std(fold).mean == pytest.approx(mean.flatten().tolist(), rel=1e-6)
-        assert facts.mean_std(fold).std == pytest.approx(std.flatten().tolist(), rel=1e-6)
-    assert facts.options.window == (0.0, 1.0)
-    assert "scans" not in json.loads(run.dataset.read_text())
-
-
-def test_another_input_with_the_name_of_a_finished_one_is_refused(run, tmp_path):
+def test_predictions_with_other_settings_are_not_mixed(run, tmp_path):
     values = np.random.default_rng(0).uniform(0, 1, (2, 32, 32)).astype(np.float32)
-    source = write_nifti(tmp_path / "one.nii.gz", values[0])
+    inputs = [write_nifti(tmp_path / f"{name}.nii.gz", values[n]) for n, name in enumerate("ab")]
     out = tmp_path / "out"
-    predict(run, [source], out)
-    first = nibabel.load(out / "one_prob.nii.gz").get_fdata()
-    (tmp_path / "other").mkdir()
-    other = write_nifti(tmp_path / "other/one.nii.gz", values[1])
-    write_nifti(source, values[1])
-    for path in (source, other):
-        refused(lambda path=path: predict(run, [path], out), str(path), "other files", "--overwrite")
-    np.testing.assert_array_equal(nibabel.load(out / "one_prob.nii.gz").get_fdata(), first)
-    predict(run, [other], out, overwrite=True)
-    assert np.abs(nibabel.load(out / "one_prob.nii.gz").get_fdata() - first).max() > 0.001
-    predict(run, [other], out)
+    predict(run, inputs, out)
+    with pytest.raises(ValueError, match=r"\(checkpoints\).*--overwrite"):
+        predict(run, inputs, out, fold=0)
+    predict(run, inputs[:1], out, fold=0, overwrite=True)
+    # b was predicted by the ensemble: it is neither listed nor counted as finished
+    assert [row["case"] for row in volumes(out)] == ["a"]
+    console = new_console()
+    predict(run, inputs, out, fold=0, console=console)
+    assert "1 of 2 inputs are predicted already" in printed(console)
 
 
-def test_an_input_whose_axes_lead_elsewhere_is_refused_unless_its_slice_axis_is_named(two_channels, tmp_path):
-    folder, _, raw = two_channels
-    facts = open_run(folder).facts
-    assert facts.orientations == ("RAS",)
-    for number in range(2):
-        values = np.asarray(nibabel.load(raw / "imagesTr" / f"brain_001_000{number}.nii.gz").dataobj)
-        turned = UPRIGHT[[0, 2, 1, 3]]
-        write_nifti(tmp_path / f"turned_000{number}.nii.gz", values, affine=turned)
-    (case,) = find_inputs([tmp_path], tmp_path / "out", facts)
-    refused(lambda: read_input(case, facts), "turned_0000.nii.gz", "RSA", "RAS", "--slice-axis")
-    assert read_input(case, facts, slice_axis=2).slice_axis == 2
-    pictures = facts.model_copy(update={"orientations": ("",)})
-    refused(lambda: read_input(case, pictures), "pictures", "--slice-axis")
+def test_a_foreign_volumes_file_is_not_overwritten(run, tmp_path):
+    source = write_nifti(tmp_path / "one.nii.gz", np.random.default_rng(0).uniform(0, 1, (32, 32)))
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "volumes.csv").write_text("name,litres\nbarrel,159\n")
+    refused(lambda: predict(run, [source], tmp_path / "out"), "volumes.csv", "-o")
+    assert "barrel" in (tmp_path / "out" / "volumes.csv").read_text()
+
+
+def test_predict_gives_the_stored_predictions_of_a_training_with_flips(dataset, tmp_path):
+    changes = {
+        "data.dataset": dataset.folder.path,
+        "data.num_folds": 2,
+        "schedule.epochs": 1,
+        "batch_size": 2,
+        "validation.flips": "true",
+        "augment.flip": "[false,true]",
+    }
+    options = [text for key, value in changes.items() for text in ("--set", f"{key}={value}")]
+    trained = semidice("train", "quick", "-o", tmp_path / "run", "--accelerator", "cpu", *options)
+    assert trained.code == 0, trained.err
+    run = RunFolder(tmp_path / "run")
+    folds = read_folds(run.folds, dataset)
+    for number, (case, fold) in enumerate(zip(dataset.cases, folds, strict=True)):
+        source = tmp_path / f"{case.name}.png"
+        Image.fromarray(dataset.stored("images", number)[0]).save(source)
+        predict(run, [source], tmp_path / f"out{fold}", fold=int(fold))
+        picture = np.array(Image.open(tmp_path / f"out{fold}" / f"{case.name}_prob.png"))
+        stored = read_prediction(run.fold(fold).prediction(case.name))[1]
+        np.testing.assert_allclose(picture, 65535 * stored, atol=1)
