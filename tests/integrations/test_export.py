@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 from prepared import make_prepared
+from start import refused
+from start import semidice as command
 from trained import make_run
-from typer.testing import CliRunner
 
 import semidice
-from semidice.cli import app
 from semidice.integrations import onnx as export
 from semidice.networks.checkpoint import checkpoint_tensors, write_checkpoint
 from semidice.networks.predictor import network_probability
@@ -60,9 +60,11 @@ def new_run(path, dataset, model, *, system="standard", **changes):
     return folder
 
 
-def call(*arguments):
-    done = CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "400"})
-    return done.exit_code, " ".join(done.output.split())
+def done(*arguments):
+    """What a command prints that must end well."""
+    ended = command(*arguments)
+    assert ended.code == 0, ended.err
+    return " ".join(ended.out.split())
 
 
 def in_onnxruntime(path, image):
@@ -90,20 +92,14 @@ def in_torch(path, image):
 def test_the_file_gives_the_probabilities_of_predict(dataset, tmp_path, model, suffix, opened, folds):
     folder, path = new_run(tmp_path / "run", dataset, model), tmp_path / f"model{suffix}"
     fold = ["--fold", *folds] if len(folds) == 1 else []
-    code, text = call("export", folder.path, "-o", path, *fold)
-    assert code == 0, text
+    text = done("export", folder.path, "-o", path, *fold)
     found = re.findall(r"largest difference to `semidice predict` on (.*?): (\S+)", text)
-    assert [name for name, _ in found] == [
-        "a random image of 70x64",
-        "a random image of 64x131",
-        "case scan000",
-    ]
+    assert [name for name, _ in found] == ["a random image of 70x64", "a random image of 64x131"]
     assert all(float(value) <= 1e-4 for _, value in found)
     # values that the window of the dataset maps to [0, 1] without rounding
     volume = np.random.default_rng(1).integers(0, 32768, (75, 90, 5)).astype(np.int16)
     nibabel.save(nibabel.Nifti1Image(volume, np.eye(4)), tmp_path / "scan.nii.gz")
-    code, text = call("predict", folder.path, tmp_path / "scan.nii.gz", "-o", tmp_path / "out", *fold)
-    assert code == 0, text
+    done("predict", folder.path, tmp_path / "scan.nii.gz", "-o", tmp_path / "out", *fold)
     expected = nibabel.load(tmp_path / "out" / "scan_prob.nii.gz").get_fdata()
     prob, facts = opened(path, np.moveaxis(volume, 2, 0)[:, None].astype(np.float32) / 32767)
     assert prob.dtype == np.float32
@@ -112,7 +108,7 @@ def test_the_file_gives_the_probabilities_of_predict(dataset, tmp_path, model, s
     assert json.loads(facts["classes"]) == ["background", "class1", "class2"]
     assert facts["semidice"] == semidice.__version__
     assert json.loads(facts["folds"]) == folds
-    assert "mean intensity" in facts["padding"]
+    assert json.loads(facts["prepare"])["window"] == [0, 32767]
 
 
 @pytest.mark.parametrize("system", ["mc_dropout", "multi_head", "softseg", "mrnet", "learned_reliability"])
@@ -120,13 +116,11 @@ def test_every_comparison_system_is_exported_for_any_batch_and_size(dataset, tmp
     folder = new_run(tmp_path / "run", dataset, SMALL, system=system)
     differences = export.export_run(open_run(folder), [0], tmp_path / "model.onnx")
     assert max(differences.values()) <= 1e-4
-    assert len(differences) == 3
     # the command compared on single images
     image = np.random.default_rng(0).random((3, 1, 40, 33), dtype=np.float32)
     prob, _ = in_onnxruntime(tmp_path / "model.onnx", image)
     single = [in_onnxruntime(tmp_path / "model.onnx", image[n : n + 1])[0][0] for n in range(3)]
     np.testing.assert_allclose(prob, single, rtol=0, atol=1e-5)
-    np.testing.assert_allclose(prob.sum(1), 1, rtol=0, atol=1e-5)
 
 
 def test_flips_are_inside(dataset, tmp_path):
@@ -151,9 +145,8 @@ def test_a_file_that_differs_is_not_written(dataset, tmp_path, monkeypatch):
         self.mean += 0.05
 
     monkeypatch.setattr(export.Exportable, "__init__", shifted)
-    code, text = call("export", folder.path, "--fold", 0, "-o", tmp_path / "model.pt2")
-    assert code == 1
-    assert "differs from `semidice predict` by" in text
+    made = command("export", folder.path, "--fold", 0, "-o", tmp_path / "model.pt2")
+    refused(made, "differs from `semidice predict` by")
     assert not list(tmp_path.glob("*model*"))
 
 
@@ -161,13 +154,8 @@ def test_a_fixed_size_is_asked_for_where_the_network_needs_it(dataset, tmp_path,
     folder = new_run(tmp_path / "run", dataset, SMALL)
     monkeypatch.setattr(export, "network_probability", needs_64_pixels)
     arguments = ("export", folder.path, "--fold", 0, "-o", tmp_path / "model.pt2")
-    code, text = call(*arguments)
-    assert code == 1
-    assert "this network cannot be exported" in text
-    assert "--size 256x256" in text
-    code, text = call(*arguments, "--size", "40x60")
-    assert code == 0, text
-    assert "a random image of 40x60" in text
+    refused(command(*arguments), "this network cannot be exported", "--size 256x256")
+    assert "a random image of 40x60" in done(*arguments, "--size", "40x60")
     prob, _ = in_torch(tmp_path / "model.pt2", np.zeros((3, 1, 40, 60), dtype=np.float32))
     assert prob.shape == (3, 3, 40, 60)
 
@@ -180,9 +168,7 @@ def needs_64_pixels(network, image, **options):
 def test_the_example_of_the_page_runs_and_a_calibrator_is_mentioned(dataset, tmp_path, monkeypatch):
     folder = new_run(tmp_path / "run", dataset, SMALL)
     folder.calibrator.write_bytes(b"")
-    code, text = call("export", folder.path, "-o", tmp_path / "model.onnx")
-    assert code == 0, text
-    assert "calibrator of" in text
+    assert "calibrator of" in done("export", folder.path, "-o", tmp_path / "model.onnx")
     (example,) = re.findall(r"```py\n(.*?)```", (ROOT / "docs" / "export.md").read_text(), flags=re.DOTALL)
     scope = {}
     monkeypatch.chdir(tmp_path)
