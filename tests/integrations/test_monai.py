@@ -1,13 +1,10 @@
 """The MONAI adapters in the real MONAI: metrics, transforms, errors of newcomers, and the page."""
 
-import csv
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import nibabel
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from laws import class_map, soft_label
@@ -233,10 +230,12 @@ def write_nifti(path, values):
     nibabel.save(nibabel.Nifti1Image(values, AFFINE.numpy()), path)
 
 
-@pytest.fixture(scope="module")
-def bundle_run(tmp_path_factory):
+@pytest.mark.integrations
+def test_monais_bundle_trains_with_our_loss_and_its_evaluator_writes_the_scores_of_plain_loops(
+    tmp_path, start
+):
     """The bundle, run by `monai.bundle run` on five volumes of two or three raters."""
-    root = tmp_path_factory.mktemp("bundle")
+    root = tmp_path
     rng = np.random.default_rng(0)
     for case in range(5):
         image = rng.random((16, 24, 16), dtype=np.float32)
@@ -245,32 +244,20 @@ def bundle_run(tmp_path_factory):
         for rater in range(3 - case % 2):
             mask = image + 0.3 * rng.standard_normal(image.shape) > 1
             write_nifti(root / f"raters/rater{rater}/case{case}.nii.gz", mask.astype(np.uint8))
-    command = [sys.executable, "-m", "monai.bundle", "run", "--config_file", "configs/train.yaml"]
-    command += ["--data_dir", str(root), "--output_dir", str(root / "out"), "--epochs", "4"]
-    command += ["--spatial_size", "[8, 12, 8]"]
-    done = subprocess.run(
-        command,
-        cwd=BUNDLE,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return root
-
-
-@pytest.mark.integrations
-def test_monais_bundle_trains_with_our_loss_and_its_evaluator_writes_the_scores_of_plain_loops(bundle_run):
-    (weights,) = (bundle_run / "out").glob("model_final*.pt")
+    arguments = ["--config_file", "configs/train.yaml", "--data_dir", root, "--output_dir", root / "out"]
+    arguments += ["--epochs", 4, "--spatial_size", "[8, 12, 8]"]
+    hidden = {"CUDA_VISIBLE_DEVICES": ""}
+    done = start("-m", "monai.bundle", "run", *arguments, cwd=BUNDLE, env=hidden).end()
+    assert done.code == 0, done.err[-3000:]
+    (weights,) = (root / "out").glob("model_final*.pt")
     network = UNet(3, 1, 2, channels=(8, 16, 32), strides=(2, 2)).eval()
     state = torch.load(weights, weights_only=True)
     network.load_state_dict(state.get("model", state))
     expected = {"soft_dice": [], "binarized_dice": [], "rater_calibration": []}
     for case in ("case3", "case4"):
-        image = nibabel.load(bundle_run / f"images/{case}.nii.gz").get_fdata()
+        image = nibabel.load(root / f"images/{case}.nii.gz").get_fdata()
         image = (image - image.min()) / (image.max() - image.min())
-        files = sorted(bundle_run.glob(f"raters/*/{case}.nii.gz"))
+        files = sorted(root.glob(f"raters/*/{case}.nii.gz"))
         share = np.mean([nibabel.load(file).get_fdata() for file in files], axis=0)
         small = torch.tensor(
             np.stack([part.reshape(8, 2, 12, 2, 8, 2).mean((1, 3, 5)) for part in (image, share)]),
@@ -286,12 +273,9 @@ def test_monais_bundle_trains_with_our_loss_and_its_evaluator_writes_the_scores_
         bins = (confidence.flatten() * 10).long().clamp(max=9)
         sums = torch.zeros(10, dtype=torch.float64).index_add(0, bins, gap)
         expected["rater_calibration"].append(float(sums.abs().sum() / len(gap)))
+    means = pd.read_csv(root / "out/metrics.csv", header=None, index_col=0)[1]
     for name, scores in expected.items():
-        with (bundle_run / f"out/{name}_raw.csv").open() as file:
-            rows = list(csv.DictReader(file))
-        assert [Path(row["filename"]).name for row in rows] == ["case3.nii.gz", "case4.nii.gz"]
-        np.testing.assert_allclose([float(row["mean"]) for row in rows], scores, rtol=1e-4)
-    with (bundle_run / "out/metrics.csv").open() as file:
-        means = {name: float(value) for name, value in csv.reader(file)}
-    for name, scores in expected.items():
+        rows = pd.read_csv(root / f"out/{name}_raw.csv")
+        assert [Path(name).name for name in rows["filename"]] == ["case3.nii.gz", "case4.nii.gz"]
+        np.testing.assert_allclose(rows["mean"], scores, rtol=1e-4)
         assert means[name] == pytest.approx(np.mean(scores), rel=1e-4)
