@@ -87,7 +87,7 @@ $(VENV)/.build: constraints.txt | $(BIN)/python
 	$(VENV)/build/bin/python -m pip install --disable-pip-version-check -c constraints.txt build
 	@touch $@
 
-test-wheel: $(VENV)/.build $(VENV)/.train  ## build wheel and sdist, and use the wheel in an empty environment
+test-wheel: $(VENV)/.build $(VENV)/.train  ## build wheel and sdist, and use the wheel and each extra alone in empty environments; an hour
 	$(VENV)/build/bin/python tests/support/check_wheel.py --parent "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 
 # examples of the site use the frameworks, so Sphinx is in their environment

@@ -15,11 +15,13 @@ import pytest
 from PIL import Image
 from prepared import make_prepared
 from processes import is_running
+from raw_trees import make_folder, make_nnunet
 from rich.console import Console
 from start import refused, semidice, wait_until
 
 from semidice.data.batches.label_making import Maker
 from semidice.data.dataset import Dataset
+from semidice.data.sources.files import read_image
 from semidice.nnunet.collect import collect, read_splits
 from semidice.nnunet.export import export
 from semidice.nnunet.folders import OPTIONS, NnunetDataset, NnunetTraining, read_training, write_training
@@ -87,6 +89,11 @@ class TestNamesAndOptions:
         refused(partial(write_training, training, options), "before it was exported again")
 
 
+def channel_of(exported):
+    (name,) = json.loads((exported / "dataset.json").read_text())["channel_names"].values()
+    return name
+
+
 class TestExport:
     def test_pictures_and_masks_of_all_present_raters_are_written(self, tmp_path, target):
         dataset = make_prepared(tmp_path / "data", absent=True)
@@ -113,6 +120,36 @@ class TestExport:
         header = json.loads((target.raw / "dataset.json").read_text())
         assert list(header["labels"].values()) == [0, 1, 2]
         assert header["labels"]["background"] == 0
+
+    @pytest.mark.parametrize("source", ["folder", "nnunet"])
+    def test_intensities_are_those_of_the_raw_files_which_nnunet_predicts(self, tmp_path, source):
+        """Prepared with a window, which clips: nnU-Net is trained on what its users let it predict."""
+        raw, num_axes = tmp_path / "raw", 2 if source == "folder" else 3
+        if source == "folder":
+            images, window = make_folder(raw, suffix=".png") / "images", ("--window", "60", "120")
+        else:
+            images, window = make_nnunet(raw, channels=["CT"]) / "imagesTr", ("--window", "300", "500")
+        made = semidice("prepare", source, raw, tmp_path / "data", "--slices", "none", *window)
+        assert made.code == 0, made.err
+        done = semidice("nnunet", "export", tmp_path / "data", NAME, "--work", tmp_path / "work")
+        assert (done.code, "warning" in done.out) == (0, False), done
+        paths = sorted(images.iterdir())
+        written = sorted((tmp_path / "work" / "raw" / NAME / "imagesTr").iterdir())
+        for pair in zip(paths, written, strict=True):
+            np.testing.assert_array_equal(*(read_image(path, num_axes=num_axes).values for path in pair))
+        # Hounsfield units keep nnU-Net's own rule
+        name = "zscore_intensity" if source == "folder" else "CT"
+        assert channel_of(tmp_path / "work" / "raw" / NAME) == name
+        # the files are gone, or others: the stored intensities with a warning, or an error
+        raw.rename(tmp_path / "moved")
+        again = ("nnunet", "export", tmp_path / "data", "Dataset102_Again", "--work", tmp_path / "work")
+        moved = tmp_path / "moved" / images.name
+        shutil.copy(moved / paths[0].name, moved / paths[-1].name)
+        refused(semidice(*again, "--raw", tmp_path / "moved"), "have changed")
+        said = semidice(*again)
+        assert said.code == 0, said.err
+        assert "--raw" in said.out.partition("warning")[2]
+        assert channel_of(tmp_path / "work" / "raw" / "Dataset102_Again").startswith("zscore_")
 
     def test_slices_of_volumes_are_refused(self, tmp_path, target):
         dataset = make_prepared(tmp_path / "data", slices_per_scan=3)

@@ -44,17 +44,23 @@ Plans = Annotated[str, typer.Option(help="nnU-Net's plans.")]
 
 
 @nnunet_command("export")
-def nnunet_export(data: PreparedDataset, name: NnunetName, work: Work = None) -> None:
+def nnunet_export(
+    data: PreparedDataset,
+    name: NnunetName,
+    work: Work = None,
+    raw: Annotated[Path | None, typer.Option(help="Raw folder of the dataset, if it was moved.")] = None,
+) -> None:
     """Write a prepared dataset in nnU-Net's raw layout, with the masks of every rater beside its label.
 
-    Volumes must be prepared with --slices none. nnU-Net's label is the majority of the raters.
+    Volumes must be prepared with --slices none. nnU-Net's label is the majority of the raters. Intensities
+    are those of the raw files; of a resized dataset, or without the raw files, those of the dataset.
 
     Example: **semidice nnunet export data Dataset101_Nodules --work nnunet**
     """
     from ..nnunet.export import export
     from ..nnunet.folders import NnunetDataset
 
-    export(data, NnunetDataset.find(name, work), new_console())
+    export(data, NnunetDataset.find(name, work), new_console(), raw=raw)
 
 
 @nnunet_command("preprocess")
