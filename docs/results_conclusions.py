@@ -22,7 +22,7 @@ from results_tables import (
 )
 
 from semidice.reproduce.conclusions import CONCLUSIONS, UNKNOWN, Verdict
-from semidice.reproduce.tables import METRICS, TUMOURS, RowKey, TableValues, paper_values
+from semidice.reproduce.paper import METRICS, TUMOURS, RowKey, TableValues, paper_tables
 
 # a task of QUBIQ, and a tumour dataset, that ours stand for
 _TASK = "kidney"
@@ -155,7 +155,7 @@ def our_values(results: Results, table: str, kde: str) -> TableValues:
                 for better, worse in found.pairs.index[found.pairs["better"]]
             )
             best[key] = frozenset(column_of[method] for method in found.best)
-    return TableValues(paper_values(table).columns, values, superior, best)
+    return TableValues(paper_tables()[table].paper.columns, values, superior, best)
 
 
 def _over(file: str, metric: str, better: str, *others: str) -> tuple[Cell, ...]:
@@ -276,7 +276,7 @@ def conclusion_rows(results: Results) -> str:
     rows: list[Row] = [["conclusion", "paper", "here", "figures here", "what stands for what"], ["---"] * 5]
     for table, judges in CONCLUSIONS.items():
         for conclusion, judge in judges.items():
-            start = [conclusion, judge(paper_values(table)).detail]
+            start = [conclusion, judge(paper_tables()[table].paper).detail]
             if conclusion in NOT_TESTABLE:
                 rows.append([*start, "not testable", "", NOT_TESTABLE[conclusion]])
                 continue

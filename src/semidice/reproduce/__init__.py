@@ -1,7 +1,7 @@
 """`semidice reproduce`: run the tables of the paper again and compare every cell with the paper.
 
     paper.yaml          every number of the paper's tables
-    tables              numbers and marks of a table, ours or the paper's, and the training behind each cell
+    paper               numbers and marks of a table, ours or the paper's, and the training behind each cell
     protocols           options of the paper's text, and of the configuration that its authors released
     plan                which trainings are needed, and how long they take
     scores              our numbers, from the scores of each case
@@ -12,6 +12,6 @@ A training has one run folder, OUT/DATASET/METHOD. Tables share run folders; pro
 """
 
 from .command import ReproduceError, run_reproduce
-from .tables import paper_tables
+from .paper import paper_tables
 
 __all__ = ["ReproduceError", "paper_tables", "run_reproduce"]

@@ -28,6 +28,7 @@ from ..training.command import start_fabric
 from ..training.grid import check_engine, finish_folds
 from ..training.phases import write_jobs_table
 from .comparison_tables import conclusions_table, values_table
+from .paper import PaperTable, TableValues
 from .plan import (
     Plan,
     StepTimes,
@@ -40,7 +41,6 @@ from .plan import (
 )
 from .protocols import PROTOCOLS
 from .scores import agreement_scores, agreement_values, our_values
-from .tables import PaperTable, TableValues
 
 
 class ReproduceError(UserError):

@@ -1,16 +1,19 @@
 """Our numbers next to the paper's: three lines per row of the paper, and which conclusions hold."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import combinations
 
 from ..metrics.registry import SHORT_NAMES, higher_is_better
 from ..statistics.tables import Cell, Table
 from .conclusions import CONCLUSIONS
+from .paper import METRICS, PaperTable, RowKey, TableValues
 from .scores import comparable_paper_values
-from .tables import METRICS, PaperTable, RowKey, TableValues
 
 # percentage points between our number and the paper's that count as equal
 _CLOSE = 1.0
+# a network with a smaller overlap, in percent, has learned nothing
+_NOTHING = 1.0
 
 
 def values_table(table: PaperTable, ours: TableValues, datasets: Sequence[str], *, ran: str = "") -> Table:
@@ -89,7 +92,7 @@ def _note(table: PaperTable) -> str:
 
 def conclusions_table(table: PaperTable, ours: TableValues, datasets: Sequence[str]) -> Table:
     """Outcome of each of the paper's conclusions for our numbers, and how many cells agree with the paper."""
-    paper = comparable_paper_values(table, datasets)
+    paper, ours = comparable_paper_values(table, datasets), learned(ours)
     lines: list[tuple[str, str, str, str]] = []
     for sentence, judge in CONCLUSIONS[table.name].items():
         verdict = judge(ours)
@@ -113,6 +116,14 @@ def conclusions_table(table: PaperTable, ours: TableValues, datasets: Sequence[s
     keys = ("conclusion", "outcome", "ours", "paper")
     records: list[dict[str, object]] = [dict(zip(keys, line, strict=True)) for line in lines]
     return Table(f"{table.title}: conclusions", header, rows, note, tuple(records))
+
+
+def learned(values: TableValues) -> TableValues:
+    """The rows in which a network learned something: nothing follows from the others."""
+    overlaps = {key: cells for key, cells in values.values.items() if key.metric in ("dice", "bdice")}
+    untrained = {key.name for key, cells in overlaps.items() if cells and max(cells.values()) < _NOTHING}
+    kept = {key: cells for key, cells in values.values.items() if key.name not in untrained}
+    return replace(values, values=kept)
 
 
 def count_same_order(ours: TableValues, paper: TableValues) -> tuple[int, int]:

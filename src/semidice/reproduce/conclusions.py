@@ -1,9 +1,10 @@
 """The paper's conclusions as checks of the numbers of a table, ours or the paper's.
 
-    holds      the means say so; if the paper claims significance, significantly (p < 0.05, Holm-corrected)
-    tendency   the means say so, but not significantly
+    holds      the means say so, and were tested; if the paper claims significance, significantly (p < 0.05,
+               Holm-corrected)
+    tendency   the means say so, but not significantly, or there are too few cases for a test
     fails      the means say the opposite
-    unknown    a number is missing, or no difference is significant
+    unknown    a number is missing or equal to another, no difference is significant, or nothing was learned
 
 A conclusion about several datasets or networks is checked on those that have numbers. Every conclusion holds
 for the paper's own numbers.
@@ -12,7 +13,7 @@ for the paper's own numbers.
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
-from .tables import NETWORKS, QUBIQ, TUMOURS, RowKey, TableValues
+from .paper import NETWORKS, QUBIQ, TUMOURS, RowKey, TableValues
 
 Outcome = Literal["holds", "tendency", "fails", "unknown"]
 
@@ -49,7 +50,10 @@ def beats(better: str, worse: str, rows: Sequence[RowKey], *, significant: bool 
         wins = sum(gain > 0 for gain in gains.values())
         clear = sum((better, worse) in table.superior.get(key, ()) for key in gains)
         detail = f"on {wins} of {len(gains)}" + (f", significantly on {clear}" if significant else "")
-        return _verdict(wins == len(gains), detail, significant=not significant or clear == len(gains))
+        if wins < len(gains) and min(gains.values()) == 0:
+            return Verdict("unknown", f"{detail}, no difference on the others")
+        enough = clear == len(gains) if significant else all(key in table.best for key in gains)
+        return _verdict(wins == len(gains), detail, significant=enough)
 
     return judge
 
@@ -75,7 +79,13 @@ def mostly_beat(columns: Sequence[str], worse: str, rows: Sequence[RowKey]) -> J
         if not counts:
             return UNKNOWN
         detail = ", ".join(f"{column} on {wins} of {total}" for column, (wins, total) in counts.items())
-        return _verdict(all(2 * wins > total for wins, total in counts.values()), detail)
+        so = all(2 * wins > total for wins, total in counts.values())
+        if not so and all(
+            2 * sum(gain < 0 for gain in known) < len(known) for known in gains.values() if known
+        ):
+            return Verdict("unknown", detail)
+        tested = all(key in table.best for key in table.present(rows))
+        return _verdict(so, detail, significant=tested)
 
     return judge
 
@@ -89,6 +99,8 @@ def highest(column: str, key: RowKey) -> Judge:
             return UNKNOWN
         gains = {name: table.gain(key, name, column) or 0.0 for name in cells if name != column}
         runner_up = max(gains, key=lambda name: gains[name])
+        if gains[runner_up] == 0:
+            return Verdict("unknown", f"{column} and {runner_up} are equal, {cells[column]:.2f}")
         so = gains[runner_up] < 0
         shown = column if so else runner_up
         only_best = table.best.get(key) == frozenset([column])
@@ -123,11 +135,14 @@ def _students_pass_teacher(table: TableValues) -> Verdict:
 
 def _each_term_adds(table: TableValues) -> Verdict:
     steps = [
-        gain > 0
+        gain
         for worse, better in (("hard", "ce"), ("ce", "dml"), ("dml", "kde"))
         for gain in _gains(table, better, worse, _TUMOUR_DICE).values()
     ]
-    return _verdict(all(steps), f"{sum(steps)} of {len(steps)} steps are upwards") if steps else UNKNOWN
+    if not steps:
+        return UNKNOWN
+    detail = f"{sum(step > 0 for step in steps)} of {len(steps)} steps are upwards"
+    return Verdict("unknown", detail) if min(steps) == 0 else _verdict(min(steps) > 0, detail)
 
 
 def _one_optimum(table: TableValues) -> Verdict:
@@ -140,7 +155,9 @@ def _one_optimum(table: TableValues) -> Verdict:
         return UNKNOWN
     detail = ", ".join(f"{dataset} {' or '.join(names)}" for dataset, names in optima.items())
     first, second = optima.values()
-    return _verdict(len(first) == 1 and first == second, detail)
+    if len(first) > 1 or len(second) > 1:
+        return Verdict("unknown", detail)
+    return _verdict(first == second, detail)
 
 
 def _sensitive(table: TableValues) -> Verdict:

@@ -28,8 +28,8 @@ from ..networks.build import Task, build_model
 from ..paths import DatasetFolder, ReproductionFolder, RunFolder
 from ..recipes import Recipe
 from ..recipes.grid import Variant, read_variants
+from .paper import QUBIQ, TUMOURS, PaperTable, grid_of, paper_tables
 from .protocols import authors_recipe
-from .tables import QUBIQ, TUMOURS, PaperTable, grid_of, paper_tables
 
 _MAX_CPU_SIZE, _MAX_CPU_BATCH = 128, 2
 _MAX_TIMED_STEPS, _MAX_SECONDS = 5, 2.0

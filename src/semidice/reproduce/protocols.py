@@ -24,7 +24,6 @@ _ALL = {
 _QUBIQ = {"augment.flip": (True, False)}
 _TUMOURS = {"augment.flip": (False, True), "augment.crop": (384, 384), "validation.unit": "scan"}
 _HARD_LABEL = {"loss.classes": "present"}
-_SMOOTHED_LABEL = {"label.smoothing": "boundary", "label.eps": 0.5, "label.width": 3}
 _STUDENT = {"teacher.keys_per_image": True}
 _WARMUP_SHARE = 0.01
 
@@ -40,8 +39,6 @@ def authors_recipe(
     changes: dict[str, Any] = {**_ALL, **(_TUMOURS if is_tumour else _QUBIQ)}
     if recipe.teacher is not None:
         changes |= _STUDENT
-    elif recipe.label.smoothing != "none":
-        changes |= _SMOOTHED_LABEL
     elif recipe.label.is_hard:
         changes |= _HARD_LABEL
     if recipe.system.name == "mrnet":

@@ -26,7 +26,7 @@ from ..statistics.agreement import agreement_rows
 from ..statistics.cases import CaseTable, case_table, concatenate, find_keys, methods_of, rows_of
 from ..statistics.compare import compare_scores
 from ..statistics.pairing import PairedScores, paired
-from .tables import METRICS, PaperTable, Row, RowKey, TableValues
+from .paper import METRICS, PaperTable, Row, RowKey, TableValues
 
 # (dataset, method) -> scores of the run
 Runs = Mapping[tuple[str, str], CaseTable]
