@@ -39,7 +39,7 @@ def authors_recipe(
     changes: dict[str, Any] = {**_ALL, **(_TUMOURS if is_tumour else _QUBIQ)}
     if recipe.teacher is not None:
         changes |= _STUDENT
-    elif recipe.label.is_hard:
+    elif recipe.label.is_hard and recipe.label.smoothing == "none":
         changes |= _HARD_LABEL
     if recipe.system.name == "mrnet":
         # not in the released configuration, and at the higher rate it can fail to learn
