@@ -61,7 +61,7 @@ print([name for name in ("torch", "numpy", "matplotlib") if name in sys.modules]
 def test_an_error_in_a_process_is_one_line_and_nothing_is_written(start, tmp_path):
     command = ["-m", "semidice", "train", "quick", "--set", "data.dataset=nowhere", "-o", "run"]
     ended = start(*command, cwd=tmp_path).end()
-    refused(ended, "there is no folder", "nowhere")
+    refused(ended, "there is no", "nowhere", "semidice prepare")
     assert ended.err.count("\n") == 1
     assert ended.err.startswith("semidice train: ")
     assert list(tmp_path.iterdir()) == []

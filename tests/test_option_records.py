@@ -9,8 +9,7 @@ import typer
 from start import refused
 from typer.testing import CliRunner
 
-from semidice.cli.application import Command
-from semidice.cli.options import takes
+from semidice.cli.application import Command, takes
 from semidice.options import Bounds, Count, Share, check_options
 
 
@@ -22,6 +21,8 @@ class Brew:
     """What is brewed."""
     warm_cup: bool = False
     """Warm the cup."""
+    sugar: Annotated[float, Bounds(above=0, below=9)] | None = None
+    """Spoons."""
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -31,7 +32,7 @@ class Brew:
 class Sweet(Brew):
     milk: Share = 0.0
     """Share of milk."""
-    sugar: Annotated[float, Bounds(above=0)] | Literal["none"] = "none"
+    honey: Annotated[float, Bounds(above=0)] | Literal["none"] = "none"
     """Spoons."""
 
 
@@ -44,15 +45,16 @@ class Sweet(Brew):
         ({"leaf": "white"}, ("leaf", "green, black", "'white'")),
         ({"milk": float("nan")}, ("milk", "at most 1")),
         ({"milk": None}, ("milk", "at least 0")),
-        ({"sugar": -1.0}, ("sugar", "above 0")),
-        ({"sugar": "much"}, ("sugar", "'much'")),
+        ({"honey": -1.0}, ("honey", "above 0")),
+        ({"sugar": 9.0}, ("sugar", "below 9")),
+        ({"honey": "much"}, ("honey", "'much'")),
     ],
 )
 def test_a_value_outside_of_its_type_names_field_bounds_and_value(changes, words):
     refused(partial(Sweet, **changes), *words)
 
 
-@pytest.mark.parametrize("changes", [{}, {"minutes": 3}, {"milk": 1}, {"sugar": 0.5}])
+@pytest.mark.parametrize("changes", [{}, {"minutes": 3}, {"milk": 1}, {"sugar": 0.5}, {"honey": 0.5}])
 def test_a_value_of_any_of_its_types_is_taken(changes):
     assert vars(Sweet(**changes)) == vars(Sweet()) | changes
 
@@ -73,12 +75,10 @@ def test_a_command_takes_a_record_as_options_with_help_from_its_docstrings():
     assert call(app, ["big"]).exit_code == 0
     assert seen == [("big", Brew(3, "black", True), 2), ("big", Brew(), 1)]
     said = call(app, ["--help"], env={"COLUMNS": "200"}).output
-    assert "What is brewed. One of green, black." in said
+    assert "What is brewed." in said
+    assert "green|black" in said
     assert "--no-warm-cup" not in said
-    for arguments, words in (
-        (["--leaf", "white"], "--leaf must be one of"),
-        (["--minutes", "0"], "--minutes must"),
-    ):
-        ended = call(app, ["big", *arguments])
-        assert ended.exit_code == 1
-        assert words in ended.output
+    for option, value in (("--leaf", "white"), ("--minutes", "0"), ("--sugar", "9")):
+        ended = call(app, ["big", option, value])
+        assert ended.exit_code in (1, 2)
+        assert option in ended.output

@@ -6,8 +6,8 @@ Commands are listed in the order in which their modules are imported here.
 
 # isort: off
 from .application import app
-from . import demo, data, train, evaluate, predict, export, compare, nnunet
+from . import data, train, evaluate, compare, nnunet
 
 # isort: on
 
-__all__ = ["app", "compare", "data", "demo", "evaluate", "export", "nnunet", "predict", "train"]
+__all__ = ["app", "compare", "data", "evaluate", "nnunet", "train"]

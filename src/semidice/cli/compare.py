@@ -8,8 +8,7 @@ import typer
 
 from ..console import new_console
 from ..errors import UserError
-from .application import command
-from .options import Accelerator, Engine, Interval, Overrides, PreparedDataset, Rules
+from .application import Accelerator, Engine, Interval, Overrides, PreparedDataset, Rules, command
 
 
 @command()

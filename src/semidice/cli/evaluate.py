@@ -1,4 +1,4 @@
-"""`semidice evaluate` and `semidice calibrate`."""
+"""Commands about a trained run: evaluate, calibrate, predict, export."""
 
 import math
 from pathlib import Path
@@ -6,10 +6,10 @@ from typing import Annotated, Any
 
 import typer
 
-from ..console import new_console
+from ..console import new_console, say
 from ..errors import UserError
-from .application import command
-from .options import Interval, MovedDataset, Rules
+from ..prediction.options import PredictOptions
+from .application import Interval, MovedDataset, Rules, command, parsed_size, takes
 
 
 @command()
@@ -121,3 +121,64 @@ def calibrate(
     from ..runs.calibration import run_calibrate
 
     run_calibrate(run, by=by or ("all",), keep=keep, out=out, dataset_path=dataset, console=new_console())
+
+
+@command()
+@takes
+def predict(
+    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    inputs: Annotated[list[Path], typer.Argument(help="Images, NIfTI volumes, DICOM series, or folders.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="Folder for probabilities, masks and volumes.")],
+    options: PredictOptions,
+) -> None:
+    """Predict new images or volumes: probabilities and masks in the grid of the input, and volumes in ml.
+
+    NIfTI input gives NIfTI output with the same affine; PNG input gives PNG output; a DICOM
+    series gives DICOM segmentations, fractional probabilities and a binary mask. Several channels are in
+    one file, or in files CASE_0000, CASE_0001, ...: name any one of them. volumes.csv also has the expected
+    volumes, computed from the probabilities, and with --interval where the volume of a rater would lie.
+    Existing output is kept. `semidice evaluate RUN --decide fitted --interval 0.9` fits rule and intervals.
+
+    Example: **semidice predict runs/first new_scans -o predictions**
+    """
+    from ..prediction.command import run_predict
+
+    run_predict(run, inputs, out, options, console=new_console())
+
+
+@command()
+def export(
+    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="File to write: .onnx, or .pt2 for torch.export.")],
+    fold: Annotated[
+        int | None, typer.Option(min=0, help="Export the network of one fold. Default: mean of all folds.")
+    ] = None,
+    flips: Annotated[
+        bool | None,
+        typer.Option("--flips/--no-flips", help="Mean over mirrored images. Default: as in the recipe."),
+    ] = None,
+    size: Annotated[
+        str | None, typer.Option(help="ROWSxCOLUMNS of all images, for networks that need a fixed size.")
+    ] = None,
+) -> None:
+    """Write a trained run to one file that other programs read: ONNX, or a program of torch.export.
+
+    The file takes intensities in [0, 1] and returns probabilities; normalisation and activation are inside.
+    It is compared with `semidice predict` on random images, and written only if no probability differs by
+    more than 0.0001. See docs/export.md.
+
+    Example: **semidice export runs/first --fold 0 -o model.onnx**
+    """
+    from ..integrations.onnx import export_run
+    from ..prediction.command import chosen_folds
+    from ..runs.run import open_run
+
+    console, trained = new_console(), open_run(run)
+    folds = chosen_folds(trained, fold, console)
+    if trained.folder.calibrator.is_file():
+        say(console, f"the calibrator of {run} is not exported: the file has uncalibrated probabilities")
+    lengths = None if size is None else parsed_size(size)
+    differences = export_run(trained, folds, out, flips=flips, size=lengths)
+    for name, difference in differences.items():
+        say(console, f"largest difference to `semidice predict` on {name}: {difference:.1e}")
+    say(console, f"exported fold {', '.join(map(str, folds))} to {out}")

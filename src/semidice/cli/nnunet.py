@@ -8,8 +8,7 @@ import typer
 
 from ..console import new_console
 from ..nnunet.options import TrainerOptions
-from .application import Command, app
-from .options import MovedDataset, PreparedDataset, takes
+from .application import Command, MovedDataset, PreparedDataset, app, takes
 
 nnunet_app = typer.Typer(
     help="nnU-Net with several raters: export, preprocess, train, collect; see docs/nnunet.md.",

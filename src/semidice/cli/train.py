@@ -6,8 +6,7 @@ from typing import Annotated
 import typer
 
 from ..console import new_console
-from .application import command
-from .options import Accelerator, Overrides
+from .application import Accelerator, Overrides, command
 
 
 @command()
