@@ -90,15 +90,16 @@ def trainings(chosen: argparse.Namespace) -> Iterator[tuple[str, Path, int]]:
 def train(chosen: argparse.Namespace, jobs: Any) -> None:
     """Train the folds in the queue, one after the other; an error does not stop the others."""
     import torch
-    from lightning_fabric import Fabric
 
     from semidice.recipes import read_recipe
-    from semidice.training.crossvalidation import cross_validate, start_run
+    from semidice.runs.start import start_run
+    from semidice.training.context import Context
+    from semidice.training.folds import finish_run
+    from semidice.training.processes import Processes, chosen_device
 
     if chosen.processes > 1:
         torch.set_num_threads(1)
-    fabric = Fabric(accelerator=chosen.device, devices=1)
-    fabric.launch()
+    context = Context(Processes(chosen_device(chosen.device)))
     while (job := jobs.get()) is not None:
         variant, dataset, fold = job
         out = run_folder(chosen.out, dataset.name, variant, fold)
@@ -108,7 +109,9 @@ def train(chosen: argparse.Namespace, jobs: Any) -> None:
         try:
             options = overrides(variant, dataset, fold, chosen)
             recipe = read_recipe(VARIANTS[variant][0], options, accelerator=chosen.device)
-            cross_validate(start_run(recipe, out, resume=True), fabric)
+            run = start_run(recipe, out, resume=True)
+            finish_run(run, context)
+            run.gather()
         except Exception as error:
             print(f"{out}: {error}", flush=True)
             continue

@@ -26,14 +26,16 @@ from semidice.data.folds import fold_cases, split_dataset
 from semidice.data.manifest import manifest_text
 from semidice.paths import DatasetFolder, FoldFolder, RunFolder, write_text
 from semidice.recipes import read_recipe
-from semidice.runs.predictions import write_prediction
-from semidice.runs.run import TrainedRun, mirrored_axes
-from semidice.runs.scoring import score_fold
+from semidice.runs.predictions import stored_cases, write_prediction
+from semidice.runs.run import FoldRun, TrainedRun, mirrored_axes
+from semidice.runs.scoring import ScoreOptions, score_cases
+from semidice.runs.start import start_run
 from semidice.statistics.cases import CaseTable, concatenate
 from semidice.statistics.compare import Comparison, compare_scores
 from semidice.statistics.pairing import paired
-from semidice.training.command import start_fabric
-from semidice.training.crossvalidation import cross_validate, predict_cases, start_run
+from semidice.training.context import Context
+from semidice.training.folds import finish_run
+from semidice.training.processes import Processes, chosen_device
 
 METRICS = {"dice_score": "Dice ↑ %", "calibration_error": "ECE ↓ %"}
 KINDS = ("single fold", "single fold, flips", "mean of folds", "mean of folds, flips")
@@ -75,7 +77,10 @@ def score_test_set(
         suffix = ", flips" if flips else ""
         sums: dict[int, torch.Tensor] = {}
         for fold in run.finished_folds:
-            probs = dict(predict_cases(run, fold, dataset, cases, device=device, flips=flips))
+            of_fold = FoldRun(run, dataset, fold, ())
+            predictor = of_fold.predictor(run.network(fold, device=device), flips=flips)
+            predicted = (prob.cpu() for prob in of_fold.predicted(cases, predictor, device))
+            probs = dict(zip(cases, predicted, strict=True))
             sums = {number: sums[number] + prob if sums else prob for number, prob in probs.items()}
             tables.append(_scores(dataset, probs, f"fold {fold}{suffix}", out))
         means = {number: total / len(run.finished_folds) for number, total in sums.items()}
@@ -88,7 +93,8 @@ def _scores(dataset: Dataset, probs: Mapping[int, torch.Tensor], method: str, ou
     folder = FoldFolder(out / method.replace(", ", "_").replace(" ", "_"))
     for number, prob in probs.items():
         write_prediction(folder.prediction(dataset.cases[number].name), prob)
-    return score_fold(dataset, list(probs), folder, metrics=tuple(METRICS), method=method, fold=-1)
+    read = stored_cases(folder, dataset)
+    return score_cases(dataset, list(probs), read, ScoreOptions(tuple(METRICS)), method=method)
 
 
 def compare_kinds(table: CaseTable, metric: str, folds: Sequence[int]) -> Comparison:
@@ -164,11 +170,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     recipe = read_recipe(options.recipe, [*options.overrides, f"data.dataset={rest}"])
     # an error now, and not after the training
     mirrored_axes(recipe, len(dataset.cases[0].shape), flips=True)
-    fabric = start_fabric(accelerator=options.accelerator)
+    context = Context(Processes(chosen_device(options.accelerator)))
     out = options.out / "run"
     run = start_run(recipe, out, resume=RunFolder(out).recipe.exists())
-    cross_validate(run, fabric)
-    table = score_test_set(run, dataset, cases, device=fabric.device, out=options.out / "test")
+    finish_run(run, context)
+    run.gather()
+    table = score_test_set(run, dataset, cases, device=context.processes.device, out=options.out / "test")
     row = {
         "command": " ".join(
             [

@@ -14,7 +14,6 @@ OUT/KIND.json.
 """
 
 import argparse
-import csv
 import json
 import subprocess
 import sys
@@ -30,7 +29,8 @@ from semidice.data.folds import fold_cases, split_folds
 from semidice.data.phantom import PhantomOptions
 from semidice.data.prepare import prepare_dataset
 from semidice.data.sources import find_datasets
-from semidice.training.phases import PHASES
+from semidice.paths import FoldFolder
+from semidice.training.context import PHASES, read_seconds
 
 # cases of Training and Validation, and raters, of each task
 QUBIQ = {
@@ -90,9 +90,8 @@ def main() -> None:
     command += [part for option in sets for part in ("--set", option)]
     command += ["-o", str(out), "--on", chosen.on, "--accelerator", chosen.accelerator]
     wall_s = timed(command, out.with_name(f"{out.name}_calls.json"))
-    rows = [
-        row for path in sorted(out.rglob("jobs.csv")) for row in csv.DictReader(path.read_text().splitlines())
-    ]
+    folders = [FoldFolder(path.parent) for path in sorted(out.rglob("seconds.json"))]
+    rows = [{"run": str(each.path), **entry} for each in folders for entry in read_seconds(each)]
     result = measured(chosen.kind, rows, wall_s, epochs, tasks, chosen.on)
     result |= {
         "command": command,
@@ -134,7 +133,7 @@ def timed(command: Sequence[str], calls_path: Path) -> float:
 
 
 def measured(
-    kind: str, rows: Sequence[Mapping[str, str]], wall_s: float, epochs: int, tasks: Sequence[str], on: str
+    kind: str, rows: Sequence[Mapping[str, Any]], wall_s: float, epochs: int, tasks: Sequence[str], on: str
 ) -> dict[str, Any]:
     """Time by phase, and the time of the whole table: measured, or estimated if it was not run whole."""
     seconds = {name: sum(float(row[name]) for row in rows) for name in PHASES}

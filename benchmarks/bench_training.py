@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 from doc_tables import write_between_markers
-from lightning_fabric import Fabric
 from timing import seconds_of
 
 import semidice
@@ -35,8 +34,10 @@ from semidice.data.sources import find_datasets
 from semidice.networks.build import Task, build_model
 from semidice.recipes import Recipe
 from semidice.runs.run import FoldRun
-from semidice.training.crossvalidation import start_run
+from semidice.runs.start import start_run
+from semidice.training.context import Context, Event
 from semidice.training.engine import train_fold
+from semidice.training.processes import Processes, chosen_device
 from semidice.training.step import TrainingStep, build_optimiser
 
 SIZE, BATCH, NUM_CASES = 256, 8, 64
@@ -73,28 +74,21 @@ def recipe_of(dataset: Dataset, architecture: str, encoder: str, **changes: Any)
 class Ours:
     """Steps of `training.step` with feeds that were drawn in advance."""
 
-    def __init__(self, recipe: Recipe, dataset: Dataset, fabric: Fabric) -> None:
+    def __init__(self, recipe: Recipe, dataset: Dataset, processes: Processes) -> None:
         torch.manual_seed(0)
-        model = build_model(recipe.model, Task(1, dataset.num_classes)).to(fabric.device)
+        model = build_model(recipe.model, Task(1, dataset.num_classes)).to(processes.device)
         if recipe.precision.channels_last:
             model = model.to(memory_format=torch.channels_last)
         self.batches = Batches(
-            Storage(dataset, fabric.device),
+            Storage(dataset, processes.device),
             range(len(dataset)),
             dataset.mean_std(range(len(dataset))),
             BatchOptions(recipe.batch_size, recipe.label, recipe.augment),
         )
-        network: Any = torch.compile(model) if recipe.precision.compile else model
-        self.step = TrainingStep(
-            recipe,
-            fabric=fabric,
-            network=network,
-            optimiser=build_optimiser(recipe, model, fabric.device),
-            batches=self.batches,
-            teacher=None,
-            num_steps=10**6,
-            fold=0,
-        )
+        optimiser = build_optimiser(recipe, model, processes.device)
+        self.step = TrainingStep(recipe, processes, model, optimiser, self.batches)
+        # more than any measurement has
+        self.step.num_steps = 10**6
         self.number = 0
 
     def __call__(self, num_steps: int) -> None:
@@ -107,15 +101,15 @@ class Ours:
 class Plain:
     """A float32 eager loop with the loss in plain operations, on batches that are already on the device."""
 
-    def __init__(self, recipe: Recipe, dataset: Dataset, fabric: Fabric, batches: Batches) -> None:
+    def __init__(self, recipe: Recipe, dataset: Dataset, processes: Processes, batches: Batches) -> None:
         torch.manual_seed(0)
-        self.model = build_model(recipe.model, Task(1, dataset.num_classes)).to(fabric.device)
+        self.model = build_model(recipe.model, Task(1, dataset.num_classes)).to(processes.device)
         options = recipe.optimiser
         self.optimiser = torch.optim.SGD(
             self.model.parameters(), options.lr, momentum=options.momentum, weight_decay=options.weight_decay
         )
         self.loss = semidice.SegmentationLoss()
-        self.batch = batches.make(batches.feed(0).to(fabric.device))
+        self.batch = batches.make(batches.feed(0).to(processes.device))
 
     def __call__(self, num_steps: int) -> None:
         semidice.use_kernels(False)
@@ -177,11 +171,11 @@ def share_of_data_and_loss(ours: Ours, device: torch.device) -> dict[str, float]
 
 
 def with_and_without_stops(
-    recipe: Recipe, dataset: Dataset, fabric: Fabric, folder: Path
+    recipe: Recipe, dataset: Dataset, processes: Processes, folder: Path
 ) -> dict[str, float]:
     """Seconds per step of training without saving, saving every two seconds, and saving with validation."""
     times = {}
-    epochs = 120 if fabric.device.type == "cuda" else 4
+    epochs = 120 if processes.device.type == "cuda" else 4
     stops = {
         "never": (10**6, 1e9),
         "saved every 2 s": (10**6, 2.0),
@@ -197,12 +191,12 @@ def with_and_without_stops(
         run = start_run(changed, folder / name.replace(" ", "_"), resume=False)
         fold = FoldRun(run, dataset, 0, [1] * (len(dataset) - 8) + [0] * 8)
         marks: dict[int, float] = {}
-        train_fold(
-            fold,
-            fabric,
-            on_step=lambda status, marks=marks: marks.setdefault(status.epoch, time.perf_counter()),  # type: ignore[misc]
-            seconds_between_checkpoints=seconds,
-        )
+
+        def mark(event: Event, marks: dict[int, float] = marks) -> None:
+            if event.kind == "step":
+                marks.setdefault(event.content.epoch, time.perf_counter())
+
+        train_fold(fold, Context(processes, mark, seconds_between_checkpoints=seconds))
         # only from the second quarter on, because everything is compiled by then
         first, last = epochs // 4, epochs
         steps = (last - first) * (len(fold.training_cases) // recipe.batch_size)
@@ -224,12 +218,11 @@ def main() -> None:
     parser.add_argument("--docs", type=Path, help="page whose table to replace")
     parser.add_argument("--only", choices=["steps", "stops"], help="measure a part, beside what --out holds")
     arguments = parser.parse_args()
-    fabric = Fabric(accelerator=arguments.device, devices=1)
-    fabric.launch()
+    processes = Processes(chosen_device(arguments.device))
     results = arguments.out / f"training_{arguments.device}.jsonl"
     row: dict[str, Any] = json.loads(results.read_text()) if arguments.only and results.exists() else {}
     with tempfile.TemporaryDirectory() as scratch:
-        row |= measure(arguments, fabric, Path(scratch))
+        row |= measure(arguments, processes, Path(scratch))
     arguments.out.mkdir(parents=True, exist_ok=True)
     results.write_text(json.dumps(row) + "\n")
     table = table_of(row)
@@ -238,9 +231,9 @@ def main() -> None:
         write_between_markers(arguments.docs, f"training {arguments.device}", table)
 
 
-def measure(arguments: argparse.Namespace, fabric: Fabric, scratch: Path) -> dict[str, Any]:
+def measure(arguments: argparse.Namespace, processes: Processes, scratch: Path) -> dict[str, Any]:
     """All requested measurements in one record."""
-    on_gpu = fabric.device.type == "cuda"
+    on_gpu = processes.device.type == "cuda"
     dataset = make_dataset(scratch, arguments.cases, arguments.size)
     plain = recipe_of(dataset, arguments.architecture, arguments.encoder)
     row: dict[str, Any] = {
@@ -250,33 +243,33 @@ def measure(arguments: argparse.Namespace, fabric: Fabric, scratch: Path) -> dic
         "batch": [BATCH, 1, arguments.size, arguments.size],
     }
     if arguments.only != "stops":
-        row |= measure_steps(arguments, plain, dataset, fabric)
+        row |= measure_steps(arguments, plain, dataset, processes)
     if arguments.only != "steps":
         options = PRECISIONS["semidice, bf16, graph"] if on_gpu else {}
         recorded = plain.model_copy(update={"precision": _precision(plain, options)})
-        stops = with_and_without_stops(recorded, dataset, fabric, scratch)
+        stops = with_and_without_stops(recorded, dataset, processes, scratch)
         row["stops_ms"] = {k: 1e3 * v for k, v in stops.items()}
     return row
 
 
 def measure_steps(
-    arguments: argparse.Namespace, plain: Recipe, dataset: Dataset, fabric: Fabric
+    arguments: argparse.Namespace, plain: Recipe, dataset: Dataset, processes: Processes
 ) -> dict[str, Any]:
     """Milliseconds per step of each contender, and on a GPU also of the parts of a step."""
-    on_gpu = fabric.device.type == "cuda"
+    on_gpu = processes.device.type == "cuda"
     ours = {
-        name: Ours(plain.model_copy(update={"precision": _precision(plain, options)}), dataset, fabric)
+        name: Ours(plain.model_copy(update={"precision": _precision(plain, options)}), dataset, processes)
         for name, options in PRECISIONS.items()
         if on_gpu or not options.get("compile")
     }
     contenders: dict[str, Callable[[int], None]] = {
-        "plain, fp32, eager": Plain(plain, dataset, fabric, next(iter(ours.values())).batches)
+        "plain, fp32, eager": Plain(plain, dataset, processes, next(iter(ours.values())).batches)
     }
     contenders |= ours
-    times = in_turns(contenders, fabric.device, arguments.steps)
+    times = in_turns(contenders, processes.device, arguments.steps)
     row: dict[str, Any] = {"ms": {k: 1e3 * v for k, v in times.items()}}
     if on_gpu:
-        parts = share_of_data_and_loss(ours["semidice, bf16, graph"], fabric.device)
+        parts = share_of_data_and_loss(ours["semidice, bf16, graph"], processes.device)
         row["parts_ms"] = {k: 1e3 * v for k, v in parts.items()}
     return row
 

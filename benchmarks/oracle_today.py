@@ -334,3 +334,10 @@ def dataset_arrays(folder: Path) -> Any:
         if scan["thickness_mm"] is not None:
             found[scan["name"]]["spacing_mm"] = [*scan["spacing_mm"], scan["thickness_mm"]]
     return found
+
+
+def fits(run: Path) -> Any:
+    """Fitted rules with their scores, and corrections of intervals, by fold or `all`."""
+    stored = json.loads((run / "fits.json").read_text())
+    rules = {fold: {"rule": each["decision"], **each["scores"]} for fold, each in stored["rules"].items()}
+    return {"rules": rules, "corrections": stored["intervals"]}

@@ -84,7 +84,7 @@ def demo_rows() -> list[Row] | None:
     names = [UNCALIBRATED, *CALIBRATORS]
     rows: list[Row] = [["trained with", *names]]
     for run in sorted(DEMO.runs.iterdir()):
-        table = run_calibrate(run, dataset_path=DEMO.dataset, console=Console(file=io.StringIO()))
+        table = run_calibrate(run, dataset=DEMO.dataset, console=Console(file=io.StringIO()))
         means = paired(table, "truth_error", methods=names).values.mean(0)
         values = [f"{100 * float(mean):.2f}" for mean in means]
         rows.append([open_run(run).recipe.name, *_lowest_bold(values)])

@@ -8,20 +8,22 @@ import shutil
 import numpy as np
 import pytest
 from case_rows import CaseRow, rows_of, select, table_of
-from lightning_fabric import Fabric
 from prepared import make_prepared
 from rich.console import Console
+from trained import finished_table
 from typer.testing import CliRunner
 
 from semidice.cli import app
-from semidice.compare import CompareError, comparisons_of, run_compare
+from semidice.compare import comparisons_of, run_compare
 from semidice.metrics import ScoreKey
 from semidice.recipes import read_recipe
 from semidice.recipes.grid import folder_name, read_variants, shipped_grids
 from semidice.report.answer import verdict
 from semidice.report.page import PageOptions, run_report
+from semidice.runs.start import start_run
 from semidice.statistics import paired
 from semidice.statistics.cases import concatenate, read_cases, write_cases
+from semidice.training.grid import GridError
 
 QUICK = """
 recipe: quick
@@ -208,26 +210,23 @@ def test_a_different_teacher_is_refused_with_its_path_and_no_file_changes(
     )
     set_teacher(out, "../../uniform/seed_0", run)
     before = trained_files(out)
-    with pytest.raises(CompareError, match=rf"student: .* teacher\.run; if {run}"):
+    with pytest.raises(GridError, match=rf"student: .* teacher\.run; if {run}"):
         compare_again(out, dataset, tmp_path, console)
     assert trained_files(out) == before
     assert f"run: {run}\n" in (out / "student" / "seed_0" / "recipe.yaml").read_text()
 
 
 def test_a_missing_teacher_is_named_by_its_path(compared, dataset, tmp_path):
-    from semidice.training.crossvalidation import cross_validate, start_run
-
     student = shutil.copytree(compared[1] / "student", tmp_path / "alone" / "student") / "seed_0"
     shutil.rmtree(student / "fold_1")
     recipe = read_recipe(student / "recipe.yaml")
-    fabric = Fabric(accelerator="cpu", devices=1)
     with pytest.raises(
         ValueError, match=rf"no teacher run in {tmp_path / 'alone' / 'uniform' / 'seed_0'}.*teacher\.run"
     ):
-        cross_validate(start_run(recipe, student, resume=True), fabric)
+        finished_table(start_run(recipe, student, resume=True))
     # set the option that the message names
     corrected = read_recipe(student / "recipe.yaml", [f"teacher.run={compared[1] / 'uniform'}"])
-    table = cross_validate(start_run(corrected, student, resume=True), fabric)
+    table = finished_table(start_run(corrected, student, resume=True))
     assert list(table.pipe(rows_of)) == list(
         read_cases(compared[1] / "student" / "seed_0" / "cases.parquet").pipe(rows_of)
     )
@@ -239,10 +238,10 @@ def test_a_recipe_that_fails_is_reported_with_its_error_and_the_others_finish(da
         QUICK.replace("uniform: {label", "uniform: {model.architecture: unet, model.encoder: nothing, label")
     )
     variants = read_variants([str(grid)], dataset=dataset, out=tmp_path / "out")
-    with pytest.raises(CompareError, match="2 of 3 variants failed") as error:
+    with pytest.raises(GridError, match="2 of 3 variants failed") as error:
         run_compare(variants, tmp_path / "out", console, accelerator="cpu")
     assert "uniform: " in str(error.value)
-    assert "student: its teacher uniform failed" in str(error.value)
+    assert "student: uniform/seed_0, which it needs, failed" in str(error.value)
     assert set(read_cases(tmp_path / "out" / "cases.parquet")["method"]) == {"majority"}
 
 

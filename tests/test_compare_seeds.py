@@ -11,11 +11,12 @@ from pages import shown, tables_of
 from prepared import make_prepared
 from rich.console import Console
 
-from semidice.compare import CompareError, run_compare
+from semidice.compare import run_compare
 from semidice.recipes import read_recipe
 from semidice.recipes.grid import read_variants
 from semidice.report.page import PageOptions, run_report
 from semidice.statistics import compare_cases, paired, read_cases, write_cases
+from semidice.training.grid import GridError
 
 GRID = """
 recipe: quick
@@ -154,7 +155,7 @@ def test_a_seed_that_failed_is_named_and_the_others_are_compared(copied, dataset
     (copied / "student" / "seed_1").mkdir()
     (copied / "student" / "seed_1" / "notes.txt").write_text("mine")
     console = new_console()
-    with pytest.raises(CompareError, match=r"1 of 4(.|\n)*student/seed_1: .*notes\.txt"):
+    with pytest.raises(GridError, match=r"1 of 4(.|\n)*student/seed_1: .*notes\.txt"):
         run_compare(variants_of(tmp_path, dataset), copied, console, accelerator="cpu")
     printed = console.file.getvalue()
     assert "Seed 1 is left out of every method: there are no scores of student with it." in printed

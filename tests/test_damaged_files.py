@@ -34,7 +34,7 @@ from semidice.recipes import read_recipe
 from semidice.recipes.grid import read_variants
 from semidice.report import decisions
 from semidice.report.curves import read_log
-from semidice.runs.decision_file import read_fits
+from semidice.runs.fits import read_fits
 from semidice.runs.predictions import read_prediction
 from semidice.runs.run import open_run
 from semidice.runs.stamp import FoldStamp
@@ -52,7 +52,6 @@ def good(tmp_path_factory):
     for name in ("a.nii", "b.nii.gz"):
         nibabel.save(nibabel.Nifti1Image(VALUES.astype(np.int16), np.diag([0.7, 0.8, 2.5, 1])), good / name)
     run = make_run(good / "run", make_prepared(good / "data", num_cases=4, size=(16, 16)))
-    FoldStamp.of(run.fold(0), "identity", 0).write(run.fold(0))
     run.fold(0).log.write_text("".join(f'{{"step": {n}, "loss": 0.5, "lr": 0.01}}\n' for n in range(5)))
     # fitted rules, corrected intervals, and volumes
     assert semidice("evaluate", run.path, "--decide", "fitted", "--interval", "0.5").code == 0
@@ -118,7 +117,7 @@ READERS = {
     "data/images/scan000.npy": read_array,
     "run/folds.json": lambda path: read_folds(path, Dataset(path.parent.parent / "data")),
     "run/dataset.json": lambda path: open_run(path.parent),
-    "run/decision.json": read_decision,
+    "run/fits.json": read_decision,
     "run/volumes.csv": lambda path: decisions.read_volumes(
         {"run": RunFolder(path.parent)}, Dataset(path.parent.parent / "data")
     ),

@@ -27,5 +27,5 @@ def test_the_demo_also_compares_rules_and_gives_volumes_intervals(tmp_path):
     for run in runs:
         assert set(read_cases(run.decisions)["method"]) == {"argmax", *RULES}
         assert run.volumes.is_file()
-        assert run.decision.is_file()
+        assert run.fits.is_file()
     assert folder.report.is_file()

@@ -3,7 +3,6 @@
     OUT/NAME/seed_K/    the run of a variant; K is its option `seed`
         cases.parquet   scores of every case by every method
         means.*, pairs_METRIC.*   tables as Markdown, LaTeX and CSV
-        jobs.csv        seconds of each phase of each fold
 
 Prints a verdict of one or two sentences, then the means; pairs on request. A variant that fails does not stop
 the others; its error is reported at the end. A second call skips the finished folds. Methods of other tools
@@ -15,25 +14,25 @@ and only scores of masks are compared, because no other score depends on the rul
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
-from lightning_fabric import Fabric
 from rich.console import Console
 
-from .console import Progress, say
+from .console import say
 from .data.dataset import Dataset
 from .decisions.volumes import check_level
-from .errors import UserError, described, given, nearest
+from .errors import UserError, given, nearest
 from .locks import locked
 from .metrics.registry import SCORES, ScoreKey
-from .paths import ComparisonFolder, RunFolder
+from .paths import ComparisonFolder
 from .recipes.grid import Variant
+from .recipes.options import FITTED
 from .report.answer import raters_of, raters_warning, seeds_sentences, verdict
 from .report.runs import read_other_methods
-from .runs.decide import run_intervals, scored_rules
-from .runs.decisions import add_decisions, mask_metrics, rule_names
-from .runs.run import TrainedRun
+from .runs.evaluate import EvaluateOptions, run_evaluate
+from .runs.fits import read_fits
+from .runs.rules import fitted_text, mask_metrics, rule_names
+from .runs.scoring import score_key
 from .statistics.cases import (
     CaseTable,
     concatenate,
@@ -41,104 +40,30 @@ from .statistics.cases import (
     in_order,
     keys_of,
     methods_of,
+    read_cases,
     rows_of,
     write_cases,
 )
 from .statistics.compare import Comparison, compare_cases
 from .statistics.tables import means_table, pairs_table
-from .training.command import RunBar, start_fabric
-from .training.crossvalidation import cross_validate, start_run
-from .training.grid import check_engine, finish_folds
-from .training.phases import write_jobs_table
-
-
-class CompareError(UserError):
-    """Some variants failed; the message names them and their errors."""
-
-
-@dataclass
-class Outcome:
-    """The result of all variants: case tables and runs of the finished ones, errors of the failed ones."""
-
-    tables: dict[str, CaseTable] = field(default_factory=dict)
-    runs: dict[str, TrainedRun] = field(default_factory=dict)
-    failed: dict[str, str] = field(default_factory=dict)
-
-    def table(self) -> CaseTable:
-        """All scores; the methods are those of the variants."""
-        return in_order(concatenate(self.tables.values()))
-
-    def raise_if_failed(self) -> None:
-        """A CompareError that names the failed variants, if there are any."""
-        if self.failed:
-            total = len(self.failed) + len(self.runs)
-            raise CompareError(
-                f"{len(self.failed)} of {total} variants failed; the others are finished:\n"
-                + "\n".join(f"  {name}: {error}" for name, error in self.failed.items())
-            )
-
-
-def run_variants(
-    variants: Sequence[Variant],
-    fabric: Fabric,
-    console: Console,
-    *,
-    failed: Mapping[str, str] | None = None,
-) -> Outcome:
-    """Train every variant that is not finished, with one progress bar for each.
-
-    failed: errors of variants that are not to be trained, by their absolute folder.
-    """
-    outcome = Outcome()
-    with Progress(console) as progress:
-        bars = {variant.name: RunBar(progress, variant.recipe, name=variant.name) for variant in variants}
-        for variant in variants:
-            bar = bars[variant.name]
-            try:
-                if variant.teacher in outcome.failed:
-                    raise UserError(f"its teacher {variant.teacher} failed")
-                folder = str(variant.folder.absolute())
-                if failed and folder in failed:
-                    raise UserError(failed[folder])
-                with locked(RunFolder(variant.folder), "semidice compare"):
-                    run = start_run(variant.recipe, variant.folder, resume=True)
-                    table = cross_validate(
-                        run,
-                        fabric,
-                        on_step=bar.show_step,
-                        on_phase=bar.show_phase,
-                    )
-                assert table is not None
-            # a wrong recipe must not stop the others
-            except Exception as error:
-                outcome.failed[variant.name] = described(error)
-                bar.show_failed()
-            else:
-                outcome.tables[variant.name], outcome.runs[variant.name] = table, run
-                bar.show_finished()
-    return outcome
-
-
-def seeded_tables(tables: Mapping[str, CaseTable], variants: Sequence[Variant]) -> dict[str, CaseTable]:
-    """The tables with the column `seed` where a method has several."""
-    seeds = {variant.name: variant.seed for variant in variants}
-    return {
-        name: table if (seed := seeds[name]) is None else table.assign(seed=seed)
-        for name, table in tables.items()
-    }
+from .training.grid import Outcome, check_engine, train_grid
 
 
 def decided_tables(
-    runs: Mapping[str, TrainedRun], dataset: Dataset, rules: Sequence[str], console: Console
+    outcome: Outcome, dataset: Dataset, rules: Sequence[str], console: Console
 ) -> dict[str, CaseTable]:
-    """The scores of masks of each run by all rules, as methods NAME, RULE; also added to the run's table."""
+    """The stored scores of masks of each run by all rules, as methods NAME, RULE."""
     tables = {}
-    for name, run in runs.items():
-        metrics = mask_metrics(dataset, run.recipe.validation.metrics)
-        scores = scored_rules(run, dataset, rules, console, metrics=metrics)
-        if not run.missing_folds:
-            add_decisions(run, scores)
-        tables[name] = scores.assign(method=f"{run.recipe.name}, " + scores["method"])
+    for name, run in outcome.runs.items():
+        if FITTED in rules:
+            say(console, f"{name}: {fitted_text(read_fits(run.folder).rules)}")
+        scored, of_recipe = read_cases(run.folder.decisions), run.recipe.validation
+        options = {"unit": of_recipe.unit, "tolerance": of_recipe.tolerance}
+        metrics = mask_metrics(dataset, of_recipe.metrics)
+        keys = [score_key(dataset, metric, **options) for metric in metrics]  # type: ignore[arg-type]
+        table = concatenate(rows_of(scored, key) for key in keys)
+        table = table[table["method"].isin(rules)].assign(seed=outcome.tables[name]["seed"].iloc[0])
+        tables[name] = table.assign(method=f"{run.recipe.name}, " + table["method"])
     return tables
 
 
@@ -186,7 +111,7 @@ def run_compare(
     accelerator: str = "auto",
     on: str | None = None,
 ) -> Mapping[ScoreKey, Comparison]:
-    """Train, compare, print and write; a CompareError at the end if a variant failed.
+    """Train, compare, print and write; a GridError at the end if a variant failed.
 
     dataset: None takes that of the first variant.
     case_tables: files of `semidice evaluate` with scores of other methods, which are compared, too.
@@ -199,7 +124,7 @@ def run_compare(
         check_engine(on)
     prepared = Dataset(dataset or variants[0].recipe.data.dataset)
     # before the training, which takes long
-    names = rule_names(rules) if rules else []
+    names = rule_names(rules) if rules else ()
     if interval is not None:
         with given("--interval"):
             check_level(interval)
@@ -207,27 +132,24 @@ def run_compare(
     _check_metrics(metrics or (), others)
     folder = ComparisonFolder(out)
     with locked(folder, "semidice compare"):
-        outcome = Outcome()
-        if variants:
-            failed: Mapping[str, str] = {}
-            if on is not None:
-                failed = finish_folds(variants, on, console, accelerator=accelerator)
-            fabric = start_fabric(accelerator=accelerator)
-            outcome = run_variants(variants, fabric, console, failed=failed)
-            write_jobs_table(variants, folder.jobs)
+        outcome = train_grid(variants, console, on=on, accelerator=accelerator, rules=names)
+        tables = outcome.tables
         if names:
-            outcome.tables = decided_tables(outcome.runs, prepared, names, console)
+            tables = decided_tables(outcome, prepared, names, console)
         if interval is not None:
             for run in outcome.runs.values():
-                run_intervals(run, prepared, interval, console)
-        outcome.tables = seeded_tables(outcome.tables, variants) | others
-        comparisons = _compared(outcome, prepared, out, metrics, show_pairs, console)
+                volumes = EvaluateOptions(interval=interval)
+                run_evaluate(run.folder.path, volumes, console, dataset=prepared.folder.path)
+        tables = tables | others
+        of_runs = bool(outcome.runs)
+        comparisons = _compared(tables, of_runs, prepared, out, metrics, show_pairs, console)
     outcome.raise_if_failed()
     return comparisons
 
 
 def _compared(
-    outcome: Outcome,
+    tables: Mapping[str, CaseTable],
+    of_runs: bool,
     prepared: Dataset,
     out: Path,
     metrics: Sequence[str] | None,
@@ -236,8 +158,8 @@ def _compared(
 ) -> dict[ScoreKey, Comparison]:
     """Compare all methods, print and write; empty if no variant is finished."""
     comparisons: dict[ScoreKey, Comparison] = {}
-    if outcome.tables:
-        table = outcome.table()
+    if tables:
+        table = in_order(concatenate(tables.values()))
         folder = ComparisonFolder(out)
         write_cases(table, folder.cases)
         for sentence in seeds_sentences(table):
@@ -249,7 +171,7 @@ def _compared(
             say(console, f"not compared, because not every method has it: {', '.join(partial)}")
         _show_and_write(comparisons, table, prepared, folder, console, show_pairs)
         # a run knows its dataset
-        of_dataset = "" if outcome.runs else f" --dataset {shlex.quote(str(prepared.folder.path))}"
+        of_dataset = "" if of_runs else f" --dataset {shlex.quote(str(prepared.folder.path))}"
         command = f"semidice report {shlex.quote(str(out))}{of_dataset} -o report.html"
         say(console, f"tables and every score: {out}; next: {command}")
     return comparisons

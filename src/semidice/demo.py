@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from .compare import comparisons_of, run_variants
+from .compare import comparisons_of
 from .console import progress_bar, say
 from .data.dataset import Dataset
 from .data.phantom import PhantomOptions
@@ -21,11 +21,11 @@ from .errors import writing
 from .paths import DatasetFolder, DemoFolder
 from .recipes.grid import read_variants
 from .report.page import PageOptions, build_page
-from .runs.decide import run_decide
+from .runs.evaluate import EvaluateOptions, run_evaluate
 from .statistics.cases import write_cases
 from .statistics.compare import Comparison
 from .statistics.tables import means_table, p_text
-from .training.command import start_fabric
+from .training.grid import train_grid
 
 # the two variants of the grid that are compared in words
 BASELINE, METHOD = "majority + SDL", "uniform + DML1"
@@ -58,7 +58,7 @@ def run_demo(out: Path, console: Console, *, num_cases: int, epochs: int, num_fo
         f"{len(dataset)} phantom slices, {len(dataset.manifest.raters)} raters each; "
         f"{len(variants)} recipes x {num_folds} folds x {epochs} epochs of a small UNet",
     )
-    outcome = run_variants(variants, start_fabric(), console)
+    outcome = train_grid(variants, console)
     outcome.raise_if_failed()
     table = outcome.table()
     write_cases(table, folder.cases)
@@ -70,7 +70,7 @@ def run_demo(out: Path, console: Console, *, num_cases: int, epochs: int, num_fo
     for name, run in outcome.runs.items():
         # the report shows all of them
         shown = console if name == METHOD else Console(quiet=True)
-        run_decide(run.folder.path, rules=RULES, interval=0.9, console=shown)
+        run_evaluate(run.folder.path, EvaluateOptions(rules=RULES, interval=0.9), shown)
     with progress_bar(console, "writing the report page"):
         build_page(outcome.runs, dataset, folder.report, PageOptions(figures=False))
     _print_files(folder, console)

@@ -212,7 +212,7 @@ class RunFolder(Folder):
     folds = _File("folds.json")  # the validation fold of every case
     dataset = _File("dataset.json")  # the part of the manifest that prediction needs
     cases = _File("cases.parquet")  # scores of every case, by the model that never saw its patient
-    decision = _File("decision.json")  # fitted rules and corrections of intervals, per fold and for new scans
+    fits = _File("fits.json")  # fitted rules and corrections of intervals, per fold and for new scans
     decisions = _File("decisions.parquet")  # scores of masks by several rules, which are the methods
     volumes = _File("volumes.csv")  # volume of every case with its interval, and the raters' volumes
     mlflow = _File("mlruns")  # file store of MLflow, if it is used
@@ -296,7 +296,6 @@ class ComparisonFolder(Folder):
 
     cases = _File("cases.parquet")  # every score of every case and method
     means = _File("means")  # the table of means, without its suffix
-    jobs = _File("jobs.csv")  # time of each phase of each fold of each run
 
     def pairs(self, metric: str) -> Path:
         """The table of pairs of methods in one metric, without its suffix."""

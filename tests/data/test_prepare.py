@@ -25,11 +25,11 @@ from rich.console import Console
 from start import refused
 
 from semidice.data.dataset import Dataset
+from semidice.data.manifest import manifest_digest
 from semidice.data.phantom import make_phantom
 from semidice.data.prepare import run_prepare
 from semidice.data.sources import find_datasets
 from semidice.errors import UserError
-from semidice.runs.run import manifest_digest
 
 # a run in two threads that finishes one scan; the others wait until the file `go` exists
 WAITING_RUN = """

@@ -10,8 +10,7 @@ from torch import nn
 from semidice.data.batches.feed import whole_cases
 from semidice.data.batches.storage import Storage
 from semidice.networks.build import ModelOptions, Task, build_model
-from semidice.networks.checkpoint import Checkpoint, CheckpointWriter
-from semidice.networks.predictor import Predictor, network_probability, recording
+from semidice.networks.predictor import Predictor, network_probability
 from semidice.networks.systems import SystemOptions, build_network
 from semidice.networks.windows import windowed_probability
 
@@ -193,18 +192,3 @@ def test_a_replayed_prediction_is_that_of_the_network_also_after_its_weights_cha
     # none of them was overwritten by a later replay
     for actual, expected in kept:
         torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5 if dtype == "fp32" else 1e-2)
-
-
-@pytest.mark.gpu
-def test_a_graph_is_recorded_while_a_checkpoint_is_written(tmp_path):
-    network = small_network("cuda")
-    image = images(2, device="cuda")[0]
-    # more often than PyTorch has streams
-    for number in range(70):
-        graph, writer = torch.cuda.CUDAGraph(), CheckpointWriter()
-        writer.put(tmp_path / "last.safetensors", network, None, {"step": number})
-        with recording(graph):
-            network(image)
-        writer.close()
-        graph.replay()
-        assert Checkpoint(tmp_path / "last.safetensors").progress["step"] == number

@@ -6,11 +6,10 @@ import math
 import pytest
 import torch
 from case_rows import rows_of
-from lightning_fabric import Fabric
 from prepared import make_prepared
 from safetensors.torch import load_file
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
-from trained import normalised
+from trained import finished_table, normalised, train_until
 
 from semidice.arrays import one_hot
 from semidice.data.batches.augment import AugmentOptions
@@ -31,8 +30,10 @@ from semidice.networks.systems.system import Trunk
 from semidice.recipes import Recipe
 from semidice.runs.predictions import read_prediction
 from semidice.runs.run import FoldRun, open_run
-from semidice.training.crossvalidation import cross_validate, start_run
+from semidice.runs.start import start_run
+from semidice.training.context import Context
 from semidice.training.engine import train_fold
+from semidice.training.processes import Processes, chosen_device
 from semidice.training.teacher import load_teacher
 
 NAMES = ["mc_dropout", "multi_head", "softseg", "mrnet", "learned_reliability"]
@@ -69,13 +70,6 @@ def dataset(tmp_path_factory):
     return path
 
 
-@pytest.fixture(scope="module")
-def fabric():
-    fabric = Fabric(accelerator="cpu", devices=1)
-    fabric.launch()
-    return fabric
-
-
 def fold_of(recipe, out):
     run = start_run(recipe, out, resume=False)
     opened = Dataset(recipe.data.dataset)
@@ -87,16 +81,12 @@ def log_of(folder):
 
 
 @pytest.fixture(scope="module", params=NAMES)
-def finished(request, dataset, fabric, tmp_path_factory):
+def finished(request, dataset, tmp_path_factory):
     """The name of a system, the folder of an uninterrupted run of it, and its table of scores."""
     recipe = recipe_for(dataset, request.param)
     run = start_run(recipe, tmp_path_factory.mktemp("runs") / request.param, resume=False)
-    table = cross_validate(run, fabric)
+    table = finished_table(run)
     return request.param, run.folder, table
-
-
-class StoppedError(Exception):
-    pass
 
 
 class TestEverySystem:
@@ -128,27 +118,22 @@ class TestEverySystem:
         # stored probabilities are rounded to multiples of 1/65535
         torch.testing.assert_close(stored, prob, rtol=0, atol=2e-5)
 
-    def test_a_stopped_and_resumed_run_ends_with_the_same_bits(self, finished, dataset, fabric, tmp_path):
+    def test_a_stopped_and_resumed_run_ends_with_the_same_bits(self, finished, dataset, tmp_path):
         name, folder, _ = finished
         fold = fold_of(recipe_for(dataset, name), tmp_path / "stopped")
 
-        def stop(status):
-            if status.step == 3:
-                raise StoppedError
-
-        with pytest.raises(StoppedError):
-            train_fold(fold, fabric, on_step=stop, seconds_between_checkpoints=0)
-        train_fold(fold, fabric)
+        train_until(fold, 3)
+        train_fold(fold, Context())
         resumed, expected = load_file(fold.folder.last), load_file(folder.fold(0).last)
         assert resumed.keys() == expected.keys()
         assert all(torch.equal(resumed[key], expected[key]) for key in resumed)
         assert fold.folder.log.read_text() == folder.fold(0).log.read_text()
 
-    def test_it_trains_in_bf16_with_gradient_accumulation(self, dataset, fabric, tmp_path, finished):
+    def test_it_trains_in_bf16_with_gradient_accumulation(self, dataset, tmp_path, finished):
         precision = {"dtype": "bf16", "channels_last": True}
         changes = {"schedule": {"epochs": 1}, "optimiser": {"accumulate": 2}, "precision": precision}
         fold = fold_of(recipe_for(dataset, finished[0], **changes), tmp_path / "run")
-        train_fold(fold, fabric)
+        train_fold(fold, Context())
         assert math.isfinite(log_of(fold.folder)[-1]["val_dice_score"])
 
 
@@ -179,12 +164,11 @@ def random_labels(num_cases, size, num_classes=2):
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", NAMES)
 def test_a_cuda_graph_step_trains_like_an_eager_step(name, dataset, tmp_path):
-    fabric = Fabric(accelerator="cuda", devices=1)
-    fabric.launch()
+    context = Context(Processes(chosen_device("cuda")))
     losses = []
     for graph in (True, False):
         fold = fold_of(recipe_for(dataset, name, precision={"graph": graph}), tmp_path / str(graph))
-        train_fold(fold, fabric)
+        train_fold(fold, context)
         losses.append(torch.tensor([line["loss"] for line in log_of(fold.folder) if "loss" in line]))
     # the order of additions on a GPU changes from run to run
     torch.testing.assert_close(losses[0], losses[1], rtol=1e-2, atol=1e-3)
@@ -721,7 +705,7 @@ class TestLearnedReliability:
 
 
 class TestRefusals:
-    def test_students_and_teachers_must_be_standard(self, dataset, fabric, tmp_path, finished):
+    def test_students_and_teachers_must_be_standard(self, dataset, tmp_path, finished):
         name, folder, _ = finished
         with pytest.raises(ValueError, match=rf"system\.name standard; got {name}"):
             recipe_for(dataset, name, teacher={"run": "somewhere"})

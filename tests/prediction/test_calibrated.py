@@ -70,12 +70,12 @@ def test_the_settings_name_the_calibrator_and_another_one_is_refused(run, image,
     assert "are predicted already" in predict(run, image, out)
 
 
-def test_a_calibrator_of_other_classes_is_refused(run, image, tmp_path):
+def test_a_calibrator_that_was_fitted_to_another_run_is_refused(run, image, tmp_path):
     kept = run.calibrator.read_bytes()
     try:
         prob = torch.full((6, 3), 1 / 3)
         CALIBRATORS["beta"]().fit(prob, torch.arange(6) % 3).save(run.calibrator)
-        with pytest.raises(ValueError, match="fitted to 3 classes"):
+        with pytest.raises(ValueError, match="was not fitted to the predictions"):
             predict(run, image, tmp_path / "out")
         predict(run, image, tmp_path / "out", calibrate=False)
     finally:

@@ -19,8 +19,8 @@ from semidice.decisions.conformal import ConformalInterval
 from semidice.prediction.command import run_predict
 from semidice.prediction.options import PredictOptions
 from semidice.prediction.outputs import uncertainty_of
-from semidice.runs.decide import run_decide
-from semidice.runs.decision_file import read_fits
+from semidice.runs.evaluate import EvaluateOptions, run_evaluate
+from semidice.runs.fits import read_fits
 
 SPACING = (0.7, 0.8, 2.5)
 
@@ -51,7 +51,7 @@ def predict(run, scan, out, **options):
 
 
 def evaluate(run, **options):
-    run_decide(run.path, console=Console(file=io.StringIO()), **options)
+    run_evaluate(run.path, EvaluateOptions(**options), Console(file=io.StringIO()))
 
 
 def prob_and_mask(out):
@@ -73,7 +73,7 @@ def store(run, *, rule=None, correction=None):
         fits = fits.model_copy(update={"rules": {**fits.rules, "all": chosen}})
     if correction is not None:
         fits = fits.model_copy(update={"intervals": {"0.8": {"all": correction}}})
-    run.decision.write_text(fits.model_dump_json())
+    run.fits.write_text(fits.model_dump_json())
 
 
 @pytest.mark.parametrize("rule", ["dice", "nested", "threshold:0.3"])
@@ -162,7 +162,7 @@ def test_the_correction_of_evaluate_is_used_by_predict(run, scan, tmp_path):
     settings = json.loads((tmp_path / "out" / "prediction.json").read_text())["settings"]
     assert settings["interval"] == {
         "level": 0.5,
-        "correction": json.loads(run.decision.read_text())["intervals"]["0.5"]["all"],
+        "correction": json.loads(run.fits.read_text())["intervals"]["0.5"]["all"],
     }
 
 

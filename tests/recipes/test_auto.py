@@ -9,7 +9,7 @@ from semidice.networks import pretrained
 from semidice.networks.build import ModelOptions, Task, build_model
 from semidice.recipes import auto, option_value, read_recipe, write_recipe
 from semidice.recipes.auto import choose_options
-from semidice.training.crossvalidation import start_run
+from semidice.runs.start import start_run
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from semidice.recipes import (
 from semidice.recipes.grid import shipped_grids
 from semidice.recipes.options import options_of
 from semidice.recipes.text import parse_yaml, yaml_text
-from semidice.training.crossvalidation import versions
+from semidice.runs.start import versions
 
 DOCS = Path(__file__).parents[2] / "docs"
 sys.path.insert(0, str(DOCS))
@@ -289,7 +289,6 @@ class TestBuilding:
             "numpy",
             "timm",
             "segmentation-models-pytorch",
-            "lightning-fabric",
             "cuda",
             "gpu",
             "cpu",

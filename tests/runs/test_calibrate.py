@@ -178,6 +178,7 @@ def test_a_stored_zero_is_calibrated_as_half_a_unit(run, dataset):
         for path in run.fold(fold).predictions.glob("*.npz"):
             prob = read_prediction(path)
             write_prediction(path, np.where(prob[1:] < 0.5, [[[1.0]], [[0.0]]], prob).astype(np.float32))
+        open_run(run).write_stamp(fold)
     calibrate(run, by=["temperature"])
     kept = kept_calibrator(open_run(run), Console(file=io.StringIO()))
     at_zero = float(kept.calibrate(torch.tensor([[1.0, 0.0]]))[0, 1])

@@ -5,20 +5,19 @@ import io
 import json
 import shutil
 import warnings
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from case_rows import metrics_of, select
-from lightning_fabric import Fabric
 from PIL import Image
-from prepared import make_prepared
+from prepared import make_prepared, rehash
 from rich.console import Console
 from sklearn.metrics import f1_score
 from start import refused, semidice
 from synthetic_runs import write_runs
+from trained import finished_table, score_fold
 
 from semidice.data.dataset import Dataset
 from semidice.data.folds import fold_cases, read_folds
@@ -26,15 +25,14 @@ from semidice.decisions.decision import Decision
 from semidice.decisions.fitting import CANDIDATES
 from semidice.decisions.masks import decide as masks_by
 from semidice.paths import FoldFolder, RunFolder
-from semidice.runs.decide import run_decide
-from semidice.runs.decision_file import read_fits
-from semidice.runs.decisions import fitted_rules, score_rules
-from semidice.runs.evaluate import run_evaluate_files
+from semidice.runs.evaluate import EvaluateOptions, run_evaluate, run_evaluate_files
+from semidice.runs.fits import read_fits
+from semidice.runs.held_out import HeldOut
 from semidice.runs.predictions import read_prediction, write_prediction
-from semidice.runs.run import open_run
-from semidice.runs.scoring import score_fold
+from semidice.runs.rules import fitted_rules, score_rules
+from semidice.runs.run import open_run, write_dataset_facts
+from semidice.runs.scoring import ScoreOptions
 from semidice.statistics.cases import in_order, read_cases
-from semidice.training.crossvalidation import cross_validate
 
 METHOD = "majority + SDL"
 METRICS = ("dice_score", "iou_score", "brier_error")
@@ -60,7 +58,7 @@ def run(finished, tmp_path):
 
 def decide(run, **options):
     console = Console(file=io.StringIO(), width=200)
-    run_decide(run.path, console=console, **options)
+    run_evaluate(run.path, EvaluateOptions(**options), console)
     return console.file.getvalue()
 
 
@@ -71,6 +69,7 @@ def change_predictions(run, dataset, fold, *, seed=0):
         case = dataset.cases[number]
         prob = rng.uniform(0, 0.2, case.shape).astype(np.float32)
         write_prediction(run.fold(fold).prediction(case.name), np.stack([1 - prob, prob]))
+    open_run(run).write_stamp(fold)
 
 
 def without_fold(run, fold):
@@ -103,7 +102,7 @@ def test_scores_of_masks_are_of_the_decided_masks_and_others_of_the_probabilitie
 
 
 def test_argmax_gives_the_bits_of_no_rule(run, dataset):
-    table = score_rules(open_run(run), dataset, ["argmax"], metrics=["dice_score", "iou_score"])
+    table = score_rules(HeldOut.open(run.path), ["argmax"], ScoreOptions(["dice_score", "iou_score"]))
     stored = read_cases(run.cases)
     for metric in ("dice_score", "iou_score"):
         np.testing.assert_array_equal(values(table, metric=metric), values(stored, metric=metric))
@@ -136,12 +135,12 @@ def test_a_rule_sees_a_scan_as_a_whole_and_not_the_slices_that_were_not_kept(tmp
 def test_a_fitted_rule_is_chosen_by_the_scores_of_the_other_folds(run, dataset, monkeypatch):
     # six patients are too few for a significant gain
     monkeypatch.setattr("semidice.decisions.fitting.MIN_STANDARD_ERRORS", 0.0)
-    trained = open_run(run)
-    rules = fitted_rules(trained, dataset)
+    held_out = HeldOut.open(run.path)
+    rules = fitted_rules(held_out)
     assert set(rules) == {"0", "1", "2", "all"}
     # the oracle: Dice of a case table, averaged within patients and then over patients
     for rule in ("argmax", "threshold:0.3", "dice"):
-        table = score_rules(trained, dataset, [rule], metrics=["dice_score"]).pipe(select, class_name="mean")
+        table = score_rules(held_out, [rule], ScoreOptions(["dice_score"])).pipe(select, class_name="mean")
         for name, fit in rules.items():
             used = table["fold"] != (-1 if name == "all" else int(name))
             patients, scores = table["patient"][used], table["value"][used]
@@ -156,18 +155,21 @@ def test_a_fitted_rule_is_chosen_by_the_scores_of_the_other_folds(run, dataset, 
     assert {fit.decision for fit in rules.values()} != {"argmax"}
 
 
-def test_the_fitted_rule_and_interval_of_a_fold_do_not_depend_on_its_own_predictions_and_masks(
-    run, dataset, tmp_path
-):
+def test_the_fitted_rule_and_interval_of_a_fold_do_not_depend_on_its_own_predictions_and_masks(tmp_path):
+    data = make_prepared(tmp_path / "data", num_cases=36, size=(16, 16))
+    (run,) = write_runs(data, tmp_path / "runs", methods=[METHOD], metrics=METRICS, num_folds=3).values()
     decide(run, rules=["fitted"], interval=0.8)
     before = read_fits(run)
-    shutil.copytree(dataset.folder.path, tmp_path / "data")
-    changed = Dataset(tmp_path / "data")
-    change_predictions(run, changed, 0)
-    for number in fold_cases(read_folds(run.folds, changed), 0)[1]:
-        path = changed.folder.array("masks", changed.cases[number].scan.name)
+    change_predictions(run, data, 0)
+    for number in fold_cases(read_folds(run.folds, data), 0)[1]:
+        path = data.folder.array("masks", data.cases[number].scan.name)
         np.save(path, ~np.load(path))
-    decide(run, rules=["fitted"], interval=0.8, dataset_path=tmp_path / "data")
+    rehash(data)
+    # as if the run had been started with these masks
+    write_dataset_facts(run, Dataset(data.folder.path), read_folds(run.folds, data))
+    for fold in range(3):
+        open_run(run).write_stamp(fold)
+    decide(run, rules=["fitted"], interval=0.8)
     after = read_fits(run)
     assert after.rules["0"] == before.rules["0"]
     assert after.intervals["0.8"]["0"] == before.intervals["0.8"]["0"]
@@ -179,12 +181,16 @@ def test_the_fitted_rule_and_interval_of_a_fold_do_not_depend_on_its_own_predict
 
 def test_a_rule_is_fitted_once_and_again_if_a_prediction_has_changed(run, dataset):
     calls = []
-    first = fitted_rules(open_run(run), dataset, on_scan=lambda: calls.append(1))
+
+    def fit():
+        return fitted_rules(HeldOut.open(run.path), on_scan=lambda: calls.append(1))
+
+    first = fit()
     assert len(calls) == 36
-    assert fitted_rules(open_run(run), dataset, on_scan=lambda: calls.append(1)) == first
+    assert fit() == first
     assert len(calls) == 36
     change_predictions(run, dataset, 1)
-    fitted_rules(open_run(run), dataset, on_scan=lambda: calls.append(1))
+    fit()
     assert len(calls) == 72
 
 
@@ -195,7 +201,7 @@ def test_scores_of_rules_are_added_to_the_run_and_its_own_table_is_left_alone(ru
     assert set(table["method"]) == {"argmax", "threshold:0.7", "dice"}
     assert set(table.pipe(metrics_of)) == {"dice_score", "iou_score"}
     assert len(set(table["case"].tolist())) == 36
-    for word in ("dice_score", "iou_score", "minus argmax", "threshold:0.7"):
+    for word in ("dice_score", "iou_score", "minus", "threshold:0.7"):
         assert word in printed
     printed = decide(run, rules=["nested", "dice"], metrics=["dice_score"])
     assert "which also has threshold:0.7" in printed
@@ -232,7 +238,7 @@ def test_a_run_with_unfinished_folds_is_scored_but_nothing_is_written_to_it(run,
     printed = decide(run, rules=["fitted"], interval=0.8)
     assert "not finished and not in these scores: fold 2" in printed
     assert f"{run.decisions} is written when all folds are finished; name a file with -o" in printed
-    assert not any(path.exists() for path in (run.decisions, run.decision, run.volumes))
+    assert not any(path.exists() for path in (run.decisions, run.fits, run.volumes))
     decide(run, rules=["fitted"], out=tmp_path / "scores.csv")
     table = read_cases(tmp_path / "scores.csv")
     assert set(table["fold"].tolist()) == {0, 1}
@@ -242,9 +248,9 @@ def test_a_run_with_unfinished_folds_is_scored_but_nothing_is_written_to_it(run,
 def test_one_finished_fold_cannot_be_fitted_and_says_so(run):
     without_fold(run, 2)
     run.fold(1).cases.unlink()
-    refused(lambda: decide(run, rules=["fitted"]), "fitted", "other folds", "1 finished")
+    refused(lambda: decide(run, rules=["fitted"]), "fitted", "other folds", "one finished")
     printed = decide(run, interval=0.8)
-    assert "intervals are not corrected: the correction of intervals of a fold is chosen" in printed
+    assert "intervals are not corrected: the correction of intervals of a fold is fitted" in printed
     assert "nested 0.8" in printed
     assert "conformal" not in printed
 
@@ -331,7 +337,7 @@ def test_a_finished_run_that_is_resumed_keeps_every_bit_of_its_scores(run):
     before = run.cases.read_bytes()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        cross_validate(open_run(run), Fabric(accelerator="cpu", devices=1))
+        finished_table(open_run(run))
     assert run.cases.read_bytes() == before
 
 
@@ -347,23 +353,23 @@ def test_rules_decide_the_probabilities_of_other_tools(dataset, tmp_path):
             tmp_path / "probs" / f"{case.name}_prob.png"
         )
     console = Console(file=io.StringIO(), width=200)
-    options = {"metrics": ["dice_score", "brier_error"], "console": console}
-    table = run_evaluate_files(
-        tmp_path / "probs", dataset.folder.path, name="other", rules=["threshold:0.7"], **options
-    )
+    folder = dataset.folder.path
+
+    def evaluate(files, *rules):
+        options = EvaluateOptions(["dice_score", "brier_error"], rules=rules)
+        return run_evaluate_files(tmp_path / files, folder, options, console, name="other")
+
+    table = evaluate("probs", "threshold:0.7")
     assert set(table["method"]) == {"other, argmax", "other, threshold:0.7"}
     assert set(table.pipe(metrics_of)) == {"dice_score"}
-    plain = run_evaluate_files(tmp_path / "probs", dataset.folder.path, name="other", **options)
+    plain = evaluate("probs")
     np.testing.assert_array_equal(values(table, method="other, argmax"), values(plain, metric="dice_score"))
     assert "other, threshold:0.7" in console.file.getvalue()
-    folder = dataset.folder.path
-    evaluate = partial(run_evaluate_files, tmp_path / "probs", folder, rules=["fitted"], **options)
-    refused(evaluate, "fitted", "needs a run")
+    refused(lambda: evaluate("probs", "fitted"), "fitted", "needs a run")
     (tmp_path / "masks").mkdir()
     for number, case in enumerate(dataset.cases):
         Image.fromarray(dataset.masks(number)[0]).save(tmp_path / "masks" / f"{case.name}.png")
-    evaluate = partial(run_evaluate_files, tmp_path / "masks", folder, rules=["dice"], **options)
-    refused(evaluate, "probabilities", str(tmp_path / "masks"), "are masks")
+    refused(lambda: evaluate("masks", "dice"), "probabilities", str(tmp_path / "masks"), "are masks")
 
 
 def test_the_command_takes_rules_and_an_interval(run):

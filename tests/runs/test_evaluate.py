@@ -13,13 +13,13 @@ from preparing import prepare
 from raw_trees import make_folder
 from rich.console import Console
 from start import refused, semidice
+from trained import score_fold
 
 from semidice.data.dataset import Dataset
 from semidice.data.sources import find_datasets
 from semidice.paths import FoldFolder
-from semidice.runs.evaluate import run_evaluate_files, scores_table
+from semidice.runs.evaluate import EvaluateOptions, run_evaluate_files, scores_table
 from semidice.runs.predictions import write_prediction
-from semidice.runs.scoring import score_fold
 from semidice.statistics.cases import read_cases
 
 
@@ -88,8 +88,9 @@ def stored_scores(dataset, probs, path, **options):
 
 def evaluate(folder, dataset, **options):
     console = Console(file=io.StringIO(), width=200)
-    options = {"name": "m", "metrics": METRICS} | options
-    table = run_evaluate_files(folder, dataset.folder.path, console=console, **options)
+    given = {name: options.pop(name) for name in ("name", "skip_missing") if name in options}
+    chosen = EvaluateOptions(**({"metrics": METRICS} | options))
+    table = run_evaluate_files(folder, dataset.folder.path, chosen, console, **({"name": "m"} | given))
     return table, console.file.getvalue()
 
 

@@ -16,18 +16,17 @@ from prepared import make_prepared, rehash
 from rich.console import Console
 from sklearn.metrics import f1_score, log_loss
 from start import refused
-from trained import METRICS, make_run
+from trained import METRICS, make_run, score_fold
 
 from semidice.data.dataset import Dataset
-from semidice.data.manifest import Manifest
 from semidice.data.packing import pack_classes
 from semidice.metrics.registry import SCORES
 from semidice.paths import FoldFolder, RunFolder
 from semidice.recipes import write_recipe
-from semidice.runs.evaluate import run_evaluate
+from semidice.runs.evaluate import EvaluateOptions, run_evaluate
 from semidice.runs.predictions import read_prediction, write_prediction
 from semidice.runs.run import open_run
-from semidice.runs.scoring import inapplicable_metrics, score_fold, score_key
+from semidice.runs.scoring import inapplicable_metrics, score_key
 from semidice.statistics.cases import CaseTable, concatenate, in_order, keys_of, read_cases
 
 
@@ -421,9 +420,9 @@ def dataset(tmp_path_factory):
     return make_prepared(tmp_path_factory.mktemp("data") / "dataset", num_cases=6, size=(32, 32))
 
 
-def table_and_output(run: RunFolder, **options) -> tuple[CaseTable, str]:
+def table_and_output(run: RunFolder, dataset=None, **options) -> tuple[CaseTable, str]:
     console = Console(file=io.StringIO(), width=200)
-    table = run_evaluate(run.path, console=console, **options)
+    table = run_evaluate(run.path, EvaluateOptions(**options), console, dataset=dataset)
     return table, console.file.getvalue()
 
 
@@ -528,23 +527,43 @@ def test_the_new_path_of_a_moved_dataset_can_be_given(dataset, tmp_path):
     text = run.recipe.read_text().replace(str(dataset.folder.path), str(tmp_path / "gone"))
     run.recipe.write_text(text)
     refused(lambda: table_and_output(run), str(tmp_path / "gone"))
-    table, output = table_and_output(run, dataset_path=dataset.folder.path)
+    table, _ = table_and_output(run, dataset=dataset.folder.path)
     assert_same_table(table, before)
-    assert "prepared again" not in output
 
 
-def test_a_changed_dataset_is_reported_or_refused(dataset, tmp_path):
+def test_another_dataset_and_masks_that_have_changed_are_refused(tmp_path):
+    dataset = make_prepared(tmp_path / "data", num_cases=6)
     run = make_run(tmp_path / "run", dataset)
-    changed = make_prepared(tmp_path / "changed", num_cases=6, seed=5)
-    _, output = table_and_output(run, dataset_path=changed.folder.path, out=tmp_path / "cases.csv")
-    assert "changed was prepared again" in output
-    manifest = Manifest.model_validate_json(changed.folder.manifest.read_bytes())
-    renamed = manifest.model_copy(update={"class_names": ("background", "tumour")})
-    changed.folder.manifest.write_text(renamed.model_dump_json())
-    evaluate = partial(table_and_output, run, dataset_path=changed.folder.path)
-    refused(evaluate, "background, tumour", "background, class1")
-    fewer = make_prepared(tmp_path / "fewer", num_cases=4)
-    refused(lambda: table_and_output(run, dataset_path=fewer.folder.path), "folds.json", "dataset")
+    again = make_prepared(tmp_path / "again", num_cases=6, seed=5)
+    refused(lambda: table_and_output(run, dataset=again.folder.path), "again is not the dataset", "--dataset")
+    path = dataset.folder.array("masks", "scan003")
+    np.save(path, ~np.load(path))
+    refused(lambda: table_and_output(run), "masks of 1 scan (scan003)", "have changed")
+    assert not run.cases.exists()
+
+
+@pytest.mark.parametrize("change", ["another case", "another fold", "another run", "removed"])
+def test_a_prediction_that_is_not_the_one_of_the_training_is_refused(change, dataset, tmp_path):
+    run = make_run(tmp_path / "run", dataset)
+    other = make_run(tmp_path / "other", dataset, change=lambda network: network.apply(doubled))
+    first, second = sorted(run.fold(0).predictions.iterdir())[:2]
+    if change == "another case":
+        first.write_bytes(second.read_bytes())
+    elif change == "another fold":
+        shutil.rmtree(run.fold(0).path)
+        shutil.copytree(run.fold(1).path, run.fold(0).path)
+    elif change == "another run":
+        first.write_bytes((other.fold(0).predictions / first.name).read_bytes())
+    else:
+        first.unlink()
+    named = "fold_0" if change == "another fold" else str(first)
+    refused(lambda: table_and_output(run), named, "train --resume")
+
+
+def doubled(layer):
+    if isinstance(layer, torch.nn.Conv2d):
+        with torch.no_grad():
+            layer.weight.mul_(2)
 
 
 def test_each_class_has_a_line_if_there_are_three_or_more(tmp_path):

@@ -1,12 +1,14 @@
-"""decisions.parquet, volumes.csv and decision.json of a run, from its stored predictions with numpy."""
+"""decisions.parquet, volumes.csv and fits.json of a run, from its stored predictions with numpy."""
 
 import csv
-import json
 
 import numpy as np
 from case_rows import CaseRow, rows_of, table_of
 
+from semidice.runs.fits import Fits
 from semidice.runs.predictions import read_prediction
+from semidice.runs.run import open_run
+from semidice.runs.stamp import digest_of
 from semidice.statistics import read_cases, write_cases
 
 RULES = ("argmax", "fitted", "threshold:0.3", "threshold:0.7")
@@ -59,7 +61,8 @@ def write_decision_files(dataset, run, *, level=0.9, corrected=True):
         csv.writer(file).writerows(
             [["case", "patient", "fold", "class", "unit", "level", *ends, *raters], *volumes]
         )
-    run.decision.write_text(json.dumps({"intervals": {f"{level:g}": {}}}))
+    fits = Fits(digest=digest_of(open_run(run).stamps()), intervals={f"{level:g}": {}})
+    run.fits.write_text(fits.model_dump_json())
 
 
 def decided(prob, rule):

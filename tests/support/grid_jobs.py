@@ -2,16 +2,13 @@
 
 import os
 import signal
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
-from unittest import mock
 
 import torch
 
+from semidice.paths import RunFolder
 from semidice.recipes.grid import read_variants
-from semidice.training import crossvalidation
-from semidice.training.engine import train_fold
 from semidice.training.jobs import FoldJob
 
 GRID = """
@@ -44,45 +41,41 @@ class DyingJob(FoldJob):
 
     dies_at: int = 2
 
-    def run(self, worker):
-        marker = self.folder.parent / f"killed_{self.name}_{self.fold}"
+    def run(self, context):
+        marker = self.variant.folder.parent / f"killed_{self.variant.name}_{self.fold}"
+        last = RunFolder(self.variant.folder).fold(self.fold).last
+        say = context.say
 
-        def train(fold_run, fabric, *, on_step, **options):
-            def die(status):
-                on_step(status)
-                # the checkpoint of the step before is complete when the next one is put
-                if status.step == self.dies_at and not marker.exists():
-                    while not fold_run.folder.last.exists():
-                        pass
-                    marker.touch()
-                    os.kill(os.getpid(), signal.SIGKILL)
+        def die(event):
+            say(event)
+            is_there = event.kind == "step" and event.content.step == self.dies_at and last.exists()
+            if is_there and not marker.exists():
+                marker.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
 
-            often = partial(train_fold, seconds_between_checkpoints=0)
-            return often(fold_run, fabric, on_step=die, **options)
-
-        with mock.patch.object(crossvalidation, "train_fold", train):
-            super().run(worker)
+        super().run(with_say(context, die, seconds_between_checkpoints=0.0))
 
 
 @dataclass(frozen=True, eq=False)
 class BuggyJob(FoldJob):
     """A job that meets a bug in its second step."""
 
-    def run(self, worker):
-        def die(status):
-            if status.step == 2:
+    def run(self, context):
+        def die(event):
+            if event.kind == "step" and event.content.step == 2:
                 raise TypeError("a bug of the second step")
 
-        def train(fold_run, fabric, *, on_step, **options):
-            return train_fold(fold_run, fabric, on_step=die, **options)
+        super().run(with_say(context, die))
 
-        with mock.patch.object(crossvalidation, "train_fold", train):
-            super().run(worker)
+
+def with_say(context, say, **changes):
+    """The context of a worker for one job."""
+    return replace(context, say=say, **changes)
 
 
 @dataclass(frozen=True, eq=False)
 class AlwaysDyingJob(FoldJob):
-    def run(self, worker):
+    def run(self, context):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -90,10 +83,10 @@ class AlwaysDyingJob(FoldJob):
 class FullMemoryJob(FoldJob):
     """The first process that works on it finds the memory of its GPU full."""
 
-    def run(self, worker):
-        pids = self.folder.parent.parent / "pids"
+    def run(self, context):
+        pids = self.variant.folder.parent.parent / "pids"
         with pids.open("a") as file:
             print(os.getpid(), file=file)
         if len(pids.read_text().split()) == 1:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        super().run(worker)
+        super().run(context)

@@ -11,9 +11,9 @@ from semidice.data.dataset import Dataset
 from semidice.data.folds import split_folds, write_folds
 from semidice.paths import RunFolder
 from semidice.recipes import Recipe, write_recipe
-from semidice.runs.predictions import write_prediction
-from semidice.runs.run import write_dataset_facts
-from semidice.runs.scoring import score_fold
+from semidice.runs.predictions import stored_cases, write_prediction
+from semidice.runs.run import open_run, write_dataset_facts
+from semidice.runs.scoring import ScoreOptions, score_cases
 from semidice.statistics import concatenate, write_cases
 
 METRICS = ("dice_score", "binarized_dice_score", "calibration_error", "brier_error")
@@ -53,6 +53,7 @@ def write_runs(
             loss={"form": form},
             schedule={"epochs": epochs},
         )
+        write_recipe(recipe, run.recipe)
         rng = np.random.default_rng([seed, number])
         tables = []
         for fold in range(num_folds):
@@ -60,13 +61,14 @@ def write_runs(
             for case in cases:
                 prob = distorted(dataset.truth(case), rng, sharpness=sharpness, shift=shift, noise=noise)
                 write_prediction(run.fold(fold).prediction(dataset.cases[case].name), prob)
-            tables.append(score_fold(dataset, cases, run.fold(fold), metrics=metrics, method=name, fold=fold))
+            open_run(run).write_stamp(fold)
+            read = stored_cases(run.fold(fold), dataset)
+            tables.append(score_cases(dataset, cases, read, ScoreOptions(metrics), method=name, fold=fold))
             write_cases(tables[-1], run.fold(fold).cases)
             write_log(
                 run.fold(fold).log, rng, epochs=epochs, steps_per_epoch=10 + fold, floor=0.1 * (1 + number)
             )
         write_cases(concatenate(tables), run.cases)
-        write_recipe(recipe, run.recipe)
     return runs
 
 

@@ -1,29 +1,33 @@
 """Run folders as `semidice train` writes them, with a tiny untrained network for each fold."""
 
 import copy
+import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from lightning_fabric import Fabric
 from safetensors.torch import load_file
 from torch import nn
 
-from semidice.data.dataset import Dataset
+from semidice.data.dataset import Dataset, Unit
 from semidice.data.folds import read_folds, split_folds, write_folds
 from semidice.data.manifest import PrepareOptions
 from semidice.networks.build import Task, build_model
 from semidice.networks.checkpoint import checkpoint_tensors, write_checkpoint
 from semidice.networks.predictor import network_probability
-from semidice.paths import RunFolder
+from semidice.paths import FoldFolder, RunFolder
 from semidice.recipes import Recipe, write_recipe
-from semidice.runs.predictions import read_prediction, write_prediction
-from semidice.runs.run import FoldRun, TrainedRun, write_dataset_facts
-from semidice.runs.scoring import score_fold
+from semidice.runs.predictions import read_prediction, stored_cases, write_prediction
+from semidice.runs.run import FoldRun, TrainedRun, open_run, write_dataset_facts
+from semidice.runs.scoring import ScoreOptions, score_cases
+from semidice.runs.start import start_run
 from semidice.statistics.cases import CaseTable, write_cases
-from semidice.training.crossvalidation import cross_validate, start_run
+from semidice.training.context import Context, Event
+from semidice.training.engine import train_fold
+from semidice.training.folds import finish_run
 
 SMALL = {"architecture": "small_unet", "encoder": "none", "weights": "none", "options": {"channels": [8, 16]}}
 METRICS = ("dice_score", "binarized_dice_score", "calibration_error", "negative_log_likelihood")
@@ -54,11 +58,13 @@ def make_run(
     if options:
         described.manifest = dataset.manifest.model_copy(update={"options": PrepareOptions(**options)})
     write_dataset_facts(run, described, folds)
+    facts = json.loads(run.dataset.read_text()) | {"manifest_sha256": dataset.manifest_sha256}
+    run.dataset.write_text(json.dumps(facts))
     write_folds(run.folds, dataset, folds)
     for fold in range(num_folds) if finished is None else finished:
         network = new_network(recipe, dataset, seed=fold)
         change(network)
-        write_checkpoint(run.fold(fold).last, checkpoint_tensors(network), {"step": 1, "fold": fold})
+        write_network(run, fold, network)
         if not scored:
             run.fold(fold).cases.write_text("finished")
             continue
@@ -66,9 +72,31 @@ def make_run(
         for number in cases:
             prob = network_probability(network, normalised(dataset, number, folds), dtype="fp32")
             write_prediction(run.fold(fold).prediction(dataset.cases[number].name), prob[0])
+        open_run(run).write_stamp(fold)
         table = score_fold(dataset, cases, run.fold(fold), metrics=metrics, method=recipe.name, fold=fold)
         write_cases(table, run.fold(fold).cases)
     return run
+
+
+def write_network(run: RunFolder, fold: int, network: nn.Module) -> None:
+    """The checkpoint of a fold."""
+    progress = {"step": 1, "fold": fold, "run": open_run(run).identity}
+    write_checkpoint(run.fold(fold).last, checkpoint_tensors(network), progress)
+
+
+def score_fold(
+    dataset: Dataset,
+    cases: Sequence[int],
+    folder: FoldFolder,
+    *,
+    metrics: Sequence[str],
+    unit: Unit = "scan",
+    tolerance: float = 1.0,
+    **options: Any,
+) -> CaseTable:
+    """The scores of the predictions that are stored in the folder of a fold."""
+    read = stored_cases(folder, dataset)
+    return score_cases(dataset, cases, read, ScoreOptions(metrics, unit, tolerance), **options)
 
 
 def recipe_of(dataset: Dataset, *, num_folds: int = 2, metrics: Sequence[str] = METRICS) -> Recipe:
@@ -131,10 +159,31 @@ def recipe_for(dataset: Path, **changes: Any) -> Recipe:
     return Recipe.model_validate(options | changes)
 
 
-def run_recipe(recipe: Recipe, out: Path, fabric: Fabric) -> tuple[RunFolder, CaseTable | None]:
+def run_recipe(recipe: Recipe, out: Path) -> tuple[RunFolder, CaseTable]:
     """Train a recipe; the run and its table of scores."""
     started = start_run(recipe, out, resume=False)
-    return started.folder, cross_validate(started, fabric)
+    return started.folder, finished_table(started)
+
+
+def finished_table(run: TrainedRun) -> CaseTable:
+    """The scores of a run, whose folds are trained unless they are finished."""
+    finish_run(run, Context())
+    return run.gather()
+
+
+class Stopped(BaseException):
+    pass
+
+
+def train_until(fold: FoldRun, step: int) -> None:
+    """Train a fold, with a checkpoint after every line of the log, and stop after a step, as a kill does."""
+
+    def stop(event: Event) -> None:
+        if event.kind == "step" and event.content.step == step:
+            raise Stopped
+
+    with suppress(Stopped):
+        train_fold(fold, Context(say=stop, seconds_between_checkpoints=0))
 
 
 def fold_of(run: TrainedRun, fold: int = 0) -> FoldRun:

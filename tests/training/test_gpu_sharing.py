@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from semidice.training import gpu_sharing
-from semidice.training.gpu_sharing import shared_gpu, stop_service
+from semidice.training import local_pool
+from semidice.training.local_pool import shared_gpu, stop_service
 
 VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
 
@@ -20,8 +20,8 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.delenv(VARIABLE, raising=False)
-    monkeypatch.setattr(gpu_sharing, "_USERS_PIPE", tmp_path / "nobody")
-    monkeypatch.setattr(gpu_sharing, "_PROBE", "")
+    monkeypatch.setattr(local_pool, "_USERS_PIPE", tmp_path / "nobody")
+    monkeypatch.setattr(local_pool, "_PROBE", "")
     return log
 
 
@@ -39,7 +39,7 @@ def test_the_service_runs_in_a_folder_of_its_own_for_the_time_of_the_block(calls
 def test_a_gpu_that_refuses_the_service_is_used_in_turns(
     calls: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu_sharing, "_PROBE", "raise SystemExit(1)")
+    monkeypatch.setattr(local_pool, "_PROBE", "raise SystemExit(1)")
     with shared_gpu() as is_shared:
         assert not is_shared
         assert VARIABLE not in os.environ
@@ -50,7 +50,7 @@ def test_a_gpu_that_refuses_the_service_is_used_in_turns(
 def test_without_the_program_processes_take_turns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(gpu_sharing, "_USERS_PIPE", tmp_path / "nobody")
+    monkeypatch.setattr(local_pool, "_USERS_PIPE", tmp_path / "nobody")
     with shared_gpu() as is_shared:
         assert not is_shared
 
@@ -62,7 +62,7 @@ def test_a_service_of_the_user_is_used_and_not_stopped(
     if by == "a variable":
         monkeypatch.setenv(VARIABLE, str(tmp_path))
     else:
-        monkeypatch.setattr(gpu_sharing, "_USERS_PIPE", tmp_path)
+        monkeypatch.setattr(local_pool, "_USERS_PIPE", tmp_path)
     with shared_gpu() as is_shared:
         assert is_shared
     stop_service()

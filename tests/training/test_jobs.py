@@ -1,6 +1,5 @@
 """A grid as jobs: their order, and that every way to run them writes the same tables."""
 
-import csv
 import signal
 from dataclasses import replace
 
@@ -12,12 +11,12 @@ from start import PATIENCE_S, refused, semidice
 
 from semidice.compare import run_compare
 from semidice.locks import locked
-from semidice.paths import ComparisonFolder, FoldFolder, MethodFolder, RunFolder
+from semidice.paths import FoldFolder, MethodFolder, RunFolder
 from semidice.recipes.grid import Variant
+from semidice.training.context import Context, Event, read_seconds
 from semidice.training.grid import check_engine, job_lines
-from semidice.training.jobs import MAX_ATTEMPTS, Report, Schedule, fold_jobs, run_jobs
+from semidice.training.jobs import MAX_ATTEMPTS, Schedule, fold_jobs, run_jobs
 from semidice.training.local_pool import LocalPool
-from semidice.training.phases import PHASES, PhaseClock, read_seconds
 
 QUIET = Console(quiet=True)
 
@@ -43,7 +42,7 @@ def plain(dataset, grid, tmp_path_factory):
 
 
 def assert_same_tables(first, second):
-    names = {path.name for path in first.iterdir() if path.is_file()} - {"jobs.csv", ".lock"}
+    names = {path.name for path in first.iterdir() if path.is_file()} - {".lock"}
     assert "cases.parquet" in names
     for name in names:
         assert (first / name).read_bytes() == (second / name).read_bytes(), name
@@ -62,23 +61,14 @@ class Recorder:
     def has_room(self):
         return len(self.running) < self.size
 
-    def can_start(self, job):
-        return True
-
     def start(self, job):
         self.running.append(job)
-        self.order.append((job.name, job.fold))
+        self.order.append((job.variant.name, job.fold))
 
     def wait(self, seconds):
         job = self.running.pop(0)
-        failed = (job.name, job.fold) in self.failing
-        return [(job, Report("failed", "wrong") if failed else Report("finished", 0.0))]
-
-
-class NoView:
-    def show(self, job, report): ...
-
-    def show_schedule(self, schedule): ...
+        failed = (job.variant.name, job.fold) in self.failing
+        return [(job, Event("failed", "wrong") if failed else Event("finished", 0.0))]
 
 
 def test_students_start_when_all_folds_of_their_teacher_are_finished(dataset, grid, tmp_path):
@@ -97,11 +87,11 @@ def test_a_failed_teacher_stops_its_students_and_no_other_run(dataset, grid, tmp
     variants = variants_of(grid, dataset, tmp_path)
     other = Variant(variants[0].recipe.model_copy(update={"name": "other"}), tmp_path / "other", "other")
     pool = Recorder(size=1, failing=[("teacher", 0)])
-    errors = run_jobs(fold_jobs([*variants, other]), pool, NoView())
+    errors = run_jobs(fold_jobs([*variants, other]), pool)
     assert pool.order == [("teacher", 0), ("other", 0), ("other", 1)]
     assert errors == {
         str(tmp_path / "teacher" / "seed_0"): "fold 0: wrong",
-        str(tmp_path / "student" / "seed_0"): "its teacher teacher/seed_0 failed",
+        str(tmp_path / "student" / "seed_0"): "teacher/seed_0, which it needs, failed",
     }
 
 
@@ -110,8 +100,8 @@ def test_a_job_is_lost_at_most_so_many_times(dataset, grid, tmp_path):
     schedule = Schedule([job])
     for number in range(MAX_ATTEMPTS):
         assert schedule.next_job() is job
-        assert schedule.lose(job, "exit code -9") == (number < MAX_ATTEMPTS - 1)
-    assert schedule.is_done
+        schedule.lose(job, "exit code -9")
+        assert schedule.is_done == (number == MAX_ATTEMPTS - 1)
     assert schedule.errors == {job.group: "fold 0: its worker ended 4 times: exit code -9"}
 
 
@@ -128,7 +118,7 @@ def test_the_jobs_of_a_large_grid_are_each_run_once(dataset, grid, tmp_path):
             variants.append(Variant(recipe, tmp_path / recipe.name, recipe.name))
     lines = [line for line in job_lines(variants, ["semidice", "compare"]) if not line.startswith("#")]
     pool = Recorder(size=64)
-    run_jobs(fold_jobs(variants), pool, NoView())
+    run_jobs(fold_jobs(variants), pool)
     assert len(lines) == len(pool.order) == len(set(pool.order)) == 800
 
 
@@ -141,17 +131,10 @@ def test_worker_processes_write_the_tables_of_one_process(dataset, grid, plain, 
     out = tmp_path / "out"
     run_compare(variants_of(grid, dataset, out), out, QUIET, accelerator="cpu", on="local:2")
     assert_same_tables(plain, out)
-    rows = list(csv.DictReader(ComparisonFolder(out).jobs.read_text().splitlines()))
-    assert [(row["method"], row["fold"]) for row in rows] == [
-        (name, fold) for name in ("teacher", "student") for fold in "01"
-    ]
-    for row in rows:
-        phases = sum(float(row[name]) for name in PHASES)
-        assert float(row["total"]) == pytest.approx(phases, abs=1e-3)
-        assert (row["first_step"], row["last_step"]) == ("0", "3")
+    (attempt,) = read_seconds(MethodFolder(out / "student").seed(0).fold(1))
+    assert (attempt["first_step"], attempt["last_step"]) == (0, 3)
     # the second job of a worker neither imports nor loads
-    students = rows[2:]
-    assert all(float(row["import"]) == 0 for row in students)
+    assert attempt["import"] == 0
 
 
 def test_the_listed_commands_write_the_tables_of_one_process(dataset, grid, plain, tmp_path):
@@ -178,15 +161,12 @@ def test_a_job_whose_worker_is_killed_continues_from_its_checkpoint(dataset, gri
     out = tmp_path / "out"
     out.mkdir()
     variants = variants_of(grid, dataset, out)
-    jobs = [
-        DyingJob(**{name: getattr(job, name) for name in ("name", "recipe", "folder", "fold")})
-        for job in fold_jobs(variants)
-    ]
+    jobs = [DyingJob(job.variant, job.fold) for job in fold_jobs(variants)]
     with LocalPool(1, accelerator="cpu") as pool:
-        assert run_jobs(jobs, pool, NoView()) == {}
+        assert run_jobs(jobs, pool) == {}
     for job in jobs:
         # of the killed attempt only the steps after its last checkpoint were trained again
-        (attempt,) = read_seconds(RunFolder(job.folder).fold(job.fold))
+        (attempt,) = read_seconds(RunFolder(job.variant.folder).fold(job.fold))
         assert 1 <= attempt["first_step"] <= 2
         assert attempt["last_step"] == 3
     run_compare(variants, out, QUIET, accelerator="cpu")
@@ -197,25 +177,23 @@ def test_a_job_whose_worker_is_killed_continues_from_its_checkpoint(dataset, gri
 
 def test_a_job_whose_worker_always_dies_fails(dataset, grid, tmp_path):
     variant = variants_of(grid, dataset, tmp_path)[0]
-    job = AlwaysDyingJob("teacher", variant.recipe, variant.folder, 0)
+    job = AlwaysDyingJob(variant, 0)
     with LocalPool(1, accelerator="cpu") as pool:
-        errors = run_jobs([job], pool, NoView())
+        errors = run_jobs([job], pool)
     assert errors == {job.group: "fold 0: its worker ended 4 times: exit code -9"}
 
 
 def test_a_job_that_found_the_memory_full_is_continued_by_a_new_process_beside_fewer(dataset, grid, tmp_path):
     variant = variants_of(grid, dataset, tmp_path)[0]
-    job = FullMemoryJob("teacher", variant.recipe, variant.folder, 0)
-    reports = []
-
-    class KeptReports(NoView):
-        def show(self, job, report):
-            reports.append(report)
+    job = FullMemoryJob(variant, 0)
+    events = []
 
     with LocalPool(2, accelerator="cpu") as pool:
-        assert run_jobs([job], pool, KeptReports()) == {}
+        assert run_jobs([job], pool, lambda _, event, __: events.append(event)) == {}
         assert pool.num_workers == 1
-    assert [report.content for report in reports if report.kind == "lost"] == ["CUDA out of memory"]
+    assert [event.content for event in events if event is not None and event.kind == "lost"] == [
+        "CUDA out of memory"
+    ]
     workers = (tmp_path / "pids").read_text().split()
     assert len(set(workers)) == 2
     assert RunFolder(variant.folder).fold(0).is_finished
@@ -230,15 +208,15 @@ def test_a_wrong_variant_fails_with_its_error_and_stops_its_student(dataset, gri
         lambda: run_compare(variants, out, QUIET, accelerator="cpu", on="local:1"),
         "2 of 2 variants failed",
         "teacher/seed_0 exists and is not a run folder: it has foreign.txt",
-        "student: its teacher teacher failed",
+        "student: teacher/seed_0, which it needs, failed",
     )
 
 
 def test_a_bug_in_a_worker_shows_its_traceback(dataset, grid, tmp_path):
     variant = variants_of(grid, dataset, tmp_path)[0]
-    job = BuggyJob("teacher", variant.recipe, variant.folder, 0)
+    job = BuggyJob(variant, 0)
     with LocalPool(2, accelerator="cpu") as pool:
-        (error,) = run_jobs([job], pool, NoView()).values()
+        (error,) = run_jobs([job], pool).values()
     assert "Traceback" in error
     assert "TypeError: a bug of the second step" in error
     assert "in die" in error
@@ -263,9 +241,9 @@ def test_a_killed_driver_takes_its_workers_along_and_is_started_again(dataset, g
 
 def test_a_phase_inside_of_another_is_counted_once(monkeypatch):
     now = iter([0.0, 1.0, 3.0, 6.0, 10.0])
-    monkeypatch.setattr("semidice.training.phases.time.monotonic", lambda: next(now))
-    clock = PhaseClock()
-    with clock.phase("steps"), clock.phase("validation"):
+    monkeypatch.setattr("semidice.training.context.time.monotonic", lambda: next(now))
+    context = Context()
+    with context.phase("steps"), context.phase("validation"):
         pass
-    assert clock.seconds["steps"] == 2 + 4
-    assert clock.seconds["validation"] == 3
+    assert context.seconds["steps"] == 2 + 4
+    assert context.seconds["validation"] == 3

@@ -4,9 +4,10 @@ import json
 
 import pytest
 from prepared import make_prepared
-from trained import fold_of, recipe_for
+from trained import fold_of, recipe_for, train_until
 
-from semidice.training.crossvalidation import start_run
+from semidice.runs.start import start_run
+from semidice.training.context import Context
 from semidice.training.engine import train_fold
 
 
@@ -56,9 +57,9 @@ def by_step(values):
     return sorted(merged.items())
 
 
-def test_a_logger_gets_every_value_and_the_options_of_the_recipe(fold, fabric):
+def test_a_logger_gets_every_value_and_the_options_of_the_recipe(fold):
     recorder = Recorder()
-    train_fold(fold, fabric, loggers={"recorder": lambda _: recorder})
+    train_fold(fold, Context(loggers={"recorder": lambda _: recorder}))
     assert by_step(recorder.values) == log_by_step(fold)
     assert len(log_by_step(fold)) == 6
     assert "val_dice_score" in log_by_step(fold)[-1][1]
@@ -67,21 +68,16 @@ def test_a_logger_gets_every_value_and_the_options_of_the_recipe(fold, fabric):
     assert recorder.is_closed
 
 
-def test_a_logger_of_a_resumed_training_gets_the_earlier_values_too(fold, fabric):
-    def stop(status):
-        if status.step == 4:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train_fold(fold, fabric, on_step=stop, seconds_between_checkpoints=0)
+def test_a_logger_of_a_resumed_training_gets_the_earlier_values_too(fold):
+    train_until(fold, 4)
     recorder = Recorder()
-    train_fold(fold, fabric, loggers={"recorder": lambda _: recorder})
+    train_fold(fold, Context(loggers={"recorder": lambda _: recorder}))
     assert by_step(recorder.values) == log_by_step(fold)
     assert len(log_by_step(fold)) == 6
 
 
 @pytest.mark.parametrize("fails", ["params", "scalars", "close", "opening"])
-def test_a_logger_that_fails_is_named_once_and_the_others_go_on(fold, fabric, fails):
+def test_a_logger_that_fails_is_named_once_and_the_others_go_on(fold, fails):
     warnings, other = [], Recorder()
 
     def opened(_):
@@ -90,9 +86,11 @@ def test_a_logger_that_fails_is_named_once_and_the_others_go_on(fold, fabric, fa
         return Recorder(fails)
 
     loggers = {"broken": opened, "other": lambda _: other}
-    train_fold(fold, fabric, loggers=loggers, on_warning=warnings.append)
+    train_fold(
+        fold, Context(say=lambda e: warnings.append(e) if e.kind == "warning" else None, loggers=loggers)
+    )
     (warning,) = warnings
-    assert "logging to broken failed" in warning
-    assert f"{fails} is out of order" in warning
+    assert "logging to broken failed" in warning.content
+    assert f"{fails} is out of order" in warning.content
     assert by_step(other.values) == log_by_step(fold)
     assert fold.folder.last.exists()

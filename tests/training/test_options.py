@@ -12,7 +12,8 @@ from trained import fold_of, make_run
 from semidice.data.dataset import Dataset
 from semidice.recipes import Recipe
 from semidice.recipes.options import options_of
-from semidice.training.crossvalidation import start_run
+from semidice.runs.start import start_run
+from semidice.training.context import Context
 from semidice.training.engine import train_fold
 
 BASE = {
@@ -108,7 +109,7 @@ SAME_WEIGHTS = {
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory, fabric):
+def trained(tmp_path_factory):
     """A function from options to the weights of fold 0; trained once for the same options."""
     folder = tmp_path_factory.mktemp("options")
     data = make_prepared(folder / "data", num_cases=8, truth=False)
@@ -132,7 +133,7 @@ def trained(tmp_path_factory, fabric):
                 section, _, inner = name.rpartition(".")
                 (nested.setdefault(section, {}) if section else nested)[inner or name] = value
             run = start_run(Recipe.model_validate(nested), folder / f"run{len(known)}", resume=False)
-            train_fold(fold_of(run), fabric)
+            train_fold(fold_of(run), Context())
             tensors = load_file(run.folder.fold(0).last)
             known[key] = {name: part for name, part in tensors.items() if name.startswith("model/")}
         return known[key]

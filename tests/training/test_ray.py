@@ -9,12 +9,12 @@ import pytest
 from grid_jobs import DyingJob, FullMemoryJob, set_options, variants_of, write_grid
 from prepared import make_prepared
 from rich.console import Console
-from test_jobs import NoView, assert_same_tables
+from test_jobs import assert_same_tables
 
 from semidice.compare import run_compare
 from semidice.paths import RunFolder
+from semidice.training.context import read_seconds
 from semidice.training.jobs import fold_jobs, run_jobs
-from semidice.training.phases import read_seconds
 
 pytestmark = [
     pytest.mark.slow,
@@ -66,29 +66,23 @@ def test_a_killed_node_and_killed_workers_lose_nothing(cluster, dataset, grid, p
     out = tmp_path / "out"
     out.mkdir()
     variants = variants_of(grid, dataset, out)
-    fields = ("name", "recipe", "folder", "fold")
-    jobs = [
-        # its worker kills itself at step 2, the first time
-        DyingJob(**{name: getattr(job, name) for name in fields})
-        for job in fold_jobs(variants)
-    ]
+    # the worker of each kills itself at step 2, the first time
+    jobs = [DyingJob(job.variant, job.fold) for job in fold_jobs(variants)]
+    nodes, lost = list(cluster.worker_nodes), []
 
-    class KillsANode(NoView):
-        def __init__(self):
-            self.nodes, self.lost = list(cluster.worker_nodes), 0
+    def kill_a_node(job, event, schedule):
+        kind = "" if event is None else event.kind
+        if kind == "lost":
+            lost.append(job)
+        if kind == "phase" and nodes:
+            cluster.remove_node(nodes.pop(), allow_graceful=False)
+            nodes.clear()
 
-        def show(self, job, report):
-            self.lost += report.kind == "lost"
-            if report.kind == "phase" and self.nodes:
-                cluster.remove_node(self.nodes.pop(), allow_graceful=False)
-                del self.nodes[:]
-
-    view = KillsANode()
     with RayPool(cluster.address, accelerator="cpu") as pool:
-        assert run_jobs(jobs, pool, view) == {}
-    assert view.lost >= len(jobs)
+        assert run_jobs(jobs, pool, kill_a_node) == {}
+    assert len(lost) >= len(jobs)
     for job in jobs:
-        (attempt,) = read_seconds(RunFolder(job.folder).fold(job.fold))
+        (attempt,) = read_seconds(RunFolder(job.variant.folder).fold(job.fold))
         assert attempt["first_step"] >= 1
     run_compare(variants, out, QUIET, accelerator="cpu")
     for path in out.glob("killed_*"):
@@ -106,8 +100,8 @@ def test_a_process_whose_job_found_the_memory_full_ends(dataset, grid, tmp_path,
             "from semidice.training.ray_pool import _task",
             f"folder = pathlib.Path({str(tmp_path)!r})",
             f"variant = variants_of(pathlib.Path({str(grid)!r}), pathlib.Path({str(dataset)!r}), folder)[0]",
-            "job = FullMemoryJob('teacher', variant.recipe, variant.folder, 0)",
-            "for report in _task(job, WorkerOptions('cpu')): print(report.kind, flush=True)",
+            "job = FullMemoryJob(variant, 0)",
+            "for event in _task(job, WorkerOptions('cpu')): print(event.kind, flush=True)",
             "print('is used again')",
         ]
     )
@@ -119,9 +113,9 @@ def test_a_job_that_found_the_memory_full_is_continued(cluster, dataset, grid, t
     from semidice.training.ray_pool import RayPool
 
     variant = variants_of(grid, dataset, tmp_path)[0]
-    job = FullMemoryJob("teacher", variant.recipe, variant.folder, 0)
+    job = FullMemoryJob(variant, 0)
     with RayPool(cluster.address, accelerator="cpu") as pool:
-        assert run_jobs([job], pool, NoView()) == {}
+        assert run_jobs([job], pool) == {}
     assert RunFolder(variant.folder).fold(0).is_finished
 
 

@@ -9,13 +9,14 @@ import torch
 from case_rows import rows_of
 from prepared import make_prepared
 from start import refused
-from trained import assert_same_fold, fold_of, recipe_for, run_recipe
+from trained import assert_same_fold, finished_table, fold_of, recipe_for, run_recipe, train_until
 
-from semidice.networks.checkpoint import Checkpoint, CheckpointWriter, write_checkpoint
+from semidice.networks.checkpoint import Checkpoint, write_checkpoint
 from semidice.paths import RunFolder
 from semidice.runs.run import open_run
+from semidice.runs.start import start_run
 from semidice.statistics import read_cases
-from semidice.training.crossvalidation import cross_validate, start_run
+from semidice.training.context import Context
 from semidice.training.engine import train_fold
 
 
@@ -27,29 +28,16 @@ def dataset(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def finished(dataset, fabric, tmp_path_factory):
-    return run_recipe(recipe_for(dataset), tmp_path_factory.mktemp("runs") / "whole", fabric)
-
-
-class Stopped(BaseException):
-    pass
-
-
-def stop_at(step):
-    def stop(status):
-        if status.step == step:
-            raise Stopped
-
-    return stop
+def finished(dataset, tmp_path_factory):
+    return run_recipe(recipe_for(dataset), tmp_path_factory.mktemp("runs") / "whole")
 
 
 @pytest.fixture(scope="module")
-def stopped_run(dataset, fabric, tmp_path_factory):
+def stopped_run(dataset, tmp_path_factory):
     """Both folds stopped after step 3 of 6, with a checkpoint at step 2."""
     started = start_run(recipe_for(dataset), tmp_path_factory.mktemp("runs") / "stopped", resume=False)
     for fold in (0, 1):
-        with pytest.raises(Stopped):
-            train_fold(fold_of(started, fold), fabric, on_step=stop_at(3), seconds_between_checkpoints=0)
+        train_until(fold_of(started, fold), 3)
     return started
 
 
@@ -61,58 +49,57 @@ def stopped(stopped_run, tmp_path):
 
 
 @pytest.mark.parametrize("step", [1, 3, 5])
-def test_a_stopped_training_ends_with_the_same_bits(finished, dataset, fabric, tmp_path, step):
+def test_a_stopped_training_ends_with_the_same_bits(finished, dataset, tmp_path, step):
     started = start_run(recipe_for(dataset), tmp_path / "run", resume=False)
-    with pytest.raises(Stopped):
-        train_fold(fold_of(started), fabric, on_step=stop_at(step), seconds_between_checkpoints=0)
-    train_fold(fold_of(started), fabric)
+    train_until(fold_of(started), step)
+    train_fold(fold_of(started), Context())
     assert_same_fold(finished[0], started.folder)
 
 
-def test_lines_of_the_log_after_the_checkpoint_are_written_again(finished, stopped, fabric):
+def test_lines_of_the_log_after_the_checkpoint_are_written_again(finished, stopped):
     log = stopped.folder.fold(0).log
     log.write_text(log.read_text() + '{"step": 6, "loss": 1.0}\n{"step": 6, "lo')
-    train_fold(fold_of(stopped), fabric)
+    train_fold(fold_of(stopped), Context())
     assert_same_fold(finished[0], stopped.folder)
 
 
-def test_a_log_that_was_lost_does_not_stop_a_training(stopped, fabric):
+def test_a_log_that_was_lost_does_not_stop_a_training(stopped):
     stopped.folder.fold(0).log.unlink()
-    train_fold(fold_of(stopped), fabric)
+    train_fold(fold_of(stopped), Context())
     steps = [json.loads(line)["step"] for line in stopped.folder.fold(0).log.read_text().splitlines()]
     assert min(steps) > 2
     assert max(steps) == 6
 
 
-def test_a_finished_fold_is_not_written_again(finished, dataset, fabric):
+def test_a_finished_fold_is_not_written_again(finished, dataset):
     folder, table = finished
     before = {path: path.stat().st_ino for path in sorted(folder.path.rglob("*.safetensors"))}
-    again = cross_validate(start_run(recipe_for(dataset), folder.path, resume=True), fabric)
+    again = finished_table(start_run(recipe_for(dataset), folder.path, resume=True))
     assert {path: path.stat().st_ino for path in sorted(folder.path.rglob("*.safetensors"))} == before
     assert (
         list(again.pipe(rows_of)) == list(table.pipe(rows_of)) == list(read_cases(folder.cases).pipe(rows_of))
     )
 
 
-def test_the_checkpoint_of_another_fold_is_refused(stopped, fabric):
+def test_the_checkpoint_of_another_fold_is_refused(stopped):
     shutil.copy(stopped.folder.fold(1).last, stopped.folder.fold(0).last)
-    refused(lambda: train_fold(fold_of(stopped), fabric), "last.safetensors", "of fold 1, not of fold 0")
+    refused(lambda: train_fold(fold_of(stopped), Context()), "last.safetensors", "of fold 1, not of fold 0")
     refused(lambda: stopped.network(0, device="cpu"), "of fold 1, not of fold 0")
 
 
 @pytest.mark.parametrize("changes", [{"seed": 1}, {"optimiser": {"lr": 0.5}}, {"schedule": {"epochs": 4}}])
-def test_the_checkpoint_of_another_recipe_is_refused(stopped, dataset, fabric, tmp_path, changes):
+def test_the_checkpoint_of_another_recipe_is_refused(stopped, dataset, tmp_path, changes):
     other = start_run(recipe_for(dataset, **changes), tmp_path / "other", resume=False)
     shutil.copytree(stopped.folder.fold(0).path, other.folder.fold(0).path)
-    refused(lambda: train_fold(fold_of(other), fabric), "last.safetensors", "of another run")
+    refused(lambda: train_fold(fold_of(other), Context()), "last.safetensors", "of another run")
 
 
-def test_the_weights_of_another_network_are_refused(stopped, fabric):
+def test_the_weights_of_another_network_are_refused(stopped):
     path = stopped.folder.fold(0).last
     checkpoint = Checkpoint(path)
     del checkpoint.tensors[next(name for name in checkpoint.tensors if name.startswith("model/"))]
     write_checkpoint(path, checkpoint.tensors, checkpoint.progress)
-    refused(lambda: train_fold(fold_of(stopped), fabric), "last.safetensors", "another model")
+    refused(lambda: train_fold(fold_of(stopped), Context()), "last.safetensors", "another model")
 
 
 def test_a_folder_of_another_run_is_refused_and_the_differing_key_is_named(finished, dataset):
@@ -161,26 +148,23 @@ def test_a_folder_of_a_run_that_leads_out_of_it_is_refused(stopped, tmp_path, na
     assert [each.name for each in outside.iterdir()] == [".mine.part"]
 
 
-def test_a_run_that_is_reached_through_a_link_is_read(stopped, fabric, tmp_path):
+def test_a_run_that_is_reached_through_a_link_is_read(stopped, tmp_path):
     (tmp_path / "link").symlink_to(stopped.folder.path)
     linked = start_run(stopped.recipe, tmp_path / "link", resume=True)
-    train_fold(fold_of(linked), fabric)
+    train_fold(fold_of(linked), Context())
     assert Checkpoint(stopped.folder.fold(0).last).progress["step"] == 6
 
 
-def test_an_error_of_the_thread_that_writes_checkpoints_is_raised(tmp_path, monkeypatch):
+def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeypatch):
     path = tmp_path / "last.safetensors"
-    layer = torch.nn.Linear(1, 1)
-    optimiser = torch.optim.SGD(layer.parameters(), 0.1)
     write_checkpoint(path, {"model/w": torch.ones(3)}, {"step": 1})
 
     def fail(path):
         raise OSError(28, "No space left on device", str(path))
 
     monkeypatch.setattr("semidice.paths.force_to_disk", fail)
-    writer = CheckpointWriter()
-    writer.put(path, layer, optimiser, {"step": 2})
-    refused(writer.close, "cannot write", "last.safetensors", "No space left")
+    tensors = {"model/w": torch.zeros(3)}
+    refused(lambda: write_checkpoint(path, tensors, {"step": 2}), "cannot write", path.name, "No space left")
     assert Checkpoint(path).progress == {"step": 1}
     assert [file.name for file in tmp_path.iterdir()] == ["last.safetensors"]
 

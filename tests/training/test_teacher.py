@@ -8,15 +8,16 @@ import torch
 from prepared import make_prepared, rehash
 from scipy.optimize import minimize_scalar
 from start import refused
-from trained import make_run, normalised
+from trained import make_run, normalised, train_until, write_network
 
 from semidice.data.batches.feed import Batches, BatchOptions
 from semidice.data.dataset import Dataset
 from semidice.data.folds import read_folds
-from semidice.networks.checkpoint import Checkpoint, checkpoint_tensors, write_checkpoint
+from semidice.networks.checkpoint import Checkpoint
 from semidice.recipes import Recipe
 from semidice.runs.run import FoldRun, open_run
-from semidice.training.crossvalidation import start_run
+from semidice.runs.start import start_run
+from semidice.training.context import Context
 from semidice.training.engine import train_fold
 from semidice.training.teacher import load_teacher
 
@@ -65,7 +66,7 @@ def change_network(teacher, fold):
     network = open_run(teacher).network(fold, device="cpu")
     with torch.no_grad():
         network.segmentation_head[0].weight.mul_(3)
-    write_checkpoint(teacher.fold(fold).last, checkpoint_tensors(network), {"step": 1, "fold": fold})
+    write_network(teacher, fold, network)
 
 
 def change_masks(dataset, folds, changed_fold):
@@ -111,19 +112,15 @@ def test_the_students_validation_cases_and_the_teacher_of_its_fold_do_not_change
     assert len({expected, other_network, other_labels}) == 3
 
 
-def test_a_resumed_fold_keeps_the_temperature_that_it_began_with(teacher, dataset, fabric, tmp_path):
+def test_a_resumed_fold_keeps_the_temperature_that_it_began_with(teacher, dataset, tmp_path):
     student = student_of(teacher, dataset, tmp_path / "student", epochs=2)
     expected = temperature_of(student)
 
-    def stop(status):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train_fold(student, fabric, on_step=stop, seconds_between_checkpoints=0)
+    train_until(student, 1)
     # without the other folds nothing could be fitted
     for fold in (0, 2):
         shutil.rmtree(teacher.fold(fold).path)
-    train_fold(student, fabric)
+    train_fold(student, Context())
     assert Checkpoint(student.folder.last).progress["temperature"] == pytest.approx(expected, rel=1e-5)
 
 

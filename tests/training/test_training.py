@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from case_rows import metrics_of, rows_of, select
-from lightning_fabric import Fabric
 from prepared import make_prepared, rehash
 from start import refused
 from trained import SMALL, assert_same_fold, normalised, recipe_for, run_recipe, volume_dice, weights
@@ -25,8 +24,11 @@ from semidice.networks.small_unet import SmallUNet
 from semidice.recipes.options import OptimiserOptions
 from semidice.runs.predictions import read_prediction
 from semidice.runs.run import open_run
+from semidice.runs.start import start_run
 from semidice.statistics import read_cases
-from semidice.training.crossvalidation import start_run
+from semidice.training.context import Context
+from semidice.training.folds import finish_run
+from semidice.training.processes import Processes, chosen_device
 from semidice.training.step import TrainingStep, build_optimiser, parameter_groups
 
 
@@ -38,9 +40,9 @@ def dataset(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def finished(dataset, fabric, tmp_path_factory):
+def finished(dataset, tmp_path_factory):
     """A run and its table of scores."""
-    return run_recipe(recipe_for(dataset), tmp_path_factory.mktemp("runs") / "run", fabric)
+    return run_recipe(recipe_for(dataset), tmp_path_factory.mktemp("runs") / "run")
 
 
 def test_every_case_is_scored_once_by_the_fold_that_did_not_train_on_its_patient(finished, dataset):
@@ -93,11 +95,11 @@ def test_the_run_folder_records_recipe_versions_and_log(finished):
     assert any(folder.fold(0).tensorboard.iterdir())
 
 
-def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(finished, dataset, fabric, tmp_path):
-    again, _ = run_recipe(recipe_for(dataset), tmp_path / "again", fabric)
+def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(finished, dataset, tmp_path):
+    again, _ = run_recipe(recipe_for(dataset), tmp_path / "again")
     for fold in (0, 1):
         assert_same_fold(finished[0], again, fold)
-    reseeded, _ = run_recipe(recipe_for(dataset, seed=1), tmp_path / "reseeded", fabric)
+    reseeded, _ = run_recipe(recipe_for(dataset, seed=1), tmp_path / "reseeded")
     assert any(not torch.equal(t, weights(reseeded)[name]) for name, t in weights(finished[0]).items())
 
 
@@ -109,7 +111,7 @@ def test_whole_volumes_are_refused_with_the_networks_that_fit_and_no_folder_is_m
 
 
 def test_a_loss_that_is_not_finite_stops_the_training_and_names_step_cases_and_ways_out(
-    dataset, fabric, tmp_path, monkeypatch
+    dataset, tmp_path, monkeypatch
 ):
     original = TrainingStep._losses
 
@@ -121,18 +123,14 @@ def test_a_loss_that_is_not_finite_stops_the_training_and_names_step_cases_and_w
     diverging_losses.calls = 0
     monkeypatch.setattr(TrainingStep, "_losses", diverging_losses)
     recipe = recipe_for(dataset)
-    text = refused(
-        lambda: run_recipe(recipe, tmp_path / "run", fabric), "diverged", "loss of step 2", "optimiser.lr"
-    )
+    text = refused(lambda: run_recipe(recipe, tmp_path / "run"), "diverged", "loss of step 2", "optimiser.lr")
     names = text.split("its cases are ")[1].split(".")[0].split(", ")
     assert set(names) <= {case.name for case in Dataset(dataset).cases}
     assert len(names) == recipe.batch_size
     assert not open_run(tmp_path / "run").folder.fold(0).last.exists()
 
 
-def test_accumulated_gradients_equal_the_whole_batch_if_the_loss_is_a_mean_over_images(
-    dataset, fabric, tmp_path
-):
+def test_accumulated_gradients_equal_the_whole_batch_if_the_loss_is_a_mean_over_images(dataset, tmp_path):
     losses = []
     for accumulate in (1, 2):
         recipe = recipe_for(
@@ -142,16 +140,16 @@ def test_accumulated_gradients_equal_the_whole_batch_if_the_loss_is_a_mean_over_
             model=SMALL | {"options": {"channels": [8, 16], "norm": "group"}},
             augment={"scale": [1.0, 1.0], "flip": False},
         )
-        folder, _ = run_recipe(recipe, tmp_path / str(accumulate), fabric)
+        folder, _ = run_recipe(recipe, tmp_path / str(accumulate))
         lines = [json.loads(line) for line in folder.fold(0).log.read_text().splitlines()]
         losses.append(torch.tensor([line["loss"] for line in lines if "loss" in line]))
     torch.testing.assert_close(losses[0], losses[1], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("options", [{"dtype": "bf16"}, {"channels_last": True}], ids=str)
-def test_other_precisions_train(dataset, fabric, tmp_path, options):
+def test_other_precisions_train(dataset, tmp_path, options):
     recipe = recipe_for(dataset, precision=options, schedule={"epochs": 1})
-    _, table = run_recipe(recipe, tmp_path / "run", fabric)
+    _, table = run_recipe(recipe, tmp_path / "run")
     assert len(table) > 0
 
 
@@ -168,8 +166,8 @@ def sliced(tmp_path_factory):
     return path
 
 
-def test_volumes_are_validated_and_scored_as_volumes(sliced, fabric, tmp_path):
-    folder, table = run_recipe(recipe_for(sliced), tmp_path / "run", fabric)
+def test_volumes_are_validated_and_scored_as_volumes(sliced, tmp_path):
+    folder, table = run_recipe(recipe_for(sliced), tmp_path / "run")
     dataset = Dataset(sliced)
     for fold in (0, 1):
         expected = volume_dice(folder, dataset, fold)
@@ -180,9 +178,9 @@ def test_volumes_are_validated_and_scored_as_volumes(sliced, fabric, tmp_path):
         assert last["val_dice_score"] == pytest.approx(np.mean(list(expected.values())), abs=1e-3)
 
 
-def test_slices_are_scored_on_their_own_if_the_recipe_says_so(sliced, fabric, tmp_path):
+def test_slices_are_scored_on_their_own_if_the_recipe_says_so(sliced, tmp_path):
     validation = {"every": 6, "metrics": ["dice_score"], "unit": "slice"}
-    folder, table = run_recipe(recipe_for(sliced, validation=validation), tmp_path / "run", fabric)
+    folder, table = run_recipe(recipe_for(sliced, validation=validation), tmp_path / "run")
     assert table.pipe(metrics_of) == ("dice_score",)
     assert set(table["per"]) == {"slice"}
     assert len(set(table["case"].tolist())) == 18
@@ -241,7 +239,7 @@ def test_two_steps_of_the_optimiser_as_the_formulas_say(name, dataset):
         torch.testing.assert_close(parameter.detach(), value)
 
 
-def test_the_rates_of_encoder_and_decoder_follow_one_schedule(dataset, fabric, tmp_path, monkeypatch):
+def test_the_rates_of_encoder_and_decoder_follow_one_schedule(dataset, tmp_path, monkeypatch):
     seen = []
     original = TrainingStep._run
 
@@ -251,7 +249,7 @@ def test_the_rates_of_encoder_and_decoder_follow_one_schedule(dataset, fabric, t
 
     monkeypatch.setattr(TrainingStep, "_run", record)
     options = {"lr": 0.01, "decoder_lr_factor": 10.0, "decay_one_dimensional": False, "weight_decay": 0.3}
-    run_recipe(recipe_for(dataset, optimiser=options, schedule={"epochs": 2}), tmp_path / "run", fabric)
+    run_recipe(recipe_for(dataset, optimiser=options, schedule={"epochs": 2}), tmp_path / "run")
     rates = np.array(seen)
     assert rates[0].min() == pytest.approx(0.01)
     np.testing.assert_allclose(rates.max(1), 10 * rates.min(1))
@@ -279,12 +277,13 @@ def test_hard_labels_stay_hard_in_training_so_that_both_dice_losses_are_equal(da
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_a_cuda_graph_step_trains_like_an_eager_step(dataset, tmp_path, dtype):
-    fabric = Fabric(accelerator="cuda", devices=1)
-    fabric.launch()
+    context = Context(Processes(chosen_device("cuda")))
     losses = []
     for graph in (False, True):
         recipe = recipe_for(dataset, precision={"dtype": dtype, "graph": graph}, log_every=1)
-        folder, _ = run_recipe(recipe, tmp_path / str(graph), fabric)
+        run = start_run(recipe, tmp_path / str(graph), resume=False)
+        finish_run(run, context)
+        folder = run.folder
         lines = [json.loads(line) for line in folder.fold(0).log.read_text().splitlines()]
         losses.append(torch.tensor([line["loss"] for line in lines if "loss" in line]))
     assert len(losses[0]) == 6

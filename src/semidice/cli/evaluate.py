@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Literal, cast
 
 import typer
 
@@ -10,6 +10,8 @@ from ..console import new_console, say
 from ..errors import UserError
 from ..prediction.options import PredictOptions
 from .application import Interval, MovedDataset, Rules, command, parsed_size, takes
+
+_Unit = Literal["scan", "slice"]
 
 
 @command()
@@ -62,21 +64,27 @@ def evaluate(
 
     Example: **semidice evaluate runs/first --metric dice_score --metric hausdorff_error -o scores.csv**
     """
-    from ..runs.decide import run_decide
-    from ..runs.evaluate import run_evaluate, run_evaluate_files
+    from ..runs.evaluate import EvaluateOptions, run_evaluate, run_evaluate_files
 
     _check_evaluated(run, predictions, dataset, unit, interval)
     if tolerance is not None and not math.isfinite(tolerance):
         raise UserError(f"--tolerance must be a finite number of mm; got {tolerance}")
-    options: Any = {"metrics": metrics, "out": out, "unit": unit, "tolerance": tolerance}
-    options["console"] = new_console()
+    options = EvaluateOptions(
+        metrics, cast(_Unit | None, unit), tolerance, tuple(decide or ()), interval, out
+    )
+    console = new_console()
     if predictions is not None and dataset is not None:
-        options |= {"name": name, "skip_missing": skip_missing, "ignore_placement": ignore_placement}
-        run_evaluate_files(predictions, dataset, rules=decide or (), **options)
-    elif run is not None and (decide or interval is not None):
-        run_decide(run, rules=decide or (), interval=interval, dataset_path=dataset, **options)
+        run_evaluate_files(
+            predictions,
+            dataset,
+            options,
+            console,
+            name=name,
+            skip_missing=skip_missing,
+            ignore_placement=ignore_placement,
+        )
     elif run is not None:
-        run_evaluate(run, dataset_path=dataset, **options)
+        run_evaluate(run, options, console, dataset=dataset)
 
 
 def _check_evaluated(
@@ -120,7 +128,7 @@ def calibrate(
     """
     from ..runs.calibration import run_calibrate
 
-    run_calibrate(run, by=by or ("all",), keep=keep, out=out, dataset_path=dataset, console=new_console())
+    run_calibrate(run, by=by or ("all",), keep=keep, out=out, dataset=dataset, console=new_console())
 
 
 @command()

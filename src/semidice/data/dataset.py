@@ -16,9 +16,9 @@ import numpy as np
 from jaxtyping import Bool, Float32, UInt8
 
 from ..errors import UserError, listing, reading
-from ..paths import DatasetFolder
+from ..paths import DatasetFolder, file_hash
 from .intensities import INTENSITY_UNITS, MeanStd, pooled_mean_std
-from .manifest import Kind, Manifest, Scan, read_manifest
+from .manifest import Kind, Manifest, Scan, manifest_digest, read_manifest
 from .packing import num_planes, unpack_case
 
 if TYPE_CHECKING:
@@ -77,6 +77,17 @@ class Dataset:
 
     def __len__(self) -> int:
         return len(self.cases)
+
+    @cached_property
+    def manifest_sha256(self) -> str:
+        return manifest_digest(self.manifest)
+
+    @cached_property
+    def changed_masks(self) -> list[str]:
+        """The scans whose file of masks is not the one that was prepared."""
+        files = {scan.name: self.folder.array("masks", scan.name) for scan in self.manifest.scans}
+        stored = {scan.name: scan.arrays["masks"] for scan in self.manifest.scans}
+        return [name for name, path in files.items() if file_hash(path) != stored[name]]
 
     def check_files(self) -> None:
         """A UserError if an array is missing, or not as long as it was prepared: a half-copied folder.

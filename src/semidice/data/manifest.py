@@ -4,6 +4,7 @@ A scan is an image and its raters' masks. It holds one case, or one case per sli
 a scan are found by its name, which must be safe as a file name.
 """
 
+import hashlib
 import json
 import math
 import shlex
@@ -192,3 +193,8 @@ def read_manifest(folder: Path) -> Manifest:
         f"{folder} has no manifest.json, so it is not a prepared dataset: make one from raw images with "
         f"`semidice prepare folder {raw} {out}`"
     )
+
+
+def manifest_digest(manifest: Manifest) -> str:
+    """SHA-256 of the content; the layout of the file and the raw folder do not matter."""
+    return hashlib.sha256(manifest.model_dump_json(exclude={"raw_folder"}).encode()).hexdigest()

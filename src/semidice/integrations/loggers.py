@@ -11,17 +11,17 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import UserError, nearest
 from ..extras import need
 from ..recipes.grid import folder_name
 from ..runs.run import FoldRun
-from ..training.log import Logger
+from ..training.log import OpenLogger
 
 
-def new_loggers(names: Sequence[str]) -> dict[str, Callable[[FoldRun], Logger]]:
+def new_loggers(names: Sequence[str]) -> dict[str, OpenLogger]:
     """What opens each logger of a fold; an error now, and not in a training, if its package is missing."""
     for name in names:
         if name not in _LOGGERS:
@@ -125,4 +125,4 @@ class WandB:
         self.run.finish()
 
 
-_LOGGERS: dict[str, Callable[[FoldRun], Logger]] = {"mlflow": MLflow, "wandb": WandB}
+_LOGGERS: dict[str, OpenLogger] = {"mlflow": MLflow, "wandb": WandB}

@@ -11,8 +11,6 @@ not stored, because every random draw of a training is a function of the seed an
 
 import json
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +21,6 @@ from torch import Tensor, nn
 
 from ..errors import UserError, reading
 from ..paths import write_bytes
-
-# checkpoints in memory that are not written yet; beyond that, training waits
-_MAX_WAITING = 2
 
 
 def checkpoint_tensors(model: nn.Module, optimiser: torch.optim.Optimizer | None = None) -> dict[str, Tensor]:
@@ -103,61 +98,3 @@ class Checkpoint:
 def _parameters(optimiser: torch.optim.Optimizer) -> list[tuple[dict[str, Any], Tensor]]:
     """Every parameter, with the options of its group."""
     return [(group, parameter) for group in optimiser.param_groups for parameter in group["params"]]
-
-
-class CheckpointWriter:
-    """Writes checkpoints one after the other in a thread, while training continues.
-
-    `put` copies the tensors and returns; a separate stream moves the copies off a GPU. `close` waits for the
-    thread. An error of the thread, such as a full disk, is raised by a later `put`, or by `close`.
-    """
-
-    def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, "checkpoints")
-        self._jobs: list[Future[None]] = []
-
-    def put(
-        self,
-        path: Path,
-        model: nn.Module,
-        optimiser: torch.optim.Optimizer,
-        progress: Mapping[str, Any],
-    ) -> None:
-        """Copy the current state and write it in the thread."""
-        self._wait(_MAX_WAITING)
-        tensors = checkpoint_tensors(model, optimiser)
-        device = next(iter(tensors.values())).device
-        copied = torch.cuda.Event() if device.type == "cuda" else None
-        if copied is not None:
-            copied.record()
-        self._jobs.append(self._thread.submit(_write_copies, path, tensors, dict(progress), copied))
-
-    def close(self) -> None:
-        """Wait until all checkpoints are on the disk."""
-        try:
-            self._wait(0)
-        finally:
-            self._thread.shutdown()
-
-    def _wait(self, max_waiting: int) -> None:
-        """Wait until at most so many jobs are not finished; raise the error of a finished one."""
-        while self._jobs and (len(self._jobs) > max_waiting or self._jobs[0].done()):
-            self._jobs.pop(0).result()
-
-
-def _write_copies(
-    path: Path, tensors: Mapping[str, Tensor], progress: Mapping[str, Any], copied: torch.cuda.Event | None
-) -> None:
-    if copied is None:
-        write_checkpoint(path, tensors, progress)
-        return
-    with torch.cuda.stream(_copy_stream(next(iter(tensors.values())).device)):
-        copied.wait()
-        write_checkpoint(path, tensors, progress)
-
-
-@cache
-def _copy_stream(device: torch.device) -> torch.cuda.Stream:
-    """One stream for all copies. PyTorch has 32 and gives them out in turns: a new one for each checkpoint
-    would at times be that on which another thread records a graph, which makes both fail."""
-    return torch.cuda.Stream(device)

@@ -5,6 +5,7 @@ A CUDA graph is work on a GPU that is recorded once and replayed, without the ti
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 
 import torch
 from jaxtyping import Float, Float32
@@ -101,11 +102,18 @@ class Predictor:
         return self._prob.clone()
 
     def cases(self, batches: Iterable[CaseBatch]) -> Iterator[tuple[int, Float32[Tensor, "C *space"]]]:
-        """The number and the class probabilities of each case, on the CPU."""
-        for batch in batches:
-            probs = self(batch.image).cpu()
-            for number, prob, place in zip(batch.case.tolist(), probs, batch.places, strict=True):
-                yield number, prob[(slice(None), *place)]
+        """The number and the class probabilities of each case, on its device.
+
+        The device computes one batch ahead of the one that is used.
+        """
+        previous: tuple[CaseBatch, Tensor] | None = None
+        for batch in chain(batches, [None]):
+            probs = None if batch is None else (batch, self(batch.image))
+            if previous is not None:
+                before, padded = previous
+                for number, prob, place in zip(before.case.tolist(), padded, before.places, strict=True):
+                    yield number, prob[(slice(None), *place)]
+            previous = probs
 
     def _probability(self, image: Tensor) -> Tensor:
         return network_probability(self.network, image, dtype=self.dtype, flips=self.flips)

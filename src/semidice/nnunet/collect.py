@@ -21,10 +21,10 @@ from ..locks import locked
 from ..paths import RunFolder, file_hash
 from ..recipes import Recipe, read_recipe, write_recipe
 from ..runs.prediction_files import PredictionFiles
-from ..runs.predictions import write_prediction
-from ..runs.run import manifest_digest, write_dataset_facts
-from ..runs.scoring import score_fold
-from ..statistics.cases import concatenate, read_cases, write_cases
+from ..runs.predictions import stored_cases, write_prediction
+from ..runs.run import open_run, write_dataset_facts
+from ..runs.scoring import ScoreOptions, score_cases
+from ..statistics.cases import write_cases
 from .folders import OPTIONS, NnunetTraining, read_export, read_training
 
 
@@ -71,10 +71,17 @@ def collect(
                 for number in cases:
                     write_prediction(files.prediction(opened.cases[number].name), predicted.read(number))
                     bar.advance()
-                table = score_fold(opened, cases, files, metrics=wanted, method=recipe.name, fold=fold)
+                open_run(folder).write_stamp(fold)
+                table = score_cases(
+                    opened,
+                    cases,
+                    stored_cases(files, opened),
+                    ScoreOptions(wanted),
+                    method=recipe.name,
+                    fold=fold,
+                )
                 write_cases(table, files.cases)
-        tables = (read_cases(folder.fold(fold).cases) for fold in finished)
-        write_cases(concatenate(tables), folder.cases)
+        open_run(folder).gather()
     say(console, f"collected folds {', '.join(map(str, finished))} into {out}")
     say(console, f"next: semidice report {shlex.quote(str(out))} -o report.html")
     return finished
@@ -85,7 +92,7 @@ def _trained_on(training: NnunetTraining, folder: Path | None) -> Dataset:
     raw, export = training.dataset.raw, read_export(training.results)
     if export is not None:
         opened = Dataset(folder or Path(export.dataset))
-        is_same = manifest_digest(opened.manifest) == export.manifest_sha256
+        is_same = opened.manifest_sha256 == export.manifest_sha256
     elif folder is not None:
         opened = Dataset(folder)
         inputs = [file for scan in opened.manifest.scans for file in scan.inputs.items()]

@@ -21,12 +21,12 @@ from rich.console import Console
 
 from ..console import progress_bar, say
 from ..data.dataset import Case, Dataset
+from ..data.manifest import manifest_digest
 from ..data.sources import find_datasets
 from ..data.sources.raw import RawDataset, RawScan
 from ..errors import UserError
 from ..labels.raters import read_raters
 from ..paths import atomic_write, check_name, write_text
-from ..runs.run import manifest_digest
 from .folders import Export, NnunetDataset
 
 

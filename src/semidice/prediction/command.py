@@ -37,8 +37,9 @@ from ..networks.windows import windowed_probability
 from ..paths import PredictionFolder, file_hash
 from ..recipes.options import FITTED, checked_rule
 from ..runs.calibration import KeptCalibrator, kept_calibrator
-from ..runs.decision_file import ALL_FOLDS, current_fits
-from ..runs.run import TrainedRun, manifest_digest, mirrored_axes, open_run
+from ..runs.fits import current_fits
+from ..runs.held_out import ALL_FOLDS
+from ..runs.run import TrainedRun, mirrored_axes, open_run
 from .inputs import InputCase, InputImage, find_inputs, read_input
 from .options import PredictOptions
 from .outputs import IntervalOptions, OutputFolder
@@ -256,7 +257,7 @@ def _warn_of_training_inputs(
         fold_of_case = read_folds(run.folder.folds, dataset)
     except UserError:
         return
-    if manifest_digest(dataset.manifest) != run.facts.manifest_sha256:
+    if dataset.manifest_sha256 != run.facts.manifest_sha256:
         return
     trained_on = {
         digest
@@ -284,6 +285,7 @@ def _settings(
     """Everything that the results depend on, except the inputs and the device."""
     return {
         "method": run.recipe.name,
+        "trained_on": run.facts.manifest_sha256,
         "class_names": list(run.facts.class_names),
         "checkpoints": {str(fold): file_hash(run.checkpoint_path(fold)) for fold in folds},
         "flips": mirrored_axes(run.recipe, run.facts.num_axes, flips=options.flips) != (),

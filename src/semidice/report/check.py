@@ -23,7 +23,7 @@ from ..data.dataset import Dataset
 from ..data.manifest import Scan
 from ..errors import UserError, listing
 from ..labels.makers import RaterAgreement, rater_agreement
-from ..runs.run import volume_problem
+from ..runs.start import volume_problem
 from ..statistics.agreement import drawn_voxels
 
 OnCase = Callable[[int, int], object]

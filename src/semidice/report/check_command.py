@@ -13,7 +13,7 @@ from rich.text import Text
 from ..console import progress_bar, say
 from ..errors import UserError
 from ..paths import DatasetFolder
-from ..runs.run import volume_problem
+from ..runs.start import volume_problem
 from ..statistics.tables import number_text
 from .check import CheckReport, check_dataset
 from .contact_sheet import case_panel, choose_cases, draw_contact_sheet

@@ -22,6 +22,8 @@ from ..data.dataset import Dataset
 from ..errors import reading
 from ..metrics.registry import ScoreKey
 from ..paths import RunFolder
+from ..runs.fits import current_fits
+from ..runs.run import open_run
 from ..statistics.cases import CaseTable, keys_of, methods_of, rows_of, unescaped_cell
 from ..statistics.compare import Comparison, compare_scores
 from ..statistics.pairing import paired
@@ -87,6 +89,9 @@ def read_rules(runs: Mapping[str, RunFolder], dataset: Dataset) -> tuple[dict[st
     tables, notices = {}, []
     for method, folder in runs.items():
         if not folder.decisions.is_file():
+            continue
+        if current_fits(open_run(folder)) is None:
+            notices.append(f"The decisions of {method} are left out: they are of other predictions.")
             continue
         table = read_cases_of(dataset, folder.decisions, RULES_COMMAND)
         rules = methods_of(table)
@@ -197,7 +202,8 @@ def read_volumes(runs: Mapping[str, RunFolder], dataset: Dataset) -> list[ClassV
     found = []
     for method, folder in runs.items():
         path = folder.volumes
-        if not path.is_file():
+        # of other predictions if nothing is fitted to those that the run has
+        if not path.is_file() or current_fits(open_run(folder)) is None:
             continue
         names = dict.fromkeys(("case", "patient", "class", "unit"), str)
         with reading(path, f"write it with `{VOLUMES_COMMAND}`"):

@@ -150,6 +150,10 @@ def check_comparable(
         f"{method}/seed_{seed}": run for method, of_method in seeds.items() for seed, run in of_method.items()
     }
     runs = {**{method: run for method, run in runs.items() if method not in seeds}, **of_seeds}
+    for run in runs.values():
+        run.check_dataset(dataset)
+        # the page reads the predictions, too
+        run.stamps(whole=True)
     folds = {method: read_folds(run.folder.folds, dataset) for method, run in runs.items()}
     first = next(iter(folds), "")
     for method, fold_of_case in folds.items():

@@ -17,16 +17,14 @@ import torch
 from rich.console import Console
 from rich.text import Text
 
-from ..compare import run_variants
 from ..console import Progress, progress_bar, say
 from ..errors import UserError
-from ..paths import ComparisonFolder, ReproductionFolder, write_text
+from ..paths import ReproductionFolder, write_text
 from ..recipes.grid import Variant
 from ..statistics.cases import CaseTable, concatenate, write_cases
 from ..statistics.tables import Cell, Table
-from ..training.command import start_fabric
-from ..training.grid import check_engine, finish_folds
-from ..training.phases import write_jobs_table
+from ..training.grid import check_engine, train_grid
+from ..training.processes import chosen_device
 from .comparison_tables import conclusions_table, values_table
 from .paper import PaperTable, TableValues
 from .plan import (
@@ -88,7 +86,7 @@ def run_reproduce(
             f"{data} has no dataset of table {table}; make one with a command shown above, or change --data"
         )
     paper_plan = make_plan(tables, data=data, out=out, tasks=tasks, protocol=protocol)
-    runs, failed = _run(plan, ReproductionFolder(out), console, accelerator, on)
+    runs, failed = _run(plan, console, accelerator, on)
     results = {}
     for paper_table in tables:
         datasets = [name for name in plan.datasets if name in paper_table.datasets]
@@ -123,7 +121,7 @@ def _check_choices(protocol: str, on: str | None) -> None:
 
 
 def _run(
-    plan: Plan, folder: ReproductionFolder, console: Console, accelerator: str, on: str | None
+    plan: Plan, console: Console, accelerator: str, on: str | None
 ) -> tuple[dict[tuple[str, str], CaseTable], dict[str, str]]:
     """Scores by dataset and method, of the folds that the recipes ask for; and errors by failed training."""
     runs: dict[tuple[str, str], CaseTable] = {}
@@ -131,31 +129,29 @@ def _run(
     runnable = plan.runnable()
     if not runnable:
         return runs, failed
-    folders = {dataset: ComparisonFolder(folder.runs(dataset)) for dataset in runnable}
-    errors: Mapping[str, str] = {}
-    if on is not None:
-        every = [variant for variants in runnable.values() for variant in variants]
-        errors = finish_folds(every, on, console, accelerator=accelerator, command="semidice reproduce")
-    fabric = start_fabric(accelerator=accelerator)
-    left = (
-        0
-        if on is not None
-        else sum(folds_left(variant) for variants in runnable.values() for variant in variants)
-    )
+    every = [(dataset, variant) for dataset, variants in runnable.items() for variant in variants]
+    left = 0 if on is not None else sum(folds_left(variant) for _, variant in every)
     if left:
+        device = chosen_device(accelerator)
         with progress_bar(console, "measuring the time of a training step"):
-            seconds = estimated_seconds(runnable, plan.datasets, StepTimes(fabric.device))
-        say(console, f"{left} trainings to run, about {time_text(seconds)} on {fabric.device.type}")
+            seconds = estimated_seconds(runnable, plan.datasets, StepTimes(device))
+        say(console, f"{left} trainings to run, about {time_text(seconds)} on {device.type}")
     for dataset, variants in runnable.items():
         say(console, f"{dataset}: {len(variants)} methods")
-        outcome = run_variants(variants, fabric, console, failed=errors)
-        write_jobs_table(variants, folders[dataset].jobs)
-        failed |= {f"{dataset}/{name}": error for name, error in outcome.failed.items()}
-        for variant in variants:
-            if variant.name in outcome.tables:
-                table = outcome.tables[variant.name]
-                # the run can have more folds, from an earlier command that asked for more
-                runs[dataset, variant.name] = table[table["fold"].isin(variant.recipe.data.fold_numbers)]
+    outcome = train_grid(
+        [variant for _, variant in every],
+        console,
+        on=on,
+        accelerator=accelerator,
+        command="semidice reproduce",
+    )
+    for (dataset, variant), trained in zip(every, outcome.trained, strict=True):
+        if trained.table is None:
+            failed[f"{dataset}/{variant.name}"] = trained.error
+        else:
+            # the run can have more folds, from an earlier command that asked for more
+            wanted = trained.table["fold"].isin(variant.recipe.data.fold_numbers)
+            runs[dataset, variant.name] = trained.table[wanted]
     return runs, failed
 
 

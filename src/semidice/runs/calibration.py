@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from rich import box
@@ -29,19 +28,17 @@ from ..calibration.calibrators import CALIBRATORS, calibrator_name, load_calibra
 from ..calibration.curves import MIN_STORED_PROB, interpolated
 from ..calibration.streams import UNITS
 from ..console import progress_bar, say
-from ..data.dataset import Dataset
-from ..data.folds import fold_cases, read_folds
 from ..errors import UserError, nearest, reading
 from ..labels.raters import read_raters
 from ..locks import locked
-from ..paths import FoldFolder, file_hash
+from ..paths import file_hash
 from ..statistics.cases import CaseTable, check_suffix, concatenate, keys_of, write_cases
 from ..statistics.compare import Comparison, compare_cases
 from ..statistics.tables import p_text
-from .evaluate import open_dataset
-from .predictions import read_case
-from .run import TrainedRun, open_run
-from .scoring import inapplicable_metrics, score_fold
+from .fits import current_fits, forget_others, store_fits
+from .held_out import ALL_FOLDS, HeldOut, cross_fit
+from .run import TrainedRun
+from .scoring import Read, ScoreOptions, inapplicable_metrics, score_cases
 
 ALL, UNCALIBRATED = "all", "uncalibrated"
 METRICS = (
@@ -69,25 +66,28 @@ def run_calibrate(
     by: Sequence[str] = (ALL,),
     keep: str | None = None,
     out: Path | None = None,
-    dataset_path: Path | None = None,
+    dataset: Path | None = None,
     console: Console,
 ) -> CaseTable:
     """Score calibrators on held-out folds, print the scores, and save one for `predict`; the scores.
 
     by: names of `CALIBRATORS`, or "all". keep: the one to save; None saves the only one of `by`, and none if
-    there are several. out: a .parquet or .csv file for the scores of each case. dataset_path: the new folder
-    of the dataset, if it was moved.
+    there are several. out: a .parquet or .csv file for the scores of each case. dataset: the new folder of
+    the dataset, if it was moved.
     """
     check_suffix(out)
-    trained = open_run(run)
-    num_classes = len(trained.facts.class_names)
-    names = chosen_calibrators(by, keep, num_classes=num_classes, console=console)
+    held_out = HeldOut.open(run, dataset)
+    trained = held_out.run
+    held_out.need_two_folds("the calibrator")
+    names = chosen_calibrators(by, keep, num_classes=held_out.dataset.num_classes, console=console)
     keep = keep or (names[0] if len(names) == 1 else None)
-    dataset = open_dataset(trained, dataset_path, console)
-    cases = _held_out_cases(trained, dataset, console)
-    parts = _fit_folds(trained, dataset, cases, names, console)
-    table = _score(trained, dataset, cases, parts, console)
-    title = f"{trained.recipe.name}: {len(cases)} folds, each calibrated by the others"
+    if trained.missing_folds:
+        missing = ", ".join(map(str, trained.missing_folds))
+        say(console, f"not finished, and not used to calibrate: fold {missing}")
+    parts = _fit_folds(held_out, names, console)
+    fitted = {name: cross_fit(of_folds, _merged) for name, of_folds in parts.items()}
+    table = _score(held_out, fitted, console)
+    title = f"{trained.recipe.name}: {len(held_out.cases)} folds, each calibrated by the others"
     console.print(_scores_table(table, title=title))
     if out is not None:
         write_cases(table, out)
@@ -97,10 +97,11 @@ def run_calibrate(
             console, "no calibrator was kept: choose one with --keep NAME, and `semidice predict` will use it"
         )
         return table
-    path = trained.folder.calibrator
     with locked(trained.folder, "semidice calibrate"):
-        _merged(part[keep] for part in parts.values()).save(path)
-    say(console, f"kept {keep}, fitted to all {len(cases)} folds: {path}")
+        forget_others(held_out)
+        fitted[keep][ALL_FOLDS].save(trained.folder.calibrator)
+        store_fits(held_out, calibrator=file_hash(trained.folder.calibrator))
+    say(console, f"kept {keep}, fitted to all {len(held_out.cases)} folds: {trained.folder.calibrator}")
     say(console, f"next: semidice predict {shlex.quote(str(run))} INPUT -o OUT, which will use it")
     return table
 
@@ -123,42 +124,20 @@ def chosen_calibrators(
     return tuple(name for name in CALIBRATORS if name in wanted)
 
 
-def _held_out_cases(trained: TrainedRun, dataset: Dataset, console: Console) -> dict[int, list[int]]:
-    """The cases of each finished fold; a ValueError if there are fewer than two folds."""
-    run, finished = trained.folder.path, trained.finished_folds
-    if not finished:
-        raise UserError(f"{run} has no finished fold to calibrate: continue with `semidice train --resume`")
-    if len(finished) == 1:
-        raise UserError(
-            f"{run} has one finished fold, and a calibrator is scored on a fold that it was not fitted to: "
-            "finish a second fold with `semidice train --resume`"
-        )
-    if trained.missing_folds:
-        missing = ", ".join(map(str, trained.missing_folds))
-        say(console, f"not finished, and not used to calibrate: fold {missing}")
-    fold_of_case = read_folds(trained.folder.folds, dataset)
-    return {fold: fold_cases(fold_of_case, fold)[1] for fold in finished}
-
-
-def _fit_folds(
-    trained: TrainedRun,
-    dataset: Dataset,
-    cases: Mapping[int, Sequence[int]],
-    names: Sequence[str],
-    console: Console,
-) -> dict[int, dict[str, Calibrator]]:
-    """For each fold, calibrators that have seen its cases alone, against the mean of the raters."""
-    parts = {fold: {name: CALIBRATORS[name]() for name in names} for fold in cases}
-    with progress_bar(console, "fitting", "cases", total=sum(map(len, cases.values()))) as bar:
-        for fold, numbers in cases.items():
-            for number in numbers:
-                prob = torch.from_numpy(read_case(trained.folder.fold(fold), dataset, number)).unsqueeze(0)
-                masks = torch.from_numpy(dataset.masks(number)).unsqueeze(0)
-                present = torch.from_numpy(dataset.present[[number]])
-                label = read_raters(masks, dataset.num_classes, present, batched=True).mean()
-                for calibrator in parts[fold].values():
-                    calibrator.partial_fit(_above_zero(prob), label)
-                bar.advance()
+def _fit_folds(held_out: HeldOut, names: Sequence[str], console: Console) -> dict[str, dict[int, Calibrator]]:
+    """For each calibrator and fold, what has seen its cases alone, against the mean of the raters."""
+    parts = {name: {fold: CALIBRATORS[name]() for fold in held_out.cases} for name in names}
+    num_classes = held_out.dataset.num_classes
+    with progress_bar(console, "fitting", "cases", total=held_out.num_cases()) as bar:
+        for fold in held_out.cases:
+            for batch in held_out.batches(fold, "slice"):
+                label = read_raters(batch.masks, num_classes, batch.present, batched=True).mean()
+                # one after the other, so that batches do not change what a stream keeps
+                for case in range(len(label)):
+                    for of_folds in parts.values():
+                        prob = _above_zero(batch.prob[case : case + 1])
+                        of_folds[fold].partial_fit(prob, label[case : case + 1])
+                bar.advance(batch.num_cases)
     return parts
 
 
@@ -170,54 +149,37 @@ def _merged(parts: Iterable[Calibrator]) -> Calibrator:
     return merged
 
 
-def _score(
-    trained: TrainedRun,
-    dataset: Dataset,
-    cases: Mapping[int, Sequence[int]],
-    parts: Mapping[int, Mapping[str, Calibrator]],
-    console: Console,
-) -> CaseTable:
+def _score(held_out: HeldOut, fitted: Mapping[str, Mapping[str, Calibrator]], console: Console) -> CaseTable:
     """Scores of each fold with the calibrators of the other folds; the method is the calibrator's name."""
+    dataset = held_out.dataset
     left_out = inapplicable_metrics(dataset, METRICS)
     metrics = [name for name in METRICS if name not in left_out]
-    names = [UNCALIBRATED, *next(iter(parts.values()))]
+    options = ScoreOptions(metrics, held_out.run.recipe.validation.unit)
+    names = [UNCALIBRATED, *fitted]
     tables = []
-    total = len(names) * sum(map(len, cases.values()))
-    with progress_bar(console, "scoring", "cases", total=total) as bar:
-        for fold, numbers in cases.items():
+    with progress_bar(console, "scoring", "cases", total=len(names) * held_out.num_cases()) as bar:
+        for fold, cases in held_out.cases.items():
             for name in names:
                 bar.name = f"scoring {name}"
-                folder = trained.folder.fold(fold)
-                predictions: FoldFolder | Callable[[int], np.ndarray] = folder
+                read = held_out.read(fold)
                 if name != UNCALIBRATED:
-                    others = _merged(part[name] for other, part in parts.items() if other != fold)
-                    calibrate = probability_map(others, dataset.num_classes)
-                    predictions = _calibrated_reader(folder, dataset, calibrate)
-                table = score_fold(
+                    calibrate = probability_map(fitted[name][str(fold)], dataset.num_classes)
+                    read = _calibrated(read, calibrate)
+                table = score_cases(
                     dataset,
-                    numbers,
-                    predictions,
-                    metrics=metrics,
+                    cases,
+                    read,
+                    options,
                     method=name,
                     fold=fold,
-                    unit=trained.recipe.validation.unit,
                     on_cases=bar.advance,
                 )
                 tables.append(table)
     return concatenate(tables)
 
 
-def _calibrated_reader(
-    folder: FoldFolder, dataset: Dataset, calibrate: ProbabilityMap
-) -> Callable[[int], np.ndarray]:
-    """A function from a case number to its calibrated probabilities (C, *space)."""
-
-    def read(number: int) -> np.ndarray:
-        stored = torch.from_numpy(read_case(folder, dataset, number)).unsqueeze(0)
-        calibrated: np.ndarray = calibrate(stored)[0].numpy()
-        return calibrated
-
-    return read
+def _calibrated(read: Read, calibrate: ProbabilityMap) -> Read:
+    return lambda numbers: (calibrate(prob.unsqueeze(0))[0] for prob in read(numbers))
 
 
 def probability_map(calibrator: Calibrator, num_classes: int) -> ProbabilityMap:
@@ -251,17 +213,23 @@ class KeptCalibrator:
 
 
 def kept_calibrator(trained: TrainedRun, console: Console) -> KeptCalibrator | None:
-    """The calibrator that was kept with the run, or None; a ValueError if its file is wrong."""
+    """The calibrator that was kept with the run, or None; a UserError if it is of other predictions."""
     path = trained.folder.calibrator
     if not path.is_file():
         return None
+    fits, sha256 = current_fits(trained), file_hash(path)
+    if fits is None or fits.calibrator != sha256:
+        raise UserError(
+            f"{path} was not fitted to the predictions that {trained.folder.path} has now: fit it again with "
+            "`semidice calibrate`, or use --no-calibrate"
+        )
     calibrator = load_calibrator(path)
     with (
         progress_bar(console, "reading the calibrator"),
         reading(path, "fit it again with `semidice calibrate`"),
     ):
         calibrate = probability_map(calibrator, len(trained.facts.class_names))
-    return KeptCalibrator(calibrator_name(calibrator), file_hash(path), calibrate)
+    return KeptCalibrator(calibrator_name(calibrator), sha256, calibrate)
 
 
 def _scores_table(table: CaseTable, *, title: str) -> Table:

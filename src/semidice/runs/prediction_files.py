@@ -13,12 +13,13 @@ No file can run code, and voxels are read only if the header declares the expect
 Left out: several pictures with one class each.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
+import torch
 from jaxtyping import Float32, UInt8
 
 from ..data.dataset import Case, Dataset
@@ -94,6 +95,10 @@ class PredictionFiles:
         classes = np.arange(num_classes).reshape(-1, *[1] * len(case.shape))
         prob: np.ndarray = (values == classes).astype(np.float32)
         return prob
+
+    def read_cases(self, numbers: Sequence[int]) -> Iterator[torch.Tensor]:
+        """Probabilities of cases, as `scoring.score_cases` takes them."""
+        return (torch.from_numpy(self.read(number)) for number in numbers)
 
     def _name(self, case: Case) -> str:
         return case.scan.name if case.scan.name in self._files else case.name

@@ -2,16 +2,17 @@
 
     foreground   uint16 (C - 1, *space): classes 1, 2, ... in units of 1/65535; the background is the rest
 
-The 65535 units of each voxel are distributed by largest remainder: the probability of every class is rounded
-down or up, and the units sum to exactly 65535. So each class, also the background, is within one unit of the
-network's probability, and the probabilities that are read sum to one. A probability below half a unit (8e-6)
-becomes 0. The file is a compressed .npz without pickles. Left out: sigmoid networks, whose channels do not
-sum to one.
+The units of a class are the difference of two rounded cumulative sums. So each class, also the background, is
+within one unit of the network's probability, none is negative, and all sum to exactly 65535. A probability
+below half a unit (8e-6) can become 0. The file is a compressed .npz without pickles. Left out: sigmoid
+networks, whose channels do not sum to one.
 """
 
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 from jaxtyping import Float, Float32, UInt16
 from torch import Tensor
 
@@ -70,19 +71,14 @@ def read_case(folder: FoldFolder, dataset: Dataset, number: int) -> Float32[np.n
     return read_prediction(folder.prediction(case.name), shape=(dataset.num_classes, *case.shape))
 
 
+def stored_cases(folder: FoldFolder, dataset: Dataset) -> Callable[[Sequence[int]], Iterator[Tensor]]:
+    """A function that reads the stored probabilities of cases, as `scoring.score_cases` takes it."""
+    return lambda numbers: (torch.from_numpy(read_case(folder, dataset, number)) for number in numbers)
+
+
 def _foreground_units(
     prob: Float[np.ndarray, "C *space"], total: Float[np.ndarray, "*space"]
 ) -> UInt16[np.ndarray, "foreground *space"]:
-    """Units of the foreground classes, see the module; of equal remainders, the lowest class gains."""
-    if len(prob) == 2:
-        # the same result without slow sorting: round to nearest, and a tie in favour of the background
-        return np.ceil(prob[1:] * (UNITS / total) - 0.5).astype(np.uint16)
-    share = prob * (UNITS / total)
-    units = np.floor(share)
-    num_left = UNITS - units.sum(axis=0)
-    # rank of each class in its voxel: the number of classes with a larger remainder
-    order = np.argsort(units - share, axis=0, kind="stable")
-    rank = np.empty_like(order)
-    np.put_along_axis(rank, order, np.arange(len(prob)).reshape(-1, *[1] * (prob.ndim - 1)), axis=0)
-    units += rank < num_left
-    return units[1:].astype(np.uint16)
+    """Units of the foreground classes, see the module."""
+    edges = np.rint(np.cumsum(prob[:-1], axis=0, dtype=np.float64) * (UNITS / total))
+    return np.diff(edges, axis=0, append=UNITS).astype(np.uint16)

@@ -10,28 +10,32 @@ with. With these facts a run can predict on a machine that does not have the dat
 
 import hashlib
 import json
-import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
-from torch import nn
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor, nn
 
+from ..data.batches.feed import whole_cases
 from ..data.batches.storage import Storage, shared_storage
 from ..data.dataset import Dataset, Unit
 from ..data.folds import fold_cases, read_folds
 from ..data.intensities import MeanStd
-from ..data.manifest import Manifest, PrepareOptions
-from ..errors import UserError, read_record
+from ..data.manifest import PrepareOptions, manifest_digest
+from ..errors import UserError, read_json, read_record
 from ..networks.build import Task
 from ..networks.checkpoint import Checkpoint
+from ..networks.predictor import Predictor
 from ..networks.systems import build_network
 from ..paths import FoldFolder, RunFolder, find_run, write_text
 from ..recipes import Recipe, read_recipe
 from ..recipes.options import flattened
+from ..statistics.cases import CaseTable, concatenate, in_order, read_cases, write_cases
+from .stamp import RETRAIN, FoldStamp
 
 # options that may change when a run is resumed: which folds to run, where the data is, how it is loaded
 MAY_DIFFER = ("data.folds", "data.dataset", "workers")
@@ -58,18 +62,6 @@ class DatasetFacts(BaseModel):
     )
     manifest_sha256: str = Field(description="of the manifest: shows whether the dataset has changed")
 
-    @model_validator(mode="after")
-    def _can_normalise(self) -> "DatasetFacts":
-        means, stds = (self.mean, *self.fold_mean), (self.std, *self.fold_std)
-        if len(means) != len(stds) or any(len(part) != len(self.channels) for part in (*means, *stds)):
-            raise UserError(
-                f"mean and std need one number for each of {len(self.channels)} channels and fold"
-            )
-        for mean, std in zip(means, stds, strict=True):
-            if not all(map(math.isfinite, mean)) or not all(0 < number < math.inf for number in std):
-                raise UserError(f"mean must be finite and std above 0; got {mean} and {std}")
-        return self
-
     def mean_std(self, fold: int) -> MeanStd:
         """Mean and standard deviation that the network of a fold needs its images normalised with."""
         return MeanStd(self.fold_mean[fold], self.fold_std[fold])
@@ -92,6 +84,61 @@ class TrainedRun:
     def missing_folds(self) -> tuple[int, ...]:
         """Folds that the recipe asks for and that are not finished."""
         return tuple(fold for fold in self.recipe.data.fold_numbers if fold not in self.finished_folds)
+
+    @cached_property
+    def identity(self) -> str:
+        """SHA-256 of all that the weights depend on: recipe, folds and dataset.
+
+        Checkpoints and stamps carry it. It holds no path, so that a run may be moved.
+        """
+        options = self.recipe.model_dump(mode="json", exclude={"auto", "reasons"})
+        left_out = {*MAY_DIFFER, "teacher.run"}
+        used = {key: value for key, value in flattened(options) if key not in left_out}
+        folds = read_json(self.folder.folds)
+        parts = [sorted(used.items()), folds, self.facts.manifest_sha256]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+    def check_dataset(self, dataset: Dataset, option: str = "--dataset") -> None:
+        """A UserError if the dataset is not the one that the run was started with, although names may agree.
+
+        option: names the right one, for the message.
+        """
+        if dataset.manifest_sha256 != self.facts.manifest_sha256:
+            raise UserError(
+                f"{dataset.folder.path} is not the dataset that {self.folder.path} was started with, or it "
+                f"was prepared again since: name the right one with {option}, or train a new run on it"
+            )
+
+    def write_stamp(self, fold: int) -> None:
+        """Say of which run and fold the stored predictions are; see `stamp`."""
+        folder = self.folder.fold(fold)
+        FoldStamp.of(folder, self.identity, fold).write(folder)
+
+    def stamps(self, *, whole: bool = False) -> list[FoldStamp]:
+        """Those of the finished folds; a UserError names a fold, or a prediction, of another run or case.
+
+        whole: whether all stored predictions are compared, and not the stamps alone.
+        """
+        stamps = []
+        for fold in self.finished_folds:
+            folder = self.folder.fold(fold)
+            stamp = FoldStamp.read(folder)
+            if (stamp.identity, stamp.fold) != (self.identity, fold):
+                raise UserError(
+                    f"{folder.path} is fold {stamp.fold} of another run: its recipe, folds or dataset "
+                    f"differ; put the right folder back, or {RETRAIN}"
+                )
+            if whole:
+                stamp.check(folder)
+            stamps.append(stamp)
+        return stamps
+
+    def gather(self) -> CaseTable:
+        """The case table of the finished folds, which is also written."""
+        self.stamps()
+        table = in_order(concatenate(read_cases(self.folder.fold(n).cases) for n in self.finished_folds))
+        write_cases(table, self.folder.cases)
+        return table
 
     def num_predicted(self, dataset: Dataset, unit: Unit = "slice") -> int:
         """The number of cases, or of scans, of the finished folds."""
@@ -129,15 +176,9 @@ class TrainedRun:
     def network(self, fold: int, *, device: torch.device | str) -> nn.Module:
         """The network of a fold with the weights of `checkpoint_path`, in eval mode and without gradients."""
         checkpoint = Checkpoint(self.checkpoint_path(fold))
-        checkpoint.check_origin(fold=fold)
+        checkpoint.check_origin(run=self.identity, fold=fold)
         network = self.new_network(weights="none")
         checkpoint.load_model(network)
-        for name, tensor in network.state_dict().items():
-            if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-                raise UserError(
-                    f"{checkpoint.path} holds NaN or infinite weights, such as {name}: the training "
-                    "diverged; train it again with a lower optimiser.lr"
-                )
         return network.to(device).eval().requires_grad_(False)
 
 
@@ -159,16 +200,6 @@ class FoldRun:
         return self.run.folder.fold(self.fold)
 
     @property
-    def identity(self) -> str:
-        """SHA-256 of all that the weights depend on: recipe, folds and dataset. Checkpoints carry it."""
-        options = self.recipe.model_dump(mode="json", exclude={"auto", "reasons"})
-        # a teacher may have been moved
-        left_out = {*MAY_DIFFER, "teacher.run"}
-        used = {key: value for key, value in flattened(options) if key not in left_out}
-        parts = [sorted(used.items()), list(self.fold_of_case), self.run.facts.manifest_sha256]
-        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-
-    @property
     def training_cases(self) -> list[int]:
         return fold_cases(self.fold_of_case, self.fold)[0]
 
@@ -184,6 +215,19 @@ class FoldRun:
     def mean_std(self) -> MeanStd:
         """Of the training cases; images are normalised with them."""
         return self.run.facts.mean_std(self.fold)
+
+    def predictor(self, network: nn.Module, *, flips: bool | None = None) -> Predictor:
+        """What predicts images with the network of this fold. flips: see `mirrored_axes`."""
+        axes = mirrored_axes(self.recipe, len(self.dataset.cases[0].shape), flips=flips)
+        return Predictor(network, dtype=self.recipe.precision.dtype, flips=axes)
+
+    def predicted(
+        self, cases: Sequence[int], predictor: Predictor, device: torch.device | str
+    ) -> Iterator[Tensor]:
+        """Class probabilities (C, *space) of the cases, in their order, on the device."""
+        storage = self.storage(device, load=False)
+        batches = whole_cases(storage, cases, self.mean_std, batch_size=self.recipe.batch_size)
+        return (prob for _, prob in predictor.cases(batches))
 
 
 def mirrored_axes(recipe: Recipe, num_axes: int, *, flips: bool | None = None) -> tuple[int, ...]:
@@ -202,16 +246,6 @@ def mirrored_axes(recipe: Recipe, num_axes: int, *, flips: bool | None = None) -
     return axes
 
 
-def volume_problem(dataset: Dataset) -> str | None:
-    """Why no network can be trained on the dataset: its cases are whole volumes. None if they are not."""
-    if len(dataset.manifest.scans[0].shape) < 3:
-        return None
-    return (
-        f"{dataset.folder.path} has whole volumes, but every network is 2D (small_unet and those of "
-        "segmentation_models_pytorch): prepare it with --slices all"
-    )
-
-
 def open_run(run: Path | RunFolder) -> TrainedRun:
     """The run in a folder, see `find_run`; a UserError names the file that is missing or wrong."""
     folder = run if isinstance(run, RunFolder) else find_run(Path(run))
@@ -221,11 +255,6 @@ def open_run(run: Path | RunFolder) -> TrainedRun:
             raise UserError(f"{folder.path} is not a run folder of `semidice train`: {reason}")
     folder.check_links()
     return TrainedRun(folder, read_recipe(folder.recipe, accelerator=None), read_dataset_facts(folder))
-
-
-def manifest_digest(manifest: Manifest) -> str:
-    """SHA-256 of the manifest's content; the layout of its file and the raw folder do not matter."""
-    return hashlib.sha256(manifest.model_dump_json(exclude={"raw_folder"}).encode()).hexdigest()
 
 
 def write_dataset_facts(run: RunFolder, dataset: Dataset, fold_of_case: Sequence[int]) -> None:

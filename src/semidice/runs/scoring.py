@@ -1,4 +1,4 @@
-"""Scores of a fold from its stored predictions, at the end of its training and by `semidice evaluate`.
+"""Scores of cases from predictions of any origin: in a training, at its end, of another tool, calibrated.
 
     target   majority of the raters who annotated a case      soft_target   their mean
     masks    the mask of each rater                           truth         p*, if the dataset has it
@@ -6,15 +6,16 @@
 A score is of a scan: slices of a volume are put together in their order, and a slice that was not kept is not
 scored. With unit "slice", each slice is scored on its own, and the column `per` says so. If the spacing of a
 scan is not known, all distances and volumes are in voxels, and the column `unit` says so.
-Both commands score the stored files with the same functions in the same order, so on one device their numbers
-agree to the bit. A stored 0 can be a probability of up to half a unit (see `predictions`). The likelihood
-takes it as half a unit, 11.8 nats, and not as probability zero.
+`train` and `evaluate` score the stored files in the same order, so their numbers agree to the bit. A stored 0
+can be a probability of up to half a unit (see `predictions`). The likelihood takes it as half a unit, 11.8
+nats, and not as probability zero.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 
 import numpy as np
 import torch
@@ -28,11 +29,12 @@ from ..errors import UserError
 from ..labels.raters import read_raters
 from ..metrics.registry import SCORES, Reference, ScoredBatch, ScoreFunction, ScoreKey
 from ..metrics.scores import negative_log_likelihood
-from ..paths import FoldFolder
 from ..statistics.cases import CaseTable
 from ..statistics.collect import CaseScores
-from .predictions import UNITS, read_case
-from .run import manifest_digest
+from .predictions import UNITS
+
+# from numbers of cases to their class probabilities (C, *space), in this order
+Read = Callable[[Sequence[int]], Iterable[Tensor]]
 
 # values of a batch, probabilities and masks together: tens of megabytes with the copies that scores make
 _MAX_VALUES = 1 << 22
@@ -48,40 +50,49 @@ def _stored_likelihood(batch: ScoredBatch, *, reference: Reference) -> Tensor:
 _TRUTH_SCORES = tuple(name for name, score in SCORES.items() if score.reference == "truth")
 
 
-def score_fold(
+@dataclass(frozen=True)
+class ScoreOptions:
+    """What is scored. metrics: names of `metrics.registry.SCORES`.
+
+    Those of `inapplicable_metrics` are left out; scores that need the truth are added where it is known,
+    unless `only`. tolerance: of surface Dice, in mm, or in voxels without spacing.
+    """
+
+    metrics: Sequence[str]
+    unit: Unit = "scan"
+    tolerance: float = 1.0
+    only: bool = False
+
+
+def score_cases(
     dataset: Dataset,
     cases: Sequence[int],
-    predictions: FoldFolder | Callable[[int], np.ndarray],
+    read: Read,
+    options: ScoreOptions,
     *,
-    metrics: Sequence[str],
     method: str,
-    fold: int,
-    unit: Unit = "scan",
-    tolerance: float = 1.0,
-    device: torch.device | str = "cpu",
+    fold: int = -1,
     decision: Decision | None = None,
     on_cases: Callable[[int], object] = lambda _: None,
 ) -> CaseTable:
-    """The case table of a fold's validation cases, sorted; its cases are scans, or slices if `unit` says so.
+    """The scores of cases, sorted: of scans, or of slices if `unit` says so, on the predictions' device.
 
-    predictions: stored by a run, or a function from a case number to probabilities (C, *space).
-    metrics: names of `metrics.registry.SCORES`. `inapplicable_metrics` are left out; scores that need the
-    truth are added where it is known. tolerance: of surface Dice, in mm, or in voxels without spacing.
     decision: the rule that makes the masks, from each scan (or slice) as a whole; None is argmax.
-    on_cases(number) is called after every batch of `number` cases.
+    on_cases(number) is called after every batch of `number` cases. All processes get the scores of all.
     """
-    names = dict.fromkeys((*metrics, *_TRUTH_SCORES))
+    unit = options.unit
+    names = dict.fromkeys((*options.metrics, *(() if options.only else _TRUTH_SCORES)))
     left_out = inapplicable_metrics(dataset, tuple(names))
     wanted = [name for name in names if name not in left_out]
     functions = {
-        score_key(dataset, name, unit=unit, tolerance=tolerance): _function(
-            name, in_voxels=in_voxels(dataset, name, unit), tolerance=tolerance
+        score_key(dataset, name, unit=unit, tolerance=options.tolerance): _function(
+            name, in_voxels=in_voxels(dataset, name, unit), tolerance=options.tolerance
         )
         for name in wanted
     }
     scores = CaseScores(functions, class_names=dataset.manifest.class_names, method=method)
     references = {SCORES[name].reference for name in wanted}
-    for batch in predicted_batches(dataset, cases, predictions, unit=unit, device=device):
+    for batch in predicted_batches(dataset, cases, read, unit=unit):
         reference = read_raters(batch.masks, dataset.num_classes, batch.present, batched=True)
         scored = ScoredBatch(
             batch.prob,
@@ -91,11 +102,7 @@ def score_fold(
             batch.present,
             spacing_mm=batch.spacing_mm,
             valid=batch.valid,
-            truth=_read_batch(
-                dataset, batch.units, device, lambda number: np.array(dataset.stored("truth", number))
-            )
-            if "truth" in references
-            else None,
+            truth=_truth(dataset, batch) if "truth" in references else None,
             decided=None if decision is None else decide(batch.prob, decision, valid=batch.valid),
             drawn=dataset.drawn_classes,
         )
@@ -106,7 +113,7 @@ def score_fold(
 
 def fingerprint(dataset: Dataset) -> str:
     """What tables of scores carry, so that those of another dataset with the same names are refused."""
-    return manifest_digest(dataset.manifest)[:16]
+    return dataset.manifest_sha256[:16]
 
 
 @dataclass(frozen=True)
@@ -131,45 +138,51 @@ class PredictedBatch:
 
 
 def predicted_batches(
-    dataset: Dataset,
-    cases: Sequence[int],
-    predictions: FoldFolder | Callable[[int], np.ndarray],
-    *,
-    unit: Unit,
-    device: torch.device | str = "cpu",
+    dataset: Dataset, cases: Sequence[int], read: Read, *, unit: Unit
 ) -> Iterator[PredictedBatch]:
     """Predictions of all cases with the masks of the raters; the slices of a scan are put together."""
-    read_prob = (
-        partial(read_case, predictions, dataset) if isinstance(predictions, FoldFolder) else predictions
-    )
-    for units in _batches_of_equal_shape(dataset, dataset.units(cases, unit)):
+    batches = list(_batches_of_equal_shape(dataset, dataset.units(cases, unit)))
+    predictions = iter(read([number for batch in batches for each in batch for number in each.cases]))
+    for units in batches:
+        numbers = [number for each in units for number in each.cases]
         scans = [dataset.cases[each.cases[0]].scan for each in units]
-        prob = _read_batch(dataset, units, device, read_prob)
+        prob = _together(dataset, units, islice(predictions, len(numbers)))
+        device = prob.device
         kept = kept_slices(scan_slices(dataset, units[0]))
         sides = [_sides(scan, unit) for scan in scans]
         yield PredictedBatch(
             units,
             patients=[scan.patient for scan in scans],
             prob=prob,
-            masks=_read_batch(dataset, units, device, dataset.masks),
+            masks=_together(dataset, units, _masks(dataset, numbers, device)),
             present=torch.from_numpy(dataset.present[[each.cases[0] for each in units]]).to(device),
             valid=None if kept is None else _valid(kept, prob),
             spacing_mm=None if () in sides else torch.tensor(sides, dtype=torch.float64, device=device),
         )
 
 
-def _read_batch(
-    dataset: Dataset,
-    batch: Sequence[ScoredUnit],
-    device: torch.device | str,
-    of_case: Callable[[int], np.ndarray],
-) -> Tensor:
-    """An array of each case of the batch, its slices put together."""
+def _masks(dataset: Dataset, numbers: Sequence[int], device: torch.device) -> Iterable[Tensor]:
+    """The raters' class maps of cases of one shape: of a training, if it has loaded them on the device."""
+    loaded = dataset.loaded.get(str(device))
+    if loaded is None or loaded.packed is None:
+        return (torch.from_numpy(dataset.masks(number)).to(device) for number in numbers)
+    masks = loaded.masks(loaded.packed[torch.tensor(numbers, device=device)])
+    return masks[(slice(None), slice(None), *map(slice, dataset.cases[numbers[0]].shape))]
+
+
+def _truth(dataset: Dataset, batch: PredictedBatch) -> Tensor:
+    numbers = [number for each in batch.units for number in each.cases]
+    stored = (torch.from_numpy(np.array(dataset.stored("truth", number))) for number in numbers)
+    return _together(dataset, batch.units, stored).to(batch.prob.device)
+
+
+def _together(dataset: Dataset, batch: Sequence[ScoredUnit], of_cases: Iterable[Tensor]) -> Tensor:
+    """Tensors of all cases of the batch, in their order, with the slices of each scan put together."""
+    each_case = iter(of_cases)
     volumes = [
-        volume_of([torch.from_numpy(of_case(number)) for number in each.cases], scan_slices(dataset, each))
-        for each in batch
+        volume_of(list(islice(each_case, len(unit.cases))), scan_slices(dataset, unit)) for unit in batch
     ]
-    return torch.stack(volumes).to(device)
+    return torch.stack(volumes)
 
 
 def volume_of(

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from ..errors import UserError, read_json, reading
 from ..paths import FoldFolder, write_text
 
-_ADVICE = "predict the fold again, with `semidice train --resume`"
+RETRAIN = "remove the folder of the fold and train it again with `semidice train --resume`"
 
 
 @dataclass(frozen=True)
@@ -30,14 +30,14 @@ class FoldStamp:
         """The stamp of the stored predictions, from the directories of their files."""
         checksums = {}
         for path in sorted(folder.predictions.glob("*.npz")):
-            with reading(path, _ADVICE), zipfile.ZipFile(path) as archive:
+            with reading(path, RETRAIN), zipfile.ZipFile(path) as archive:
                 (stored,) = archive.infolist()
                 checksums[path.stem] = stored.CRC
         return cls(identity, fold, checksums)
 
     @classmethod
     def read(cls, folder: FoldFolder) -> "FoldStamp":
-        with reading(folder.stamp, _ADVICE):
+        with reading(folder.stamp, RETRAIN):
             return cls(**read_json(folder.stamp))
 
     def write(self, folder: FoldFolder) -> None:
@@ -48,7 +48,7 @@ class FoldStamp:
         found = FoldStamp.of(folder, self.identity, self.fold).predictions
         for case in sorted(found.keys() | self.predictions.keys()):
             if found.get(case) != self.predictions.get(case):
-                raise UserError(f"{folder.prediction(case)} was added, removed or changed since; {_ADVICE}")
+                raise UserError(f"{folder.prediction(case)} was added, removed or changed since; {RETRAIN}")
 
 
 def digest_of(stamps: Iterable[FoldStamp]) -> str:

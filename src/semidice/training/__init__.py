@@ -1,1 +1,1 @@
-"""Training: one fold (`engine`), all of them (`crossvalidation`), several processes (`distributed`)."""
+"""Training: one fold (`engine`, `folds`), a grid (`jobs`, `grid`), what is handed down (`context`)."""

@@ -1,49 +1,110 @@
-"""`--on`: where the folds of a grid are trained, and one view of all of them.
+"""A grid: every fold of every variant is trained, here or on an engine, then the tables are gathered.
 
     local:N      N worker processes on this machine
     local:auto   as many as the memory of a GPU allows; 1 on a CPU
     ray          a cluster of Ray, or Ray on this machine; ray:ADDRESS for a cluster at that address
+                 ray:ADDRESS,K or ray:,K runs K jobs on each GPU
 
-Every engine writes the same files as one process does. Then `cross_validate` gathers the tables of the folds.
+Every engine writes the same files as one process does.
 """
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from ..console import Progress, say
-from ..errors import UserError
+from ..errors import UserError, message
+from ..locks import locked
+from ..paths import RunFolder, run_name
 from ..recipes.grid import Variant
-from .command import RunBar
-from .jobs import FoldJob, Pool, Report, Schedule, Worker, WorkerOptions, fold_jobs, run_jobs
+from ..runs.evaluate import EvaluateOptions, run_evaluate
+from ..runs.run import TrainedRun
+from ..runs.start import start_run
+from ..statistics.cases import CaseTable, concatenate, in_order
+from .context import Context, Event
+from .jobs import PATIENCE_S, FoldJob, Job, OwnProcess, Pool, fold_jobs, run_jobs
+from .progress import GridBars
 
-_ALL = "all jobs"
+
+class GridError(UserError):
+    """Some variants failed; the message names them and their errors."""
 
 
-def check_engine(on: str) -> tuple[str, str]:
-    """Name and argument of an engine; a ValueError if there is no such engine.
+@dataclass(frozen=True)
+class Trained:
+    """A variant with its run and case table, or with the error that it failed with.
 
-    >>> check_engine("local:4"), check_engine("ray"), check_engine("ray:10.0.0.1:6379")
-    (('local', '4'), ('ray', ''), ('ray', '10.0.0.1:6379'))
+    The table has the column `seed` if the method has several.
+    """
+
+    variant: Variant
+    run: TrainedRun | None = None
+    table: CaseTable | None = None
+    error: str = ""
+
+
+class Outcome:
+    """What has become of all variants of a grid."""
+
+    def __init__(self, trained: Sequence[Trained]) -> None:
+        self.trained = trained
+        self.runs = {each.variant.name: each.run for each in trained if each.run is not None}
+        self.tables = {each.variant.name: each.table for each in trained if each.table is not None}
+
+    def table(self) -> CaseTable:
+        """All scores; the methods are those of the variants."""
+        return in_order(concatenate(self.tables.values()))
+
+    def raise_if_failed(self) -> None:
+        """A GridError that names the failed variants, if there are any."""
+        failed = [each for each in self.trained if each.run is None]
+        if failed:
+            raise GridError(
+                f"{len(failed)} of {len(self.trained)} variants failed; the others are finished:\n"
+                + "\n".join(f"  {each.variant.name}: {each.error}" for each in failed)
+            )
+
+
+def check_engine(on: str) -> tuple[str, str, int]:
+    """Name, number or address, and jobs per GPU of an engine; a UserError if there is no such engine.
+
+    >>> check_engine("local:4"), check_engine("ray"), check_engine("ray:10.0.0.1:6379,2")
+    (('local', '4', 1), ('ray', '', 1), ('ray', '10.0.0.1:6379', 2))
     """
     name, _, argument = on.partition(":")
-    is_number = argument.isascii() and argument.isdigit() and int(argument) > 0
-    if name == "ray" or (name == "local" and (argument == "auto" or is_number)):
-        return name, argument
-    raise UserError(f"--on {on}: expected local:N with a number of processes, local:auto, ray or ray:ADDRESS")
+    address, comma, per_gpu = argument.partition(",")
+    if name == "local" and (argument == "auto" or _is_number(argument)):
+        return name, argument, 1
+    if name == "ray" and (_is_number(per_gpu) or not comma):
+        return name, address, int(per_gpu or 1)
+    raise UserError(
+        f"--on {on}: expected local:N with a number of processes, local:auto, ray, ray:ADDRESS or "
+        "ray:ADDRESS,K with K jobs per GPU"
+    )
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and int(text) > 0
 
 
 @contextmanager
-def opened_pool(on: str, *, accelerator: str = "auto") -> Iterator[Pool]:
-    """The workers of an engine."""
-    name, argument = check_engine(on)
+def opened_pool(
+    on: str | None, *, accelerator: str = "auto", say: Callable[[Any, Event], object] = lambda *_: None
+) -> Iterator[Pool]:
+    """The workers of an engine; None is this process, whose jobs report to `say`."""
+    if on is None:
+        yield OwnProcess(accelerator, say)
+        return
+    name, argument, per_gpu = check_engine(on)
     if name == "ray":
         from .ray_pool import RayPool
 
-        with RayPool(argument or None, accelerator=accelerator) as ray_pool:
+        with RayPool(argument or None, accelerator=accelerator, per_gpu=per_gpu) as ray_pool:
             yield ray_pool
     else:
         from .local_pool import LocalPool
@@ -53,56 +114,74 @@ def opened_pool(on: str, *, accelerator: str = "auto") -> Iterator[Pool]:
             yield local_pool
 
 
-def finish_folds(
+def train_grid(
     variants: Sequence[Variant],
-    on: str,
     console: Console,
     *,
+    on: str | None = None,
     accelerator: str = "auto",
     command: str = "semidice compare",
-) -> Mapping[str, str]:
-    """Train the folds that are not finished on an engine; errors by run folder (absolute) that failed."""
-    jobs = fold_jobs(variants, command=command)
-    if not jobs:
-        return {}
-    with (
-        Progress(console) as progress,
-        opened_pool(on, accelerator=accelerator) as pool,
-    ):
-        return run_jobs(jobs, pool, JobsView(progress, variants))
+    rules: Sequence[str] = (),
+) -> Outcome:
+    """Train every fold that is not finished, and gather the scores. A variant that fails stops no other.
+
+    rules: that make masks; each run is also scored by them, into its decisions.parquet.
+    """
+    jobs: list[Job] = [*fold_jobs(variants, command=command)]
+    jobs += [RulesJob(each.folder.absolute(), tuple(rules)) for each in variants if rules]
+    errors: Mapping[str, str] = {}
+    if jobs:
+        with Progress(console) as progress:
+            bars = GridBars(progress, variants)
+            with opened_pool(on, accelerator=accelerator, say=bars.show) as pool:
+                errors = run_jobs(jobs, pool, bars)
+    return Outcome([_gathered(variant, errors, command) for variant in variants])
 
 
-class JobsView:
-    """A bar for all jobs and one for each run; without a terminal, lines."""
+def _gathered(variant: Variant, errors: Mapping[str, str], command: str) -> Trained:
+    folder = RunFolder(variant.folder.absolute())
+    try:
+        for group in (str(folder.path), RulesJob(folder.path).group):
+            if group in errors:
+                raise UserError(errors[group])
+        with locked(folder, command):
+            run = start_run(variant.recipe, variant.folder, resume=True)
+            if run.missing_folds:
+                missing = ", ".join(map(str, run.missing_folds))
+                raise UserError(
+                    f"its jobs are finished, but {folder.path} has no scores of fold {missing}: every "
+                    "machine must see this folder under this name"
+                )
+            table = run.gather()
+            return Trained(variant, run, table if variant.seed is None else table.assign(seed=variant.seed))
+    except Exception as error:
+        text = message(error)
+        if text is None:
+            raise
+        return Trained(variant, error=text)
 
-    def __init__(self, progress: Progress, variants: Sequence[Variant]) -> None:
-        self.progress = progress
-        self.bar = progress.bar(_ALL, "jobs")
-        self.bars = {
-            str(variant.folder.absolute()): RunBar(progress, variant.recipe, name=variant.name)
-            for variant in variants
-        }
 
-    def show_schedule(self, schedule: Schedule) -> None:
-        failed = f", {len(schedule.errors)} runs failed" if schedule.errors else ""
-        self.bar.to(schedule.num_finished, schedule.num_jobs)
-        self.bar.status = f"{schedule.num_running} running{failed}"
-        self.progress.print_line(self.bar)
+@dataclass(frozen=True, eq=False)
+class RulesJob:
+    """Score the masks of a run by rules, when all its folds are finished."""
 
-    def show(self, job: Any, report: Report) -> None:
-        if not isinstance(job, FoldJob):
-            return
-        bar = self.bars[job.group]
-        if report.kind == "step":
-            bar.show_step(report.content)
-        elif report.kind == "phase":
-            bar.show_phase(job.fold, report.content)
-        elif report.kind == "lost":
-            say(self.progress.console, f"{job}: its worker ended ({report.content}); it is continued")
-        elif report.kind == "failed":
-            # the command reports errors at its end, which may be hours away
-            say(self.progress.console, f"{job} failed: {report.content}")
-            bar.show_failed()
+    folder: Path
+    rules: tuple[str, ...] = ()
+
+    @property
+    def group(self) -> str:
+        return f"{self.folder} by rules"
+
+    @property
+    def after(self) -> str:
+        return str(self.folder)
+
+    def __str__(self) -> str:
+        return f"{run_name(self.folder)} by rules"
+
+    def run(self, context: Context) -> None:
+        with locked(RunFolder(self.folder), "semidice compare", wait_s=PATIENCE_S):
+            run_evaluate(self.folder, EvaluateOptions(rules=self.rules), Console(quiet=True))
 
 
 def job_lines(variants: Sequence[Variant], command: Sequence[str]) -> Iterator[str]:
@@ -116,7 +195,7 @@ def job_lines(variants: Sequence[Variant], command: Sequence[str]) -> Iterator[s
         waiting = [job for job in jobs if job.after in groups]
         for job in jobs:
             if job.after not in groups:
-                yield f"{shell} --job {shlex.quote(f'{job.name}:{job.fold}')}"
+                yield f"{shell} --job {shlex.quote(f'{job.variant.name}:{job.fold}')}"
         if waiting:
             yield "# the jobs below need all jobs above: start them when those are finished"
         jobs = waiting
@@ -131,10 +210,8 @@ def run_job(variants: Sequence[Variant], job: str, console: Console, *, accelera
         examples = [f"{each.name}:{number}" for each in variants for number in each.recipe.data.fold_numbers]
         shown = ", ".join(examples[:5]) + (", ..." if len(examples) > 5 else "")
         raise UserError(f"--job {job}: expected NAME:FOLD; the jobs of this grid are {shown}")
-    fold_job = FoldJob(name, chosen[0].recipe, chosen[0].folder, int(fold))
-    worker = Worker(WorkerOptions(accelerator))
+    fold_job = FoldJob(chosen[0], int(fold))
     with Progress(console) as progress:
-        view = JobsView(progress, chosen)
-        worker.send = lambda report: view.show(fold_job, report)
-        fold_job.run(worker)
+        pool = OwnProcess(accelerator, GridBars(progress, chosen).show)
+        fold_job.run(pool.context)
     say(console, f"{fold_job} is finished; when all jobs are, the same command without --job compares them")

@@ -1,28 +1,47 @@
 """Worker processes on this machine: each imports once, keeps the dataset, and works on one job after another.
 
 A worker that dies is replaced. A worker ends with its parent, so that a second call does not find it at work.
-Workers share a GPU (`gpu_sharing`).
+Workers share a GPU, see `shared_gpu`.
 """
 
 import multiprocessing
 import os
+import shutil
 import signal
+import subprocess
+import sys
 import time
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import TracebackType
 
 import torch
 
+from ..errors import UserError
 from ..processes import end_with_parent
-from .gpu_sharing import shared_gpu, stop_service
-from .jobs import Job, Report, Worker, WorkerOptions
+from .context import Context, Event
+from .jobs import Job, WorkerOptions, work
 
 # share of a GPU's memory that workers may need together
 _MAX_SHARE = 0.9
 MAX_AUTO_WORKERS = 8
+_PROGRAM = "nvidia-cuda-mps-control"
+_VARIABLES = ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY")
+# where the service of a user is, unless a variable says otherwise
+_USERS_PIPE = Path("/tmp/nvidia-mps/control")
+_PREFIX = "semidice_mps_"
+_SECONDS = 30.0
+# a context on the first GPU, without the time that importing torch takes
+_PROBE = """
+import ctypes
+cuda, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
+raise SystemExit(min(255, cuda.cuInit(0) or cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)))
+"""
 
 
 class LocalPool:
@@ -57,9 +76,6 @@ class LocalPool:
     def has_room(self) -> bool:
         return sum(worker.job is not None for worker in self._workers) < self.num_workers
 
-    def can_start(self, job: Job) -> bool:
-        return True
-
     def start(self, job: Job) -> None:
         free = [worker for worker in self._workers if worker.job is None]
         if not free:
@@ -71,34 +87,34 @@ class LocalPool:
             self._workers += free
         free[0].give(job)
 
-    def wait(self, seconds: float) -> list[tuple[Job, Report]]:
+    def wait(self, seconds: float) -> list[tuple[Job, Event]]:
         busy = {worker.connection: worker for worker in self._workers if worker.job is not None}
-        reports = []
+        events = []
         for connection in wait(list(busy), seconds):
             assert isinstance(connection, Connection)
             worker = busy[connection]
             job = worker.job
             assert job is not None
             try:
-                report: Report = connection.recv()
+                event: Event = connection.recv()
             # the process was killed, maybe while it was sending
             except (EOFError, OSError):
                 worker.stop()
                 self._workers.remove(worker)
-                reports.append((job, Report("lost", f"exit code {worker.process.exitcode}")))
+                events.append((job, Event("lost", f"exit code {worker.process.exitcode}")))
                 continue
-            reports.append((job, report))
-            if report.kind == "lost":
-                if "out of memory" in str(report.content):
+            events.append((job, event))
+            if event.kind == "lost":
+                if "out of memory" in str(event.content):
                     self.num_workers, self.is_auto = max(1, self.num_workers - 1), False
                 # an error of the device can leave the process useless
                 worker.stop()
                 self._workers.remove(worker)
-            if report.kind in ("finished", "failed"):
+            if event.kind in ("finished", "failed"):
                 worker.job = None
-            if report.kind in ("finished", "memory"):
-                self._measure(report.content)
-        return reports
+            if event.kind in ("finished", "memory"):
+                self._measure(event.content)
+        return events
 
     def _measure(self, share: float) -> None:
         """With `auto`, as many workers as the largest job so far leaves memory for."""
@@ -150,12 +166,68 @@ def _work(connection: Connection, options: WorkerOptions, started_at: float) -> 
     # an interrupt from the terminal is for the parent, which ends its workers
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent(stop_service)
-    worker = Worker(options, import_seconds=max(0.0, time.time() - started_at))
-    worker.send = connection.send
+    imported_for = max(0.0, time.time() - started_at)
     try:
+        context: Context | None = None
         while True:
-            connection.send(worker.work(connection.recv()))
+            job = connection.recv()
+            try:
+                if context is None:
+                    context = options.context(connection.send)
+                    context.seconds["import"] = imported_for
+            except UserError as error:
+                connection.send(Event("failed", str(error)))
+            else:
+                connection.send(work(job, context))
     # the parent is gone
     except (EOFError, OSError):
         stop_service()
         os._exit(1)
+
+
+@contextmanager
+def shared_gpu() -> Iterator[bool]:
+    """Processes that are started in the block run on a GPU at the same time; False if they take turns.
+
+    By NVIDIA's Multi-Process Service (MPS). Without it, a small network leaves most of a GPU idle, and a
+    second process does not fill the gap. The service comes with the driver and needs no rights. It is started
+    for the time of a command, unless the user has started one. Where it does not work, processes take turns.
+    """
+    if os.environ.get(_VARIABLES[0]) or _USERS_PIPE.exists():
+        yield True
+        return
+    if shutil.which(_PROGRAM) is None:
+        yield False
+        return
+    kept = {name: os.environ.get(name) for name in _VARIABLES}
+    with TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True) as folder:
+        os.environ.update(dict.fromkeys(_VARIABLES, folder))
+        is_shared = _succeeds([_PROGRAM, "-d"]) and _succeeds([sys.executable, "-c", _PROBE])
+        try:
+            if not is_shared:
+                _restore(kept)
+            yield is_shared
+        finally:
+            os.environ.update(dict.fromkeys(_VARIABLES, folder))
+            stop_service()
+            _restore(kept)
+
+
+def stop_service() -> None:
+    """End the service that `shared_gpu` has started, also if its process was killed; not one of the user."""
+    if Path(os.environ.get(_VARIABLES[0], "")).name.startswith(_PREFIX):
+        _succeeds([_PROGRAM], text="quit\n")
+
+
+def _restore(kept: dict[str, str | None]) -> None:
+    for name, value in kept.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
+
+
+def _succeeds(command: list[str], *, text: str = "") -> bool:
+    with suppress(OSError, subprocess.TimeoutExpired):
+        ended = subprocess.run(command, input=text, text=True, capture_output=True, timeout=_SECONDS)
+        return ended.returncode == 0
+    return False

@@ -9,15 +9,14 @@ fails is left out with a warning: it never stops a training.
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Protocol
-
-from torch.utils.tensorboard import SummaryWriter
+from typing import Any, Protocol
 
 from ..errors import writing
-from ..paths import FoldFolder, write_text
-from ..recipes.options import flattened
+from ..paths import write_text
+from ..recipes import flat_options
 from ..runs.run import FoldRun
 
 
@@ -38,8 +37,11 @@ class Logger(Protocol):
 class TensorBoard:
     """Event files in the folder of a fold; steps after `start` that an earlier training wrote are hidden."""
 
-    def __init__(self, folder: FoldFolder, start: int) -> None:
-        self.writer = SummaryWriter(str(folder.tensorboard), purge_step=start)
+    def __init__(self, fold: FoldRun, start: int) -> None:
+        # imported here: it takes longer than all of semidice
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.writer = SummaryWriter(str(fold.folder.tensorboard), purge_step=start)
 
     def params(self, values: Mapping[str, str]) -> None:
         """Not shown: recipe.yaml of the run has them."""
@@ -52,83 +54,68 @@ class TensorBoard:
         self.writer.close()
 
 
+OpenLogger = Callable[[FoldRun], Logger]
+
+
 class TrainingLog:
     """The log of a fold from the step `start` on.
 
-    loggers: by their names; each opens the logger of a fold. on_warning: called with a line about a logger
-    that failed.
+    loggers: by their names; each opens the logger of a fold. warn: called with a line about a logger that
+    failed.
     """
 
     def __init__(
         self,
-        fold_run: FoldRun,
+        fold: FoldRun,
         start: int,
-        *,
-        loggers: Mapping[str, Callable[[FoldRun], Logger]] | None = None,
-        on_warning: Callable[[str], object] = print,
+        loggers: Mapping[str, OpenLogger],
+        warn: Callable[[str], object],
     ) -> None:
-        folder = fold_run.folder
-        kept = read_log(folder.log, start)
-        write_text(folder.log, "".join(f"{line}\n" for lines in kept.values() for line in lines))
-        self.path = folder.log
+        self.path = fold.folder.log
+        kept = read_log(self.path, start)
+        write_text(self.path, "".join(f"{line}\n" for lines in kept.values() for line in lines))
         with writing(self.path):
             self.file = self.path.open("a")
-        self.on_warning = on_warning
-        self.board = _Guarded("tensorboard", lambda: TensorBoard(folder, start), on_warning)
-        self.loggers = [
-            _Guarded(name, lambda opened=opened: opened(fold_run), on_warning)  # type: ignore[misc]
-            for name, opened in (loggers or {}).items()
-        ]
-        # a resumed training may have lines that a logger lacks
-        values = {step: _values(lines) for step, lines in kept.items()} if self.loggers else {}
+        self.loggers = [_Guarded(name, fold, opened, warn) for name, opened in loggers.items()]
         for logger in self.loggers:
-            logger.params(_params(fold_run))
-            for step, of_step in values.items():
-                logger.scalars(step, of_step)
+            logger.call("params", _params(fold))
+            # a resumed training may have lines that a logger lacks
+            for step, lines in kept.items():
+                logger.call("scalars", step, _values(lines))
+        self.loggers.insert(0, _Guarded("tensorboard", fold, partial(TensorBoard, start=start), warn))
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         with writing(self.path):
             print(json.dumps({"step": step, **values}), file=self.file, flush=True)
-        for logger in (self.board, *self.loggers):
-            logger.scalars(step, values)
+        for logger in self.loggers:
+            logger.call("scalars", step, values)
 
     def force_to_disk(self) -> None:
         with writing(self.path):
             os.fsync(self.file.fileno())
 
     def close(self) -> None:
-        with ExitStack() as stack:
-            stack.callback(self.file.close)
-            for logger in (self.board, *self.loggers):
-                stack.callback(logger.close)
+        self.file.close()
+        for logger in self.loggers:
+            logger.call("close")
 
 
 class _Guarded:
-    """A logger whose first error ends it, with a warning."""
+    """A logger whose first error ends it, with a warning. Packages of others raise errors of all kinds."""
 
-    def __init__(self, name: str, opened: Callable[[], Logger], on_warning: Callable[[str], object]) -> None:
-        self.name, self.on_warning = name, on_warning
+    def __init__(self, name: str, fold: FoldRun, opened: OpenLogger, warn: Callable[[str], object]) -> None:
+        self.name, self.warn = name, warn
         self.logger: Logger | None = None
         try:
-            self.logger = opened()
-        # packages of others raise errors of all kinds
+            self.logger = opened(fold)
         except Exception as error:
             self._end(error)
 
-    def params(self, values: Mapping[str, str]) -> None:
-        self._try(lambda logger: logger.params(values))
-
-    def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        self._try(lambda logger: logger.scalars(step, values))
-
-    def close(self) -> None:
-        self._try(lambda logger: logger.close())
-
-    def _try(self, call: Callable[[Logger], None]) -> None:
+    def call(self, method: str, *arguments: Any) -> None:
         if self.logger is None:
             return
         try:
-            call(self.logger)
+            getattr(self.logger, method)(*arguments)
         except Exception as error:
             with suppress(Exception):
                 self.logger.close()
@@ -137,7 +124,7 @@ class _Guarded:
     def _end(self, error: Exception) -> None:
         self.logger = None
         text = " ".join(str(error).split()) or type(error).__name__
-        self.on_warning(
+        self.warn(
             f"warning: logging to {self.name} failed and ends here; training continues, and log.jsonl has "
             f"every value: {text}"
         )
@@ -164,8 +151,8 @@ def _values(lines: Sequence[str]) -> dict[str, float]:
     return {name: value for name, value in values.items() if name != "step"}
 
 
-def _params(fold_run: FoldRun) -> dict[str, str]:
+def _params(fold: FoldRun) -> dict[str, str]:
     """Options of the recipe, and the fold."""
-    options = fold_run.recipe.model_dump(mode="json", exclude={"auto", "reasons"})
-    texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in flattened(options)}
-    return {**texts, "fold": str(fold_run.fold)}
+    options = flat_options(fold.recipe)
+    texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in options.items()}
+    return {**texts, "fold": str(fold.fold)}

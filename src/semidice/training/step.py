@@ -12,7 +12,6 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from ..data.batches.feed import Batches, Feed
@@ -21,6 +20,7 @@ from ..losses.segmentation import SegmentationLoss
 from ..networks.predictor import recording
 from ..networks.systems import DTYPES, System, TrainingLabels
 from ..recipes import Recipe
+from .processes import Processes
 
 # eager steps before a graph is recorded: libraries choose their algorithms, optimisers create their state
 NUM_WARM_UP = 3
@@ -43,29 +43,30 @@ class TrainingStep:
     """`step(feed, number)` returns the loss and its terms on the device, in the order of `names`.
 
     The returned tensor is valid until the next step. `engine` reads the losses some steps later, and stops
-    the training if one is not finite.
-    system: the system inside `network`, if it defines its own losses.
+    the training if one is not finite. model: on the device; a system defines its own losses.
     """
 
     def __init__(
         self,
         recipe: Recipe,
-        *,
-        fabric: Fabric,
-        network: nn.Module,
+        processes: Processes,
+        model: nn.Module,
         optimiser: torch.optim.Optimizer,
         batches: Batches,
-        teacher: Teacher | None,
-        num_steps: int,
-        fold: int,
-        system: System | None = None,
+        *,
+        teacher: Teacher | None = None,
+        fold: int = 0,
     ) -> None:
-        self.recipe, self.fabric, self.network, self.optimiser = recipe, fabric, network, optimiser
-        self.batches, self.teacher, self.num_steps, self.fold = batches, teacher, num_steps, fold
-        self.system, self.device = system, fabric.device
+        self.recipe, self.processes, self.fold = recipe, processes, fold
+        self.device = processes.device
+        self.system = model if isinstance(model, System) else None
+        compiled: Any = torch.compile(model) if recipe.precision.compile else model
+        self.network = processes.wrapped(compiled)
+        self.optimiser, self.batches, self.teacher = optimiser, batches, teacher
+        self.num_steps = recipe.schedule.epochs * batches.steps_per_epoch
         self.names: tuple[str, ...] = ()
         # one index per image needs no other process: gradients are averaged anyway
-        sync = fabric.world_size > 1 and recipe.loss.over != "image"
+        sync = processes.number > 1 and recipe.loss.over != "image"
         self.loss = SegmentationLoss(**asdict(recipe.loss), sync=sync).to(self.device)
         if recipe.teacher is not None:
             self.distillation_loss = DistillationLoss(
@@ -82,7 +83,7 @@ class TrainingStep:
 
     def __call__(self, feed: Feed, number: int) -> Tensor:
         self._set_rate(number)
-        seed = step_seed(self.recipe.seed, self.fold, number, self.fabric.global_rank)
+        seed = step_seed(self.recipe.seed, self.fold, number, self.processes.rank)
         torch.manual_seed(seed)
         self._feed = self._on_device(feed)
         if self._graph is None and self._uses_graph() and self._num_eager >= NUM_WARM_UP:
@@ -125,7 +126,7 @@ class TrainingStep:
         return self._feed
 
     def _uses_graph(self) -> bool:
-        possible = self.device.type == "cuda" and self.fabric.world_size == 1 and not self.scaler.is_enabled()
+        possible = self.device.type == "cuda" and self.processes.number == 1 and not self.scaler.is_enabled()
         return possible and self.recipe.precision.graph == "auto"
 
     def _autocast(self) -> torch.autocast:
@@ -145,7 +146,7 @@ class TrainingStep:
         for number, piece in enumerate(pieces):
             with self._sync_gradients(number == accumulate - 1):
                 total, parts = self._losses(*piece)
-                self.fabric.backward(self.scaler.scale(total) / accumulate)
+                (self.scaler.scale(total) / accumulate).backward()
             values.append(torch.stack([total.detach(), *parts.values()]).float())
             self.names = ("loss", *parts)
         self._update()
@@ -177,9 +178,8 @@ class TrainingStep:
 
     def _sync_gradients(self, sync: bool) -> AbstractContextManager[object]:
         """Whether a backward pass adds up the gradients of all processes; only the last piece does."""
-        if self.fabric.world_size == 1:
-            return nullcontext()
-        return self.fabric.no_backward_sync(self.network, enabled=not sync)  # type: ignore[arg-type]
+        several: Any = self.network
+        return nullcontext() if sync or self.processes.number == 1 else several.no_sync()
 
     def _update(self) -> None:
         clip = self.recipe.optimiser.clip_norm

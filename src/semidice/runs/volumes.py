@@ -8,27 +8,50 @@
 volumes.csv of the run has one row per scan and foreground class, and a column for each rater.
 """
 
-import csv
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from jaxtyping import Float
 from rich import box
+from rich.console import Console
 from rich.table import Table
 
-from ..data.dataset import Dataset
-from ..data.folds import fold_cases, read_folds
+from ..console import progress_bar, say
 from ..decisions.conformal import ConformalInterval, Intervals, fit_conformal
 from ..decisions.volumes import rater_volumes_ml, volume_interval, volume_ml, voxel_ml
-from ..locks import locked
 from ..paths import atomic_write
 from ..statistics.cases import escaped_cell
-from .decision_file import ALL_FOLDS, store_interval
-from .decisions import check_can_fit
-from .run import TrainedRun
-from .scoring import ONE_ML, PredictedBatch, in_voxels, predicted_batches
+from .fits import forget_others, store_fits, stored_fits
+from .held_out import HeldOut, cross_fit
+from .scoring import ONE_ML, PredictedBatch, in_voxels
+
+
+def run_intervals(held_out: HeldOut, level: float, console: Console) -> None:
+    """Print how many raters the intervals of the volumes cover, and write volumes.csv of the run."""
+    run = held_out.run
+    if not run.missing_folds:
+        forget_others(held_out)
+    with progress_bar(console, "measuring volumes", "cases", total=held_out.num_cases()) as bar:
+        volumes = scan_volumes(held_out, level, on_cases=bar.advance)
+    try:
+        corrected = conformal_ends(volumes, fitted_intervals(held_out, volumes, level))
+    # too few folds or patients; the intervals of nested raters need neither
+    except ValueError as error:
+        corrected = None
+        say(console, f"intervals are not corrected: {error}")
+    title = f"{run.recipe.name}: {100 * level:g} % intervals of the volume"
+    console.print(intervals_table(volumes, corrected, level, title=title))
+    if run.missing_folds:
+        say(console, f"{run.folder.volumes} is written when all folds are finished")
+        return
+    with atomic_write(run.folder.volumes) as temp_path:
+        table = volumes_table(volumes, corrected, level)
+        table.to_csv(temp_path, index=False, float_format="%.6g", lineterminator="\n")
+    say(console, f"wrote {run.folder.volumes}")
 
 
 @dataclass(frozen=True)
@@ -46,22 +69,17 @@ class ScanVolumes:
 
 
 def scan_volumes(
-    run: TrainedRun,
-    dataset: Dataset,
-    level: float,
-    *,
-    on_cases: Callable[[int], object] = lambda _: None,
+    held_out: HeldOut, level: float, *, on_cases: Callable[[int], object] = lambda _: None
 ) -> ScanVolumes:
     """Volumes and nested intervals of all scans of finished folds: in ml, or in voxels without spacing."""
-    fold_of_case = read_folds(run.folder.folds, dataset)
+    dataset = held_out.dataset
     is_in_voxels = in_voxels(dataset, "volume_error", "scan")
     names: list[str] = []
     patients: list[str] = []
     folds: list[int] = []
     parts: list[tuple[np.ndarray, ...]] = []
-    for fold in run.finished_folds:
-        cases = fold_cases(fold_of_case, fold)[1]
-        for batch in predicted_batches(dataset, cases, run.folder.fold(fold), unit="scan"):
+    for fold in held_out.cases:
+        for batch in held_out.batches(fold, "scan"):
             names += [unit.name for unit in batch.units]
             patients += batch.patients
             folds += [fold] * len(batch.units)
@@ -96,24 +114,24 @@ def _volumes(batch: PredictedBatch, level: float, *, is_in_voxels: bool) -> tupl
 
 
 def fitted_intervals(
-    run: TrainedRun, dataset: Dataset, volumes: ScanVolumes, level: float
+    held_out: HeldOut, volumes: ScanVolumes, level: float
 ) -> Mapping[str, ConformalInterval]:
     """The correction for the scans of each fold, fitted to the other folds, and "all" for new scans.
 
-    decision.json is written if all folds are finished.
+    fits.json is written if all folds are finished.
     """
-    check_can_fit(run, "the correction of intervals")
-    fitted = {}
-    for name in (*map(str, run.finished_folds), ALL_FOLDS):
-        others = np.array([str(fold) != name for fold in volumes.folds])
-        fitted[name] = fit_conformal(
-            volumes.intervals.part(others),
-            volumes.raters[others],
-            [patient for patient, is_other in zip(volumes.patients, others, strict=True) if is_other],
-            level,
-        )
-    if not run.missing_folds:
-        store_interval(run, dataset, f"{level:g}", fitted)
+    held_out.need_two_folds("the correction of intervals")
+    rows = {fold: np.flatnonzero(volumes.folds == fold) for fold in held_out.cases}
+
+    def fit(parts: Sequence[np.ndarray]) -> ConformalInterval:
+        chosen = np.sort(np.concatenate(parts))
+        patients = [volumes.patients[row] for row in chosen]
+        return fit_conformal(volumes.intervals.part(chosen), volumes.raters[chosen], patients, level)
+
+    fitted = cross_fit(rows, fit)
+    if not held_out.run.missing_folds:
+        intervals = {**stored_fits(held_out).intervals, f"{level:g}": fitted}
+        store_fits(held_out, intervals=intervals)
     return fitted
 
 
@@ -128,41 +146,27 @@ def conformal_ends(
     return low, high
 
 
-def write_volumes(
-    run: TrainedRun,
-    volumes: ScanVolumes,
-    corrected: tuple[np.ndarray, np.ndarray] | None,
-    *,
-    level: float,
-) -> None:
-    """Write volumes.csv of the run; without a correction the cells of the conformal interval are empty."""
-    ends = ("expected", "low", "high", "conformal_low", "conformal_high")
-    header = (
-        "case",
-        "patient",
-        "fold",
-        "class",
-        "unit",
-        "level",
-        *ends,
-        *(f"rater {r}" for r in volumes.rater_names),
-    )
-    nested = volumes.intervals
-    empty = np.full_like(nested.low, np.nan)
-    columns = (nested.expected, nested.low, nested.high, *(corrected or (empty, empty)))
-    with (
-        locked(run.folder, "semidice evaluate"),
-        atomic_write(run.folder.volumes) as temp_path,
-        temp_path.open("w", newline="", encoding="utf-8") as file,
-    ):
-        rows = csv.writer(file, lineterminator="\n")
-        rows.writerow(header)
-        for case in sorted(range(len(volumes.cases)), key=lambda number: volumes.cases[number]):
-            for number, class_name in enumerate(volumes.class_names):
-                numbers = [column[case, number] for column in columns] + volumes.raters[case, number].tolist()
-                names = volumes.cases[case], volumes.patients[case], volumes.folds[case], class_name
-                shown = ("" if np.isnan(n) else f"{n:.6g}" for n in numbers)
-                rows.writerow((*map(escaped_cell, names), volumes.unit, f"{level:g}", *shown))
+def volumes_table(
+    volumes: ScanVolumes, corrected: tuple[np.ndarray, np.ndarray] | None, level: float
+) -> pd.DataFrame:
+    """One row per scan and class; without a correction the cells of the conformal interval are empty."""
+    nested, num_classes = volumes.intervals, len(volumes.class_names)
+    low, high = corrected or (np.full_like(nested.low, np.nan),) * 2
+    numbers = {"expected": nested.expected, "low": nested.low, "high": nested.high}
+    numbers |= {"conformal_low": low, "conformal_high": high}
+    numbers |= {f"rater {name}": volumes.raters[..., r] for r, name in enumerate(volumes.rater_names)}
+    names: dict[str, Any] = {
+        "case": np.repeat(volumes.cases, num_classes),
+        "patient": np.repeat(volumes.patients, num_classes),
+        "fold": np.repeat(volumes.folds, num_classes),
+        "class": np.tile(volumes.class_names, len(volumes.cases)),
+        "unit": volumes.unit,
+        "level": f"{level:g}",
+    }
+    table = pd.DataFrame(names | {name: column.ravel() for name, column in numbers.items()})
+    for name in ("case", "patient", "class"):
+        table[name] = table[name].map(escaped_cell)
+    return table.sort_values("case", kind="stable")
 
 
 def intervals_table(
