@@ -224,7 +224,11 @@ class _OverlapSums(torch.autograd.Function):
 def form_sums(x: Tensor, y: Tensor, form: Form) -> tuple[Tensor, Tensor, Tensor]:
     """Sums of tp, fp and fn over all axes after the second, (N, C) each."""
     # Each temporary of the size of x is summed before the next one is computed, to save memory.
-    tp = sum_voxels(torch.minimum(x, y) if form == "min" else x * y)
+    if form == "min":
+        both = torch.minimum(x, y)
+        # relu(x - y) and relu(y - x), to the bit
+        return sum_voxels(both), sum_voxels(x - both), sum_voxels(y - both)
+    tp = sum_voxels(x * y)
     if form == "relaxed":
         return tp, sum_voxels(x * (1 - y)), sum_voxels(y * (1 - x))
     if form == "squared":

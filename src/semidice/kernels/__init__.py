@@ -121,7 +121,7 @@ def segmentation_sums(
 
         sums = fused_sums
     # neither compiled nor under vmap: both need plain operations
-    elif _enabled and values_are_readable(prediction) and blocked_applies(prediction, target, valid, options):
+    elif _enabled and values_are_readable(prediction) and blocked_applies(prediction, target, valid):
         sums = blocked_sums
     return sums(prediction, target, valid, options)
 
