@@ -15,7 +15,6 @@ import pytest
 import torch
 from laws import FORMS, class_map, random_logits, soft_label
 
-from semidice import SegmentationLoss, use_kernels
 from semidice import kernels as kernels_package
 from semidice.losses.options import LossOptions
 from semidice.overlap import SumsOptions, reference_gradient, reference_sums, sums_options, terms_of, total_of
@@ -214,33 +213,6 @@ def test_any_strides_equal_the_definition():
         assert_equal_to_the_definition(prediction, label, mask, **MIN_LOSS)
 
 
-def test_flattening_copies_only_where_torch_copies():
-    tensor = torch.arange(2 * 3 * 4 * 6).view(2, 3, 4, 6)
-    for view, is_copied in (
-        (tensor, False),
-        (tensor.movedim(1, -1).contiguous().movedim(-1, 1), False),
-        (tensor[..., ::2], False),
-        (tensor[..., :5], True),
-        (tensor.transpose(2, 3), True),
-    ):
-        assert plans.plan_of(view, view.float(), None, ALL_SUMS).copies == is_copied
-        flat = plans.flat_tensors(view, view.float(), None)[0]
-        assert (flat.data_ptr() != view.data_ptr()) == is_copied
-
-
-def test_second_derivatives_use_the_definition():
-    logits, target = random_logits(1, 2, 5).to(DEVICE).requires_grad_(), soft_label(1, 2, 5).to(DEVICE)
-
-    def second_derivative(function):
-        sums = function(logits, target, None, SumsOptions("softmax", "product", entropy=True))
-        (slope,) = torch.autograd.grad(
-            sums.entropy.sum() + sums.overlap.tp.square().sum(), logits, create_graph=True
-        )
-        return torch.autograd.grad(slope.square().sum(), logits)[0]
-
-    torch.testing.assert_close(second_derivative(fused.fused_sums), second_derivative(reference_sums))
-
-
 MIXTURES = {
     "default": {},
     "focal": {"gamma": 2.0},
@@ -318,29 +290,6 @@ def test_the_total_can_be_modified_in_place_but_not_the_logits():
         total.backward()
 
 
-@needs_gpu
-def test_changed_options_are_respected_for_tensors_of_a_known_kind():
-    """The kind leaves out weights, `use_kernels` and `target.requires_grad`; all of them are respected."""
-    logits, target = random_logits(2, 3, 40).cuda(), soft_label(2, 3, 40).cuda()
-    loss = SegmentationLoss()
-    first = loss(logits, target)
-    loss.region_weight = 0.25
-    torch.testing.assert_close(first - loss(logits, target), 0.5 * loss.region(logits, target))
-    differentiable_target = target.clone().requires_grad_()
-    loss(logits, differentiable_target).backward()
-    assert differentiable_target.grad is not None
-    torch.func.vmap(loss)(logits.unsqueeze(1), target.unsqueeze(1))
-    use_kernels(False)
-    try:
-        loss(logits[:1], target[:1])
-    finally:
-        use_kernels(True)
-    # one plan for the mixture, and one for the region loss alone
-    assert len(fused._plans) == 2
-    with pytest.raises(ValueError, match="valid is on cpu but prediction on cuda"):
-        loss(logits, target, torch.ones(2, 40, dtype=torch.bool))
-
-
 def test_small_batches_need_three_launches(monkeypatch):
     """The loss kernel adds up their partial sums, and no program loops over tiles that do not exist."""
     monkeypatch.setattr(plans, "num_multiprocessors", num_multiprocessors)
@@ -353,30 +302,6 @@ def test_small_batches_need_three_launches(monkeypatch):
             assert plan.num_partials <= plans.MAX_LOSS_PARTIALS
             voxel = plans.plan_of(logits[..., :1, :1], target[..., :1, :1], None, ALL_SUMS)
             assert voxel.num_programs == 1
-
-
-@pytest.mark.parametrize("num_images", [1, 3, 8, 5000])
-@pytest.mark.parametrize("num_classes", [2, 14, 64, 150, 256])
-def test_the_number_of_programs_fills_the_gpu_a_whole_number_of_times(num_images, num_classes):
-    tiling, _ = tilings.tiles_of(num_classes, 2 * num_classes, by_index=True)
-    at_once = 132 * tiling.programs_at_once(2 * num_classes)
-    for num_voxels in (1, 1000, 2**15, 2**21):
-        num_programs = plans.num_programs((num_images, num_classes, num_voxels), tiling, at_once)
-        num_tiles = -(-num_voxels // tiling.voxel_block)
-        assert -(-num_tiles // tiling.num_tiles) <= num_programs <= num_tiles
-        if num_images * num_tiles >= tiling.num_tiles * at_once and num_images < at_once:
-            # the unused program slots of the last round are fewer than the images
-            assert -num_images * num_programs % at_once < num_images
-
-
-def test_padding_is_at_most_15_percent_or_one_step_for_any_number_of_classes():
-    for num_classes, step in itertools.product(range(1, 257), (1, 4, 32, 128)):
-        chunks = tilings.class_chunks(num_classes, step)
-        rows = [num_rows for _, num_rows in chunks]
-        assert [first for first, _ in chunks] == [sum(rows[:i]) for i in range(len(rows))]
-        assert num_classes <= sum(rows) <= max(1.15 * num_classes, num_classes + step)
-        assert 1 <= len(rows) <= 3
-        assert all(num_rows % min(step, rows[0]) == 0 for num_rows in rows)
 
 
 def test_the_integers_of_a_table_can_count_all_voxels_of_a_program():

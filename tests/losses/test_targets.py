@@ -14,8 +14,6 @@ from semidice import (
     DiceLoss,
     DistillationLoss,
     SegmentationLoss,
-    Teacher,
-    TeacherCalibration,
     arrays,
     calibration,
     dice_loss,
@@ -122,18 +120,9 @@ REFUSED = {
     "0 and 255 in place of 0 and 1": (LOGITS, 255 * ONE_HOT, {}, "0 and 1"),
     "a voxel of two classes": (LOGITS, torch.ones_like(ONE_HOT).bool(), {}, "must be one-hot"),
     "0 and 255 of a sigmoid": (LOGITS, 255 * ONE_HOT, {"activation": "sigmoid"}, "0 and 1"),
-    "class indices as floats": (LOGITS, INDEX.float(), {}, ".long()"),
     "a foreground as floats": (LOGITS, PROB[:, :1], {}, "torch.cat"),
-    "a soft label that does not sum to one": (LOGITS, 0.4 * PROB, {}, "sums from 0.4 to 0.4"),
-    "negative probabilities": (LOGITS, PROB - 0.5, {}, "[0, 1]"),
-    "an index that is no class": (LOGITS, INDEX + 1, {}, "ignore_index or valid"),
-    "class indices of a sigmoid": (LOGITS, INDEX, {"activation": "sigmoid"}, "one mask per channel"),
-    "bool class indices": (LOGITS[:, :2], INDEX > 0, {}, ".long()"),
     "another size": (LOGITS, INDEX[:, 1:], {}, "shape"),
-    "an ignored index of a soft label": (LOGITS, PROB, {"ignore_index": 255}, "valid=..."),
     "an ignored index of one-hot integers": (LOGITS, ONE_HOT, {"ignore_index": 255}, "valid=..."),
-    "an ignored index that cannot occur": (LOGITS, INDEX.byte(), {"ignore_index": -1}, ".long()"),
-    "softmax of one channel": (LOGITS[:, :1], INDEX > 0, {}, "activation='sigmoid'"),
     "probabilities that are logits": (LOGITS, INDEX, {"activation": "none"}, "apply softmax or sigmoid"),
     "-inf in place of a class": (INFINITE, torch.where(INDEX == 1, 0, INDEX), {}, "-1e4"),
 }
@@ -162,20 +151,6 @@ def test_a_loss_refuses_options_that_it_does_not_use():
             loss(**{name: 1})
     for options in ({"sync": True, "over": "image"}, {"scale_weights": [0, 0]}, {"class_weight": [0, 0]}):
         refused(lambda options=options: SegmentationLoss(**options), next(iter(options)))
-
-
-def test_a_message_names_no_option_that_the_function_does_not_have():
-    for function in (overlap_stats, metrics.soft_dice_score):
-        assert "activation" not in refused(lambda function=function: function(LOGITS, PROB))
-
-
-def test_a_teacher_takes_class_indices_with_a_channel():
-    image, network = torch.randn(2, 1, 4, 5), torch.nn.Conv2d(1, 3, 1)
-    probs = []
-    for target in (INDEX, INDEX[:, None]):
-        generator = torch.Generator().manual_seed(0)
-        probs.append(Teacher(network, TeacherCalibration("kde"), generator=generator)(image, target))
-    torch.testing.assert_close(probs[0], probs[1], rtol=0, atol=0)
 
 
 def test_padding_that_is_not_valid_may_have_any_sum():

@@ -5,7 +5,6 @@ They call the losses through the public functions only.
 """
 
 import ast
-import importlib.util
 import itertools
 import re
 from collections.abc import Callable
@@ -688,22 +687,3 @@ def test_the_page_names_every_test_of_this_file_and_no_other_but_those_of_decisi
     )
     named = set(re.findall(r"`(test_\w+)`", PAGE))
     assert names_of_tests(Path(__file__)) <= named <= names_of_tests(Path(__file__)) | of_decisions
-
-
-def test_the_page_numbers_its_statements_and_gives_each_a_test():
-    stated = [int(number) for number in re.findall(r"^\*\*(\d+)\. ", PAGE, re.MULTILINE)]
-    tested = [int(number) for number in re.findall(r"^\| (\d+) \| `test_", PAGE, re.MULTILINE)]
-    assert stated == tested == list(range(1, len(stated) + 1))
-
-
-def test_the_page_shows_figures_that_the_script_draws_and_that_are_small():
-    spec = importlib.util.spec_from_file_location("make_figures", DOCS / "make_figures.py")
-    assert spec is not None
-    assert spec.loader is not None
-    make_figures = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(make_figures)
-    shown = set(re.findall(r"figures/(\w+)\.png", PAGE))
-    assert shown
-    assert shown <= set(make_figures.FIGURES)
-    for name in shown:
-        assert 0 < (DOCS / "figures" / f"{name}.png").stat().st_size < 150 * 1024
