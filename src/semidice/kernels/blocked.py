@@ -105,13 +105,11 @@ def _sums(block: _Block, options: SumsOptions) -> Sequence[Tensor | float]:
         each = F.binary_cross_entropy_with_logits(logits, soft, weight=valid, reduction="none")
         entropy, mass = each.sum(2), (torch.ones_like(prob[:, :1]) if valid is None else valid).sum(2)
     elif options.entropy:
-        # the largest logit is 0 now, so its probability is the factor between every p and exp(logit)
-        softmax = activation == "softmax"
-        log_prob = (
-            logits.add_(prob.amax(1, keepdim=True).log_())
-            if softmax
-            else prob.clamp_min(torch.finfo(prob.dtype).tiny).log_()
-        )
+        if activation == "softmax":
+            # the largest logit is 0 now, so its probability is the factor between every p and exp(logit)
+            log_prob = logits.add_(prob.amax(1, keepdim=True).log_())
+        else:
+            log_prob = prob.clamp_min(torch.finfo(prob.dtype).tiny).log_()
         entropy, mass = log_prob.mul_(soft).sum(2).neg_(), soft.sum(2)
     return tp, fp, fn, entropy, mass
 
@@ -139,7 +137,7 @@ def _gradient(block: _Block, options: SumsOptions, grads: Sequence[Tensor]) -> T
         return gradient.addcmul_(prob.sub_(soft), grad_entropy) if options.entropy else gradient
     if options.entropy:
         tiny = torch.finfo(prob.dtype).tiny
-        gradient.addcmul_(soft / prob.clamp_min(tiny) * (prob >= tiny), grad_entropy, value=-1)
+        gradient.sub_((soft * grad_entropy).div_(prob.clamp_min(tiny)).mul_(prob >= tiny))
     return gradient
 
 
