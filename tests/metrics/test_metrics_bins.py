@@ -146,12 +146,6 @@ def test_the_error_of_equal_mass_bins_is_close_to_the_exact_error(num_bins, seed
     assert abs(bins.error().item() - exact) < 2e-3
 
 
-def test_equal_mass_bins_hold_equal_shares_if_all_values_differ():
-    prob = torch.rand(1, 1, 100_000)
-    means = calibration_bins(prob, prob, confidence="classwise", binning="equal_mass").means()
-    torch.testing.assert_close(means.share, torch.full_like(means.share, 0.1), rtol=0, atol=2e-3)
-
-
 def test_voxels_with_the_same_confidence_are_in_the_same_equal_mass_bin():
     prob = torch.tensor([[[0.2] * 90 + [0.9] * 10]])
     target = torch.tensor([[[1.0] * 45 + [0.0] * 45 + [1.0] * 10]])
@@ -204,8 +198,3 @@ def test_slabs_hold_every_voxel_once(shape, size):
         assert torch.equal(piece.prob, piece.target)
         first = prob[piece.first_case].flatten()[0]
         assert piece.prob.min() >= first
-
-
-def test_many_small_cases_share_a_slab():
-    prob = torch.rand(50_000, 3)
-    assert len(list(slabs(prob, prob, None))) < 10

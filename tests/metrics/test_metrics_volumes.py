@@ -49,15 +49,6 @@ def test_the_covered_share_of_nested_raters_is_the_level(level, options):
     torch.testing.assert_close(coverage, torch.full((3, 1), level), rtol=0, atol=0.02)
 
 
-def test_a_higher_level_covers_more_raters_and_is_wider():
-    phantom = make_phantom(10, size=(32, 32))
-    prob, masks = phantom.prob[:, 1:], phantom.masks
-    coverage = [volume_coverage_score(prob, masks, coverage=level).mean() for level in (0.3, 0.6, 0.9)]
-    width = [volume_width_ml(prob, spacing_mm=SPACING, coverage=level).mean() for level in (0.3, 0.6, 0.9)]
-    assert coverage[0] < coverage[1] < coverage[2]
-    assert width[0] < width[1] < width[2]
-
-
 def test_the_true_probability_of_a_phantom_has_a_lower_crps_than_its_decided_mask():
     phantom = make_phantom(40, size=(32, 32), seed=3)
     prob = phantom.prob[:, 1:]

@@ -13,10 +13,9 @@ from jaxtyping import Float32, Shaped
 from torch import Tensor
 
 from ..arrays import one_hot
-from ..labels.makers import rater_agreement
 from ..labels.raters import read_raters
 from ..metrics.registry import SCORES, ScoredBatch
-from ..metrics.scores import counted_classes, foreground_mean
+from ..metrics.scores import foreground_mean
 
 # scores of overlap that raters can have too; voxels that nobody drew change none of them
 OVERLAP_SCORES = ("dice_score", "iou_score", "binarized_dice_score", "soft_dice_score", "rater_dice_score")
@@ -76,20 +75,21 @@ def raters_own_scores(
         voxels = torch.from_numpy(np.pad(drawn_voxels(masks), ((0, 0), (0, 1)))).long()
         raters = read_raters(voxels, len(class_names), None, batched=False)
         prob = one_hot(voxels, len(class_names)).float()
-        majority, soft = raters.majority().expand_as(voxels), raters.mean().expand_as(prob)
-        for name in OVERLAP_SCORES:
-            if name not in metrics:
-                continue
-            if name == "rater_dice_score":
-                # without the classes that nobody ever drew
-                classes = torch.tensor([0, *counted_classes(len(class_names), drawn)])
-                kept = torch.searchsorted(classes, voxels.contiguous())
-                pairwise: Tensor = rater_agreement(kept, num_classes=len(classes)).pairwise
-                others = pairwise[~torch.eye(len(voxels), dtype=torch.bool)]
-                scores.setdefault((name, "all"), []).append(float(others.mean()))
-                continue
-            of_raters = SCORES[name](ScoredBatch(prob, majority, soft)).double()
-            for class_name, value in zip(class_names[1:], of_raters[:, 1:].mean(0).tolist(), strict=True):
-                scores.setdefault((name, class_name), []).append(value)
-            scores.setdefault((name, "mean"), []).append(float(foreground_mean(of_raters, drawn).mean()))
+        batch = ScoredBatch(
+            prob,
+            raters.majority().expand_as(voxels),
+            raters.mean().expand_as(prob),
+            # each rater is scored against the others
+            voxels.expand(len(voxels), *voxels.shape),
+            ~torch.eye(len(voxels), dtype=torch.bool),
+            drawn=drawn,
+        )
+        for name in (name for name in OVERLAP_SCORES if name in metrics):
+            of_raters = SCORES[name](batch).double()
+            means = {"all": of_raters}
+            if of_raters.ndim > 1:
+                means = dict(zip(class_names[1:], of_raters[:, 1:].unbind(1), strict=True))
+                means["mean"] = foreground_mean(of_raters, drawn)
+            for class_name, values in means.items():
+                scores.setdefault((name, class_name), []).append(float(values.mean()))
     return {key: math.fsum(values) / len(values) for key, values in scores.items()}

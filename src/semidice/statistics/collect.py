@@ -38,16 +38,13 @@ class CaseScores:
         class_names: Sequence[str],
         method: str,
     ) -> None:
-        own: dict[Any, ScoreFunction] = dict(scores) if isinstance(scores, Mapping) else {}
-        known: dict[Any, ScoreFunction] = {**SCORES, **own}
-        functions = {name: known.get(name) for name in scores}
-        unknown = [str(name) for name, function in functions.items() if function is None]
+        known: Mapping[Any, ScoreFunction] = scores if isinstance(scores, Mapping) else SCORES
+        unknown = [str(name) for name in scores if name not in known]
         if unknown:
             raise UserError(f"there is no score {', '.join(unknown)}; there are {', '.join(SCORES)}")
         self._scores = {
-            name if isinstance(name, ScoreKey) else ScoreKey(name, default_unit(name)): function
-            for name, function in functions.items()
-            if function is not None
+            name if isinstance(name, ScoreKey) else ScoreKey(name, default_unit(name)): known[name]
+            for name in scores
         }
         self.class_names, self.method = tuple(class_names), method
         self._rows: list[tuple[Any, ...]] = []
