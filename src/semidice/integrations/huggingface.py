@@ -130,9 +130,11 @@ class HubNetwork(nn.Module, PyTorchModelHubMixin, library_name="semidice", model
     def _from_pretrained(cls, *, model_id: str, **options: Any) -> "HubNetwork":
         """With every weight; the method of the hub would also take a part of them, or read a pickle."""
         try:
-            return super()._from_pretrained(model_id=model_id, **options | {"strict": True})  # type: ignore[no-any-return]
+            made: HubNetwork = super()._from_pretrained(model_id=model_id, **options | {"strict": True})
         except (OSError, SafetensorError, RuntimeError) as error:
             raise UserError(f"{model_id} has no model.safetensors for its config.json: {error}") from error
+        # older versions of the hub leave it in training mode
+        return made.eval()
 
     @classmethod
     def _load_as_pickle(cls, *_: Any, **__: Any) -> Any:
