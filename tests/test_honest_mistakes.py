@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from PIL import Image
+from prepared import make_prepared
 from raw_trees import (
     AFFINE,
     DEPTH,
@@ -28,7 +29,7 @@ from raw_trees import (
     write_picture,
 )
 from rich.console import Console
-from start import refused
+from start import refused, semidice
 from trained import make_run
 
 from semidice.data.dataset import open_dataset
@@ -38,6 +39,7 @@ from semidice.data.sources.files import read_image, read_mask
 from semidice.prediction.command import run_predict
 from semidice.prediction.options import PredictOptions
 from semidice.report.check_command import CheckError, run_check
+from semidice.runs.run import open_run
 
 IMAGE, MASKS = ellipsoids(0, SIZE)
 MASK = MASKS[0]
@@ -702,6 +704,171 @@ MISTAKES = {
             f, new_picture(f / "in"), (f / "in/cut.png").write_text("x") and f / "in/cut.png"
         ),
         Refused(["1 of 2 inputs", "cut.png"]),
+    ),
+}
+
+
+class Runs(NamedTuple):
+    """A dataset, a run on it, and another run of the same recipe with another seed of its networks."""
+
+    data: object
+    run: object
+    other: object
+
+    @property
+    def first(self):
+        """The stored prediction of the first case of fold 0."""
+        return sorted(self.run.fold(0).predictions.iterdir())[0]
+
+    def in_other(self, path):
+        return self.other.path / path.relative_to(self.run.path)
+
+
+def command(*arguments):
+    """What a command prints; its refusal is raised."""
+    done = semidice(*arguments)
+    assert "Traceback" not in done.err, done.err
+    if done.code:
+        raise ValueError(done.err)
+    return done.out
+
+
+def runs(folder):
+    data = make_prepared(folder / "data", num_cases=6, size=(32, 32), cases_per_patient=1)
+    options = {"options": {"window": [0.0, 255.0]}}
+    run = make_run(folder / "run", data, **options)
+    changed = {"change": lambda network: network.segmentation_head[0].weight.data.mul_(2)}
+    other = make_run(folder / "other", data, metrics=["dice_score"], **changed, **options)
+    return Runs(data.folder.path, run, other)
+
+
+def replaced(path, source):
+    """A file or folder, copied over another one, as `rsync` does."""
+    if source.is_dir():
+        shutil.rmtree(path)
+        shutil.copytree(source, path)
+    else:
+        shutil.copy(source, path)
+
+
+def of_other(folder, name):
+    """The run with a part of the other one."""
+    made = runs(folder)
+    path = made.first if name == "prediction" else made.run.path / name
+    replaced(path, made.in_other(path))
+    return made
+
+
+def prepared_again(folder):
+    made = runs(folder)
+    shutil.rmtree(made.data)
+    make_prepared(made.data, num_cases=6, size=(32, 32), cases_per_patient=1, seed=1)
+    return made
+
+
+def redrawn(folder):
+    made = runs(folder)
+    path = made.data / "masks" / "scan002.npy"
+    np.save(path, ~np.load(path))
+    return made
+
+
+def fitted(folder, *arguments):
+    """A run to whose predictions something is fitted, and one of which is made again since."""
+    made = runs(folder)
+    command(*arguments, made.run.path)
+    replaced(made.first, sorted(made.run.fold(1).predictions.iterdir())[0])
+    return made
+
+
+def predicted_by(folder, made, *options):
+    saved(folder, Image.fromarray(GREY), "scan.png")
+    return command("predict", made.run.path, folder / "scan.png", "-o", folder / "out", *options)
+
+
+def linked(folder, name):
+    """A run with a folder that is a link out of it."""
+    made = runs(folder)
+    path, outside = made.run.path / name, folder / "outside"
+    if path.is_dir():
+        path.rename(outside)
+    outside.mkdir(exist_ok=True)
+    path.symlink_to(outside)
+    return made
+
+
+MISTAKES |= {
+    "runs: the checkpoint of another run": Row(
+        lambda f: open_run(of_other(f, "fold_0/last.safetensors").run).network(0, device="cpu"),
+        Refused(["last.safetensors", "of another run"]),
+    ),
+    "runs: the fold of another run": Row(
+        lambda f: command("evaluate", of_other(f, "fold_0").run.path),
+        Refused(["fold_0 is fold 0 of another run", "remove the folder"]),
+    ),
+    "runs: the fold of another run, gathered by train": Row(
+        lambda f: open_run(of_other(f, "fold_0").run).gather(), Refused(["fold_0", "of another run"])
+    ),
+    "runs: the prediction of another run": Row(
+        lambda f: command("evaluate", of_other(f, "fold_0/predictions").run.path),
+        Refused(["fold_0/predictions", "changed since"]),
+    ),
+    "runs: the prediction of another case": Row(
+        lambda f: [
+            made := runs(f),
+            replaced(made.first, sorted(made.run.fold(0).predictions.iterdir())[1]),
+            command("calibrate", made.run.path, "--by", "beta"),
+        ][-1],
+        Refused(["fold_0/predictions", "changed since"]),
+    ),
+    "runs: a rule that was fitted to other predictions": Row(
+        lambda f: predicted_by(f, fitted(f, "evaluate", "--decide", "fitted"), "--decide", "fitted"),
+        Refused(["not fitted to its predictions", "semidice evaluate"]),
+    ),
+    "runs: a calibrator that was fitted to other predictions": Row(
+        lambda f: predicted_by(f, fitted(f, "calibrate", "--by", "beta")),
+        Refused(["calibrator.safetensors was not fitted to the predictions", "--no-calibrate"]),
+    ),
+    "runs: evaluated on a dataset that was prepared again": Row(
+        lambda f: command("evaluate", prepared_again(f).run.path),
+        Refused(["data is not the dataset", "prepared again", "--dataset"]),
+    ),
+    "runs: calibrated on a dataset that was prepared again": Row(
+        lambda f: command("calibrate", prepared_again(f).run.path), Refused(["data is not the dataset"])
+    ),
+    "runs: reported on a dataset that was prepared again": Row(
+        lambda f: [
+            made := prepared_again(f),
+            shutil.copy(made.run.fold(0).cases, made.run.cases),
+            command("report", made.run.path, "-o", f / "report.html"),
+        ][-1],
+        Refused(["data is not the dataset"]),
+    ),
+    "runs: evaluated with masks that were drawn again": Row(
+        lambda f: command("evaluate", redrawn(f).run.path), Refused(["scan002", "have changed"])
+    ),
+    "runs: predictions of cases that the networks were trained on": Row(
+        lambda f: [
+            made := runs(f),
+            predicted_by(f, made),
+            command("evaluate", "--predictions", f / "out", "--dataset", made.data),
+        ][-1],
+        Refused(["trained on", "semidice evaluate RUN"]),
+    ),
+    **{
+        f"runs: {name} is a link out of the run": Row(
+            lambda f, name=name: command("evaluate", linked(f, name).run.path), Refused([name, "link"])
+        )
+        for name in ("fold_0", "fold_0/predictions", "fold_0/tensorboard")
+    },
+    "runs: the lock is a link to nothing": Row(
+        lambda f: [
+            made := runs(f),
+            made.run.lock.unlink(missing_ok=True),
+            made.run.lock.symlink_to(f / "nothing"),
+            command("evaluate", made.run.path),
+        ][-1],
+        Refused([".lock is a link", "remove the link"]),
     ),
 }
 
