@@ -89,6 +89,10 @@ class Dataset:
         stored = {scan.name: scan.arrays["masks"] for scan in self.manifest.scans}
         return [name for name, path in files.items() if file_hash(path) != stored[name]]
 
+    def files(self) -> list[Path]:
+        """The file of every array."""
+        return [self.folder.array(kind, scan.name) for scan in self.manifest.scans for kind in scan.arrays]
+
     def check_files(self) -> None:
         """A UserError if an array is missing, or not as long as it was prepared: a half-copied folder.
 

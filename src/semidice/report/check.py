@@ -9,7 +9,7 @@ one case in memory at a time. Agreement is
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,17 +18,21 @@ import torch
 from jaxtyping import Bool, Float, Float32
 from torch import Tensor
 
-from ..data.check import array_problem, kind_warnings, listed_arrays, manifest_problems, unlisted_files
 from ..data.dataset import Dataset
-from ..data.manifest import Scan
+from ..data.manifest import Kind, Scan
 from ..errors import UserError, listing
 from ..labels.makers import RaterAgreement, rater_agreement
+from ..paths import file_hash, leads_outside
 from ..runs.start import volume_problem
 from ..statistics.agreement import drawn_voxels
 
 OnCase = Callable[[int, int], object]
 # organs fill less of an image
 _MAX_FOREGROUND = 0.9
+# a scan is unusual if its mean is further from the median scan's, in units of the median standard deviation,
+# or if its standard deviation is a smaller share of the median one
+_MAX_MEAN_DISTANCE = 3.0
+_MIN_CONTRAST = 0.1
 
 
 @dataclass(frozen=True)
@@ -71,13 +75,15 @@ def check_dataset(folder: Path, *, on_case: OnCase = lambda _, __: None) -> Chec
     """
     dataset = Dataset(folder)
     checker = _Checker(dataset)
-    problems = manifest_problems(dataset)
+    problems: list[str] = []
     first = 0
     for scan in dataset.manifest.scans:
         problems += checker.check_scan(scan, first, on_case=on_case)
         first += scan.num_cases
     shared, repeated = checker.duplicates()
-    unlisted = unlisted_files(dataset)
+    known = {dataset.folder.manifest, *dataset.files()}
+    files = (path for path in folder.rglob("*") if not path.is_dir() and path.name[:5] != ".lock")
+    unlisted = sorted(path.relative_to(folder).as_posix() for path in files if path not in known)
     warnings = [*checker.warnings(), *repeated]
     unfit = volume_problem(dataset)
     if unfit is not None:
@@ -85,7 +91,6 @@ def check_dataset(folder: Path, *, on_case: OnCase = lambda _, __: None) -> Chec
     if unlisted:
         warnings.append(f"{listing(unlisted, 'file')} in the folder that the manifest does not list")
     agreement = checker.of_scans if dataset.has_slices else checker.of_cases
-    paths = [dataset.folder.manifest, *listed_arrays(dataset)]
     return CheckReport(
         dataset,
         problems=(*problems, *shared),
@@ -96,8 +101,38 @@ def check_dataset(folder: Path, *, on_case: OnCase = lambda _, __: None) -> Chec
         pairwise=agreement.pairwise,
         case_agreement=checker.of_cases.majority.nanmean(1),
         readable=checker.readable,
-        num_bytes=sum(path.stat().st_size for path in paths if path.is_file()),
+        num_bytes=sum(path.stat().st_size for path in known if path.is_file()),
     )
+
+
+def array_problem(dataset: Dataset, scan: Scan, kind: Kind) -> str:
+    """Why an array is not the file that was prepared; "" if it is, and then its values need no check."""
+    path = dataset.folder.array(kind, scan.name)
+    name = path.relative_to(dataset.folder.path)
+    if leads_outside(dataset.folder.path, path):
+        return f"{name} is a link that leads out of the dataset, and was not read: copy the file"
+    try:
+        digest = file_hash(path)
+    except FileNotFoundError:
+        return f"{name} is missing"
+    except OSError as error:
+        return f"{name} cannot be read: {error.strerror}"
+    if digest == scan.arrays[kind]:
+        return ""
+    return f"{name} is not the file that was prepared (SHA-256 {digest[:12]}...): it was changed or swapped"
+
+
+def kind_warnings(scans: Sequence[Scan]) -> list[str]:
+    """Warnings about scans whose intensities are of another kind than those of the other scans."""
+    means, stds = np.array([scan.mean for scan in scans]), np.array([scan.std for scan in scans])
+    usual_mean, usual_std = np.median(means, axis=0), np.median(stds, axis=0)
+    is_other = np.abs(means - usual_mean) > _MAX_MEAN_DISTANCE * usual_std
+    is_other |= stds < _MIN_CONTRAST * usual_std
+    others = [scan.name for scan, flags in zip(scans, is_other, strict=True) if flags.any()]
+    return others and [
+        f"intensities of {listing(others, 'scan')} are far from those of the other scans: "
+        "look whether the raw files have the same unit and range"
+    ]
 
 
 class _Checker:
@@ -126,8 +161,7 @@ class _Checker:
     def check_scan(self, scan: Scan, first: int, *, on_case: OnCase) -> list[str]:
         """The problems of a scan whose first case has the number `first`."""
         dataset = self.dataset
-        problems = [array_problem(dataset.folder, scan, kind) for kind in scan.arrays]
-        problems = [problem for problem in problems if problem]
+        problems = [problem for kind in scan.arrays if (problem := array_problem(dataset, scan, kind))]
         self._drawn.clear()
         for number in range(first, first + scan.num_cases):
             # the values of a file that is not what was prepared mean nothing

@@ -25,6 +25,7 @@ from ...errors import UserError, reading
 from ..geometry import Grid, Placement
 from .nifti import nifti_header, read_nifti
 from .pictures import picture_header, read_picture
+from .raw import Content
 
 NIFTI_SUFFIXES = (".nii.gz", ".nii")
 SUFFIXES = (*NIFTI_SUFFIXES, ".png", ".tif", ".tiff")
@@ -77,22 +78,6 @@ class MaskFile:
     sha256: str
 
 
-@dataclass(frozen=True)
-class _Stored:
-    """The content of a file, with its axes and dtype; colours are the last axis.
-
-    spacing_mm: for each axis; 0 for an axis without one, None for a picture.
-    affines_mm: those that the header sets, the one that nibabel uses first.
-    """
-
-    values: np.ndarray
-    has_colours: bool
-    sha256: str
-    spacing_mm: tuple[float, ...] | None = None
-    affine: np.ndarray | None = None
-    affines_mm: tuple[np.ndarray, ...] = ()
-
-
 def suffix_of(path: Path) -> str:
     """The suffix that decides how a file is read, in lower case; "" for a file that cannot be read.
 
@@ -143,9 +128,9 @@ def read_image(path: Path, *, num_axes: int, num_channels: int = 1) -> ImageFile
 
     Values that are not finite, and an image with one value everywhere, are errors.
     """
-    stored = _read(path, is_mask=False)
-    values, grid = _arrange(path, stored, num_axes=num_axes, num_channels=num_channels)
-    return ImageFile(usable_intensities(path, values), grid, stored.affine, (stored.sha256,))
+    content, sha256 = _read(path, is_mask=False)
+    values, grid = _arrange(path, content, num_axes=num_axes, num_channels=num_channels)
+    return ImageFile(usable_intensities(path, values), grid, content.affine, (sha256,))
 
 
 def usable_intensities(path: Path, values: np.ndarray) -> np.ndarray:
@@ -188,10 +173,10 @@ def read_mask(path: Path, *, num_axes: int, class_of_value: Mapping[int, int] | 
     class_of_value: the class of each value in the file; None: every value above 0 is class 1. Fractions,
     negative values and values without a class are errors. Floats that are whole numbers are allowed.
     """
-    stored = _read(path, is_mask=True)
-    values, grid = _arrange(path, stored, num_axes=num_axes, num_channels=1)
+    content, sha256 = _read(path, is_mask=True)
+    values, grid = _arrange(path, content, num_axes=num_axes, num_channels=1)
     classes = _classes(path, _whole_numbers(path, values[0]), class_of_value)
-    return MaskFile(np.ascontiguousarray(classes), grid, stored.sha256)
+    return MaskFile(np.ascontiguousarray(classes), grid, sha256)
 
 
 def read_probability(
@@ -202,11 +187,11 @@ def read_probability(
     The file holds the foreground of two classes, or all classes on the last axis. Whole numbers in a picture
     are shares of 255 or, with more than 8 bits, of 65535.
     """
-    stored = _read(path, is_mask=True)
-    has_classes = stored.values.ndim > num_axes and stored.values.shape[-1] == num_classes
+    content, _ = _read(path, is_mask=True)
+    has_classes = content.values.ndim > num_axes and content.values.shape[-1] == num_classes
     if not has_classes and num_classes != 2:
         raise UserError(f"{path} holds one probability per voxel, but there are {num_classes} classes")
-    values, grid = _arrange(path, stored, num_axes=num_axes, num_channels=num_classes if has_classes else 1)
+    values, grid = _arrange(path, content, num_axes=num_axes, num_channels=num_classes if has_classes else 1)
     highest = 1
     if suffix_of(path) not in NIFTI_SUFFIXES and values.dtype.kind in "iu":
         highest = 255 if values.dtype == np.uint8 else 65535
@@ -222,13 +207,13 @@ def holds_fractions(path: Path) -> bool:
         header = nifti_header(path)
         if header.get_data_dtype().kind in "iu" and header.get_slope_inter() in ((None, None), (1.0, 0.0)):
             return False
-    values = _read(path, is_mask=True).values
+    values = _read(path, is_mask=True)[0].values
     return values.dtype.kind == "f" and not _are_whole(values).all()
 
 
 def mask_values(path: Path) -> tuple[int, ...]:
     """The distinct values in a mask file, ascending: whole numbers, 0 or more."""
-    values = _whole_numbers(path, _read(path, is_mask=True).values)
+    values = _whole_numbers(path, _read(path, is_mask=True)[0].values)
     # a table of 65536 flags is much faster than sorting the voxels of a volume
     if values.max() < 2**16:
         seen = np.zeros(2**16, dtype=bool)
@@ -244,36 +229,36 @@ def _reading(path: Path) -> Any:
     return reading(path, "copy or export it again")
 
 
-def _read(path: Path, *, is_mask: bool) -> _Stored:
+def _read(path: Path, *, is_mask: bool) -> tuple[Content, str]:
+    """The content of a file, and its SHA-256."""
     with _reading(path):
-        content = path.read_bytes()
-        if not content:
+        stored = path.read_bytes()
+        if not stored:
             raise ValueError("it is empty")
-        sha256 = hashlib.sha256(content).hexdigest()
+        sha256 = hashlib.sha256(stored).hexdigest()
         if suffix_of(path) in NIFTI_SUFFIXES:
             # before memory is reserved for the voxels
             nifti_header(path)
             # at once: in pieces, threads would wait for each other
-            nifti = read_nifti(gzip.decompress(content) if suffix_of(path) == ".nii.gz" else content)
-            return _Stored(nifti.values, False, sha256, nifti.sides_mm, nifti.affine, nifti.affines_mm)
-        values, has_colours = read_picture(content, is_mask=is_mask)
-    if is_mask and has_colours:
+            return read_nifti(gzip.decompress(stored) if suffix_of(path) == ".nii.gz" else stored), sha256
+        content = read_picture(stored, is_mask=is_mask)
+    if is_mask and content.has_colours:
         # a grey mask that was saved as red, green and blue
-        if (values != values[..., :1]).any():
+        if (content.values != content.values[..., :1]).any():
             raise UserError(f"mask {path} is in colour: save it with one grey value for each class")
-        values, has_colours = values[..., 0], False
-    return _Stored(values, has_colours, sha256)
+        content = Content(content.values[..., 0])
+    return content, sha256
 
 
-def _arrange(path: Path, stored: _Stored, *, num_axes: int, num_channels: int) -> tuple[np.ndarray, Grid]:
+def _arrange(path: Path, content: Content, *, num_axes: int, num_channels: int) -> tuple[np.ndarray, Grid]:
     """Values (channels, *space) and the grid of the spatial axes."""
-    shape = stored.values.shape
-    has_channels = stored.has_colours or num_channels > 1
+    shape = content.values.shape
+    has_channels = content.has_colours or num_channels > 1
     remaining = list(range(len(shape)))
     for axis in reversed(range(len(shape))):
         if len(remaining) > num_axes + has_channels and shape[axis] == 1:
             remaining.remove(axis)
-    values = stored.values.reshape([shape[axis] for axis in remaining])
+    values = content.values.reshape([shape[axis] for axis in remaining])
     if values.ndim != num_axes + has_channels or not values.size:
         channels = f" and {num_channels} channels last" if has_channels else ""
         raise UserError(f"{path} has shape {shape}; expected {num_axes} spatial axes{channels}")
@@ -281,9 +266,9 @@ def _arrange(path: Path, stored: _Stored, *, num_axes: int, num_channels: int) -
         raise UserError(f"{path} has {values.shape[-1]} channels; expected {num_channels}: shape {shape}")
     values = np.moveaxis(values, -1, 0) if has_channels else values[None]
     axes = remaining[:num_axes]
-    sides = () if stored.spacing_mm is None else tuple(stored.spacing_mm[axis] for axis in axes)
+    sides = () if content.sides_mm is None else tuple(content.sides_mm[axis] for axis in axes)
     # an affine has no column for a fourth axis
-    affines = stored.affines_mm if max(axes) < 3 else ()
+    affines = content.affines_mm if max(axes) < 3 else ()
     placements: tuple[Placement, ...] = tuple(affine[:3, [*axes, 3]] for affine in affines)
     return values, Grid(values.shape[1:], sides if sides and min(sides) > 0 else None, placements)
 

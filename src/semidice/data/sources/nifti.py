@@ -9,32 +9,19 @@ import gzip
 import logging
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import nibabel
 import numpy as np
 from nibabel.imageglobals import logger as nibabel_log
 from nibabel.spatialimages import HeaderDataError
 
-from .raw import check_size
+from .raw import Content, check_size
 
 _MM = {"meter": 1000.0, "mm": 1.0, "micron": 0.001, "unknown": 1.0}
 _KINDS = {348: nibabel.Nifti1Image, 540: nibabel.Nifti2Image}
 # pixdim and affine are stored as float32, the affine sometimes with four decimals
 _SPACING_TOLERANCE = 0.01
-
-
-class Nifti(NamedTuple):
-    """The content of a file. sides_mm: along each axis, 0 for an axis without one.
-
-    affine: the one that nibabel uses, in the unit of the file. affines_mm: those that the header sets, the
-    one that nibabel uses first.
-    """
-
-    values: np.ndarray
-    sides_mm: tuple[float, ...]
-    affine: np.ndarray
-    affines_mm: tuple[np.ndarray, ...]
 
 
 def nifti_header(path: Path) -> Any:
@@ -60,7 +47,7 @@ def _kind(content: bytes) -> Any:
     return kind
 
 
-def read_nifti(content: bytes) -> Nifti:
+def read_nifti(content: bytes) -> Content:
     """The NIfTI in the bytes of a file that is not compressed."""
     # nibabel turns a side of 0 into 1
     sides = _header(content)["pixdim"][1:].astype(np.float32)
@@ -85,7 +72,7 @@ def read_nifti(content: bytes) -> Nifti:
     unit = _MM.get(image.header.get_xyzt_units()[0], 1.0)
     sides_mm = tuple(side * unit for side in _spacing(image, sides[: len(image.shape)]))
     affines_mm = tuple(np.diag([unit, unit, unit, 1.0]) @ declared for declared in _declared_affines(image))
-    return Nifti(np.asanyarray(image.dataobj), sides_mm, affine, affines_mm)
+    return Content(np.asanyarray(image.dataobj), False, sides_mm, affine, affines_mm)
 
 
 def _spacing(image: Any, sides: np.ndarray) -> list[float]:

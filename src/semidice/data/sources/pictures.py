@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 from PIL.TiffImagePlugin import ImageFileDirectory_v2
 
-from .raw import check_size
+from .raw import Content, check_size
 
 # Pillow's modes of grey pictures; those with more than 8 bits
 _DEEP_MODES = ("I", "F", "I;16", "I;16B", "I;16L", "I;16N")
@@ -41,21 +41,21 @@ def picture_header(file: BufferedReader) -> tuple[tuple[int, ...], int, bool]:
     return (*pages, rows, columns), colours, kind not in _DEEP_MODES
 
 
-def read_picture(content: bytes, *, is_mask: bool) -> tuple[np.ndarray, bool]:
-    """Pixels, with the pages of a TIFF as first axis, and whether the last axis is colours."""
+def read_picture(content: bytes, *, is_mask: bool) -> Content:
+    """Pixels, with the pages of a TIFF as first axis."""
     file: Any = BytesIO(content)
     try:
         picture = Image.open(file, formats=("PNG", "TIFF"))
     except UnidentifiedImageError:
         values = _plain_tiff(file)
-        return (values[..., 0], False) if values.shape[-1] == 1 else (values, True)
+        return Content(values[..., 0]) if values.shape[-1] == 1 else Content(values, has_colours=True)
     with picture:
         num_pages = _num_pages(picture)
         if num_pages > 1 and picture.format != "TIFF":
             raise ValueError("it is an animation")
         _check_kept(picture)
         if _has_more_samples(picture) and num_pages == 1:
-            return _plain_tiff(file), True
+            return Content(_plain_tiff(file), has_colours=True)
         pages: list[np.ndarray] = []
         for page in range(num_pages):
             picture.seek(page)
@@ -63,7 +63,7 @@ def read_picture(content: bytes, *, is_mask: bool) -> tuple[np.ndarray, bool]:
     kinds = {(page.shape, page.dtype) for page in pages}
     if len(kinds) > 1:
         raise ValueError(f"its pages differ in size or kind: {', '.join(str(kind[0]) for kind in kinds)}")
-    return pages[0] if num_pages == 1 else np.stack(pages), pages[0].ndim == 3
+    return Content(pages[0] if num_pages == 1 else np.stack(pages), pages[0].ndim == 3)
 
 
 def _num_pages(picture: Any) -> int:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float32, UInt8
@@ -27,6 +27,20 @@ ALL_CHANNELS = -1
 # of one file: a CT of 512 x 512 x 4096
 _MAX_VALUES = 2**30
 _NUMBERED = re.compile(r"(.*?)[ _-]*[a-z]*[ _-]*\d+", re.IGNORECASE)
+
+
+class Content(NamedTuple):
+    """The content of one file, with its axes and dtype; colours are the last axis.
+
+    sides_mm: along each axis, 0 for an axis without one; None for a picture. affine: the one that nibabel
+    uses, in the unit of the file. affines_mm: those that the header sets, the one that nibabel uses first.
+    """
+
+    values: np.ndarray
+    has_colours: bool = False
+    sides_mm: tuple[float, ...] | None = None
+    affine: np.ndarray | None = None
+    affines_mm: tuple[np.ndarray, ...] = ()
 
 
 @dataclass(frozen=True)
