@@ -58,7 +58,7 @@ def test_the_names_and_raters_of_qubiq_equal_the_tables_of_the_paper():
     if not path.exists():
         pytest.skip(f"the paper's tables are not at {path}")
     table = yaml.safe_load(path.read_text())["rater_agreement"]
-    assert RATERS == {name: row["raters"] for name, row in table.items()}
+    assert {name: row["raters"] for name, row in table.items()} == RATERS
 
 
 def test_qubiq_channels_masks_and_raters_equal_those_read_by_nibabel(tmp_path):

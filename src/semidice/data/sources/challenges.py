@@ -5,9 +5,9 @@ The folders around the cases differ between copies, so cases are found at any de
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..manifest import PrepareOptions
 from .raw import ALL_CHANNELS, CaseFiles, RawDataset, match, natural_order, walk
@@ -48,14 +48,12 @@ _SPLITS = {"train": "training", "val": "validation", "test": "test"}
 _SPLIT = re.compile(r"(?<![a-z])(train|val|test)", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
-class _QubiqCase:
+class _QubiqCase(NamedTuple):
     """One case folder of a dataset: its images (there should be one), and its masks by task and rater."""
 
     dataset: str
     files: CaseFiles
-    is_test: bool
-    masks: dict[int, dict[str, list[Path]]] = field(default_factory=dict)
+    masks: dict[int, dict[str, list[Path]]]
 
 
 def find_qubiq(raw: Path) -> list[RawDataset]:
@@ -95,8 +93,10 @@ def _qubiq_case(raw: Path, folder: Path, files: Sequence[Path]) -> _QubiqCase | 
     prefix = f"{splits[0]}_" if splits else ""
     # pancreas has folders such as case3-2: the second scan of patient 3
     channels = {ALL_CHANNELS: images} if images else {}
-    case = CaseFiles(f"{prefix}{folder.name}", f"{prefix}{named[1]}", f"{folder}/image.nii.gz", "", channels)
-    return _QubiqCase(dataset, case, splits[:1] == ["test"], masks)
+    name, patient = f"{prefix}{folder.name}", f"{prefix}{named[1]}"
+    found = CaseFiles(name, patient, f"{folder}/image.nii.gz", "", channels)
+    found.may_lack_mask = splits[:1] == ["test"]
+    return _QubiqCase(dataset, found, masks)
 
 
 def _qubiq_dataset(raw: Path, folder: str, task: int, cases: Sequence[_QubiqCase]) -> RawDataset:
@@ -105,12 +105,10 @@ def _qubiq_dataset(raw: Path, folder: str, task: int, cases: Sequence[_QubiqCase
     name = entry.name if entry.num_tasks == task == 1 else f"{entry.name}_task{task}"
     expected = f"task{task:02d}_segNN.nii.gz of any rater"
     found = [replace(case.files, masks=case.masks.get(task, {}), mask_at=expected) for case in cases]
-    tests = {case.files.name for case in cases if case.is_test}
     return _dataset(
         raw,
         # a case with neither image nor masks of this task belongs to another task
         [case for case in found if case.channels or case.masks],
-        may_lack_masks=tests,
         name=name,
         source="qubiq",
         class_names=("background", name),
@@ -148,8 +146,8 @@ def find_kits(raw: Path) -> list[RawDataset]:
                 name = folder.name.lower()
                 files = CaseFiles(name, name, f"{folder}/imaging.nii.gz", f"{folder}/segmentation.nii.gz")
                 _add(cases.setdefault(name, files), path, is_image=named[1].lower() == "imaging")
-    may_lack = {name for name, files in cases.items() if not files.masks}
-    return [_tumours("kits", raw, cases.values(), window=(-200.0, 300.0), slice_axis=0, may_lack=may_lack)]
+                cases[name].may_lack_mask = True
+    return [_tumours("kits", raw, cases.values(), window=(-200.0, 300.0), slice_axis=0)]
 
 
 def _add(files: CaseFiles, path: Path, *, is_image: bool) -> None:
@@ -166,13 +164,11 @@ def _tumours(
     *,
     window: tuple[float, float],
     slice_axis: int,
-    may_lack: Iterable[str] = (),
 ) -> RawDataset:
     options = PrepareOptions(size=(512, 512), window=window, slices="foreground", slice_axis=slice_axis)
     return _dataset(
         raw,
         cases,
-        may_lack_masks=may_lack,
         source=source,
         class_names=("background", "tumour"),
         channels=("CT",),
@@ -182,11 +178,8 @@ def _tumours(
     )
 
 
-def _dataset(
-    raw: Path, cases: Iterable[CaseFiles], *, may_lack_masks: Iterable[str], **facts: Any
-) -> RawDataset:
-    may_lack = set(may_lack_masks)
-    scans, problems, num_unlabelled = match(cases, may_lack_masks=lambda case: case.name in may_lack)
+def _dataset(raw: Path, cases: Iterable[CaseFiles], **facts: Any) -> RawDataset:
+    scans, problems, num_unlabelled = match(cases)
     raters = sorted({rater for scan in scans for rater in scan.masks}, key=natural_order)
     return RawDataset(
         root=raw,

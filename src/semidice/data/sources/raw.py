@@ -120,7 +120,8 @@ class CaseFiles:
     """The files of one case as they were found: of each channel and of each rater, maybe several.
 
     channels: by number, or with the key ALL_CHANNELS for a file that holds all of them.
-    image_at, mask_at: where a missing file is looked for, as messages say it.
+    image_at, mask_at: where a missing file is looked for, as messages say it. may_lack_mask: then it is
+    counted, and is no problem.
     """
 
     name: str
@@ -129,18 +130,15 @@ class CaseFiles:
     mask_at: str
     channels: dict[int, list[Path]] = field(default_factory=dict)
     masks: dict[str, list[Path]] = field(default_factory=dict)
+    may_lack_mask: bool = False
 
 
 def match(
-    cases: Iterable[CaseFiles],
-    *,
-    num_channels: int | None = None,
-    may_lack_masks: Callable[[CaseFiles], bool] = lambda _: False,
+    cases: Iterable[CaseFiles], *, num_channels: int | None = None
 ) -> tuple[tuple[RawScan, ...], tuple[str, ...], int]:
     """The scans of complete cases in natural order, the problems of the others, and the number without masks.
 
-    num_channels: of the files of a case; None takes what most cases have. may_lack_masks: cases that are
-    counted, and are no problem, if they have no mask.
+    num_channels: of the files of a case; None takes what most cases have.
     """
     cases = list(cases)
     if num_channels is None:
@@ -150,7 +148,7 @@ def match(
     for case in sorted(cases, key=lambda case: natural_order(case.name)):
         problem = _problem(case, num_channels)
         if not problem and not case.masks:
-            if may_lack_masks(case):
+            if case.may_lack_mask:
                 num_unlabelled += 1
                 continue
             first = next(iter(case.channels.values()))[0]
