@@ -419,3 +419,15 @@ def test_ctrl_c_says_that_the_same_command_continues(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         run_prepare("phantom", PHANTOM, tmp_path / "out", console=console)
     assert "the same command continues" in console.file.getvalue()
+
+
+def test_processes_prepare_many_small_scans_with_the_same_bytes(tmp_path, monkeypatch):
+    raw = folder_dataset(tmp_path / "raw")
+    prepare(raw, tmp_path / "one")
+    monkeypatch.setattr("semidice.data.prepare._MANY_SCANS", 2)
+    manifest = prepare(raw, tmp_path / "two", workers=2)
+    assert file_hashes(tmp_path / "two") == file_hashes(tmp_path / "one")
+    assert prepare(raw, tmp_path / "two", workers=2) == manifest
+    (tmp_path / "raw/images/case4.png").write_bytes(b"damaged")
+    problem, _ = problems_of(lambda: prepare(raw, tmp_path / "three", workers=2))
+    assert "images/case4.png" in problem

@@ -62,7 +62,8 @@ def prepare(
     ] = False,
     skip_bad: Annotated[bool, typer.Option(help="Skip scans that have problems.")] = False,
     workers: Annotated[
-        int | None, typer.Option(min=0, help="Number of threads. Default: one per CPU for large files.")
+        int | None,
+        typer.Option(min=0, help="Number of threads or processes. Default: one per CPU where that pays."),
     ] = None,
     cases: Annotated[int, typer.Option(min=1, help="phantom: number of images.")] = 60,
     raters: Annotated[int, typer.Option(min=1, help="phantom: number of raters.")] = 4,

@@ -4,17 +4,20 @@ OUT is no dataset until all scans are finished: only then does it have a manifes
 entry OUT/.scans/SCAN.json, which is its later line in the manifest, and is written after its arrays. A
 command that was stopped continues: a scan is kept if its raw files and its arrays still have the SHA-256 of
 its entry, and if the options are the same. A finished dataset is never changed: it is compared with what
-would be prepared now. The same raw files and options give the same bytes, for any number of threads.
+would be prepared now. The same raw files and options give the same bytes, for any number of workers.
 """
 
 import json
 import os
 import shutil
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,7 @@ from ..console import progress_bar, say
 from ..errors import CannotWriteError, UserError, first_problem, listing, message, read_record, writing
 from ..locks import locked
 from ..paths import DatasetFolder, atomic_write, file_hash, leads_outside, write_text
+from ..processes import end_with_parent
 from .convert import StoredScan, convert_scan
 from .intensities import pooled_mean_std, stored_mean_std
 from .manifest import Kind, Manifest, PrepareOptions, Scan, manifest_text, read_manifest
@@ -35,8 +39,10 @@ from .sources.raw import RawDataset, RawScan, ScanArrays, natural_order
 
 OnScan = Callable[[str], object]
 
-# of the files of a scan: for less, threads mostly wait for each other
-_MIN_BYTES = 2**18
+# of the files of a scan
+_LARGE_BYTES = 2**18
+# a small scan takes milliseconds, the start of a process seconds
+_MANY_SCANS = 2000
 
 
 def run_prepare(
@@ -136,7 +142,8 @@ def prepare_dataset(
     """Prepare one dataset in the folder `out`; a UserError holds the problems of all scans, one per line.
 
     overrides: options that replace those of the source. skip_bad: leave out the scans that have problems.
-    workers: number of threads, None for one per CPU if the files are large; 0 or 1 uses this thread.
+    workers: threads, or processes for thousands of small scans; None for one per CPU where that pays; 0 or 1
+    uses this thread.
     on_scan(name) is called when a scan is done.
     """
     scans = sorted(raw.scans, key=lambda scan: natural_order(scan.name))
@@ -181,7 +188,9 @@ def _prepared(
         write_text(folder.identity, identity)
     scans: dict[str, Scan] = {}
     problems: dict[str, str] = {}
-    for raw_scan, outcome in _each(partial(_kept_or_written, raw, folder), raw.scans, workers):
+    # without the scans, which would be sent to a process with each of them
+    task = partial(_kept_or_written, replace(raw, scans=()), folder)
+    for raw_scan, outcome in _each(task, [(scan,) for scan in raw.scans], workers):
         if isinstance(outcome, Scan):
             scans[raw_scan.name] = outcome
         else:
@@ -216,32 +225,53 @@ def _prepared(
 
 
 def _each(
-    task: Callable[[RawScan], Any], scans: Sequence[RawScan], workers: int | None
+    task: Callable[..., Any], calls: Sequence[tuple[RawScan, *tuple[Any, ...]]], workers: int | None
 ) -> Iterator[tuple[RawScan, Any]]:
-    """Pairs of a scan and its result, in the order in which they finish."""
-    if workers is None:
-        workers = _num_threads(scans)
-    if min(workers, len(scans)) <= 1:
-        yield from ((scan, task(scan)) for scan in scans)
+    """Pairs of a scan, which is the first argument of a call, and its result; the first finished comes first.
+
+    The task, its arguments and results must pickle.
+    """
+    pool = _pool([scan for scan, *_ in calls], workers)
+    if pool is None:
+        yield from ((call[0], task(*call)) for call in calls)
         return
-    with ThreadPoolExecutor(workers) as pool:
-        running = {pool.submit(task, scan): scan for scan in scans}
+    with pool:
+        running = {pool.submit(task, *call): call[0] for call in calls}
         try:
             for future in as_completed(running):
                 yield running[future], future.result()
+        except BrokenProcessPool as error:
+            raise UserError("a process was killed, maybe for its memory: use fewer --workers") from error
         finally:
             # after Ctrl-C or a full disk: the running scans are finished, and no more are started
             pool.shutdown(cancel_futures=True)
 
 
-def _num_threads(scans: Sequence[RawScan]) -> int:
-    """One per CPU of this process; 1 for small files, which threads prepare no faster than one."""
-    files = (*scans[0].image, *scans[0].masks.values())
-    if sum(path.stat().st_size for path in files if path.is_file()) < _MIN_BYTES:
-        return 1
+def _pool(scans: Sequence[RawScan], workers: int | None) -> Executor | None:
+    """Threads for large files, because unpacking, scaling and hashing release the interpreter.
+
+    Threads of small files wait for each other: many get processes, which take seconds to start, and few none.
+    """
+    if not scans:
+        return None
+    is_large = sum(path.stat().st_size for path in scans[0].files if path.is_file()) >= _LARGE_BYTES
+    is_many = len(scans) >= _MANY_SCANS
     # a scheduler or a container may have limited the CPUs
     has_affinity = hasattr(os, "sched_getaffinity")
-    return len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    num_cpus = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    number = min(num_cpus if workers is None else workers, len(scans))
+    if number <= 1 or not (is_large or is_many or workers):
+        return None
+    if not is_many or is_large:
+        return ThreadPoolExecutor(number)
+    # spawn, because a fork of a process with torch's threads may hang
+    return ProcessPoolExecutor(number, mp_context=get_context("spawn"), initializer=_start_process)
+
+
+def _start_process() -> None:
+    # the terminal sends Ctrl-C to all processes of the command; only the main one reacts
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_parent()
 
 
 def _kept_or_written(raw: RawDataset, folder: DatasetFolder, raw_scan: RawScan) -> Scan | str:
@@ -356,27 +386,30 @@ def _verified(raw: RawDataset, folder: DatasetFolder, workers: int | None, on_sc
         f"{name} was {before[name]} and is now {now[name]}" for name in now if before[name] != now[name]
     ]
     known = {scan.name: scan for scan in manifest.scans}
-    # left out as the image of another patient, and can be read
-    shared = {text.partition(": ")[0] for text in manifest.left_out if "is the same image as" in text}
-
-    def compare(raw_scan: RawScan) -> str:
-        if raw_scan.name in known:
-            return _difference(raw, folder, raw_scan, known[raw_scan.name])
-        # without foreground, or left out because of a problem, which may be gone
-        with suppress(UserError):
-            if raw_scan.name not in shared and _read_and_convert(raw, raw_scan)[1].arrays:
-                return "it is not in the dataset, but can be prepared now"
-        return ""
-
     if not problems:
         gone = known.keys() - {scan.name for scan in raw.scans}
         problems = [f"{name} is in {folder.path}, but no longer in {raw.root}" for name in sorted(gone)]
-        for scan, problem in _each(compare, raw.scans, workers):
+        # left out as the image of another patient, and can be read
+        shared = {text.partition(": ")[0] for text in manifest.left_out if "is the same image as" in text}
+        task = partial(_unlike, replace(raw, scans=()), folder)
+        calls = [(scan, known.get(scan.name)) for scan in raw.scans if scan.name not in shared]
+        for scan, problem in _each(task, calls, workers):
             problems += [f"{scan.name}: {problem}"] if problem else []
             on_scan(scan.name)
     if problems:
         raise _refusal(problems, f"{folder.path} was not changed: remove it, or choose another folder")
     return manifest
+
+
+def _unlike(raw: RawDataset, folder: DatasetFolder, raw_scan: RawScan, scan: Scan | None) -> str:
+    """How a raw scan differs from that of the finished dataset; "" if it does not."""
+    if scan is not None:
+        return _difference(raw, folder, raw_scan, scan)
+    # without foreground, or left out because of a problem, which may be gone
+    with suppress(UserError):
+        if _read_and_convert(raw, raw_scan)[1].arrays:
+            return "it is not in the dataset, but can be prepared now"
+    return ""
 
 
 def _identity(made: RawDataset | Manifest) -> dict[str, Any]:
