@@ -39,13 +39,13 @@ def reading(path: Path, advice: str = "") -> Iterator[None]:
     except UserError:
         raise
     except FileNotFoundError:
-        raise UserError(_joined(f"there is no {path}", advice)) from None
+        raise UserError(f"there is no {path}{advice and f'; {advice}'}") from None
     # bugs of ours, and what says nothing about the file
     except (NameError, AssertionError, MemoryError):
         raise
     # libraries have no common error for a damaged file: nibabel alone raises nine kinds
     except Exception as error:
-        raise UserError(_joined(f"cannot read {path}: {reason(error)}", advice)) from error
+        raise UserError(f"cannot read {path}: {reason(error)}{advice and f'; {advice}'}") from error
 
 
 @contextmanager
@@ -68,8 +68,6 @@ def _way_out(number: int) -> str:
         return "free some space and run the same command again (`train` with --resume): it continues"
     if number in (errno.EACCES, errno.EPERM, errno.EROFS):
         return "choose a folder that you may write to"
-    if number in (errno.EBUSY, errno.EXDEV):
-        return "it may be the mount point of a disk: choose a folder below it"
     return "choose another folder, or run the same command again (`train` with --resume): it continues"
 
 
@@ -155,7 +153,3 @@ def reason(error: Exception) -> str:
         # numpy's text is a sentence, others name the key alone
         text = key if " " in (key := str(error.args[0])) else f"it has no {key}"
     return " ".join(text.split()) or type(error).__name__
-
-
-def _joined(text: str, advice: str) -> str:
-    return f"{text}; {advice}" if advice else text

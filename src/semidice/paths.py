@@ -101,9 +101,17 @@ class Folder:
         """The process that has the lock, for messages."""
         return self.path / ".lock.owner"
 
+    def folders(self) -> tuple[Path, ...]:
+        """Where the files of this folder are, besides folders with a lock of their own."""
+        return (self.path,)
+
     def temp_files(self) -> list[Path]:
-        """Files that `atomic_write` left in the folder because its process was killed."""
-        return list(self.path.glob(".*.part"))
+        """Files that `atomic_write` left here because its process was killed."""
+        return [path for folder in self.folders() for path in folder.glob(".*.part")]
+
+    def inner_folders(self) -> tuple[Path, ...]:
+        """All folders in this one that semidice writes to."""
+        return self.folders()
 
     def other_files(self, own: Container[Path] = ()) -> list[Path]:
         """What is in the folder besides `own`, the lock and temporary files; the path itself if a file."""
@@ -112,10 +120,10 @@ class Folder:
         of_lock = (self.lock, self.lock_owner, *self.temp_files())
         return [path for path in self.path.iterdir() if path not in own and path not in of_lock]
 
-    def check_inside(self, folders: Iterable[Path]) -> None:
-        """A UserError if one of the folders in this one is a link that leads out of it: files would be
-        written, or read, somewhere else."""
-        for path in folders:
+    def check_links(self) -> None:
+        """A UserError if a folder in this one is a link that leads out of it: files would be written, or
+        read, somewhere else."""
+        for path in self.inner_folders():
             if leads_outside(self.path, path):
                 raise UserError(
                     f"{path} is a link that leads out of {self.path}: replace it with the folder itself"
@@ -160,14 +168,8 @@ class DatasetFolder(Folder):
     def entry(self, scan: str) -> Path:
         return self.entries / f"{scan}.json"
 
-    def temp_files(self) -> list[Path]:
-        """Those of the folder, the entries and the arrays."""
-        folders = [self.path, self.entries, *(self.path / kind for kind in ("images", "masks", "truth"))]
-        return [path for folder in folders for path in folder.glob(".*.part")]
-
-    def check_links(self) -> None:
-        """A UserError if a folder of arrays is a link that leads out of the dataset."""
-        self.check_inside(self.path / kind for kind in ("images", "masks", "truth"))
+    def folders(self) -> tuple[Path, ...]:
+        return self.path, self.entries, *(self.path / kind for kind in ("images", "masks", "truth"))
 
     @property
     def contact_sheet(self) -> Path:
@@ -192,10 +194,6 @@ class FoldFolder(Folder):
     def is_finished(self) -> bool:
         """Whether the fold is trained, predicted and scored."""
         return self.cases.exists()
-
-    def temp_files(self) -> list[Path]:
-        """Those of the fold and its predictions."""
-        return [*super().temp_files(), *Folder(self.predictions).temp_files()]
 
     def folders(self) -> tuple[Path, ...]:
         return self.path, self.predictions, self.tensorboard
@@ -224,10 +222,9 @@ class RunFolder(Folder):
         # the recipe is written last, so a start that was stopped leaves the others
         return self.other_files((self.versions, self.folds, self.dataset))
 
-    def check_links(self) -> None:
-        """A UserError if a folder in the run is a link that leads out of it."""
-        folders = [folder for fold in self.existing_folds() for folder in fold.folders()]
-        self.check_inside([*folders, self.mlflow, self.wandb])
+    def inner_folders(self) -> tuple[Path, ...]:
+        folds = (folder for fold in self.existing_folds() for folder in fold.folders())
+        return *folds, self.mlflow, self.wandb
 
     def fold(self, fold: int) -> FoldFolder:
         return FoldFolder(self.path / f"fold_{fold}")
