@@ -11,7 +11,7 @@ from raw_trees import write_picture
 from start import refused, semidice
 from trained import make_run
 
-from semidice.locks import LockedError, locked
+from semidice.locks import locked
 from semidice.paths import Folder, ReportFolder, RunFolder
 
 HOLD = """
@@ -113,14 +113,6 @@ def test_a_file_in_the_place_of_the_folder_is_named(tmp_path):
     refused(lambda: locked(Folder(tmp_path / "file"), "x").__enter__(), "cannot write", "file: File exists")
 
 
-def test_an_owner_is_named_even_if_it_says_nothing(folder, start):
-    owner = start("-c", HOLD, folder.path)
-    owner.wait_until((folder.path / "ready").exists)
-    folder.lock_owner.unlink()
-    with pytest.raises(LockedError, match="another process"), locked(folder, "semidice evaluate"):
-        pass
-
-
 def test_every_command_that_writes_names_who_has_the_folder_and_changes_nothing(tmp_path, start):
     data, page = make_prepared(tmp_path / "data"), tmp_path / "page.html"
     run = make_run(tmp_path / "run", data)
@@ -136,7 +128,7 @@ def test_every_command_that_writes_names_who_has_the_folder_and_changes_nothing(
         ["train", "quick", "-o", run.path, "--set", f"data.dataset={data.folder.path}", "--resume", *small],
         ["evaluate", run.path],
         ["evaluate", run.path, "--interval", "0.9"],
-        ["evaluate", run.path, "--decide", "fitted", "-o", tmp_path / "scores.csv"],
+        ["evaluate", run.path, "--decide", "fitted"],
         ["calibrate", run.path, "--by", "temperature"],
         ["predict", run.path, tmp_path / "a.png", "-o", tmp_path / "out"],
         ["report", *table, "-o", page],
