@@ -12,8 +12,6 @@ from pathlib import Path
 import results_figures
 from matplotlib.figure import Figure
 from result_files import RESULTS
-from results_claims import claims_text
-from results_conclusions import conclusion_rows
 from results_study import STUDIES
 from results_tables import DIFFERENCES, Results, Row, difference_rows, means_rows, run_text, total_text
 
@@ -23,12 +21,10 @@ PAGE = Path(__file__).parent / "results.md"
 
 def makers(results: Results) -> dict[str, Maker]:
     """The function of every generated part of the page, by its marker."""
-    made: dict[str, Maker] = {"what_we_learned": partial(claims_text, results)}
-    made["total"] = partial(total_text, results)
+    made: dict[str, Maker] = {"total": partial(total_text, results)}
     made |= {f"{study}_run": partial(run_text, results, study) for study in STUDIES}
     made |= {f"{file}_means": partial(means_rows, results, file) for file in (*STUDIES, "labels_decisions")}
     made |= {name: partial(difference_rows, results, name) for name in DIFFERENCES}
-    made["conclusions"] = partial(conclusion_rows, results)
     made |= {f"{name}_figure": partial(results_figures.link, results, name) for name in results_figures.DRAW}
     return made
 

@@ -56,6 +56,7 @@ _LIDC = (
     "calibration_error",
     "rater_calibration_error",
     "generalised_energy_distance",
+    "volume_error",
     "volume_crps_error",
 )
 _HIPPOCAMPUS = ("dice_score", "calibration_error", "negative_log_likelihood", "volume_error")
@@ -82,15 +83,14 @@ DIFFERENCES: Mapping[str, Differences] = {
         "labels",
         _against(
             "majority_sdl",
-            *("majority", "random", "smoothing", "weighted", "uniform"),
-            *("smoothing_sdl", "weighted_sdl", "uniform_sdl"),
+            *("random", "smoothing", "weighted", "uniform", "smoothing_sdl", "weighted_sdl"),
         ),
     ),
     "label_alone_differences": Differences(
         "labels",
         (
             *(("uniform", "majority"), ("uniform_sdl", "majority_sdl"), ("uniform_ce", "majority_ce")),
-            *(("uniform", "random"), ("uniform", "smoothing"), ("uniform", "weighted")),
+            *(("uniform", "smoothing"), ("uniform", "weighted")),
         ),
     ),
     "loss_alone_differences": Differences(
@@ -114,7 +114,7 @@ DIFFERENCES: Mapping[str, Differences] = {
     "smoothing_differences": Differences("smoothing", (("smoothing_boundary", "majority"),)),
     "systems_differences": Differences(
         "systems",
-        tuple(("uniform", name) for name in ("majority", "mc_dropout", "multi_head", "mrnet", "softseg")),
+        tuple(("uniform", name) for name in ("mc_dropout", "multi_head", "mrnet", "softseg")),
     ),
     "distillation_differences": Differences(
         "distillation",
@@ -139,7 +139,9 @@ DIFFERENCES: Mapping[str, Differences] = {
         _HIPPOCAMPUS,
     ),
     "bandwidth_differences": Differences(
-        "bandwidth", _against("no_kde", *(f"h{width}" for width in BANDWIDTHS)), _HIPPOCAMPUS
+        "bandwidth",
+        _against("no_kde", *(f"h{width}" for width in BANDWIDTHS if width != "1e-3")),
+        _HIPPOCAMPUS,
     ),
     "raters_differences": Differences(
         "raters",
