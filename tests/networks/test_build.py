@@ -89,17 +89,6 @@ class TestSmallUNet:
                 difference[norm] = float((network(images)[:1] - network(images[:1])).abs().max())
         assert difference["group"] < 1e-5 < difference["batch"]
 
-    def test_the_receptive_field_is_that_of_four_levels(self):
-        image = torch.zeros(1, 1, 64, 64, requires_grad=True)
-        small(norm="group")(image + torch.randn(1, 1, 64, 64))[0, 0, 32, 32].backward()
-        rows = image.grad[0, 0].abs().sum(1).nonzero().flatten()
-        # four levels of two convolutions reach about 40 pixels in each direction; one level reaches 5
-        assert rows.min() < 12
-        assert rows.max() > 52
-
-    def test_the_channels_of_the_levels_can_be_chosen(self):
-        assert count_parameters(small(channels=[8, 16])) < 10_000
-
     @pytest.mark.parametrize(
         ("options", "message"),
         [
@@ -151,13 +140,6 @@ class TestArchitectures:
     def test_a_name_that_smp_and_timm_share_means_the_encoder_of_smp(self):
         assert type(unet("resnet18").encoder).__name__ == "ResNetEncoder"
         assert type(unet("tu-resnet18").encoder).__name__ == "TimmUniversalEncoder"
-
-    def test_the_same_seed_gives_the_same_network(self):
-        states = []
-        for _ in range(2):
-            torch.manual_seed(5)
-            states.append(unet().state_dict())
-        assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
 
     @pytest.mark.parametrize(
         ("options", "message"),
@@ -263,10 +245,6 @@ class TestWeightsFromAFile:
         path = weights_file(tmp_path, "convnext_atto", without=("stages.1.blocks.0.norm.bias",))
         with pytest.raises(ValueError, match=r"1 missing: stages\.1\.blocks\.0\.norm\.bias$"):
             unet("tu-convnext_atto", path)
-
-    def test_a_file_of_another_network_is_refused(self, tmp_path):
-        with pytest.raises(ValueError, match=r"do not fit timm's resnet34\n  \d+ missing: layer1\.2"):
-            unet("tu-resnet34", weights_file(tmp_path))
 
     def test_a_timm_file_for_an_smp_encoder_gets_an_error_that_recommends_the_timm_encoder(self, tmp_path):
         path = weights_file(tmp_path, "mobilenetv2_100")

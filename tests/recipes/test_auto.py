@@ -5,7 +5,6 @@ import pytest
 import torch
 from prepared import dataset_with, make_prepared
 
-from semidice.networks import pretrained
 from semidice.networks.build import ModelOptions, Task, build_model
 from semidice.recipes import auto, option_value, read_recipe, write_recipe
 from semidice.recipes.auto import choose_options
@@ -40,13 +39,6 @@ def test_every_choice_is_an_option_with_a_reason_and_the_recipe_has_its_value(da
     for key, value in chosen(dataset).items():
         assert option_value(recipe, key) == value, key
     assert not recipe.auto
-
-
-def test_every_device_chooses_the_same_options(tmp_path, monkeypatch):
-    monkeypatch.setattr(auto, "weights_can_be_had", lambda encoder, weights: True)
-    large = make_prepared(tmp_path / "large", num_cases=4, size=(300, 300))
-    assert chosen(large, "cpu").keys() == chosen(large, "cuda").keys()
-    assert chosen(large, "cpu") != chosen(large, "cuda")
 
 
 def test_an_option_that_is_given_is_kept_and_has_no_reason(dataset):
@@ -163,16 +155,3 @@ def test_a_resumed_run_keeps_what_was_chosen_on_another_device(dataset, tmp_path
     assert resumed.recipe == on_gpu
     with pytest.raises(ValueError, match=r"differs in optimiser\.lr"):
         start_run(read(dataset, "optimiser.lr=0.5"), tmp_path / "run", resume=True)
-
-
-def test_weights_can_be_had_asks_the_cache_and_the_hub(monkeypatch, tmp_path):
-    file = tmp_path / "weights.safetensors"
-    file.write_bytes(b"")
-    monkeypatch.setattr(pretrained, "_weights_file", lambda encoder, weights: file)
-    assert pretrained.weights_can_be_had("tf_efficientnet_lite0", "imagenet")
-
-    def not_found(encoder, weights):
-        raise ValueError("the hub did not give them")
-
-    monkeypatch.setattr(pretrained, "_weights_file", not_found)
-    assert not pretrained.weights_can_be_had("tf_efficientnet_lite0", "imagenet")
