@@ -26,7 +26,7 @@ from semidice import (
     mean_label,
     spatially_smooth_label,
 )
-from semidice.calibration.recalibration import DEFAULT_BANDWIDTHS
+from semidice.calibration.keypoints import DEFAULT_BANDWIDTHS
 from semidice.data.phantom import make_phantom
 from semidice.losses.options import KeySource
 from semidice.report.figures import COLOURS, new_axes

@@ -59,13 +59,6 @@ def test_it_is_the_smallest_score_whose_weight_with_the_new_patient_at_infinity_
     assert chosen == min(value for value, share in shares.items() if share >= level - 1e-9)
 
 
-def test_repeating_the_cases_of_a_patient_changes_nothing():
-    scores = np.random.default_rng(0).normal(size=(30, 2))
-    repeated = np.concatenate([scores, scores[3:4], scores[3:4]])
-    again = patient_quantile(repeated, [*names(30), "p3", "p3"], 0.9)
-    assert again == patient_quantile(scores, names(30), 0.9)
-
-
 @pytest.mark.parametrize(("level", "needed"), [(0.5, 1), (0.8, 4), (0.9, 9), (0.95, 19), (0.99, 99)])
 def test_too_few_patients_for_the_level_are_an_error_however_many_cases_they_have(level, needed):
     scores = np.tile(np.arange(float(needed)), 9)[:, None]
@@ -205,18 +198,6 @@ def test_intervals_that_are_too_wide_become_narrower_and_each_class_has_its_own_
     assert (new_high - new_low)[0, 1] > 2
 
 
-def test_a_voxel_per_case_is_the_same_as_cases_one_by_one():
-    fitted = ConformalInterval(0.9, (0.5, -0.2), 20)
-    rng = np.random.default_rng(0)
-    low = rng.uniform(1, 5, (4, 2))
-    intervals = Intervals(low, low + rng.uniform(1, 5, (4, 2)), low + 0.5, voxel=rng.uniform(0.1, 2, 4))
-    together = fitted.apply(intervals)
-    for case in range(4):
-        alone = (intervals.low[case], intervals.high[case], intervals.expected[case])
-        ends = fitted.apply(Intervals(*alone, voxel=float(intervals.voxel[case])))
-        np.testing.assert_allclose(ends, [end[case] for end in together])
-
-
 def test_a_case_without_an_interval_is_left_out_and_stays_nan():
     ends = [np.full((12, 1), value) for value in (4.0, 6.0, 5.0)]
     volumes = np.linspace(1, 9, 24).reshape(12, 1, 2)
@@ -241,7 +222,7 @@ ONE = np.ones((12, 1))
         (lambda: Intervals(ONE, ONE, ONE, voxel=0.0), "voxel"),
         (lambda: fit_conformal(Intervals(ONE, ONE, ONE), ONE, names(12)), "raters"),
         (lambda: fit_conformal(Intervals(ONE, ONE, ONE), -ONE[..., None], names(12)), "0 or more"),
-        (lambda: fit_conformal(Intervals(ONE, ONE, ONE), ONE[..., None], names(3)), "each of 12 cases"),
+        (lambda: fit_conformal(Intervals(ONE, ONE, ONE), ONE[..., None], names(3)), "patient of each case"),
         (lambda: ConformalInterval(0.9, (0.1, 0.2), 20).apply(Intervals(ONE, ONE, ONE)), "2 classes"),
     ],
 )

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rules import OPTIMAL, all_sets, expected_scores, masks_of, random_prob
 
-from semidice.decisions import Decision, decide, thresholds
+from semidice.decisions import Decision, decide
 from semidice.decisions.expected import (
+    MAX_EXACT_VOXELS,
     NUM_LEVELS,
     dice_of_first,
     expected_score,
@@ -86,7 +87,7 @@ class TestExpectedScores:
 
 
 class TestFirstOrder:
-    """Large sets: forms of first order, with the bounds in the docstring of `thresholds`."""
+    """Large sets: forms of first order, with their bounds in docs/theory.md, section 7."""
 
     @given(p=st.lists(unit, min_size=1, max_size=40))
     def test_the_error_of_the_first_order_dice_is_within_its_bounds(self, p):
@@ -128,7 +129,7 @@ class TestFirstOrder:
         p = prob[0].sort(descending=True).values
         scores = share * nested_dice_of_likeliest(p) + (1 - share) * dice_of_first(p)
         mask = masks_of(text, prob)
-        assert thresholds.MAX_EXACT_VOXELS < 5000
+        assert MAX_EXACT_VOXELS < 5000
         # first-order terms of the independent part: V / (k (k + mu))
         slack = 4 / NUM_LEVELS + (1 - share) * 2e-3
         assert float(scores.max() - scores[0, int(mask.sum())]) <= slack
@@ -141,35 +142,13 @@ class TestFirstOrder:
             assert torch.equal(masks_of(text, large)[..., 500:512], masks_of(text, small))
 
 
-class TestRankseg:
-    """rankseg 0.0.8 has no exact solver, so its formulas and its expected scores are compared."""
-
-    @pytest.mark.parametrize("power", [1.0, 4.0])
-    def test_large_sets_equal_the_reciprocal_moment_iou_of_rankseg(self, power):
-        prob = random_prob(2, 1, 90, 80, power=power)
-        theirs = rankseg.rankseg_rma(prob, metric="iou", output_mode="multilabel", pruning_prob=0.0)
-        assert torch.equal(decide(prob, "jaccard"), theirs)
-        # Dice and Jaccard have the same threshold to first order
-        assert torch.equal(decide(prob, "dice"), theirs)
-
-    def test_no_solver_of_rankseg_has_a_better_expected_dice(self):
-        gains = {"TRNA": [], "BA": [], "RMA": []}
-        for seed in range(40):
-            prob = random_prob(1, 1, 9, seed=seed, power=1.5)
-            # one certain voxel: no rater is empty, so both conventions for empty masks agree
-            prob[..., 0] = 1
-            p = prob.flatten().numpy()
-            ours = expected_scores("dice", p, decide(prob, "dice").numpy()[0])[0]
-            for solver, values in gains.items():
-                if solver == "RMA":
-                    theirs = rankseg.rankseg_rma(prob, output_mode="multilabel", pruning_prob=0.0)
-                else:
-                    theirs = rankseg.rankdice_ba(prob, solver=solver, pruning_prob=0.0)
-                values.append(ours - expected_scores("dice", p, theirs.numpy()[0])[0])
-        for values in gains.values():
-            assert min(values) >= -1e-12
-        # the approximations miss the best set in some of these cases
-        assert max(gains["RMA"]) > 1e-4
+@pytest.mark.parametrize("power", [1.0, 4.0])
+def test_large_sets_equal_the_reciprocal_moment_iou_of_rankseg(power):
+    prob = random_prob(2, 1, 90, 80, power=power)
+    theirs = rankseg.rankseg_rma(prob, metric="iou", output_mode="multilabel", pruning_prob=0.0)
+    assert torch.equal(decide(prob, "jaccard"), theirs)
+    # Dice and Jaccard have the same threshold to first order
+    assert torch.equal(decide(prob, "dice"), theirs)
 
 
 def test_the_nested_rule_is_the_median_volume_in_a_case_worked_by_hand():

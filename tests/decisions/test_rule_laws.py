@@ -33,14 +33,6 @@ def test_the_table_lists_every_rule():
 
 @each_rule
 @each_shape
-def test_a_permutation_of_voxels_permutes_the_masks(text, shape):
-    prob = prob_of(shape).flatten(2)
-    order = torch.randperm(prob.shape[2], generator=torch.Generator().manual_seed(1))
-    assert torch.equal(masks_of(text, prob)[..., order], masks_of(text, prob[..., order]))
-
-
-@each_rule
-@each_shape
 def test_the_shape_of_space_does_not_matter(text, shape):
     prob = prob_of(shape)
     volume = prob.unflatten(2, (shape[2] // 2 if shape[2] % 2 == 0 else shape[2], -1))
@@ -85,12 +77,7 @@ def test_the_class_map_is_that_of_the_masks(text, shape):
         assert torch.equal(classes.bool(), masks[:, 0])
     else:
         assert torch.equal(classes, masks.int().argmax(1))
-
-
-@each_rule
-@pytest.mark.parametrize("shape", [(2, 3, 5, 4), (1, 4, 70, 80)], ids=str)
-def test_exactly_one_of_several_classes_has_each_voxel(text, shape):
-    assert (masks_of(text, prob_of(shape)).sum(1) == 1).all()
+        assert torch.equal(masks.sum(1), valid.long())
 
 
 @each_rule

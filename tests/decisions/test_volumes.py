@@ -12,7 +12,6 @@ from semidice.data.phantom import make_phantom
 from semidice.decisions import (
     decide,
     rater_volumes_ml,
-    volume_crps,
     volume_interval,
     volume_ml,
     volume_quantiles,
@@ -86,43 +85,6 @@ def test_rounding_of_a_level_does_not_count_a_voxel_whose_probability_ties_with_
     assert volume_quantiles(prob, [0.9], spacing_mm=VOXELS).item() == 1
 
 
-def ensemble_crps(samples, observed):
-    """E|V - v| - E|V - V'| / 2 of an ensemble, pair by pair."""
-    return np.abs(samples - observed).mean() - np.abs(samples[:, None] - samples).mean() / 2
-
-
-@given(p=eighths, volumes=st.lists(st.floats(0, 15), min_size=1, max_size=4))
-def test_the_crps_is_that_of_an_ensemble_of_nested_raters(p, volumes):
-    samples = np.array([(np.asarray(p) >= t).sum() for t in levels_of_raters(64)])
-    expected = np.mean([ensemble_crps(samples, volume) for volume in volumes])
-    score = volume_crps(one_channel(p), torch.tensor([[volumes]]), spacing_mm=VOXELS)
-    assert score.item() == pytest.approx(expected, abs=1e-5)
-
-
-def test_the_crps_of_many_distinct_probabilities_is_the_integral_of_the_squared_difference_of_distributions():
-    p = np.random.default_rng(0).random(400)
-    # P(V <= k) = 1 - p_(k+1), on the integers from 0 to 399
-    cdf = 1 - np.sort(p)[::-1]
-    for volume in (0, 57, 400):
-        step = np.arange(400) >= volume
-        expected = np.square(cdf - step).sum()
-        score = volume_crps(
-            torch.from_numpy(p).view(1, 1, -1), torch.tensor([[[float(volume)]]]), spacing_mm=VOXELS
-        )
-        assert score.item() == pytest.approx(expected)
-
-
-def test_no_other_map_has_a_lower_expected_crps_than_the_one_that_raters_are_drawn_from():
-    rng = np.random.default_rng(1)
-    p = np.sort(rng.random(60))[::-1].copy()
-    raters = torch.tensor([(p >= t).sum() for t in levels_of_raters()], dtype=torch.float64).view(1, 1, -1)
-    best = volume_crps(torch.from_numpy(p).view(1, 1, -1), raters, spacing_mm=VOXELS).item()
-    volumes = raters.flatten()
-    assert best == pytest.approx((volumes[:, None] - volumes).abs().mean().item() / 2, rel=1e-3)
-    for other in (p**1.2, p**0.8, p.round(), np.clip(p + 0.05, 0, 1), np.full(60, p.mean())):
-        assert volume_crps(torch.from_numpy(other).view(1, 1, -1), raters, spacing_mm=VOXELS).item() > best
-
-
 def test_volumes_scale_with_the_voxel_and_each_case_has_its_own():
     prob, masks = torch.rand(2, 1, 4, 5), torch.rand(2, 3, 4, 5) < 0.5
     spacing = torch.tensor([[1.0, 1, 1], [2, 1, 5]])
@@ -133,10 +95,6 @@ def test_volumes_scale_with_the_voxel_and_each_case_has_its_own():
     torch.testing.assert_close(
         volume_quantiles(prob, [0.3, 0.7], spacing_mm=spacing),
         volume_quantiles(prob, [0.3, 0.7], spacing_mm=VOXELS) * sizes.view(2, 1, 1),
-    )
-    torch.testing.assert_close(
-        volume_crps(prob, in_ml, spacing_mm=spacing),
-        volume_crps(prob, voxels, spacing_mm=VOXELS) * sizes.view(2, 1),
     )
 
 
@@ -157,7 +115,6 @@ def test_invalid_voxels_and_absent_raters_do_not_count():
     present = torch.tensor([[True, False, True], [True, True, True]])
     volumes = rater_volumes_ml(masks, num_channels=2, spacing_mm=VOXELS, present=present, valid=valid)
     quantiles = volume_quantiles(prob, [0.5, 0.9], spacing_mm=VOXELS, valid=valid)
-    crps = volume_crps(prob, volumes, spacing_mm=VOXELS, valid=valid)
     assert volumes[0, :, 1].isnan().all()
     for case in range(2):
         kept, raters = prob[case : case + 1, :, valid[case]], masks[case : case + 1, present[case]]
@@ -166,18 +123,15 @@ def test_invalid_voxels_and_absent_raters_do_not_count():
         torch.testing.assert_close(
             volume_quantiles(kept, [0.5, 0.9], spacing_mm=VOXELS)[0], quantiles[case], rtol=0, atol=0
         )
-        torch.testing.assert_close(volume_crps(kept, alone, spacing_mm=VOXELS)[0], crps[case])
 
 
-def test_a_case_without_a_valid_voxel_or_without_a_rater_is_nan():
+def test_a_case_without_a_valid_voxel_is_nan():
     prob, masks = soft_label(2, 2, 6), torch.rand(2, 3, 6) < 0.5
     options = {"spacing_mm": VOXELS, "valid": torch.tensor([[False] * 6, [True] * 6])}
     volumes = rater_volumes_ml(masks, num_channels=2, **options)
-    for score in (volumes, volume_quantiles(prob, [0.5], **options), volume_crps(prob, volumes, **options)):
-        assert score[0].isnan().all()
-        assert score[1].isfinite().all()
-    volumes[1] = torch.nan
-    assert volume_crps(prob, volumes, spacing_mm=VOXELS).isnan().all()
+    for found in (volumes, volume_quantiles(prob, [0.5], **options), volume_ml(prob, **options)):
+        assert found[0].isnan().all()
+        assert found[1].isfinite().all()
 
 
 BYTES = torch.full((1, 2, 4, 5), 255, dtype=torch.uint8)

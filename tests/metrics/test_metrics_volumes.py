@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from laws import class_map, soft_label
 
 from semidice.data.phantom import make_phantom
@@ -23,6 +25,39 @@ def nested_volumes(prob, num=20_000):
     return (np.asarray(prob).ravel()[None] >= levels[:, None]).sum(1)
 
 
+def crps_in_voxels(p, volumes):
+    """The score of one channel against raters of these volumes, in voxels."""
+    masks = torch.arange(len(p)) < torch.tensor(volumes).view(1, -1, 1)
+    return volume_crps_error_ml(torch.tensor(p).view(1, 1, -1), masks, spacing_mm=(10, 10, 10)).item()
+
+
+@given(data=st.data(), p=st.lists(st.integers(0, 8).map(lambda k: k / 8), min_size=1, max_size=12))
+def test_the_crps_is_that_of_an_ensemble_of_nested_raters(data, p):
+    volumes = data.draw(st.lists(st.integers(0, len(p)), min_size=1, max_size=4))
+    samples = nested_volumes(p, num=64)
+    distances = [np.abs(samples - volume).mean() for volume in volumes]
+    expected = np.mean(distances) - np.abs(np.subtract.outer(samples, samples)).mean() / 2
+    assert crps_in_voxels(p, volumes) == pytest.approx(expected, abs=1e-5)
+
+
+def test_the_crps_of_many_distinct_probabilities_is_the_integral_of_the_squared_difference_of_distributions():
+    p = np.random.default_rng(0).random(400)
+    # P(V <= k) = 1 - p_(k+1), on the integers from 0 to 399
+    cdf = 1 - np.sort(p)[::-1]
+    for volume in (0, 57, 400):
+        step = np.arange(400) >= volume
+        assert crps_in_voxels(p, [volume]) == pytest.approx(np.square(cdf - step).sum())
+
+
+def test_no_other_map_has_a_lower_expected_crps_than_the_one_that_raters_are_drawn_from():
+    p = np.sort(np.random.default_rng(1).random(60))[::-1].copy()
+    volumes = nested_volumes(p, num=1024)
+    best = crps_in_voxels(p, volumes)
+    assert best == pytest.approx(np.abs(np.subtract.outer(volumes, volumes)).mean() / 2, rel=1e-3)
+    for other in (p**1.2, p**0.8, p.round(), np.clip(p + 0.05, 0, 1), np.full(60, p.mean())):
+        assert crps_in_voxels(other, volumes) > best
+
+
 def test_the_scores_of_a_class_are_those_of_sampled_nested_raters():
     prob, masks = soft_label(2, 3, 5, 6), class_map((2, 4, 5, 6), 3)
     scores = {name: score(prob, masks) for name, score in EACH.items()}
@@ -30,12 +65,11 @@ def test_the_scores_of_a_class_are_those_of_sampled_nested_raters():
         sampled = nested_volumes(prob[case, number])
         volumes = (masks[case] == number).flatten(1).sum(1).numpy()
         low, high = np.quantile(sampled, [0.05, 0.95], method="inverted_cdf")
-        pair = np.abs(np.subtract.outer(sampled[::20], sampled[::20])).mean() / 2
-        crps = np.mean([np.abs(sampled - volume).mean() for volume in volumes]) - pair
         inside = (volumes >= low) & (volumes <= high)
         assert scores["coverage"][case, number].item() == pytest.approx(inside.mean())
         assert scores["width"][case, number].item() == pytest.approx((high - low) * 0.01)
-        assert scores["crps"][case, number].item() == pytest.approx(crps * 0.01, abs=1e-4)
+        crps = crps_in_voxels(prob[case, number].flatten().numpy(), volumes)
+        assert scores["crps"][case, number].item() == pytest.approx(crps * 0.01, rel=1e-5)
 
 
 @pytest.mark.parametrize(

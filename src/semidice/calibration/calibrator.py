@@ -3,7 +3,7 @@
     calibrator.fit(prediction, target)      or partial_fit for each batch
     calibrator.merge(other)                 what another one has learned, too
     calibrator.calibrate(prediction)        probabilities in the shape of the prediction
-    calibrator.save(path)                   one safetensors file; `calibrators.load_calibrator` reads it
+    calibrator.save(path)                   one safetensors file; `load_calibrator` reads one of any kind
 
 Predictions are (N, C, *space), targets follow the contract in `arrays`: hard, or soft such as the mean of the
 raters. activation="none" means that predictions are probabilities, else they are logits.
@@ -15,6 +15,7 @@ loaded calibrator calibrates, and cannot learn on. Nothing in a file is unpickle
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from inspect import isabstract
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -22,11 +23,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..arrays import Activation, describe
+from ..arrays import Activation, check_distribution, check_prediction
 from ..errors import reading
 from ..options import check_value
 from ..paths import write_bytes
-from .recalibration import check_classes, flat_rows
+from .kde import flat_rows
 
 # the class of a calibrator: the run-time checks of the tests do not know typing.Self
 Kind = TypeVar("Kind", bound="Calibrator")
@@ -35,15 +36,17 @@ Kind = TypeVar("Kind", bound="Calibrator")
 class Calibrator(ABC):
     """Probabilities corrected by labels that the network was not trained on; see the module docstring.
 
-    A subclass names its stream (`_new_stream`) and fits its parameters to it (`_fit_parameters`).
+    A subclass names its stream, fits its parameters to it, and applies them.
     """
 
     # of the parameters that `calibrate` needs, as in a file
     parameter_names: ClassVar[tuple[str, ...]] = ("parameters",)
 
-    def __init__(self, *, activation: Activation = "none") -> None:
+    def __init__(self, *, activation: Activation = "none", **settings: Any) -> None:
         check_value(Activation, activation=activation)
         self.activation: Activation = activation
+        # arguments of the class that make a calibrator like this one
+        self.settings = {"activation": activation, **settings}
         self._reset()
 
     def _reset(self) -> None:
@@ -60,13 +63,9 @@ class Calibrator(ABC):
     def partial_fit(self: Kind, prediction: Tensor, target: Tensor, *, valid: Tensor | None = None) -> Kind:
         """Learn from one more batch."""
         rows, label, counted = flat_rows(prediction.detach(), target, valid, self.activation)
-        if self.activation == "none" and prediction.shape[1] > 1:
-            check_classes("prediction", prediction)
-        stream = self._stream_of(rows.shape[1])
-        self._check_classes(prediction)
-        rows = rows[counted].to(torch.promote_types(rows.dtype, torch.float32))
-        stream.add(self._inputs(rows), label[counted].float())
-        self._parameters = None
+        if self.activation == "none":
+            check_distribution("prediction", prediction)
+        self._stream_of(rows.shape[1]).add(self._inputs(rows[counted]), label[counted].float())
         return self
 
     def merge(self: Kind, other: Kind) -> Kind:
@@ -77,18 +76,12 @@ class Calibrator(ABC):
                 f"one; got a {type(other).__name__} of activation {other.activation!r}"
             )
         num_classes = other._fitted_classes()
-        stream, others = self._stream_of(num_classes), other._stream_of(num_classes)
-        if self._num_classes != num_classes:
-            raise ValueError(
-                f"calibrators that are merged need the same classes; got {self._num_classes} and "
-                f"{num_classes}"
-            )
-        stream.merge(others)
-        self._parameters = None
+        learned = other._stream_of(num_classes)
+        self._stream_of(num_classes).merge(learned)
         return self
 
     def _stream_of(self, num_classes: int) -> Any:
-        """The stream, a new one at first; a ValueError if it is not there, because a file has none."""
+        """The stream that is to grow, a new one at first."""
         if self._num_classes is None:
             self._num_classes, self._stream = num_classes, self._new_stream(num_classes)
         if self._stream is None:
@@ -96,11 +89,15 @@ class Calibrator(ABC):
                 f"this {type(self).__name__} was loaded, and a file holds what it has learned but not from "
                 "what: fit a new one to all data, or call fit, which forgets the old data"
             )
+        self._check_classes(num_classes)
+        self._parameters = None
         return self._stream
 
-    @abstractmethod
     def calibrate(self, prediction: Tensor) -> Float[Tensor, "N C *space"]:
         """Calibrated probabilities in the shape of `prediction`, differentiable; at least float32."""
+        check_prediction(prediction, self.activation)
+        self._check_classes(prediction.shape[1])
+        return self._calibrated(self._inputs(prediction), self._fitted())
 
     @abstractmethod
     def _new_stream(self, num_classes: int) -> Any:
@@ -110,31 +107,46 @@ class Calibrator(ABC):
     def _fit_parameters(self, stream: Any) -> Mapping[str, Tensor]:
         """The `parameter_names` with the highest likelihood of the voxels in the stream."""
 
+    @abstractmethod
+    def _calibrated(self, inputs: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
+        """The probabilities of all classes from the `_inputs` of a prediction."""
+
+    def _inputs(self, prediction: Float[Tensor, "N C *space"]) -> Float[Tensor, "N C *space"]:
+        """What the stream is of, and what is calibrated: the probabilities, at least float32."""
+        prediction = prediction.to(torch.promote_types(prediction.dtype, torch.float32))
+        if self.activation == "softmax":
+            return prediction.softmax(1)
+        return prediction.sigmoid() if self.activation == "sigmoid" else prediction
+
     def save(self, path: str | Path) -> None:
         """Write parameters and settings; equal calibrators write equal bytes."""
         import safetensors.torch
 
         parameters = {name: tensor.contiguous().cpu() for name, tensor in self._fitted().items()}
-        of_file = {"kind": type(self).__name__, "num_classes": self._num_classes, **self._settings()}
+        of_file = {"kind": type(self).__name__, "num_classes": self._num_classes, **self.settings}
         # One entry: the order of several would be random. Not save_file, which has own temporary files.
         metadata = {"calibrator": json.dumps(of_file, sort_keys=True)}
         write_bytes(Path(path), safetensors.torch.save(parameters, metadata=metadata))
 
-    def _settings(self) -> dict[str, Any]:
-        """Arguments of the class that make a calibrator like this one."""
-        return {"activation": self.activation}
-
     @classmethod
     def load(cls: type[Kind], path: str | Path) -> Kind:
         """The calibrator that `save` wrote, on the CPU; a ValueError names what is wrong in the file."""
+        import safetensors
+
         with reading(Path(path), "load another kind with load_calibrator, or fit it again"):
-            kind, settings, parameters = read_calibrator(Path(path))
-            if kind != cls.__name__:
-                raise ValueError(f"it must hold a {cls.__name__}; got {kind}")
-            num_classes = settings.pop("num_classes")
-            calibrator = cls(**settings)
+            with safetensors.safe_open(path, framework="pt") as file:
+                settings = json.loads(file.metadata()["calibrator"])
+                parameters = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            kinds = {each.__name__: each for each in _kinds_of(cls) if not isabstract(each)}
+            kind, num_classes = settings.pop("kind"), settings.pop("num_classes")
+            if kind not in kinds:
+                raise ValueError(f"it must hold a {' or '.join(kinds)}; got {kind}")
+            calibrator = kinds[kind](**settings)
             calibrator._num_classes = num_classes
-            calibrator._parameters = {name: parameters[name] for name in cls.parameter_names}
+            calibrator._parameters = {name: parameters[name] for name in calibrator.parameter_names}
+            for name, tensor in calibrator._parameters.items():
+                if not bool(tensor.isfinite().all()):
+                    raise ValueError(f"{name} has values that are not finite")
             return calibrator
 
     def _fitted(self) -> Mapping[str, Tensor]:
@@ -149,33 +161,13 @@ class Calibrator(ABC):
             raise ValueError(f"this {type(self).__name__} has seen no data: call fit or partial_fit first")
         return self._num_classes
 
-    def _check_classes(self, prediction: Tensor) -> None:
-        num_classes = self._fitted_classes()
-        if prediction.shape[1] != num_classes:
+    def _check_classes(self, num_classes: int) -> None:
+        if num_classes != self._fitted_classes():
             raise ValueError(
-                f"this {type(self).__name__} was fitted to {num_classes} classes; "
-                f"got {describe(prediction)}: call fit to start again"
+                f"this {type(self).__name__} was fitted to {self._num_classes} classes; got {num_classes}: "
+                "call fit to start again"
             )
 
-    def _inputs(self, rows: Float[Tensor, "n C"]) -> Float[Tensor, "n C"]:
-        """What the stream is of."""
-        return self._probabilities(rows)
 
-    def _probabilities(self, prediction: Tensor) -> Tensor:
-        prediction = prediction.to(torch.promote_types(prediction.dtype, torch.float32))
-        if self.activation == "softmax":
-            return prediction.softmax(1)
-        return prediction.sigmoid() if self.activation == "sigmoid" else prediction
-
-
-def read_calibrator(path: Path) -> tuple[str, dict[str, Any], dict[str, Tensor]]:
-    """The name of the class, the settings, and the tensors in the file of a calibrator."""
-    import safetensors
-
-    with safetensors.safe_open(path, framework="pt") as file:
-        settings = json.loads(file.metadata()["calibrator"])
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    for name, tensor in tensors.items():
-        if not bool(tensor.isfinite().all()):
-            raise ValueError(f"{name} has values that are not finite")
-    return settings.pop("kind"), settings, tensors
+def _kinds_of(kind: type[Kind]) -> list[type[Kind]]:
+    return [kind, *(each for derived in kind.__subclasses__() for each in _kinds_of(derived))]

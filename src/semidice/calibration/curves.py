@@ -19,7 +19,6 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from ..arrays import Activation, check_prediction
 from .calibrator import Calibrator
 from .streams import UNITS, Histogram, VoxelSample, binary_problems
 
@@ -60,16 +59,20 @@ class CurveCalibrator(Calibrator):
 
     @staticmethod
     @abstractmethod
-    def _curve(prob: Tensor, parameters: Float[Tensor, " numbers"]) -> Tensor: ...
+    def _curve(prob: Tensor, parameters: Float[Tensor, " numbers"]) -> Tensor:
+        """The calibrated probabilities of a problem."""
 
-    def calibrate(self, prediction: Tensor) -> Float[Tensor, "N C *space"]:
-        """Calibrated probabilities in the shape of `prediction`, differentiable; at least float32."""
-        check_prediction(prediction, self.activation)
-        self._check_classes(prediction)
-        prob = binary_problems(self._probabilities(prediction), self.activation)
-        parameters = self.parameters.to(prob)
-        curves = [self._curve(prob[:, number], each) for number, each in enumerate(parameters)]
-        return joined_classes(torch.stack(curves, 1), prediction.shape[1], self.activation)
+    def _calibrated(self, inputs: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
+        problems = binary_problems(inputs, self.activation)
+        curves = parameters["parameters"].to(inputs)
+        prob = torch.stack([self._curve(problems[:, b], curve) for b, curve in enumerate(curves)], 1)
+        if self.activation == "sigmoid" or inputs.shape[1] == 1:
+            return prob
+        if inputs.shape[1] == 2:
+            return torch.cat([1 - prob, prob], dim=1)
+        # the curves of all classes can be 0
+        prob = prob.clamp(min=MIN_STORED_PROB)
+        return prob / prob.sum(1, keepdim=True)
 
 
 class BetaCalibrator(CurveCalibrator):
@@ -86,14 +89,12 @@ class BetaCalibrator(CurveCalibrator):
     """
 
     @staticmethod
-    def _fit_curve(
-        prob: Float[Tensor, " n"], label: Float[Tensor, " n"], count: Float[Tensor, " n"]
-    ) -> Float[Tensor, " numbers"]:
+    def _fit_curve(prob: Tensor, label: Tensor, count: Tensor) -> Tensor:
         features = torch.stack([stored_log(prob), -stored_log(1 - prob), torch.ones_like(prob)], 1)
         return fit_logistic(features, label, count, identity=(1.0, 1.0, 0.0), lowest=(0.0, 0.0, None))
 
     @staticmethod
-    def _curve(prob: Tensor, parameters: Float[Tensor, " numbers"]) -> Tensor:
+    def _curve(prob: Tensor, parameters: Tensor) -> Tensor:
         a, b, c = parameters
         calibrated: Tensor = (a * stored_log(prob) - b * stored_log(1 - prob) + c).sigmoid()
         return calibrated
@@ -114,9 +115,7 @@ class IsotonicCalibrator(CurveCalibrator):
     """
 
     @staticmethod
-    def _fit_curve(
-        prob: Float[Tensor, " n"], label: Float[Tensor, " n"], count: Float[Tensor, " n"]
-    ) -> Float[Tensor, " numbers"]:
+    def _fit_curve(prob: Tensor, label: Tensor, count: Tensor) -> Tensor:
         from scipy.optimize import isotonic_regression
 
         values = isotonic_regression(label.numpy(), weights=count.numpy()).x
@@ -125,7 +124,7 @@ class IsotonicCalibrator(CurveCalibrator):
         return torch.from_numpy(np.maximum.accumulate(curve.clip(0, 1)))
 
     @staticmethod
-    def _curve(prob: Tensor, parameters: Float[Tensor, " numbers"]) -> Tensor:
+    def _curve(prob: Tensor, parameters: Tensor) -> Tensor:
         return interpolated(prob, parameters)
 
 
@@ -157,31 +156,34 @@ class VectorScaling(CurveCalibrator):
         if not isinstance(stream, VoxelSample):
             return super()._fit_parameters(stream)
         prob, label = (stream.rows[name].double().cpu() for name in ("prob", "label"))
-        return {"parameters": fit_vector(stored_log(prob), label, stream.weight.double().cpu())}
+        log_prob, weight = stored_log(prob), stream.weight.double().cpu().unsqueeze(1)
+        weight = weight / weight.sum()
+
+        def loss(theta: Tensor) -> Tensor:
+            scale, bias = theta.view(2, -1)
+            likelihood: Tensor = weight * label * (log_prob * scale + bias).log_softmax(1)
+            return -likelihood.sum()
+
+        identity = torch.cat([torch.ones_like(log_prob[0]), torch.zeros_like(log_prob[0])])
+        return {"parameters": minimise(loss, identity).view(2, -1).t()}
 
     @staticmethod
-    def _fit_curve(
-        prob: Float[Tensor, " n"], label: Float[Tensor, " n"], count: Float[Tensor, " n"]
-    ) -> Float[Tensor, " numbers"]:
-        features = torch.stack([_logit(prob), torch.ones_like(prob)], 1)
+    def _fit_curve(prob: Tensor, label: Tensor, count: Tensor) -> Tensor:
+        features = torch.stack([stored_log(prob) - stored_log(1 - prob), torch.ones_like(prob)], 1)
         return fit_logistic(features, label, count, identity=(1.0, 0.0))
 
     @staticmethod
-    def _curve(prob: Tensor, parameters: Float[Tensor, " numbers"]) -> Tensor:
+    def _curve(prob: Tensor, parameters: Tensor) -> Tensor:
         scale, bias = parameters
-        calibrated: Tensor = (scale * _logit(prob) + bias).sigmoid()
+        calibrated: Tensor = (scale * (stored_log(prob) - stored_log(1 - prob)) + bias).sigmoid()
         return calibrated
 
-    def calibrate(self, prediction: Tensor) -> Float[Tensor, "N C *space"]:
-        """Calibrated probabilities in the shape of `prediction`, differentiable; at least float32."""
-        if not self._is_multiclass(prediction.shape[1]):
-            return super().calibrate(prediction)
-        check_prediction(prediction, self.activation)
-        self._check_classes(prediction)
-        log_prob = stored_log(self._probabilities(prediction))
-        scale, bias = self.parameters.to(log_prob).t().view(2, -1, *[1] * (prediction.ndim - 2))
-        calibrated: Tensor = (scale * log_prob + bias).softmax(1)
-        return calibrated
+    def _calibrated(self, inputs: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
+        if not self._is_multiclass(inputs.shape[1]):
+            return super()._calibrated(inputs, parameters)
+        scale, bias = parameters["parameters"].to(inputs).t().view(2, -1, *[1] * (inputs.ndim - 2))
+        prob: Tensor = (scale * stored_log(inputs) + bias).softmax(1)
+        return prob
 
 
 def fit_logistic(
@@ -200,21 +202,6 @@ def fit_logistic(
         return (weight * (softplus(logits) - label * logits)).sum()
 
     return minimise(loss, features.new_tensor(identity), lowest)
-
-
-def fit_vector(
-    logits: Float[Tensor, "n C"], label: Float[Tensor, "n C"], weight: Float[Tensor, " n"]
-) -> Float[Tensor, "C 2"]:
-    """Scale and bias of each class with the most likely softmax(scale · logits + bias)."""
-    weight = (weight / weight.sum()).unsqueeze(1)
-    num_classes = logits.shape[1]
-
-    def loss(theta: Tensor) -> Tensor:
-        scaled = logits * theta[:num_classes] + theta[num_classes:]
-        return -(weight * label * scaled.log_softmax(1)).sum()
-
-    identity = torch.cat([torch.ones_like(logits[0]), torch.zeros_like(logits[0])])
-    return minimise(loss, identity).view(2, num_classes).t()
 
 
 def minimise(
@@ -243,26 +230,9 @@ def minimise(
         theta, value = found.x, found.fun
 
 
-def joined_classes(
-    prob: Float[Tensor, "N B *space"], num_classes: int, activation: Activation
-) -> Float[Tensor, "N C *space"]:
-    """All classes from the calibrated binary problems; they sum to one unless they are sigmoid channels."""
-    if activation == "sigmoid" or num_classes == 1:
-        return prob
-    if num_classes == 2:
-        return torch.cat([1 - prob, prob], dim=1)
-    # the curves of all classes can be 0
-    prob = prob.clamp(min=MIN_STORED_PROB)
-    return prob / prob.sum(1, keepdim=True)
-
-
 def stored_log(prob: Tensor) -> Tensor:
     """log p, where a probability below half a unit, 8e-6, counts as half a unit."""
     return prob.clamp(min=MIN_STORED_PROB).log()
-
-
-def _logit(prob: Tensor) -> Tensor:
-    return stored_log(prob) - stored_log(1 - prob)
 
 
 def interpolated(prob: Tensor, curve: Float[Tensor, " units"]) -> Tensor:

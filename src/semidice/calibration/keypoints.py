@@ -1,8 +1,12 @@
-"""The voxels that calibration uses: key points to learn from, and the region it is applied to.
+"""The voxels that calibration uses: key points to learn from, and the region it is applied to; the bandwidth.
 
-Both as in the paper, appendix E. On a GPU no function here reads a value on the host, and no shape depends on
-values, so a CUDA graph can capture them. Left out: the estimate from the keys (`recalibration`).
+Keys and region as in the paper, appendix E. On a GPU they read no value on the host, and no shape depends on
+values, so a CUDA graph can capture them. The bandwidth is that with the highest likelihood of points that are
+left out of the sums. Left out: the estimate from the keys (`kde`).
 """
+
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -11,11 +15,13 @@ from torch import Tensor
 
 from ..arrays import check_prediction, describe, one_hot, read_target, values_are_readable
 from ..labels.smoothing import boundary_band
-from ..options import check_value
-from .kde import Keys
+from ..options import Count, Positive, check_value
+from .kde import MIN_PROB, Keys, check_classes, flat_rows, kernel_mean
 
 # larger than every class, and small enough that 32 bits for a random number fit below it
 _NO_CLASS = 2**30
+# 5e-5 to 0.11; with wider kernels the likelihood of saturated predictions has a second, worse maximum
+DEFAULT_BANDWIDTHS = tuple(5e-5 * 10 ** (step / 3) for step in range(11))
 
 
 def draw_keys(
@@ -44,9 +50,7 @@ def draw_keys(
     >>> keys.label.argmax(-1), keys.weight
     (tensor([[0, 1, 0, 0]]), tensor([[1.5000, 1.0000, 1.5000, 0.0000]]))
     """
-    check_value(int, num_keys=num_keys)
-    if num_keys < 1:
-        raise ValueError(f"num_keys must be 1 or more; got {num_keys}")
+    check_value(Count, num_keys=num_keys)
     check_prediction(prob)
     target, valid = read_target(prob, target, valid=valid)
     class_map = _class_map(target)
@@ -119,3 +123,64 @@ def calibration_region(
     class_map = _class_map(target)
     region = (prob.argmax(1) != class_map) | boundary_band(class_map, width=width)
     return region if valid is None else region & valid
+
+
+class BandwidthChoice(NamedTuple):
+    """The best bandwidth, all that were tried, and the mean log-likelihood of a point under each."""
+
+    bandwidth: float
+    bandwidths: tuple[float, ...]
+    log_likelihood: tuple[float, ...]
+
+
+def choose_bandwidth(
+    prob: Tensor,
+    target: Tensor,
+    *,
+    bandwidths: Sequence[float] = DEFAULT_BANDWIDTHS,
+    valid: Tensor | None = None,
+    num_points: int = 2048,
+    generator: torch.Generator | None = None,
+) -> BandwidthChoice:
+    """The bandwidth with the highest leave-one-out likelihood, and the likelihoods of all that were tried.
+
+    The likelihood is the mean of Σ_c y_jc log E[y_c | f_j] with point j left out, the aim of recalibration.
+    (The density of the points would prefer ever smaller bandwidths where many probabilities are equal.)
+
+    If there are more than `num_points` voxels, `draw_keys` draws that many, with weights. A label estimated
+    as 0 counts as 1e-7. Time num_points² x bandwidths, memory one chunk. Reads values.
+
+    >>> prob = torch.rand(500, 1, generator=torch.Generator().manual_seed(0)) * torch.tensor([[1.0, -1.0]])
+    >>> prob = prob + torch.tensor([[0.0, 1.0]])
+    >>> choose_bandwidth(prob, (prob[:, 1] > 0.5).long(), bandwidths=(1e-3, 1e-2, 1e-1)).bandwidth
+    0.001
+    """
+    if not bandwidths:
+        raise ValueError("bandwidths is empty: name one or more")
+    for bandwidth in bandwidths:
+        check_value(Positive, bandwidth=bandwidth)
+    check_classes(prob)
+    if prob.numel() // prob.shape[1] > num_points:
+        keys = draw_keys(prob.detach(), target, num_points, valid=valid, generator=generator)
+    else:
+        rows = flat_rows(prob.detach(), target, valid)
+        keys = Keys(*(part.unsqueeze(0) for part in rows))
+    return bandwidth_of_keys(keys, bandwidths=bandwidths)
+
+
+@torch.no_grad()
+def bandwidth_of_keys(keys: Keys, *, bandwidths: Sequence[float] = DEFAULT_BANDWIDTHS) -> BandwidthChoice:
+    """`choose_bandwidth` of one set of checked keys with weights, of which two or more count."""
+    assert keys.weight is not None
+    counts = keys.weight[0] > 0
+    if counts.sum() < 2:
+        raise ValueError(f"leave-one-out needs two points or more; got {int(counts.sum())} valid")
+    prob, label, weight = (part[:, counts] for part in (keys.prob, keys.label, keys.weight.double()))
+    points, counted, share = prob.double().transpose(1, 2), Keys(prob, label, weight), weight / weight.sum()
+    table = []
+    for bandwidth in bandwidths:
+        mean = kernel_mean(points, counted, bandwidth=bandwidth, leave_one_out=True)
+        each = (label * mean.transpose(1, 2).clamp(min=MIN_PROB).log()).sum(-1)
+        table.append(float((share * each).sum()))
+    best = max(range(len(table)), key=table.__getitem__)
+    return BandwidthChoice(float(bandwidths[best]), tuple(map(float, bandwidths)), tuple(table))

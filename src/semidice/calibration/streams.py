@@ -25,8 +25,8 @@ class Histogram:
 
     def __init__(self, num_classes: int, activation: Activation) -> None:
         self.activation: Activation = activation
-        num_problems = num_binary_problems(num_classes, activation)
-        self.count = torch.zeros(num_problems, UNITS + 1, dtype=torch.float64)
+        (problems,) = binary_problems(torch.zeros(1, num_classes), activation)
+        self.count = torch.zeros(len(problems), UNITS + 1, dtype=torch.float64)
         self.label = torch.zeros_like(self.count)
 
     def add(self, rows: Float[Tensor, "n C"], label: Float[Tensor, "n C"]) -> None:
@@ -43,16 +43,11 @@ class Histogram:
         self.label += other.label
 
 
-def num_binary_problems(num_classes: int, activation: Activation) -> int:
-    return 1 if num_classes == 2 and activation != "sigmoid" else num_classes
-
-
 def binary_problems(
     channels: Float[Tensor, "N C *space"], activation: Activation
 ) -> Float[Tensor, "N B *space"]:
     """The probability, or label, of each binary problem; see the module docstring."""
-    num_classes = channels.shape[1]
-    return channels[:, 1:] if num_binary_problems(num_classes, activation) < num_classes else channels
+    return channels[:, 1:] if channels.shape[1] == 2 and activation != "sigmoid" else channels
 
 
 class VoxelSample:
@@ -62,13 +57,14 @@ class VoxelSample:
     replacement. The class of a soft label is its largest. The same seed gives the same sample on every
     device. One channel is [1 - p, p].
 
-    rows: prob, label, class_of (the class that a voxel was drawn from), draw (its random number), and seen,
-    the number of voxels of each class in the stream.
+    rows: prob, label, class_of (the class that a voxel was drawn from), draw (its random number). seen: the
+    number of voxels of each class in the stream.
     """
 
     def __init__(self, size: int, *, seed: int = 0) -> None:
         self.size = size
         self.rows: dict[str, Tensor] = {}
+        self.seen = torch.zeros(0)
         self._generator = torch.Generator().manual_seed(seed)
 
     def add(self, rows: Float[Tensor, "n C"], label: Float[Tensor, "n C"]) -> None:
@@ -78,38 +74,31 @@ class VoxelSample:
         # drawn on the CPU, so that a seed gives the same sample on every device
         draw = torch.randint(2**32, (len(prob),), generator=self._generator).to(prob.device)
         seen = class_of.bincount(minlength=prob.shape[1])
-        self._keep({"prob": prob, "label": label, "class_of": class_of, "draw": draw, "seen": seen})
+        self._keep({"prob": prob, "label": label, "class_of": class_of, "draw": draw}, seen)
 
     def merge(self, other: "VoxelSample") -> None:
         """Draw from the voxels of the other sample's stream too."""
-        self._keep(other.rows)
+        self._keep(other.rows, other.seen)
 
-    def _keep(self, batch: dict[str, Tensor]) -> None:
-        """Join the rows of a batch to the sample, and drop those beyond the share of their class.
+    def _keep(self, rows: dict[str, Tensor], seen: Tensor) -> None:
+        """Join more voxels to the sample, and drop those beyond the share of their class.
 
         The share only shrinks when new classes appear, so a voxel that was dropped is never needed again.
         """
-        device = batch["prob"].device
-        old = {name: part.to(device) for name, part in self.rows.items()} or {
-            name: part[:0] for name, part in batch.items()
-        }
-        seen = batch["seen"] + old["seen"] if self.rows else batch["seen"]
-        share = -(-self.size // int((seen > 0).sum()))
-        classes = torch.cat([old["class_of"], batch["class_of"]])
-        order = ((classes << 32) + torch.cat([old["draw"], batch["draw"]])).argsort()
-        run = classes[order]
-        rank = torch.arange(len(run), device=run.device) - torch.searchsorted(run, run)
-        chosen, num_old = order[rank < share], len(old["draw"])
-        from_old, from_new = chosen[chosen < num_old], chosen[chosen >= num_old] - num_old
-        names = ("prob", "label", "class_of", "draw")
-        self.rows = {name: torch.cat([old[name][from_old], batch[name][from_new]]) for name in names}
-        self.rows["seen"] = seen
+        if self.rows:
+            rows = {name: torch.cat([self.rows[name].to(part.device), part]) for name, part in rows.items()}
+            seen = self.seen.to(seen.device) + seen
+        share = -(-self.size // max(1, int((seen > 0).sum())))
+        of_classes = ((rows["class_of"] == number).nonzero().flatten() for number in range(len(seen)))
+        chosen = torch.cat([voxels[rows["draw"][voxels].argsort()[:share]] for voxels in of_classes])
+        self.rows = {name: part[chosen] for name, part in rows.items()}
+        self.seen = seen
 
     @property
     def weight(self) -> Float[Tensor, " n"]:
         """The number of voxels that each voxel of the sample represents."""
-        seen, class_of = self.rows["seen"], self.rows["class_of"]
-        return (seen / class_of.bincount(minlength=len(seen)))[class_of]
+        class_of = self.rows["class_of"]
+        return (self.seen / class_of.bincount(minlength=len(self.seen)))[class_of]
 
 
 def with_background(channels: Float[Tensor, "n C *space"]) -> Float[Tensor, "n classes *space"]:

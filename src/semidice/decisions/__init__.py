@@ -4,7 +4,7 @@ from .conformal import ConformalInterval, Intervals, fit_conformal
 from .decision import Decision
 from .fitting import FittedDecision, fit_decision
 from .masks import decide, decide_classes
-from .volumes import rater_volumes_ml, volume_crps, volume_interval, volume_ml, volume_quantiles
+from .volumes import rater_volumes_ml, volume_interval, volume_ml, volume_quantiles
 
 __all__ = [
     "ConformalInterval",
@@ -16,7 +16,6 @@ __all__ = [
     "fit_conformal",
     "fit_decision",
     "rater_volumes_ml",
-    "volume_crps",
     "volume_interval",
     "volume_ml",
     "volume_quantiles",

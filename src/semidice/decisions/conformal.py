@@ -121,23 +121,20 @@ def fit_conformal(
     """
     check_level(level)
     low, high = intervals.low, intervals.high
-    if low.ndim != 2 or rater_volumes.ndim != 3 or rater_volumes.shape[:2] != low.shape:
+    shapes = low.shape, rater_volumes.shape[:-1], (len(patients), low.shape[-1])
+    if low.ndim != 2 or len(set(shapes)) > 1:
         raise ValueError(
-            "intervals must be (cases, classes) and rater_volumes (cases, classes, raters); got "
-            f"{low.shape} and {rater_volumes.shape}"
+            "fit_conformal needs intervals (cases, classes), rater_volumes (cases, classes, raters), and the "
+            f"patient of each case; got {low.shape}, {rater_volumes.shape} and {len(patients)} patients"
         )
-    if len(patients) != len(low):
-        raise ValueError(f"patients must name the patient of each of {len(low)} cases; got {len(patients)}")
     if bool((rater_volumes < 0).any()) or bool(np.isinf(rater_volumes).any()):
         raise ValueError("rater_volumes must be finite and 0 or more, or NaN for an absent rater; got others")
     below, above = (scale[..., None] for scale in intervals.scales())
     scores = np.maximum((low[..., None] - rater_volumes) / below, (rater_volumes - high[..., None]) / above)
     fitted = [patient_quantile(of_class, patients, level) for of_class in np.moveaxis(scores, 1, 0)]
-    seen = np.isfinite(scores).any((1, 2))
-    num_patients = len({patient for patient, has_rater in zip(patients, seen, strict=True) if has_rater})
-    return ConformalInterval(
-        float(level), tuple(c + _ROUNDING * max(1, abs(c)) for c in fitted), num_patients
-    )
+    seen = np.asarray(patients)[np.isfinite(scores).any((1, 2))]
+    corrections = tuple(c + _ROUNDING * max(1, abs(c)) for c in fitted)
+    return ConformalInterval(float(level), corrections, len(set(seen.tolist())))
 
 
 def patient_quantile(scores: Float[np.ndarray, "M R"], patients: Sequence[str], level: float) -> float:
@@ -145,9 +142,6 @@ def patient_quantile(scores: Float[np.ndarray, "M R"], patients: Sequence[str], 
 
     Each of K patients has weight 1 / (K + 1), and so has infinity. NaN is not an observation. A ValueError if
     there are fewer patients than level / (1 - level).
-
-    >>> patient_quantile(np.array([[1.0, 2.0], [3.0, np.nan], [9.0, 9.0]]), ["a", "b", "c"], level=0.5)
-    3.0
     """
     is_seen = np.isfinite(scores)
     numbers = np.unique(np.asarray(patients), return_inverse=True)[1]

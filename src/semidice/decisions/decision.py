@@ -29,14 +29,12 @@ class Decision:
             known = [f"{rule}:{letter}".rstrip(":") for rule, letter in RULES.items()]
             raise ValueError(f"there is no decision {self.rule!r}{nearest(self.rule, known)}")
         letter = RULES[self.rule]
-        if not letter and self.parameter is not None:
+        is_wanted = bool(letter) == (self.parameter is not None)
+        if not is_wanted or not 0 <= (self.parameter or 0) <= 1:
+            example = f"'{self.rule}:{letter}' with {letter} in [0, 1], as '{self.rule}:0.4'"
             raise ValueError(
-                f"the decision {self.rule!r} has no parameter; got {self.parameter}: use {self.rule!r} alone"
-            )
-        if letter and (self.parameter is None or not 0 <= self.parameter <= 1):
-            raise ValueError(
-                f"the decision '{self.rule}:{letter}' needs a number {letter} in [0, 1], as in "
-                f"'{self.rule}:0.4'; got {self.parameter}"
+                f"the decision {self.rule!r} has the parameter {self.parameter}: use "
+                + (example if letter else f"{self.rule!r} alone")
             )
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Expected Dice and Jaccard of a set of voxels, if p is the share of raters who include each voxel.
+"""Expected Dice and Jaccard of sets of voxels, if p is the share of raters who include each; the best set.
 
 Two couplings of the voxels of a rater have a closed form. Z is the number of voxels of the rater, I of those
 in the set, k the size of the set, R = Z - I:
@@ -11,12 +11,22 @@ Independent voxels need no table of Poisson-binomial probabilities. With 1/x = s
     E[1 / (k + Z)] = sum_q w_q exp(-s_q k) prod_i (1 - p_i + p_i exp(-s_q)),
 
 a sum of positive terms, so nothing cancels. The same sum makes the kernel k / (k + j) of nested raters
-separable. Everything is float64. docs/theory.md has the derivation.
+separable. Everything is float64.
+
+The best sets are {p > t}. Up to MAX_EXACT_VOXELS voxels with p above 0, the expected score of every set is
+exact, to about 1e-13. Voxels with the same p are in a set together. In larger sets, with k voxels in the set,
+S the sum of p in it, mu the sum of p everywhere:
+  independent   the best first-order score 2S / (k + mu), or S / (k + mu - S) for Jaccard. Both have the
+                threshold D / 2, half the best first-order Dice.
+  nested        the best of NUM_LEVELS thresholds: its expected Dice is at most 4 / NUM_LEVELS below the best.
+  mix           the best of NUM_LEVELS thresholds, with the first-order Dice for independent voxels.
+docs/theory.md, section 7, has the derivation and the error bounds. On a GPU the number of voxels that remain
+is read a few times per image.
 """
 
 import math
-from collections.abc import Callable, Iterator
-from functools import lru_cache, partial
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, lru_cache, partial
 
 import torch
 import torch.nn.functional as F
@@ -33,6 +43,11 @@ _LARGEST_NODE = 36.0
 _BLOCK_ELEMENTS = 2**21
 # Thresholds that are compared in large sets: multiples of 1 / NUM_LEVELS. A power of two keeps them exact.
 NUM_LEVELS = 2**12
+MAX_EXACT_VOXELS = 4096
+# Voxels below this total probability change an expected score by less than it.
+_NEGLIGIBLE_MASS = 1e-13
+# expected scores are sums of many terms in float64
+_ROUNDING = 1e-12
 
 
 @lru_cache(maxsize=32)
@@ -124,13 +139,6 @@ def nested_dice_of_likeliest(p: Float[Tensor, "R m"]) -> Float[Tensor, "R m+1"]:
     return _with_empty(1 - p[:, 0], nested_dice_of_volumes(volumes, weights))
 
 
-def level_counts(p: Float[Tensor, " n"], inside: Bool[Tensor, " n"] | None = None) -> Int64[Tensor, " L"]:
-    """Number of voxels, or of those `inside`, with p > b / NUM_LEVELS, for b = 0 ... NUM_LEVELS - 1."""
-    levels = (p * NUM_LEVELS).ceil_().int()
-    counts = torch.bincount(levels if inside is None else levels[inside], minlength=NUM_LEVELS + 1)
-    return counts.flip(0).cumsum(0).flip(0)[1:]
-
-
 def level_weights(num_occupied: int, largest: Tensor) -> Float[Tensor, " L"]:
     """Share of the offsets t that belongs to each occupied level b / NUM_LEVELS, by the trapezoidal rule.
 
@@ -158,8 +166,8 @@ def mixture(rule: Decision, independent: Callable[[], Tensor], nested: Callable[
 def expected_score(
     rule: Decision, p: Float[Tensor, "R n"], mask: Bool[Tensor, "R n"], *, exact: bool
 ) -> Float[Tensor, " R"]:
-    """What a rule maximises, of any masks, float64; if not `exact`, of first order or from levels."""
-    return mixture(rule, partial(_independent, rule, p, mask, exact), partial(_nested, p, mask, exact))
+    """What a rule maximises, of any masks, float64; if not `exact`, of first order for independent voxels."""
+    return mixture(rule, partial(_independent, rule, p, mask, exact), partial(_nested, p, mask))
 
 
 def _independent(rule: Decision, p: Tensor, mask: Tensor, exact: bool) -> Float[Tensor, " R"]:
@@ -179,24 +187,109 @@ def _independent(rule: Decision, p: Tensor, mask: Tensor, exact: bool) -> Float[
     return torch.where(size > 0, scores, empty_probability(p))
 
 
-def _nested(p: Tensor, mask: Tensor, exact: bool) -> Float[Tensor, " R"]:
-    size, empty = mask.sum(1), 1 - p.amax(1).double()
-    if exact:
-        ordered, order = p.double().sort(dim=1, descending=True, stable=True)
-        weights = ordered - F.pad(ordered[:, 1:], (0, 1))
-        common = mask.gather(1, order).cumsum(1)
-        volumes = torch.arange(1, p.shape[1] + 1, device=p.device)
-        scores = (weights * 2 * common / (size.unsqueeze(1) + volumes)).sum(1)
-    else:
-        scores = torch.stack([_nested_dice_at_levels(*row) for row in zip(p, mask, strict=True)])
-    return torch.where(size > 0, scores, empty)
+def _nested(p: Float[Tensor, "R n"], mask: Bool[Tensor, "R n"]) -> Float[Tensor, " R"]:
+    ordered, order = p.double().sort(dim=1, descending=True)
+    weights = ordered - F.pad(ordered[:, 1:], (0, 1))
+    size, common = mask.sum(1), mask.gather(1, order).cumsum(1)
+    volumes = torch.arange(1, p.shape[1] + 1, device=p.device)
+    scores = (weights * 2 * common / (size.unsqueeze(1) + volumes)).sum(1)
+    return torch.where(size > 0, scores, 1 - ordered[:, 0])
 
 
-def _nested_dice_at_levels(p: Float[Tensor, " n"], mask: Bool[Tensor, " n"]) -> Float[Tensor, ""]:
-    volumes, common = level_counts(p), level_counts(p, mask)
-    num_occupied = int((volumes > 0).sum())
-    if num_occupied == 0:
-        return torch.zeros((), dtype=torch.float64, device=p.device)
-    weights = level_weights(num_occupied, p.amax())
-    volumes, common = volumes[:num_occupied], common[:num_occupied]
-    return (weights * 2 * common / (mask.sum() + volumes)).sum()
+def thresholds(p: Float[Tensor, "R n"], rules: Sequence[Decision]) -> Float[Tensor, "R D"]:
+    """The threshold t of each row and rule: the best set is {p > t}, the empty one for t = 1."""
+    if p.shape[1] <= MAX_EXACT_VOXELS:
+        return _exact_thresholds(p, rules)
+    found = []
+    # rows are long here: one after the other needs less memory, and takes no longer
+    for row in p:
+        likely = row[row > _NEGLIGIBLE_MASS / p.shape[1]]
+        is_small = len(likely) <= MAX_EXACT_VOXELS
+        found.append(_exact_thresholds(likely[None], rules)[0] if is_small else _large(row, rules))
+    return torch.stack(found)
+
+
+def _exact_thresholds(p: Float[Tensor, "R m"], rules: Sequence[Decision]) -> Float[Tensor, "R D"]:
+    if p.shape[1] == 0:
+        return p.new_ones(len(p), len(rules))
+    ordered = p.sort(1, descending=True).values
+    below = F.pad(ordered[:, 1:], (0, 1))
+    # voxels with the same p are in the set together, and those with p = 0 are not
+    is_set = F.pad(ordered > below, (1, 0), value=True)
+    limits = F.pad(below, (1, 0), value=1.0)
+    independent = cache(partial(dice_of_first, ordered.double()))
+    nested = cache(partial(nested_dice_of_likeliest, ordered.double()))
+    found = []
+    for rule in rules:
+        if rule.rule == "jaccard":
+            scores = jaccard_of_first(ordered.double())
+        else:
+            scores = mixture(rule, independent, nested)
+        best = _smallest_best(torch.where(is_set, scores, -1))
+        found.append(limits.gather(1, best.unsqueeze(1)))
+    return torch.cat(found, 1)
+
+
+def _large(p: Float[Tensor, " n"], rules: Sequence[Decision]) -> Float[Tensor, " D"]:
+    """Thresholds of one row with many likely voxels: of first order, or from levels."""
+    mean = p.sum(dtype=torch.float64)
+    empty = empty_probability(p[None])[0]
+    first_order = cache(partial(_first_order_dice, p, mean))
+    levels = cache(partial(_score_levels, p, mean, empty))
+    found = []
+    for rule in rules:
+        if rule.rule in ("dice", "jaccard"):
+            dice = first_order()
+            score = dice if rule.rule == "dice" else dice / (2 - dice)
+            # the largest number of the type up to dice / 2: p > it means p > dice / 2
+            limit = (dice / 2).to(p.dtype)
+            limit = torch.where(limit.double() > dice / 2, torch.nextafter(limit, limit.new_zeros(())), limit)
+            found.append(torch.where(empty < score, limit, 1))
+        else:
+            scores = mixture(rule, lambda: levels()[0], lambda: levels()[1])
+            best = _smallest_best(scores[None])[0]
+            found.append(torch.where(best > 0, (len(scores) - 1 - best) / NUM_LEVELS, 1).to(p.dtype))
+    return torch.stack(found)
+
+
+def _smallest_best(scores: Float[Tensor, "R m"]) -> Int64[Tensor, " R"]:
+    """Number of the first score that equals the best one up to rounding; larger sets come later."""
+    return (scores >= scores.amax(1, keepdim=True) - _ROUNDING).int().argmax(1)
+
+
+def _first_order_dice(p: Float[Tensor, " n"], mean: Float[Tensor, ""]) -> Float[Tensor, ""]:
+    """The largest 2S / (k + mean) over the sets {p > t}, for the t that is half of it.
+
+    Dinkelbach's iteration: the set {p > t} has the first-order Dice 2 t' with t' >= t until t is the best. So
+    t only rises, and voxels that are once out stay out.
+    """
+    inside = p[p > 0]
+    while True:
+        total = (len(inside) + mean).clamp_min(torch.finfo(torch.float64).tiny)
+        best = 2 * inside.sum(dtype=torch.float64) / total
+        smaller = inside[inside > best / 2]
+        if len(smaller) == len(inside):
+            return best
+        inside = smaller
+
+
+def _score_levels(
+    p: Float[Tensor, " n"], mean: Float[Tensor, ""], empty: Float[Tensor, ""]
+) -> tuple[Float[Tensor, " m"], Float[Tensor, " m"]]:
+    """Expected Dice, independent and nested, of {p > b / NUM_LEVELS}, first the empty set, then growing ones.
+
+    mean: the sum of p. empty: the probability that all voxels are 0.
+    """
+    largest = p.amax()
+    # growing sets: the highest occupied level first
+    counts = torch.bincount((p * NUM_LEVELS).ceil_().int(), minlength=NUM_LEVELS + 1)[1:].flip(0).cumsum(0)
+    volumes = counts[counts > 0].double()
+    weights = level_weights(len(volumes), largest).flip(0)
+    levels = torch.arange(len(volumes), device=p.device).flip(0) / NUM_LEVELS
+    # sum of p above t = t V(t) + the integral of V above t, by the same trapezoidal rule
+    half = volumes / (2 * NUM_LEVELS)
+    half[-1] = 0
+    sums = levels * volumes + (weights * volumes).cumsum(0) - half
+    nested = nested_dice_of_volumes(volumes[None], weights[None])[0]
+    independent = 2 * sums / (volumes + mean)
+    return torch.cat([empty[None], independent]), torch.cat([1 - largest.double()[None], nested])

@@ -22,13 +22,7 @@ from .masks import decide, limits
 PLAIN = Decision("argmax")
 MIN_STANDARD_ERRORS = 1.645
 CANDIDATES: tuple[str, ...] = (
-    "argmax",
-    "dice",
-    "jaccard",
-    "nested",
-    "mix:0.25",
-    "mix:0.5",
-    "mix:0.75",
+    *("argmax", "dice", "jaccard", "nested", "mix:0.25", "mix:0.5", "mix:0.75"),
     *(f"threshold:{percent / 100:g}" for percent in range(10, 91, 5)),
 )
 
@@ -110,13 +104,12 @@ def _case_scores(
     wanted = torch.stack([target == number for number in range(1, prob.shape[1])], 1)
     if valid is not None:
         wanted &= valid.unsqueeze(1)
-    masks = (decide(prob, decision, valid=valid)[:, 1:] for decision in decisions)
-    return np.array([_mean_dice(mask, wanted) for mask in masks])
-
-
-def _mean_dice(masks: Bool[Tensor, "1 F *space"], wanted: Bool[Tensor, "1 F *space"]) -> float:
-    common, first, second = (part.flatten(2).sum(2) for part in (masks & wanted, masks, wanted))
-    return float(_dice(common, first, second).mean())
+    scores = []
+    for decision in decisions:
+        masks = decide(prob, decision, valid=valid)[:, 1:]
+        sizes = (part.flatten(2).sum(2) for part in (masks & wanted, masks, wanted))
+        scores.append(float(_dice(*sizes).mean()))
+    return np.array(scores)
 
 
 def _binary_scores(

@@ -2,8 +2,14 @@
 
 p(x) is the share of raters who include voxel x. For one class, every rule takes the voxels with p above a
 limit: among all sets of k voxels the likeliest ones have the best expected score, for independent voxels and
-for nested raters (`expected` defines both). `thresholds` finds the limit of each image, `exclusive` assigns
-voxels that several classes want. Half precision is computed in float32; sums are float64.
+for nested raters. `expected` defines both, and finds the limit of each image. Half precision is computed in
+float32; sums are float64.
+
+No fast algorithm finds the best masks of exclusive classes. Here each class has the limit of its own rule. A
+voxel above several limits goes to the class with the largest p / limit; a voxel above none is background. A
+case whose expected mean score over the foreground classes is higher with the most probable class has that. So
+the score is never below that of argmax: exactly in images of up to `expected.MAX_EXACT_VOXELS` voxels, and to
+first order in larger ones.
 """
 
 from collections.abc import Sequence
@@ -14,8 +20,7 @@ from torch import Tensor
 
 from ..arrays import check_prob, one_hot
 from .decision import PLAIN, Decision
-from .exclusive import exclusive_masks, likeliest_class
-from .thresholds import MAX_EXACT_VOXELS, thresholds
+from .expected import MAX_EXACT_VOXELS, expected_score, thresholds
 
 
 def decide(
@@ -38,17 +43,16 @@ def decide(
     >>> decide(torch.tensor([[0.2, 0.5, 0.3]])), decide(torch.tensor([[0.5]]))
     (tensor([[False,  True, False]]), tensor([[False]]))
     """
-    rule = Decision.parse(decision)
-    prob = _read(prob, valid, exclusive)
-    masks = decided(prob, rule, exclusive=exclusive)
+    rule, prob = Decision.parse(decision), _read(prob, valid, exclusive)
+    if prob.shape[1] > 1 and exclusive:
+        masks = one_hot(_classes(prob, rule), prob.shape[1]).bool()
+    else:
+        masks = _channels(prob, rule)
     return masks if valid is None else masks & valid.unsqueeze(1)
 
 
 def decide_classes(
-    prob: Tensor,
-    decision: Decision | str = "argmax",
-    *,
-    valid: Bool[Tensor, "N *space"] | None = None,
+    prob: Tensor, decision: Decision | str = "argmax", *, valid: Bool[Tensor, "N *space"] | None = None
 ) -> Integer[Tensor, "N *space"]:
     """The class of each voxel by a rule as in `decide`, uint8 up to 256 classes; 0 where it is not valid.
 
@@ -58,20 +62,18 @@ def decide_classes(
     >>> decide_classes(prob), decide_classes(prob, "threshold:0.45")
     (tensor([[0, 0, 1]], dtype=torch.uint8), tensor([[2, 0, 1]], dtype=torch.uint8))
     """
-    rule = Decision.parse(decision)
-    prob = _read(prob, valid, exclusive=True)
-    classes = decided(prob, rule)[:, 0].to(torch.uint8) if prob.shape[1] == 1 else _classes(prob, rule)
+    rule, prob = Decision.parse(decision), _read(prob, valid, exclusive=True)
+    classes = _channels(prob, rule)[:, 0].to(torch.uint8) if prob.shape[1] == 1 else _classes(prob, rule)
     return classes if valid is None else classes.masked_fill(~valid, 0)
 
 
-def decided(
-    prob: Float[Tensor, "N C *space"], rule: Decision, *, exclusive: bool = True
-) -> Bool[Tensor, "N C *space"]:
-    """`decide` of checked probabilities that are all valid."""
-    if prob.shape[1] > 1 and exclusive:
-        return one_hot(_classes(prob, rule), prob.shape[1]).bool()
-    flat = prob.reshape(prob.shape[0] * prob.shape[1], -1)
-    return (flat > limits(flat, [rule])).view(prob.shape)
+def _read(prob: Tensor, valid: Tensor | None, exclusive: bool) -> Tensor:
+    """`prob` in float32 or float64, with 0 at voxels that are not valid; an error if it is wrong."""
+    check_prob(prob, valid, exclusive=exclusive)
+    if prob.dtype == torch.bool:
+        raise ValueError("prob are masks, which are decided already; pass probabilities")
+    prob = prob if valid is None else torch.where(valid.unsqueeze(1), prob, 0)
+    return prob.to(torch.promote_types(prob.dtype, torch.float32))
 
 
 @torch.no_grad()
@@ -85,27 +87,59 @@ def limits(p: Float[Tensor, "R n"], rules: Sequence[Decision]) -> Float[Tensor, 
     return torch.stack([found[rule] for rule in rules], 1)
 
 
+def _channels(prob: Float[Tensor, "N C *space"], rule: Decision) -> Bool[Tensor, "N C *space"]:
+    """The mask of each channel on its own."""
+    flat = prob.reshape(prob.shape[0] * prob.shape[1], -1)
+    return (flat > limits(flat, [rule])).view(prob.shape)
+
+
 @torch.no_grad()
 def _classes(prob: Float[Tensor, "N C *space"], rule: Decision) -> Integer[Tensor, "N *space"]:
     """The class map of two or more exclusive classes."""
     if rule.rule in PLAIN:
         return likeliest_class(prob, rule.parameter)
-    flat = prob.reshape(*prob.shape[:2], -1)
+    flat = prob.flatten(2) if prob.ndim > 2 else prob.unsqueeze(2)
     foreground = flat[:, 1:]
-    cuts = limits(foreground.reshape(-1, flat.shape[2]), [rule]).view(*foreground.shape[:2], 1)
-    if flat.shape[1] == 2:
-        masks = foreground > cuts
-    else:
-        masks = exclusive_masks(flat, cuts, rule, exact=flat.shape[2] <= MAX_EXACT_VOXELS)
-    dtype = torch.uint8 if flat.shape[1] <= 256 else torch.int64
-    numbers = torch.arange(1, flat.shape[1], device=prob.device, dtype=dtype).view(1, -1, 1)
-    return (masks * numbers).amax(1).view(len(prob), *prob.shape[2:])
+    cuts = limits(foreground.flatten(0, 1), [rule]).view(*foreground.shape[:2], 1)
+    # a cut can be 0
+    ratio = torch.where(foreground > cuts, foreground / cuts.clamp_min(torch.finfo(prob.dtype).eps), 0)
+    largest, number = ratio.max(1)
+    dtype = torch.uint8 if prob.shape[1] <= 256 else torch.int64
+    classes = torch.where(largest > 0, number + 1, 0).to(dtype)
+    if prob.shape[1] > 2:
+        plain = likeliest_class(flat)
+        is_worse = _mean_score(rule, foreground, classes) < _mean_score(rule, foreground, plain)
+        classes = torch.where(is_worse.unsqueeze(1), plain, classes)
+    return classes.view(len(prob), *prob.shape[2:])
 
 
-def _read(prob: Tensor, valid: Tensor | None, exclusive: bool) -> Tensor:
-    """`prob` in float32 or float64, with 0 at voxels that are not valid; an error if it is wrong."""
-    check_prob(prob, valid, exclusive=exclusive)
-    if prob.dtype == torch.bool:
-        raise ValueError("prob are masks, which are decided already; pass probabilities")
-    prob = prob if valid is None else torch.where(valid.unsqueeze(1), prob, 0)
-    return prob.to(torch.promote_types(prob.dtype, torch.float32))
+def _mean_score(
+    rule: Decision, foreground: Float[Tensor, "N F n"], classes: Integer[Tensor, "N n"]
+) -> Float[Tensor, " N"]:
+    """The expected score of a class map, mean over the foreground classes."""
+    num_classes, num_voxels = foreground.shape[1:]
+    masks = one_hot(classes, num_classes + 1)[:, 1:].bool()
+    is_exact = num_voxels <= MAX_EXACT_VOXELS
+    scores = expected_score(rule, foreground.flatten(0, 1), masks.flatten(0, 1), exact=is_exact)
+    return scores.view(-1, num_classes).mean(1)
+
+
+def likeliest_class(
+    prob: Float[Tensor, "N C *space"], threshold: float | None = None
+) -> Integer[Tensor, "N *space"]:
+    """The most probable class of each voxel, the lowest one at a tie; uint8 up to 256 classes.
+
+    With a threshold, a voxel is foreground if its foreground classes together have a higher probability; it
+    gets the most probable of them. For two classes, no threshold equals 0.5.
+    """
+    num_classes = prob.shape[1]
+    first = 0 if threshold is None else 1
+    highest = prob[:, first]
+    dtype = torch.uint8 if num_classes <= 256 else torch.int64
+    classes = torch.full_like(highest, first, dtype=dtype)
+    # comparisons one class after the other are several times faster than argmax on a CPU
+    for number in range(first + 1, num_classes):
+        higher = prob[:, number] > highest
+        classes.masked_fill_(higher, number)
+        highest = torch.where(higher, prob[:, number], highest)
+    return classes if threshold is None else torch.where(prob[:, 1:].sum(1) > threshold, classes, 0)

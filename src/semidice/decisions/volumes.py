@@ -5,9 +5,9 @@ that of nested raters, who differ by one shared level t ~ U(0, 1): a rater marks
 
     V = |{p >= t}|,    P(V <= k) = 1 - p_(k+1),    p_(1) >= p_(2) >= ... the sorted probabilities.
 
-So its q-quantile is the number of voxels with p > 1 - q, its mean is the sum of p, and its CRPS is a squared
-error of the sorted p. Each channel is a distribution of its own, of this class against all others.
-docs/theory.md, section 8, has the proofs.
+So its q-quantile is the number of voxels with p > 1 - q, and its mean is the sum of p. Each channel is a
+distribution of its own, of this class against all others. docs/theory.md, section 8, has the proofs.
+Left out: scores of the distribution (`metrics.volumes`).
 """
 
 from collections.abc import Sequence
@@ -16,17 +16,14 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from ..arrays import (
-    check_prob,
-    check_valid,
-    describe,
-    nan_without_voxels,
-    read_numbers,
-)
+from ..arrays import check_prob, check_valid, describe, nan_without_voxels, read_numbers
+
+# three sides of a voxel, or (N, 3), one triple per case; a 2D image needs its slice thickness
+Spacing = Sequence[float] | Tensor
 
 
 def volume_ml(
-    mask_or_prob: Tensor, *, spacing_mm: Sequence[float] | Tensor, valid: Tensor | None = None
+    mask_or_prob: Tensor, *, spacing_mm: Spacing, valid: Tensor | None = None
 ) -> Float[Tensor, "N C"]:
     """Volume of each case and class in ml: a bool mask is counted, probabilities are summed.
 
@@ -45,11 +42,7 @@ def volume_ml(
 
 
 def volume_quantiles(
-    prob: Tensor,
-    levels: Sequence[float],
-    *,
-    spacing_mm: Sequence[float] | Tensor,
-    valid: Tensor | None = None,
+    prob: Tensor, levels: Sequence[float], *, spacing_mm: Spacing, valid: Tensor | None = None
 ) -> Float64[Tensor, "N C L"]:
     """Quantiles of the volume of each case and class in ml, if raters are nested; exact.
 
@@ -71,11 +64,7 @@ def volume_quantiles(
 
 
 def volume_interval(
-    prob: Tensor,
-    level: float = 0.9,
-    *,
-    spacing_mm: Sequence[float] | Tensor,
-    valid: Tensor | None = None,
+    prob: Tensor, level: float = 0.9, *, spacing_mm: Spacing, valid: Tensor | None = None
 ) -> tuple[Float64[Tensor, "N C"], Float64[Tensor, "N C"]]:
     """The two ends, in ml, of the interval that has the volume of a nested rater with probability `level`.
 
@@ -97,65 +86,11 @@ def check_level(level: float) -> None:
         raise ValueError(f"level must lie between 0 and 1, such as 0.9; got {level}")
 
 
-def volume_crps(
-    prob: Tensor,
-    volumes_ml: Tensor,
-    *,
-    spacing_mm: Sequence[float] | Tensor,
-    valid: Tensor | None = None,
-) -> Float64[Tensor, "N C"]:
-    """CRPS in ml of the distribution of nested raters, mean over the volumes v: E|V - v| - E|V - V'| / 2.
-
-    volumes_ml: (N, C, R), NaN for an absent rater, as `rater_volumes_ml` returns them. Of a prediction of 0
-    and 1 it is the mean of |V - v|. If raters disagree, no prediction reaches 0; the least is half the mean
-    difference between two of them. A case without a valid voxel or without a rater has NaN.
-
-    >>> prob, volumes = torch.tensor([[[1.0, 0.5]]]), torch.tensor([[[1.0, 2.0]]])
-    >>> volume_crps(prob, volumes, spacing_mm=(10, 10, 10))
-    tensor([[0.2500]], dtype=torch.float64)
-    """
-    check_prob(prob, valid)
-    if not isinstance(volumes_ml, Tensor) or volumes_ml.ndim != 3 or volumes_ml.shape[:2] != prob.shape[:2]:
-        raise ValueError(
-            f"volumes_ml must be (N, C, R) with the cases and channels of prob {describe(prob)}; "
-            f"got {describe(volumes_ml)}"
-        )
-    if not bool(((volumes_ml >= 0) & volumes_ml.isfinite() | volumes_ml.isnan()).all()):
-        raise ValueError("volumes_ml must be 0 or more, or NaN for an absent rater; got others")
-    per_voxel = voxel_ml(spacing_mm, num_cases=len(prob)).to(prob.device)
-    voxels = volumes_ml.to(prob.device, torch.float64) / per_voxel.unsqueeze(2)
-    scores = []
-    for case, of_classes in enumerate(prob):
-        counted = None if valid is None else valid[case]
-        for p, volumes in zip(of_classes, voxels[case], strict=True):
-            scores.append(_crps_voxels(p.flatten() if counted is None else p[counted], volumes))
-    return nan_without_voxels(torch.stack(scores).view(prob.shape[:2]) * per_voxel, valid)
-
-
-def _crps_voxels(p: Float[Tensor, " n"], volumes: Float64[Tensor, " R"]) -> Float64[Tensor, ""]:
-    """Mean CRPS against volumes in voxels: sum of (1 - p)^2 of the v largest p and of p^2 of the others."""
-    volumes = volumes[~volumes.isnan()]
-    if len(volumes) == 0:
-        return volumes.new_tensor(torch.nan)
-    # only the largest p are sorted, as many as the largest volume has voxels
-    top = p.topk(min(len(p), int(volumes.max().ceil()))).values.double()
-    sums = torch.cat([top.new_zeros(1), (1 - 2 * top).cumsum(0)])
-    # a volume between two numbers of voxels lies on the line between their scores
-    inside = volumes.clamp(max=len(p))
-    below = inside.floor().long()
-    above = inside.ceil().long()
-    extra = torch.lerp(sums[below], sums[above], inside - below)
-    squares = p.to(torch.promote_types(p.dtype, torch.float32)).square()
-    score = squares.sum(dtype=torch.float64) + extra + (volumes - inside)
-    # the sums cancel where the score is 0, up to rounding
-    return score.clamp(min=0).mean()
-
-
 def rater_volumes_ml(
     masks: Tensor,
     *,
     num_channels: int,
-    spacing_mm: Sequence[float] | Tensor,
+    spacing_mm: Spacing,
     present: Tensor | None = None,
     valid: Tensor | None = None,
 ) -> Float64[Tensor, "N C R"]:
@@ -174,21 +109,22 @@ def rater_volumes_ml(
         raise ValueError(f"present must be bool {tuple(masks.shape[:2])}; got {describe(present)}")
     if valid is not None:
         check_valid(masks, valid)
-    present = torch.ones(masks.shape[:2]).bool() if present is None else present
-    absent = ~present.to(masks.device).unsqueeze(1)
     if masks.dtype == torch.bool:
         # bytes are compared with a number without a copy as int64
         masks = masks.view(torch.uint8)
+    num_classes = max(2, num_channels)
     counts = [
-        torch.stack([sum_voxels(mask == number, valid) for number in range(max(2, num_channels))], 1)
+        torch.stack([sum_voxels(mask == number, valid) for number in range(num_classes)], 1)
         for mask in masks.unbind(1)
     ]
-    voxels = torch.stack(counts, 2).masked_fill(absent, torch.nan)
+    voxels = torch.stack(counts, 2)
+    if present is not None:
+        voxels = voxels.masked_fill(~present.to(masks.device).unsqueeze(1), torch.nan)
     num_voxels = masks[0, 0].numel() if valid is None else valid.flatten(1).sum(1).view(-1, 1)
     total = voxels.sum(1)
     if bool(((total != num_voxels) & ~total.isnan()).any()):
         raise ValueError(
-            f"masks must hold class indices below {max(2, num_channels)}; got {describe(masks)} with values "
+            f"masks must hold class indices below {num_classes}; got {describe(masks)} with values "
             f"up to {int(masks.max())}: use masks > 0 for binary masks such as 0 and 255"
         )
     per_voxel = voxel_ml(spacing_mm, num_cases=len(masks)).to(masks.device)
@@ -206,12 +142,8 @@ def sum_voxels(mass: Tensor, valid: Tensor | None) -> Float[Tensor, " N"]:
     return mass.reshape(len(mass), -1).sum(1, dtype=torch.float64)
 
 
-def voxel_ml(spacing_mm: Sequence[float] | Tensor, *, num_cases: int = 1) -> Float[Tensor, "N 1"]:
-    """Volume of a voxel in ml, float64, of each case, from three sides or one triple per case.
-
-    >>> float(voxel_ml((1.0, 1.0, 5.0)))
-    0.005
-    """
+def voxel_ml(spacing_mm: Spacing, *, num_cases: int = 1) -> Float[Tensor, "N 1"]:
+    """Volume of a voxel in ml, float64, of each case."""
     spacing = read_numbers("spacing_mm", spacing_mm)
     is_side = (spacing > 0) & spacing.isfinite()
     if tuple(spacing.shape) not in ((3,), (num_cases, 3)) or not bool(is_side.all()):

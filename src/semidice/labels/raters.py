@@ -1,12 +1,13 @@
 """Masks of raters, and labels, read from numpy or torch arrays: checked, as tensors with a case axis.
 
-`makers` describes the arrays. Every error is a ValueError that names what was passed. Values are read where
-no device has to be waited for; on another device, once for each type of masks.
+`makers` describes the arrays. Every error is a ValueError that names what was passed. Values are read on the
+CPU. On a GPU, where reading waits for the device, those of masks of one type are read until some hold a
+foreground, and not again: masks of 0 and 255 would all be background.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -21,10 +22,13 @@ from ..arrays import (
     one_hot,
     values_are_readable,
 )
-from ..options import check_value
+from ..options import Bounds, check_value
 
+_Classes = Annotated[int, Bounds(at_least=2)]
 Array = np.ndarray | Tensor
 Flags = np.ndarray | Tensor | Sequence[Any]
+# masks whose values were read on a GPU: device, type and number of classes
+_READ_ON_GPU: set[tuple[torch.device, torch.dtype, int]] = set()
 
 
 @dataclass(frozen=True)
@@ -69,8 +73,6 @@ def read_raters(masks: Array, num_classes: int | None, present: Flags | None, ba
     """The raters of masks (N, R, *space), or (R, *space) if not batched; a ValueError names wrong masks."""
     way_out = "use masks > 0.5 for probabilities, batched=True for several cases"
     stacked = _read("masks", masks, "bool or class indices", "R", batched, way_out)
-    # class indices in bytes or int64
-    stacked = stacked if stacked.dtype in (torch.bool, torch.uint8) else stacked.long()
     if present is None:
         flags = torch.ones(stacked.shape[:2], dtype=torch.bool, device=stacked.device)
     else:
@@ -84,8 +86,8 @@ def read_raters(masks: Array, num_classes: int | None, present: Flags | None, ba
         stacked = stacked * flags.view(*flags.shape, *[1] * (stacked.ndim - 2))
     num_classes = _check_classes(stacked, num_classes)
     # one_hot numbers the classes in the dtype of the map
-    is_small = stacked.dtype == torch.bool or (stacked.dtype == torch.uint8 and num_classes <= 256)
-    return Raters(stacked.to(torch.uint8) if is_small else stacked.long(), flags, num_classes)
+    is_small = stacked.dtype in (torch.bool, torch.uint8) and num_classes <= 256
+    return Raters(stacked.to(torch.uint8 if is_small else torch.int64), flags, num_classes)
 
 
 def read_label(label: Array, batched: bool) -> Float[Tensor, "N C *space"]:
@@ -136,19 +138,20 @@ def _tensor(name: str, array: Array) -> Tensor:
 
 def _check_classes(masks: Tensor, num_classes: int | None) -> int:
     """The number of classes, 2 if it is not given; an error if the masks do not hold their indices."""
-    is_bool, is_readable = masks.dtype == torch.bool, values_are_readable(masks)
+    is_bool = masks.dtype == torch.bool
     number = 2 if num_classes is None else num_classes
-    check_value(int, num_classes=number)
-    if number < 2 or (is_bool and number != 2):
-        raise ValueError(
-            f"num_classes must be 2 or more, and 2 for bool masks; got {number} for {describe(masks)}"
-        )
-    is_certain = num_classes is not None or is_bool or (masks.dtype == torch.uint8 and is_readable)
-    low, high = (int(end) for end in masks.aminmax()) if is_readable and not is_bool else (0, 1)
+    check_value(_Classes, num_classes=number)
+    kind = (masks.device, masks.dtype, number)
+    is_read = not is_bool and values_are_readable(masks, waits=kind not in _READ_ON_GPU)
+    low, high = torch.stack(masks.aminmax()).tolist() if is_read else (0, 0)
+    is_certain_byte = masks.dtype == torch.uint8 and (is_read or kind in _READ_ON_GPU)
+    is_certain = number == 2 if is_bool else num_classes is not None or is_certain_byte
     if not is_certain or low < 0 or high >= number:
         raise ValueError(
-            f"masks must be bool, uint8 of 0 and 1 on the CPU, or indices of the {number} classes; got "
+            f"masks must be bool of two classes, uint8 of 0 and 1, or indices of the {number} classes; got "
             f"{describe(masks)} with values from {low} to {high}: use masks > 0 for binary masks such as 0 "
             "and 255, num_classes=... for class maps"
         )
+    if masks.is_cuda and high > 0:
+        _READ_ON_GPU.add(kind)
     return number

@@ -1,6 +1,7 @@
 """Labels made softer: everywhere, in a band around class boundaries, or by a Gaussian filter over space."""
 
 import math
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
@@ -8,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ..arrays import describe
-from ..options import check_value
+from ..options import Bounds, Count, Share, check_value
 from .raters import Array, read_flags, read_label
 
 # a wider filter averages over more than any image has
@@ -29,12 +30,7 @@ def smooth_label(label: Array, *, eps: float, batched: bool = False) -> Tensor:
 
 
 def boundary_smooth_label(
-    label: Array,
-    *,
-    eps: float = 0.5,
-    width: int = 3,
-    valid: Array | None = None,
-    batched: bool = False,
+    label: Array, *, eps: float = 0.5, width: int = 3, valid: Array | None = None, batched: bool = False
 ) -> Tensor:
     """The label smoothed by `eps` in a band around class boundaries, and unchanged elsewhere.
 
@@ -48,9 +44,9 @@ def boundary_smooth_label(
     tensor([0.0000, 0.0000, 0.2500, 0.7500])
     """
     soft, inside = _read(label, valid, batched)
-    check_value(int, width=width)
-    if width < 1 or width % 2 == 0:
-        raise ValueError(f"width must be odd and 1 or more, so that the cube has a centre; got {width}")
+    check_value(Count, width=width)
+    if width % 2 == 0:
+        raise ValueError(f"width must be odd, so that the cube has a centre; got {width}")
     near = boundary_band(soft.argmax(1), width=width // 2, valid=inside).unsqueeze(1)
     smoothed = torch.where(near, _smoothed(soft, eps), soft)
     return smoothed if batched else smoothed[0]
@@ -69,9 +65,7 @@ def spatially_smooth_label(
     tensor([2.9539e-04, 1.0674e-01, 8.9326e-01, 9.9970e-01])
     """
     soft, inside = _read(label, valid, batched)
-    check_value(float, sigma=sigma)
-    if not 0 < sigma <= MAX_SIGMA:
-        raise ValueError(f"sigma must be above 0 and at most {MAX_SIGMA} voxels; got {sigma}")
+    check_value(Annotated[float, Bounds(above=0, at_most=MAX_SIGMA)], sigma=sigma)
     filtered = soft if inside is None else soft * inside.unsqueeze(1)
     for axis in range(2, soft.ndim):
         filtered = _gaussian_along(filtered, axis, sigma)
@@ -90,9 +84,6 @@ def boundary_band(
     image, which is not a boundary. So two touching regions have a band of `width` voxels on each side, in the
     maximum norm; width 0 gives no band. Every number counts as a class, also one that means "ignore". Voxels
     where `valid` is False are in no window and in no band.
-
-    >>> boundary_band(torch.tensor([[0, 0, 0, 1, 1, 1]]), width=2)
-    tensor([[False,  True,  True,  True,  True, False]])
     """
     dims = class_map.ndim - 1
     check_value(int, width=width)
@@ -125,9 +116,7 @@ def _read(
 
 
 def _smoothed(soft: Tensor, eps: float) -> Tensor:
-    check_value(float, eps=eps)
-    if not 0 <= eps <= 1:
-        raise ValueError(f"eps must lie in [0, 1]; got {eps}")
+    check_value(Share, eps=eps)
     return (1 - eps) * soft + eps / soft.shape[1]
 
 

@@ -16,8 +16,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..arrays import Activation, check_prediction, check_tensor, describe, read_target
+from ..calibration.kde import kde_recalibrate
 from ..calibration.keypoints import calibration_region, draw_keys
-from ..calibration.recalibration import kde_recalibrate
 from ..options import Weight, check_value
 from ..overlap import probability
 from .options import TeacherCalibration

@@ -3,15 +3,15 @@
 The valid voxels of a case are split at random in two halves. Key points of one half (balanced over classes,
 and weighted, `keypoints.draw_keys`) estimate the label to expect at a probability. The error is the mean
 over points of the other half, drawn uniformly. So no voxel is used to judge itself, and the cost is
-`NUM_POINTS` x `NUM_KEYS` for a case of any size. Left out: the estimator (`calibration.recalibration`).
+`NUM_POINTS` x `NUM_KEYS` for a case of any size. Left out: the estimator (`calibration.kde`).
 """
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..calibration.kde import kde_calibration_error as error_of_points
 from ..calibration.keypoints import draw_keys
-from ..calibration.recalibration import kde_calibration_error as error_of_points
 from .checks import check_scored
 
 # a larger case is first reduced to this many voxels: sorting a volume would take seconds and gigabytes

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..arrays import check_tensor, describe, nan_without_voxels, one_hot
-from ..decisions.exclusive import likeliest_class
+from ..decisions.masks import likeliest_class
 from ..decisions.volumes import sum_voxels, voxel_ml
 from ..overlap import OverlapStats, SumsOptions, reference_sums, tversky_index
 from .checks import check_empty, check_scored

@@ -9,11 +9,12 @@ Left out: the error of a decided volume (`scores.volume_error_ml`), and correcte
 
 from collections.abc import Sequence
 
-from jaxtyping import Float
+import torch
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from ..arrays import describe
-from ..decisions.volumes import rater_volumes_ml, volume_crps, volume_interval
+from ..decisions.volumes import rater_volumes_ml, volume_interval, voxel_ml
 from .checks import check_prob
 from .raters import check_present
 
@@ -31,17 +32,37 @@ def volume_crps_error_ml(
     present: Tensor | None = None,
     valid: Tensor | None = None,
 ) -> Float[Tensor, "N C"]:
-    """CRPS of the volume in ml, mean over the raters: E|V - v| - E|V - V'| / 2; see `decisions.volume_crps`.
+    """CRPS of the volume in ml, mean over the raters: E|V - v| - E|V - V'| / 2.
 
     Lower is better. It is the volume error of a hard mask, and lowest, but not 0, if V is distributed as the
-    raters' volumes are.
+    raters' volumes are: half the mean difference between two of them.
 
     >>> raters = torch.tensor([[[True, True], [True, False]]])
     >>> volume_crps_error_ml(torch.tensor([[[1.0, 0.5]]]), raters, spacing_mm=(10, 10, 10))
     tensor([[0.2500]])
     """
-    volumes = _rater_volumes(prob, masks, spacing_mm, present, valid)
-    return volume_crps(prob, volumes, spacing_mm=spacing_mm, valid=valid).float()
+    voxels = _rater_volumes(prob, masks, _ONE_ML, present, valid)
+    per_voxel = voxel_ml(spacing_mm, num_cases=len(prob)).to(prob.device)
+    scores = []
+    for case, of_classes in enumerate(prob):
+        counted = None if valid is None else valid[case]
+        for p, volumes in zip(of_classes, voxels[case], strict=True):
+            scores.append(_crps_voxels(p.flatten() if counted is None else p[counted], volumes))
+    return (torch.stack(scores).view(prob.shape[:2]) * per_voxel).float()
+
+
+def _crps_voxels(p: Float[Tensor, " n"], volumes: Float64[Tensor, " R"]) -> Float64[Tensor, ""]:
+    """Mean CRPS against volumes in voxels: sum of (1 - p)^2 of the v largest p and of p^2 of the others."""
+    volumes = volumes[~volumes.isnan()].long()
+    if len(volumes) == 0:
+        return p.new_tensor(torch.nan, dtype=torch.float64)
+    # only the largest p are sorted, as many as the largest volume has voxels
+    top = p.topk(int(volumes.max())).values.double()
+    sums = torch.cat([top.new_zeros(1), (1 - 2 * top).cumsum(0)])
+    squares = p.to(torch.promote_types(p.dtype, torch.float32)).square()
+    score = squares.sum(dtype=torch.float64) + sums[volumes]
+    # the sums cancel where the score is 0, up to rounding
+    return score.clamp(min=0).mean()
 
 
 def volume_coverage_score(

@@ -24,7 +24,7 @@ from rich.table import Table
 from torch import Tensor
 
 from ..calibration.calibrator import Calibrator
-from ..calibration.calibrators import CALIBRATORS, calibrator_name, load_calibrator
+from ..calibration.calibrators import CALIBRATORS, load_calibrator
 from ..calibration.curves import MIN_STORED_PROB, interpolated
 from ..calibration.streams import UNITS
 from ..console import progress_bar, say
@@ -229,7 +229,8 @@ def kept_calibrator(trained: TrainedRun, console: Console) -> KeptCalibrator | N
         reading(path, "fit it again with `semidice calibrate`"),
     ):
         calibrate = probability_map(calibrator, len(trained.facts.class_names))
-    return KeptCalibrator(calibrator_name(calibrator), sha256, calibrate)
+    name = next(name for name, kind in CALIBRATORS.items() if kind is type(calibrator))
+    return KeptCalibrator(name, sha256, calibrate)
 
 
 def _scores_table(table: CaseTable, *, title: str) -> Table:

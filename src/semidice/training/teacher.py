@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import torch
 
-from ..calibration.temperature import TemperatureScaling
+from ..calibration.calibrators import TemperatureScaling
 from ..data.batches.feed import Batches, whole_cases
 from ..data.folds import read_folds
 from ..errors import UserError
