@@ -182,8 +182,12 @@ def test_ignore_index_has_the_same_effect_as_an_invalid_voxel(entry):
     logits, index = random_logits(2, 3, 10), class_map((2, 10), 3)
     ignored = index.clone()
     ignored[:, 4:6] = 255
-    expected = entry.build(activation="softmax")(logits, index, ignored != 255)
-    torch.testing.assert_close(entry.build(activation="softmax", ignore_index=255)(logits, ignored), expected)
+    valid = random_logits(2, 10, seed=6) > -1
+    for mask in (None, valid):
+        counted = ignored != 255 if mask is None else valid & (ignored != 255)
+        expected = entry.build(activation="softmax")(logits, index, counted)
+        loss = entry.build(activation="softmax", ignore_index=255)
+        torch.testing.assert_close(loss(logits, ignored, mask), expected)
 
 
 @each_loss

@@ -8,7 +8,7 @@ value, so a CUDA graph can capture a training step with it. Left out: training t
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Literal
 
 import torch
@@ -108,12 +108,10 @@ class Teacher(nn.Module):
                 "channels: use temperature, or a softmax network"
             )
         target, valid = read_target(prob, target, activation=self.activation, valid=valid)
-        if prob.shape[1] == 1:
-            both, both_target = (torch.cat([1 - channel, channel], dim=1) for channel in (prob, target))
-            return self._recalibrated_classes(both, both_target, valid)[:, 1:]
-        return self._recalibrated_classes(prob, target, valid)
-
-    def _recalibrated_classes(self, prob: Tensor, target: Tensor, valid: Tensor | None) -> Tensor:
+        is_binary = prob.shape[1] == 1
+        if is_binary:
+            # the density is that of two classes
+            prob, target = (torch.cat([1 - channel, channel], dim=1) for channel in (prob, target))
         options = self.calibration
         region = calibration_region(prob, target, width=options.width, valid=valid)
         keys = draw_keys(
@@ -127,7 +125,8 @@ class Teacher(nn.Module):
         if not options.reweight_keys:
             # the paper's recipe: all classes have equal weight, however rare they are
             keys = keys.unweighted()
-        return kde_recalibrate(prob, keys, bandwidth=options.bandwidth, region=region)
+        recalibrated = kde_recalibrate(prob, keys, bandwidth=options.bandwidth, region=region)
+        return recalibrated[:, 1:] if is_binary else recalibrated
 
     def _key_region(self, region: Tensor, valid: Tensor | None) -> Tensor:
         """The region to draw keys from; all valid voxels of a batch (or image) whose region is empty."""
@@ -165,15 +164,14 @@ class DistillationLoss(nn.Module):
         if not terms:
             raise ValueError("terms is empty: name cross_entropy, region or both, or use SegmentationLoss")
         self.label_loss = mix = SegmentationLoss() if mix is None else mix
-        of_teacher = replace(
-            mix.options,
-            cross_entropy_weight=mix.options.cross_entropy_weight * ("cross_entropy" in terms),
-            region_weight=mix.options.region_weight * ("region" in terms),
+        of_teacher = asdict(mix.options) | {
+            "cross_entropy_weight": mix.options.cross_entropy_weight * ("cross_entropy" in terms),
+            "region_weight": mix.options.region_weight * ("region" in terms),
             # the reference of the calibration error is the label
-            calibration_weight=0.0,
-        )
+            "calibration_weight": 0.0,
+        }
         self.teacher_loss = SegmentationLoss(
-            activation=mix.activation, sync=mix.sync, scale_weights=mix.scale_weights, **asdict(of_teacher)
+            activation=mix.activation, sync=mix.sync, scale_weights=mix.scale_weights, **of_teacher
         )
         self.label_weight, self.teacher_weight = label_weight, teacher_weight
 

@@ -203,13 +203,13 @@ class SegmentationLoss(nn.Module):
             warnings.warn(
                 f"{name} takes logits, but the first batch {describe(logits)} holds probabilities: pass the "
                 f"output before the softmax, or use {name}(activation='none')",
-                stacklevel=5,
+                stacklevel=6,
             )
         if self.activation == "sigmoid" and logits.ndim == 3 and logits.shape[1] > MAX_CHANNELS_1D:
             warnings.warn(
                 f"{name} reads the prediction {describe(logits)} as {logits.shape[1]} masks along one axis: "
                 "use .unsqueeze(1) of prediction and target if these are images (N, H, W) of one mask",
-                stacklevel=5,
+                stacklevel=6,
             )
 
     def _over_scales(self, values: Sequence[Tensor]) -> Tensor:
