@@ -11,7 +11,7 @@ from start import refused
 
 from semidice.data.batches import storage as storage_module
 from semidice.data.batches.augment import AugmentOptions
-from semidice.data.batches.feed import Batches, BatchOptions, Feed, Share, whole_cases
+from semidice.data.batches.feed import Batches, BatchOptions, Share, whole_cases
 from semidice.data.batches.label_making import LabelOptions
 from semidice.data.batches.storage import Storage, centred
 from semidice.data.dataset import Dataset
@@ -302,14 +302,6 @@ def test_a_dataset_is_resident_if_it_takes_at_most_half_of_the_free_memory(squar
     for free, resident in ((2 * needed, True), (2 * needed - 2, False)):
         monkeypatch.setattr(storage_module, "free_memory", lambda _, free=free: free)
         assert Storage(square_dataset, "cpu").resident is resident
-
-
-def test_a_feed_without_images_stays_without_images_when_it_is_moved(square_dataset):
-    feed = make_batches(square_dataset).feed(0).to("cpu")
-    assert isinstance(feed, Feed)
-    assert feed.image is None
-    streamed = make_batches(square_dataset, resident=False)
-    refused(lambda: streamed.make(feed), "not resident", "images and masks")
 
 
 @pytest.mark.parametrize(

@@ -172,7 +172,9 @@ def _predict_all(
                         f"{case.path}: the device's memory is too small; lower --batch-size or --window"
                     )
                 except UserError as error:
-                    errors.append(_named(case, str(error)))
+                    text = str(error)
+                    is_named = any(str(path) in text for path in case.files)
+                    errors.append(text if is_named else f"{case.path}: {text}")
     finally:
         folder.close()
     return errors
@@ -294,8 +296,3 @@ def _settings(
         "slice_axis": options.slice_axis,
         "calibrator": calibrator and {"name": calibrator.name, "sha256": calibrator.sha256},
     }
-
-
-def _named(case: InputCase, text: str) -> str:
-    """The message of an error, with the name of the file if the message lacks it."""
-    return text if any(str(path) in text for path in case.files) else f"{case.path}: {text}"

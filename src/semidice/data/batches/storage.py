@@ -97,8 +97,8 @@ class Storage:
         """Stored images and packed masks of the cases: from memory if resident, else what `read` gave."""
         if self.images is not None and self.packed is not None:
             return self.images.index_select(0, case), self.packed.index_select(0, case)
-        if image is None or packed is None:
-            raise UserError("the dataset is not resident, so a feed must contain its images and masks")
+        assert image is not None
+        assert packed is not None
         return image, packed
 
     def masks(self, packed: UInt8[Tensor, "N R planes *packed"]) -> UInt8[Tensor, "N R *space"]:
