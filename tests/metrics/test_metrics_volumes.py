@@ -98,3 +98,9 @@ def test_an_absent_rater_does_not_count_and_bool_masks_are_class_1(score):
     torch.testing.assert_close(score(prob, masks, present=present), expected)
     torch.testing.assert_close(score(prob, masks.long(), present=present), expected)
     torch.testing.assert_close(score(prob[:, 1:], masks, present=present), expected[:, 1:])
+
+
+def test_the_ends_of_the_interval_belong_to_it():
+    # a certain prediction of one voxel: both ends are 1
+    prob, masks = torch.tensor([[[1.0, 0.0]]]), torch.tensor([[[True, False], [True, True]]])
+    assert volume_coverage_score(prob, masks).tolist() == [[0.5]]

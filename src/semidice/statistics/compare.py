@@ -110,8 +110,10 @@ def compare_scores(
     p = holm(p_single)
     level = agreeing_level(p_single, p, alpha)
     corrected = single if level == alpha else estimated(level)
-    # the interval of few cases may extend beyond the possible means
-    lowest, highest = possible_means(scores.key, scores.values)
+    # the mean of shares lies between 0 and 1; the interval of few cases may extend further
+    values, is_share = scores.values, scores.key.scale == 100
+    is_bounded = is_share and values.min() >= 0 and values.max() <= 1
+    lowest, highest = (0.0, 1.0) if is_bounded else (-np.inf, np.inf)
     spread = _spread(scores, contrasts)
     forward = pd.DataFrame(
         {
@@ -176,16 +178,6 @@ def _both_ways(forward: pd.DataFrame, pairs: Sequence[tuple[str, str]]) -> pd.Da
     names = [*pairs, *((second, first) for first, second in pairs)]
     index = pd.MultiIndex.from_tuples(names, names=["first", "second"])
     return pd.concat([forward, backward]).set_axis(index)
-
-
-def possible_means(key: ScoreKey, values: np.ndarray) -> tuple[float, float]:
-    """Between which numbers the mean of these scores must lie: 0 and 1 for a share, such as Dice.
-
-    >>> possible_means(ScoreKey("dice_score"), np.array([0.2, 0.9]))
-    (0.0, 1.0)
-    """
-    is_share = key.scale == 100 and np.min(values) >= 0 and np.max(values) <= 1
-    return (0.0, 1.0) if is_share else (-np.inf, np.inf)
 
 
 def _agreeing(

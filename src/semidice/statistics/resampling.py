@@ -86,7 +86,7 @@ class Resamples:
         check_value(Annotated[int, Bounds(at_least=0)], seed=seed)
         value = sums.sum(0) / sizes.sum()
         residual = sums - value * sizes[:, None]
-        error = np.sqrt((residual**2).sum(0) * _small_sample(len(sizes))) / sizes.sum()
+        error = np.sqrt((residual**2).sum(0) * (len(sizes) / (len(sizes) - 1))) / sizes.sum()
         drawn, drawn_error = _resampled(residual, sizes, num_resamples, seed)
         # a resample without spread has standard error 0: its ratio is infinite, or 0 if it equals the mean
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -175,7 +175,9 @@ def _resampled(
         size, size_square = sums[:, -2:-1], sums[:, -1:]
         mean = first / size
         square = second - 2 * mean * cross + mean**2 * size_square
-        chunks.append((mean, np.sqrt(np.maximum(square, 0) * _small_sample(num_groups)) / size))
+        # of a sample of the groups
+        square = np.maximum(square, 0) * (num_groups / (num_groups - 1))
+        chunks.append((mean, np.sqrt(square) / size))
     drawn, drawn_error = (np.concatenate(parts) for parts in zip(*chunks, strict=True))
     return drawn, drawn_error
 
@@ -184,10 +186,6 @@ def _chunk_sizes(num_groups: int, num_resamples: int) -> Iterator[int]:
     step = max(1, _CHUNK // num_groups)
     for start in range(0, num_resamples, step):
         yield min(step, num_resamples - start)
-
-
-def _small_sample(num_groups: int) -> float:
-    return num_groups / (num_groups - 1)
 
 
 def _group_sums(differences: np.ndarray, groups: Sequence[str] | None) -> tuple[np.ndarray, np.ndarray]:
