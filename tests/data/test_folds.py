@@ -30,22 +30,12 @@ def test_folds_differ_by_no_more_cases_than_the_largest_patient_has(counts, seed
     assert max(sizes) - min(sizes) <= max(counts)
 
 
-def test_single_cases_are_spread_evenly():
-    folds = split_folds([str(number) for number in range(23)], num_folds=5)
-    assert sorted(folds.count(fold) for fold in range(5)) == [4, 4, 5, 5, 5]
-
-
 def test_the_fold_of_a_patient_does_not_depend_on_the_order_of_the_cases():
     patients = [f"p{number % 13}" for number in range(40)]
     shuffled = random.Random(0).sample(patients, len(patients))
     fold_of_patient = dict(zip(patients, split_folds(patients, seed=3), strict=True))
     assert fold_of_patient == dict(zip(shuffled, split_folds(shuffled, seed=3), strict=True))
-
-
-def test_the_same_seed_gives_the_same_folds_and_another_seed_gives_other_folds():
-    patients = [f"p{number}" for number in range(40)]
-    assert split_folds(patients, seed=1) == split_folds(patients, seed=1)
-    assert split_folds(patients, seed=1) != split_folds(patients, seed=2)
+    assert split_folds(patients, seed=3) != split_folds(patients, seed=2)
 
 
 def test_each_case_is_validated_in_one_fold_and_trained_on_in_all_other_folds():

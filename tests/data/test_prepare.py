@@ -374,7 +374,7 @@ def test_the_command_prepares_every_task_and_prints_a_summary_and_the_next_comma
     for name in names:
         assert Dataset(out / name).cases[0].shape == (32, 32)
         assert f"next: semidice check {out / name}" in printed
-    assert "3 cases of 3 patients, 3 raters, 32 x 32" in printed
+    assert f"{out / 'kidney'}: 3 cases of 3 patients, 3 raters, 32 x 32" in printed
     assert "prepared already" not in printed
     assert run_command("qubiq", raw, out, size=(32, 32)).count("prepared already") == 3
     run_command("qubiq", raw, tmp_path / "raw size", size=None, tasks=["kidney"])

@@ -81,12 +81,6 @@ def test_a_marker_keeps_its_position_in_image_label_and_mask(size, centre):
     assert (np.abs(mask_at - image_at) < half).all()
 
 
-def test_the_marker_test_detects_aligned_corners():
-    marker = torch.from_numpy(blob((48, 80), centre=(0.2, 0.2), radius=0.1))
-    moved = torch.nn.functional.interpolate(marker[None, None], (24, 40), mode="bilinear", align_corners=True)
-    assert (np.abs(centroid(moved[0, 0].numpy()) - centroid(marker.numpy())) > 0.05 / 24).any()
-
-
 @pytest.mark.parametrize("size", SIZES)
 def test_probabilities_stay_valid_and_keep_their_mass(size):
     seen = blob((48, 80), centre=(0.4, 0.45), radius=0.15)
@@ -133,17 +127,6 @@ def test_a_class_that_covers_exactly_half_becomes_background_for_every_factor(fa
     expected = np.zeros((3, 3), dtype=np.uint8)
     expected[2, 2] = 1
     assert np.array_equal(resize_classes(half, (3, 3), num_classes=2), expected)
-
-
-def test_a_tie_of_two_foreground_classes_gives_the_lower_class():
-    classes = np.array([[2, 1, 2, 1, 3, 2, 1, 0]], dtype=np.uint8)
-    assert resize_classes(classes, (1, 4), num_classes=4).tolist() == [[1, 1, 2, 0]]
-
-
-def test_thin_structures_do_not_alias():
-    stripes = np.tile(np.array([0.0, 1.0, 0.0, 0.0], dtype=np.float32), (64, 16))
-    coarse = resize_image(stripes, (16, 16))
-    np.testing.assert_allclose(coarse, 0.25, rtol=1e-6)
 
 
 def test_a_new_voxel_of_a_soft_label_is_valid_if_half_of_it_is():

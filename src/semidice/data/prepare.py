@@ -88,20 +88,19 @@ def run_prepare(
                 say(console, "stopped; the finished scans are kept: the same command continues")
                 raise
             prepared.append(manifest)
-            for line in _summary(manifest, raw, already=already):
+            for line in _summary(manifest, raw, out, already=already):
                 say(console, line)
-            say(console, f"next: semidice check {out}")
     if problems:
         raise UserError("\n".join(problems))
     return prepared
 
 
-def _summary(manifest: Manifest, raw: RawDataset, *, already: bool) -> Iterator[str]:
+def _summary(manifest: Manifest, raw: RawDataset, out: Path, *, already: bool) -> Iterator[str]:
     scans, options = manifest.scans, manifest.options
     shapes = sorted({" x ".join(map(str, scan.shape)) for scan in scans})
     num_cases = sum(scan.num_cases for scan in scans)
     yield (
-        f"{_count(num_cases, 'case')} of {_count(len({scan.patient for scan in scans}), 'patient')}, "
+        f"{out}: {_count(num_cases, 'case')} of {_count(len({scan.patient for scan in scans}), 'patient')}, "
         f"{_count(len(manifest.raters), 'rater')}, {shapes[0] if len(shapes) == 1 else 'several sizes'}, "
         f"classes {', '.join(manifest.class_names)}"
     )
@@ -124,6 +123,7 @@ def _summary(manifest: Manifest, raw: RawDataset, *, already: bool) -> Iterator[
     if raw.num_unlabelled:
         yield f"left out, because they have no mask: {_count(raw.num_unlabelled, 'scan')}"
     yield from (f"left out: {problem}" for problem in manifest.left_out)
+    yield f"next: semidice check {out}"
 
 
 def _count(number: int, noun: str) -> str:
