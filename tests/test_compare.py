@@ -18,7 +18,6 @@ from semidice.compare import comparisons_of, run_compare
 from semidice.metrics import ScoreKey
 from semidice.recipes import read_recipe
 from semidice.recipes.grid import folder_name, read_variants, shipped_grids
-from semidice.report.answer import verdict
 from semidice.report.page import PageOptions, run_report
 from semidice.runs.start import start_run
 from semidice.statistics import paired
@@ -96,10 +95,12 @@ def test_the_verdict_comes_first_then_the_means_and_pairs_only_on_request(
 ):
     _, out, printed = compared
     comparisons = comparisons_of(read_cases(out / "cases.parquet"))
-    assert printed.index(verdict(comparisons)) < printed.index("Mean over cases")
+    # of networks that learned nothing, a warning takes the place of the verdict
+    first = "The best dice_score is"
+    assert printed.index(first) < printed.index("Mean over cases")
     assert "Pairs of methods" not in printed
     # progress bars, the warning, the verdict, one line for each method and a few for the heading and note
-    assert len(printed.split(verdict(comparisons))[1].splitlines()) < 25
+    assert len(printed.split(first)[1].splitlines()) < 25
     assert all((out / f"pairs_{metric}.md").is_file() for metric in comparisons)
     shutil.copytree(out, tmp_path / "out")
     compare_again(tmp_path / "out", dataset, tmp_path, console, show_pairs=True)
@@ -108,7 +109,7 @@ def test_the_verdict_comes_first_then_the_means_and_pairs_only_on_request(
 
 def test_a_comparison_of_networks_far_below_the_raters_begins_with_a_warning(compared):
     _, out, printed = compared
-    assert printed.index("is far below the raters' own agreement") < printed.index("Mean over cases")
+    assert printed.index("far below the raters' own agreement") < printed.index("Mean over cases")
     assert "| raters |" in (out / "means.md").read_text()
 
 
@@ -333,7 +334,6 @@ def test_each_run_is_compared_by_each_rule_without_another_training(compared, da
     assert list(comparisons) == [ScoreKey("dice_score")]
     assert set(comparisons[ScoreKey("dice_score")].methods) == methods
     assert set(read_cases(out / "cases.parquet")["method"]) == methods
-    assert verdict(comparisons) in console.file.getvalue()
     assert {path: path.read_bytes() for path in weights} == weights
     assert {path: path.read_bytes() for path in own} == own
     for name in ("uniform", "student", "majority"):

@@ -7,6 +7,7 @@ them, is repeated, and must end with the same files. `make test` tries a few cha
 import errno
 import os
 import shutil
+from functools import partial
 from unittest import mock
 
 import numpy as np
@@ -17,6 +18,7 @@ from raw_trees import make_folder, write_picture
 from start import semidice
 from trained import make_run
 
+from semidice.training import command, jobs
 from semidice.training.context import Context
 
 SETS = ["data.num_folds=2", "data.folds=[0]", "schedule.epochs=2", "batch_size=4", "workers=0", "log_every=1"]
@@ -119,7 +121,8 @@ def trial(request, inputs):
     # a checkpoint after every line of the log, so that trainings are resumed in their middle
     before = os.getcwd()
     os.chdir(inputs)
-    with mock.patch.object(Context, "seconds_between_checkpoints", 0.0):
+    often = partial(Context, seconds_between_checkpoints=0.0)
+    with mock.patch.object(command, "Context", often), mock.patch.object(jobs, "Context", often):
         yield Trial(request.param, inputs)
     os.chdir(before)
 

@@ -289,3 +289,11 @@ def test_a_cuda_graph_step_trains_like_an_eager_step(dataset, tmp_path, dtype):
     assert len(losses[0]) == 6
     # dropout uses the same seeds; convolutions may choose other algorithms during graph capture
     torch.testing.assert_close(losses[0], losses[1], rtol=1e-3, atol=1e-4)
+
+
+def test_the_command_imports_no_other_framework(start):
+    """Each takes as long as torch, or half of it."""
+    others = "lightning_fabric torchmetrics tensorboard timm segmentation_models_pytorch matplotlib monai ray"
+    code = "import sys, semidice.training.command\n"
+    ended = start("-c", f"{code}print(*set({others.split()!r}) & sys.modules.keys())").end()
+    assert (ended.code, ended.out.split()) == (0, []), ended.err

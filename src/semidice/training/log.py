@@ -41,7 +41,8 @@ class TensorBoard:
         # imported here: it takes longer than all of semidice
         from torch.utils.tensorboard import SummaryWriter
 
-        self.writer = SummaryWriter(str(fold.folder.tensorboard), purge_step=start)
+        # an interrupt at the wrong moment waits for the next flush, which is 120 s away otherwise
+        self.writer = SummaryWriter(str(fold.folder.tensorboard), purge_step=start, flush_secs=10)
 
     def params(self, values: Mapping[str, str]) -> None:
         """Not shown: recipe.yaml of the run has them."""
