@@ -2,6 +2,7 @@
 
 import signal
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from grid_jobs import AlwaysDyingJob, BuggyJob, DyingJob, FullMemoryJob, set_options, variants_of, write_grid
@@ -14,7 +15,7 @@ from semidice.locks import locked
 from semidice.paths import FoldFolder, MethodFolder, RunFolder
 from semidice.recipes.grid import Variant
 from semidice.training.context import Context, Event, read_seconds
-from semidice.training.grid import check_engine, job_lines
+from semidice.training.grid import check_engine, job_lines, train_grid
 from semidice.training.jobs import MAX_ATTEMPTS, Schedule, fold_jobs, run_jobs
 from semidice.training.local_pool import LocalPool
 
@@ -120,6 +121,20 @@ def test_the_jobs_of_a_large_grid_are_each_run_once(dataset, grid, tmp_path):
     pool = Recorder(size=64)
     run_jobs(fold_jobs(variants), pool)
     assert len(lines) == len(pool.order) == len(set(pool.order)) == 800
+
+
+def test_workers_get_absolute_folders(dataset, grid, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    teacher, *_, student = fold_jobs(variants_of(grid, dataset, Path("out")))
+    assert teacher.variant.folder == tmp_path / "out" / "teacher" / "seed_0"
+    assert student.after == teacher.group == str(teacher.variant.folder)
+
+
+def test_folds_that_are_not_found_after_their_jobs_are_named(dataset, grid, tmp_path, monkeypatch):
+    # as if workers had written them somewhere else
+    monkeypatch.setattr("semidice.training.grid.fold_jobs", lambda *_, **__: [])
+    outcome = train_grid(variants_of(grid, dataset, tmp_path)[:1], QUIET)
+    refused(outcome.raise_if_failed, str(tmp_path / "teacher"), "no scores of fold 0, 1", "every machine")
 
 
 @pytest.mark.parametrize("on", ["local", "local:0", "local:two", "slurm", "local:-1", ""])
