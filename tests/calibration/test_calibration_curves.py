@@ -164,11 +164,14 @@ def test_a_step_between_two_stored_probabilities_is_not_blurred():
 
 
 def test_classes_that_all_have_probability_zero_still_sum_to_one():
-    prob = torch.tensor([[0.2, 0.3, 0.5], [0.9, 0.05, 0.05], [0.05, 0.9, 0.05], [0.05, 0.05, 0.9]])
-    calibrator = IsotonicCalibrator().fit(prob[1:], torch.tensor([0, 1, 2]))
-    calibrated = calibrator.calibrate(torch.tensor([[0.05, 0.05, 0.9], [0.04, 0.05, 0.91]]))
-    torch.testing.assert_close(calibrated.sum(1), torch.ones(2))
-    assert calibrated[0, 2] > 0.999
+    # below 0.45, no class is ever the right one
+    low = torch.tensor([[0.45, 0.5, 0.05], [0.05, 0.45, 0.5], [0.5, 0.05, 0.45]])
+    sure = torch.tensor([[0.9, 0.05, 0.05], [0.05, 0.9, 0.05], [0.05, 0.05, 0.9]])
+    calibrator = IsotonicCalibrator().fit(torch.cat([low, sure]), torch.tensor([1, 2, 0, 0, 1, 2]))
+    torch.testing.assert_close(
+        calibrator.calibrate(torch.tensor([[0.4, 0.4, 0.2]])), torch.full((1, 3), 1 / 3)
+    )
+    assert calibrator.calibrate(sure).diagonal().min() > 0.999
 
 
 @pytest.mark.parametrize("kind", [VectorScaling, BetaCalibrator])
