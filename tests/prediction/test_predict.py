@@ -16,7 +16,7 @@ from prepared import make_prepared
 from rich.console import Console
 from start import refused, semidice
 from torch import nn
-from trained import make_run, new_network, recipe_of, training_mean_std
+from trained import make_run, new_network, recipe_of, training_mean_std, write_network
 
 from semidice.data.batches.feed import whole_cases
 from semidice.data.dataset import Dataset
@@ -452,6 +452,8 @@ def test_predict_gives_what_the_networks_of_the_run_give_for_a_case_of_the_datas
     run = make_run(tmp_path / "run", dataset, scored=False)
     overrides = [f"augment.flip={json.dumps(flip)}", f"validation.flips={json.dumps(in_recipe)}"]
     write_recipe(read_recipe(run.recipe, overrides), run.recipe)
+    # a checkpoint belongs to one recipe
+    write_network(run, 0, new_network(recipe_of(dataset), dataset, seed=0))
     source = tmp_path / f"{dataset.cases[1].name}.png"
     Image.fromarray(dataset.stored("images", 1)[0]).save(source)
     predict(run, [source], tmp_path / "out", fold=0, flips=option)
