@@ -249,7 +249,7 @@ class TestReport:
         folds = json.loads(path.read_text())
         folds["fold_of_case"] = {case: 1 - fold for case, fold in folds["fold_of_case"].items()}
         path.write_text(json.dumps(folds))
-        with pytest.raises(ValueError, match="seed_1 have different folds"):
+        with pytest.raises(ValueError, match=r"seed_1.* is fold 0 of another run"):
             self.report(copied, out=tmp_path / "report.html")
 
 
