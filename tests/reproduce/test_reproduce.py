@@ -971,8 +971,8 @@ def test_a_dataset_that_cannot_be_read_is_named(data, tmp_path):
         ("qubiq_labels", {"tasks": ["spleen"]}, "unknown task spleen; choose from prostate_task1"),
         ("qubiq_labels", {"tasks": ["lits"]}, "has no rows for lits; choose from prostate_task1"),
         ("qubiq_labels", {"overrides": ["loss.fom=min"]}, "did you mean loss.form"),
-        ("qubiq_labels", {"folds": 9}, "folds are numbered 0 to 4"),
-        ("qubiq_labels", {"folds": 0}, "expected 1 or more items"),
+        ("qubiq_labels", {"folds": 9}, "different numbers from 0 to 4"),
+        ("qubiq_labels", {"folds": 0}, "different numbers from 0 to 4"),
         ("qubiq_labels", {"protocol": "paper"}, "unknown protocol 'paper'; choose from text, authors"),
     ],
 )
