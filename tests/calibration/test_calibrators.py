@@ -261,6 +261,8 @@ def test_merged_calibrators_and_streams_have_learned_from_the_voxels_of_all(name
         part = slice(start, start + 300)
         merged.merge(CALIBRATORS[name](**options).fit(prob[part], target[part]))
         stream.partial_fit(prob[part], target[part])
+        # what was learned so far must not stay
+        stream.calibrate(prob)
     for found in (merged, stream):
         torch.testing.assert_close(found.calibrate(prob), at_once.calibrate(prob), rtol=0, atol=1e-9)
 
