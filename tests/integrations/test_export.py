@@ -11,11 +11,10 @@ import torch
 from prepared import make_prepared
 from start import refused
 from start import semidice as command
-from trained import make_run
+from trained import make_run, write_network
 
 import semidice
 from semidice.integrations import onnx as export
-from semidice.networks.checkpoint import checkpoint_tensors, write_checkpoint
 from semidice.networks.predictor import network_probability
 from semidice.recipes import Recipe, write_recipe
 from semidice.runs.run import open_run
@@ -54,9 +53,7 @@ def new_run(path, dataset, model, *, system="standard", **changes):
         with torch.no_grad():
             for _ in range(3):
                 network(torch.randn(4, 1, 64, 64) + 1)
-        write_checkpoint(
-            folder.fold(fold).last, checkpoint_tensors(network.eval()), {"step": 1, "fold": fold}
-        )
+        write_network(folder, fold, network.eval())
     return folder
 
 
