@@ -198,6 +198,11 @@ def test_intervals_that_are_too_wide_become_narrower_and_each_class_has_its_own_
     assert (new_high - new_low)[0, 1] > 2
 
 
+def test_the_scale_of_a_hard_mask_is_a_tenth_of_its_volume_and_a_voxel():
+    fifty = np.full((1, 1), 50.0)
+    assert [scale.item() for scale in Intervals(fifty, fifty, fifty, voxel=2.0).scales()] == [7, 7]
+
+
 def test_a_case_without_an_interval_is_left_out_and_stays_nan():
     ends = [np.full((12, 1), value) for value in (4.0, 6.0, 5.0)]
     volumes = np.linspace(1, 9, 24).reshape(12, 1, 2)
