@@ -185,3 +185,10 @@ def test_a_tie_goes_to_the_lowest_class_and_a_probability_at_the_threshold_is_ba
     assert decide_classes(prob).tolist() == [[0, 1, 1]]
     assert decide_classes(prob, "threshold:0.5").tolist() == [[0, 1, 1]]
     assert decide_classes(prob[:, :1], "threshold:0.25").tolist() == [[1, 0, 0]]
+
+
+def test_a_voxel_that_two_classes_want_goes_to_the_one_whose_limit_it_exceeds_more():
+    # class 1 is certain elsewhere and its limit is 0.3; class 2 is likely nowhere and its limit is 0.1
+    sure, faint, low = [[0.0, 1.0, 0.0]] * 8, [[0.6, 0.0, 0.4]] * 6, [[0.7, 0.3, 0.0], [0.9, 0.0, 0.1]]
+    prob = torch.tensor([*sure, *faint, *low, [0.08, 0.54, 0.38]]).t().unsqueeze(0)
+    assert decide_classes(prob, "dice")[0].tolist() == [1] * 8 + [2] * 6 + [0, 0, 2]
