@@ -19,10 +19,8 @@ STOP = """
 import os, semidice.training.engine as engine
 of_step = engine._FoldTrainer._save
 def save(self, num_done):
-    self.seconds_between_checkpoints = 0 if num_done <= 4 else 1e9
+    self.saved_at = -1e9 if num_done <= 4 else 1e9
     of_step(self, num_done)
-    if num_done == 4:
-        self.writer._wait(0)
     if num_done == 7:
         {how}
 engine._FoldTrainer._save = save
