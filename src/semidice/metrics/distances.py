@@ -28,12 +28,18 @@ from .scores import decided_channels
 
 
 def hausdorff_error_mm(
-    prob: Tensor, target: Tensor, *, percentile: float = 95.0, empty: float = 0.0, **options: Any
+    prob: Tensor,
+    target: Tensor,
+    *,
+    spacing_mm: Sequence[float] | Tensor,
+    percentile: float = 95.0,
+    empty: float = 0.0,
+    **options: Any,
 ) -> Float[Tensor, "N C"]:
     """Hausdorff distance in mm at a percentile (HD95) of each case and class, of decided masks.
 
-    The target is hard. options: spacing_mm, one side per axis of space, or (N, axes); valid and ignore_index
-    as in `dice_score`.
+    The target is hard. spacing_mm: one side of a voxel per axis of space, or (N, axes). options: valid and
+    ignore_index as in `dice_score`.
 
     >>> prob, target = torch.eye(5)[None, :1, :, None], torch.eye(5)[None, 3:4, :, None]
     >>> float(hausdorff_error_mm(prob, target, spacing_mm=(2, 1)))
@@ -44,11 +50,19 @@ def hausdorff_error_mm(
     def largest(of_mask: np.ndarray, of_reference: np.ndarray) -> float:
         return float(max(np.percentile(part, percentile) for part in (of_mask, of_reference)))
 
-    return _each_class("hausdorff_error_mm", prob, target, largest, empty=empty, missed=None, **options)
+    return _each_class(
+        "hausdorff_error_mm", prob, target, largest, spacing_mm, empty=empty, missed=None, **options
+    )
 
 
 def surface_dice_score(
-    prob: Tensor, target: Tensor, *, tolerance_mm: float = 1.0, empty: float = 1.0, **options: Any
+    prob: Tensor,
+    target: Tensor,
+    *,
+    spacing_mm: Sequence[float] | Tensor,
+    tolerance_mm: float = 1.0,
+    empty: float = 1.0,
+    **options: Any,
 ) -> Float[Tensor, "N C"]:
     """Share of both surfaces within `tolerance_mm` of the other, of each case and class; 0 if one has none.
 
@@ -60,7 +74,9 @@ def surface_dice_score(
     def share(of_mask: np.ndarray, of_reference: np.ndarray) -> float:
         return float((np.concatenate([of_mask, of_reference]) <= np.float32(tolerance_mm)).mean())
 
-    return _each_class("surface_dice_score", prob, target, share, empty=empty, missed=0.0, **options)
+    return _each_class(
+        "surface_dice_score", prob, target, share, spacing_mm, empty=empty, missed=0.0, **options
+    )
 
 
 def _each_class(
@@ -68,8 +84,8 @@ def _each_class(
     prob: Tensor,
     target: Tensor,
     score_of: Callable[[np.ndarray, np.ndarray], float],
-    *,
     spacing_mm: Sequence[float] | Tensor,
+    *,
     empty: float,
     missed: float | None,
     **options: Any,

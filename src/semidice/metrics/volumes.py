@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from ..arrays import describe
+from ..arrays import check_tensor, describe
 from ..decisions.volumes import rater_volumes_ml, volume_interval, voxel_ml
 from .checks import check_prob
 from .raters import check_present
@@ -112,6 +112,7 @@ def _rater_volumes(
     valid: Tensor | None,
 ) -> Float[Tensor, "N C R"]:
     check_prob(prob, valid)
+    check_tensor("masks", masks)
     if masks.shape[:1] + masks.shape[2:] != prob.shape[:1] + prob.shape[2:]:
         raise ValueError(
             f"prob (N, C, *space) and masks (N, R, *space) differ in cases or space: "
