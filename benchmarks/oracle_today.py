@@ -31,7 +31,6 @@ BLOCKS = "blocks of the CPU serve softmax alone, without buffers: sums round in 
 QUANTILES = "quantiles of Student and the normal distribution are SciPy's"
 NO_LINE = "a term that does not compare with the teacher has no line in the log"
 ROUNDED = "stored probabilities of three and more classes are differences of rounded sums"
-EXCLUSIVE = "exclusive classes keep the masks of their thresholds, and no voxel moves for a first-order gain"
 SQUARED = "squared kernel density errors are no longer offered"
 # pattern of names (section: name): largest difference of its numbers (inf: anything), and why
 INTENDED: dict[str, tuple[float, str]] = {
@@ -52,10 +51,6 @@ INTENDED: dict[str, tuple[float, str]] = {
     "calibration: kde *": (4e-7, FLOAT64),
     "calibration: error* p=2*": (inf, SQUARED),
     "metrics: * volumes: CRPS": (inf, "the CRPS is a score, in float32"),
-    # 6 of 5760 voxels of masks
-    "metrics: (2, 3, 8, 10, 12) dice * exclusive=True": (inf, EXCLUSIVE),
-    "metrics: (2, 3, 8, 10, 12) jaccard * exclusive=True": (inf, EXCLUSIVE),
-    "metrics: (2, 3, 8, 10, 12) fitted rule: *": (1e-3, EXCLUSIVE),
     "losses: teacher calibration=kde *": (5e-6, FLOAT64),
     "metrics: * kde_calibration_error *": (3e-7, FLOAT64),
     # those with kernel density
