@@ -183,9 +183,10 @@ def find_files(root: Path, *, on_file: OnFile = lambda _, __: None) -> DicomFile
             header = _header(path)
             if header is None:
                 continue
-            # an index of the files (DICOMDIR) has its class only in the meta information
-            kind = str(header.get("SOPClassUID") or header.file_meta.get("MediaStorageSOPClassUID") or "")
+            # pydicom decodes an element only when it is asked for: a damaged one fails here, or warns
             with reading(path):
+                # an index of the files (DICOMDIR) has its class only in the meta information
+                kind = str(header.get("SOPClassUID") or header.file_meta.get("MediaStorageSOPClassUID") or "")
                 if kind in IMAGE_CLASSES:
                     patient = str(header.get("PatientID") or "").strip()
                     image = (path, str(header.SOPInstanceUID), patient, IMAGE_CLASSES[kind])
