@@ -216,6 +216,18 @@ def test_a_case_without_an_interval_is_left_out_and_stays_nan():
     assert np.isnan(fitted.apply(Intervals(nan, nan, nan))).all()
 
 
+def test_a_patient_with_many_scans_counts_as_one():
+    # the last patient has the largest volumes
+    volumes = np.linspace(1, 9, 24).reshape(12, 1, 2)
+
+    def fitted(num_scans):
+        scans = [*range(11), *[11] * num_scans]
+        ends = (np.full((len(scans), 1), value) for value in (4.0, 6.0, 5.0))
+        return fit_conformal(Intervals(*ends), volumes[scans], [f"p{scan}" for scan in scans], 0.7)
+
+    assert fitted(40) == fitted(1)
+
+
 ONE = np.ones((12, 1))
 
 
