@@ -786,6 +786,15 @@ def predicted_by(folder, made, *options):
     return command("predict", made.run.path, folder / "scan.png", "-o", folder / "out", *options)
 
 
+def calibrated_twice(folder):
+    """Whether the second calibrator of a run has the bytes of the first one."""
+    made = runs(folder)
+    command("calibrate", made.run.path, "--by", "vector")
+    first = made.run.calibrator.read_bytes()
+    command("calibrate", made.run.path, "--by", "vector")
+    return made.run.calibrator.read_bytes() == first
+
+
 def linked(folder, name):
     """A run with a folder that is a link out of it."""
     made = runs(folder)
@@ -828,6 +837,35 @@ MISTAKES |= {
     "runs: a calibrator that was fitted to other predictions": Row(
         lambda f: predicted_by(f, fitted(f, "calibrate", "--by", "beta")),
         Refused(["calibrator.safetensors was not fitted to the predictions", "--no-calibrate"]),
+    ),
+    "runs: calibrated twice": Row(calibrated_twice, True),
+    "runs: predicted twice, calibrated again in between": Row(
+        lambda f: [
+            made := runs(f),
+            command("calibrate", made.run.path, "--by", "beta"),
+            predicted_by(f, made),
+            command("calibrate", made.run.path, "--by", "beta"),
+            predicted_by(f, made),
+        ][-1],
+        Says(["1 of 1 inputs are predicted already"]),
+    ),
+    "runs: a learning rate at which the training diverges": Row(
+        lambda f: command(
+            *(
+                "train",
+                "quick",
+                "-o",
+                f / "diverged",
+                "--accelerator",
+                "cpu",
+                "--set",
+                f"data.dataset={runs(f).data}",
+            ),
+            *("--set", "optimiser.lr=1e30", "--set", "data.folds=[0]", "--set", "schedule.epochs=2"),
+            *("--set", "data.num_folds=2", "--set", "batch_size=2", "--set", "workers=0"),
+            *("--set", "model.options.channels=[8,16]"),
+        ),
+        Refused(["the training diverged", "Lower optimiser.lr"]),
     ),
     "runs: evaluated on a dataset that was prepared again": Row(
         lambda f: command("evaluate", prepared_again(f).run.path),

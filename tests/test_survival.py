@@ -106,6 +106,8 @@ class Trial:
             assert os.strerror(error) in failed.err, failed.err
             assert failed.err.startswith(f"semidice {self.command}: ")
             assert "Traceback" not in failed.err
+            if self.command == "train" and error in (errno.ENOSPC, errno.EDQUOT):
+                assert "--resume" in failed.err, failed.err
         self.content()
         self.ends_as_expected()
 

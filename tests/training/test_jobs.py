@@ -185,8 +185,6 @@ def test_a_job_whose_worker_is_killed_continues_from_its_checkpoint(dataset, gri
         assert 1 <= attempt["first_step"] <= 2
         assert attempt["last_step"] == 3
     run_compare(variants, out, QUIET, accelerator="cpu")
-    for path in out.glob("killed_*"):
-        path.unlink()
     assert_same_tables(plain, out)
 
 
@@ -243,11 +241,11 @@ def test_a_killed_driver_takes_its_workers_along_and_is_started_again(dataset, g
     command = ["-m", "semidice", "compare", dataset, grid, "-o", out]
     command += [*set_options(), "--accelerator", "cpu", "--on", "local:2"]
     driver = start(*command)
-    driver.wait_until(lambda: list(out.glob("*/fold_*/.lock.owner")))
+    driver.wait_until(lambda: list(out.glob("*/seed_*/fold_*/.lock.owner")))
     driver.send_signal(signal.SIGKILL)
     driver.end()
     # the locks of its workers end with them
-    for folder in out.glob("*/fold_*"):
+    for folder in out.glob("*/seed_*/fold_*"):
         with locked(FoldFolder(folder), "test", wait_s=PATIENCE_S):
             pass
     assert start(*command).end().code == 0

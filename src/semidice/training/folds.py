@@ -16,7 +16,7 @@ from ..locks import locked
 from ..runs.predictions import stored_cases, write_prediction
 from ..runs.run import FoldRun, TrainedRun
 from ..runs.scoring import ScoreOptions, score_cases
-from ..statistics.cases import write_cases
+from ..statistics.cases import CaseTable, write_cases
 from .context import Context, Event
 from .engine import train_fold
 
@@ -50,9 +50,11 @@ def finish_fold(fold: FoldRun, context: Context) -> None:
             _predict(fold, context, network.eval())
         processes.barrier()
         with context.phase("scoring"):
-            _score(fold, context)
+            table = _score(fold, context)
         if processes.is_first:
             context.store_seconds(fold.folder)
+            # the mark of a finished fold, which no other command opens again: nothing is written after it
+            write_cases(table, fold.folder.cases)
         processes.barrier()
     context.say(Event("phase", "finished", fold.fold))
 
@@ -78,12 +80,12 @@ def _predict(fold: FoldRun, context: Context, network: nn.Module) -> None:
             each.result()
 
 
-def _score(fold: FoldRun, context: Context) -> None:
-    """Score the stored predictions. The table marks the fold as finished, so it is written last."""
+def _score(fold: FoldRun, context: Context) -> CaseTable:
+    """Scores of the stored predictions, whose stamp the first process writes."""
     if context.processes.is_first:
         fold.run.write_stamp(fold.fold)
     validation = fold.recipe.validation
-    table = score_cases(
+    return score_cases(
         fold.dataset,
         _own_cases(fold, context),
         stored_cases(fold.folder, fold.dataset),
@@ -91,5 +93,3 @@ def _score(fold: FoldRun, context: Context) -> None:
         method=fold.recipe.name,
         fold=fold.fold,
     )
-    if context.processes.is_first:
-        write_cases(table, fold.folder.cases)
