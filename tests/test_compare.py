@@ -343,4 +343,4 @@ def test_each_run_is_compared_by_each_rule_without_another_training(compared, da
         argmax = table.pipe(select, method="argmax", metric="dice_score")
         np.testing.assert_array_equal(argmax["value"], plain["value"])
         assert (out / name / "seed_0" / "volumes.csv").is_file()
-        assert (out / name / "seed_0" / "decision.json").is_file()
+        assert (out / name / "seed_0" / "fits.json").is_file()

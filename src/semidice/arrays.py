@@ -152,13 +152,14 @@ def read_target(
     """`target` as class indices (N, *space) or floats (N, C, *space), and `valid` without the ignored voxels.
 
     A ValueError says what does not follow the contract. A target in one of these two forms is returned
-    unchanged; integers and bool in place of floats get the prediction's type.
+    unchanged; class indices lose a class axis of one, and integers and bool in place of floats get the
+    prediction's type.
     waits: whether these may be read on a GPU, which waits for it; False after the first batch of a module.
     any_size: whether the target may be larger than the prediction; see `downsample_target`.
 
     >>> labels = torch.tensor([[[0, 1, 1]]])
     >>> read_target(torch.zeros(1, 2, 3), labels)[0]
-    tensor([[[0, 1, 1]]])
+    tensor([[0, 1, 1]])
     >>> read_target(torch.zeros(1, 1, 3), labels > 0, activation="sigmoid")[0]
     tensor([[[0., 1., 1.]]])
     """

@@ -149,7 +149,8 @@ class Progress:
             bars, before = list(self.bars), states
             states = [(bar.name, bar.done, bar.status) for bar in bars]
             changed = [bar for bar, state in zip(bars, states, strict=True) if state not in before]
-            # a long item has lines too
+            # work that waits for other work has no lines; a long item has some too
+            changed = [bar for bar in changed if bar.status or bar.unit or bar.done]
             latest = changed[-1:] or latest
             for bar in latest:
                 say(self.console, bar.line)

@@ -681,9 +681,8 @@ def names_of_tests(path):
     return {name for name in functions if name.startswith("test_") and not name.startswith("test_the_page_")}
 
 
-def test_the_page_names_every_test_of_this_file_and_no_other_but_those_of_decisions():
-    of_decisions = set().union(
-        *map(names_of_tests, (Path(__file__).parents[1] / "decisions").glob("test_*.py"))
-    )
+def test_the_page_names_every_test_of_this_file_and_no_other_but_those_of_decisions_and_scores():
+    folders = (Path(__file__).parents[1] / name for name in ("decisions", "metrics"))
+    others = set().union(*(names_of_tests(path) for each in folders for path in each.glob("test_*.py")))
     named = set(re.findall(r"`(test_\w+)`", PAGE))
-    assert names_of_tests(Path(__file__)) <= named <= names_of_tests(Path(__file__)) | of_decisions
+    assert names_of_tests(Path(__file__)) <= named <= names_of_tests(Path(__file__)) | others

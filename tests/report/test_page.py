@@ -18,8 +18,9 @@ from semidice.paths import MethodFolder
 from semidice.report.answer import compare_all, verdict
 from semidice.report.page import PageOptions, run_report
 from semidice.report.runs import find_runs
-from semidice.runs.evaluate import run_evaluate
+from semidice.runs.evaluate import EvaluateOptions, run_evaluate
 from semidice.runs.predictions import read_prediction
+from semidice.runs.run import open_run
 from semidice.statistics import compare_cases, paired, read_cases, write_cases
 from semidice.statistics.cases import in_order
 from semidice.statistics.tables import p_text
@@ -297,7 +298,7 @@ def test_a_case_of_the_page_is_a_scan_and_shows_its_most_contested_and_its_centr
 def test_scores_per_slice_are_named_so_on_the_page(sliced, tmp_path):
     dataset, runs = sliced
     for run in runs.values():
-        run_evaluate(run.path, metrics=["dice_score"], unit="slice", console=Console(file=io.StringIO()))
+        run_evaluate(run.path, EvaluateOptions(["dice_score"], "slice"), Console(file=io.StringIO()))
     build(runs, dataset, tmp_path / "both.html")
     header = tables_of(tmp_path / "both.html")["answer"][1][0]
     assert header[1] == "Dice (%) ↑"
@@ -325,11 +326,11 @@ def test_a_run_without_stored_predictions_still_has_its_scores_on_the_page(small
         assert tables_of(report.page)["cases"][0][0] == ["case", "patient", "fold", *NAMES[:2]]
 
 
-def test_a_prediction_of_another_shape_is_refused(small, tmp_path):
+def test_a_prediction_that_was_changed_is_refused(small, tmp_path):
     dataset, runs = small
     path = next(runs[NAMES[1]].path.glob("fold_0/predictions/*.npz"))
     np.savez_compressed(path, foreground=np.zeros((1, 8, 8), np.uint16))
-    refused(lambda: build(runs, dataset, tmp_path / "report.html"), str(path), "(2, 32, 32)", "predict again")
+    refused(lambda: build(runs, dataset, tmp_path / "report.html"), str(path), "changed")
 
 
 def test_wrong_options_of_a_page_are_refused(small, tmp_path):
@@ -358,6 +359,8 @@ def test_seeds_are_averaged_and_their_means_are_marked(tmp_path):
             target.path.parent.mkdir(parents=True, exist_ok=True)
             run.path.rename(target.path)
             target.recipe.write_text(target.recipe.read_text().replace("\nseed: 0\n", f"\nseed: {seed}\n"))
+            for fold in (0, 1):
+                open_run(target).write_stamp(fold)
     page = tmp_path / "report.html"
     options = PageOptions(figures=False, num_resamples=500)
     run_report([tmp_path / "runs"], page, Console(quiet=True), options)

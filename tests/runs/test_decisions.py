@@ -268,7 +268,7 @@ def test_too_few_patients_for_a_correction_leave_the_nested_interval(run):
     ("options", "words"),
     [
         ({"rules": ["dise"]}, ["'dise'", "did you mean dice"]),
-        ({"rules": ["threshold"]}, ["threshold", "needs a number"]),
+        ({"rules": ["threshold"]}, ["'threshold'", "threshold:T"]),
         ({"rules": ["dice"], "metrics": ["brier_error"]}, ["no rule changes brier_error"]),
         ({"rules": ["dice"], "metrics": ["brier"]}, ["'brier'"]),
         ({"interval": 1.5}, ["1.5", "between 0 and 1"]),

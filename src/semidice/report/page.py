@@ -252,7 +252,9 @@ def _gather(
     rule_tables, without_rules = read_rules(folders, dataset)
     predictions = StoredPredictions.of_table(dataset, runs, table)
     shown = _chosen(comparisons[0], predictions.units, max_cases=options.max_cases)
+    warning = raters_warning(comparisons, raters)
     said = (
+        *([warning] if warning else []),
         *notices,
         *seeds_sentences(of_seeds),
         *_first_seed(of_seeds),

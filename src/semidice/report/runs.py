@@ -152,8 +152,8 @@ def check_comparable(
     runs = {**{method: run for method, run in runs.items() if method not in seeds}, **of_seeds}
     for run in runs.values():
         run.check_dataset(dataset)
-        # the page reads the predictions, too
-        run.stamps(whole=True)
+        # the page reads the predictions, too; a run without any still has its scores
+        run.stamps(whole=run.folder.has_predictions())
     folds = {method: read_folds(run.folder.folds, dataset) for method, run in runs.items()}
     first = next(iter(folds), "")
     for method, fold_of_case in folds.items():

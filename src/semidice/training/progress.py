@@ -36,6 +36,10 @@ class RunBar:
     def _show_phase(self, fold: int, phase: str) -> None:
         if phase == "finished":
             self.finished.add(fold)
+            if len(self.finished) == len(self.folds):
+                self.bar.status = f"{len(self.folds)} folds finished"
+                self.progress.print_line(self.bar)
+                return
         is_first = not self.bar.status
         self.bar.status = f"fold {fold}: {phase}"
         if is_first:
