@@ -149,8 +149,7 @@ class Progress:
             bars, before = list(self.bars), states
             states = [(bar.name, bar.done, bar.status) for bar in bars]
             changed = [bar for bar, state in zip(bars, states, strict=True) if state not in before]
-            # work that waits for other work has no lines; a long item has some too
-            changed = [bar for bar in changed if bar.status or bar.unit or bar.done]
+            # a long item has lines too
             latest = changed[-1:] or latest
             for bar in latest:
                 say(self.console, bar.line)

@@ -72,13 +72,16 @@ class GridBars:
     def __init__(self, progress: Progress, variants: Sequence[Variant]) -> None:
         self.progress = progress
         self.bar = progress.bar("all jobs", "jobs")
-        self.bars = {
-            str(each.folder.absolute()): RunBar(progress, each.recipe, name=each.name) for each in variants
-        }
+        self.variants = {str(each.folder.absolute()): each for each in variants}
+        self.bars: dict[str, RunBar] = {}
 
     def show(self, job: Any, event: Event) -> None:
         """What a job does."""
         if isinstance(job, FoldJob):
+            if job.group not in self.bars:
+                # a run that waits for others has no bar yet
+                variant = self.variants[job.group]
+                self.bars[job.group] = RunBar(self.progress, variant.recipe, name=variant.name)
             self.bars[job.group].show(event)
 
     def __call__(self, job: Any, event: Event | None, schedule: Schedule) -> None:
