@@ -145,7 +145,8 @@ def test_a_case_is_followed_through_the_methods_and_a_click_shows_its_images(ope
     points.first.hover()
     assert opened.locator("#points .followed:visible").count() == len(NAMES)
     points.first.click()
-    assert opened.locator("#images .case:visible h3").text_content() == "scan005"
+    # the browser tells the page of the new address a moment later
+    opened.locator("#images .case:visible h3", has_text="scan005").wait_for()
 
 
 def test_images_are_stepped_through_by_buttons_and_arrow_keys(opened):
